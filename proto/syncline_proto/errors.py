@@ -1,0 +1,170 @@
+"""The tree of errors, and what each one is on the wire and to the shell.
+
+A verdict that a healthy system expects (stale, duplicate, anomalous) is a value, never an error.
+An error means that the caller cannot go on as it meant to; its message is one sentence that says
+what happened and, where somebody can act on it, what to do.
+
+    SynclineError              code               exit  retry
+    ├─ ConfigError             CONFIG               10  no     a setting or flag is wrong
+    │  ├─ PortInUse            PORT_IN_USE          11  no     another process listens there
+    │  └─ FileMissing          FILE_MISSING         12  no     a path that must exist does not
+    ├─ InvalidRequest          INVALID_REQUEST      14  no     the peer broke a rule
+    ├─ RunUnknown              RUN_UNKNOWN          15  no     no such run
+    ├─ RunConflict             RUN_CONFLICT         16  no     exists with other settings, or ended
+    ├─ ReplicaUnknown          REPLICA_UNKNOWN      17  no     no such replica
+    ├─ LayoutMismatch          LAYOUT_MISMATCH      18  no     another model than the run's
+    ├─ Forbidden               FORBIDDEN            19  no     the token does not allow this
+    ├─ LeaseLost               LEASE_LOST           20  no     ran out, or a later life holds it
+    ├─ RevisionGone            REVISION_GONE        21  no     older than the two kept revisions
+    ├─ EpochChanged            EPOCH_CHANGED        22  no     the run was restored
+    ├─ Unreachable             UNREACHABLE          30  yes    a service does not answer
+    ├─ Overloaded              OVERLOADED           31  yes    out of room for now
+    ├─ StoreError              STORE                40  no     the disk refused; we must stop
+    │  └─ StoreDamaged         STORE_DAMAGED        41  no     a stored file fails its checksum
+    ├─ TrainingDiverged        DIVERGED             50  no     the loss stays not finite
+    └─ ProcessFailed           PROCESS_FAILED       60  no     a process of ours ended badly
+
+Programs exit with 0 when done, 1 for a fault of our own, 2 for wrong usage, 130 after Ctrl+C.
+Numbers are never given twice. The worker adds DataError (DATA, 13) under ConfigError's range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+
+class SynclineError(Exception):
+    """Root of every error that Syncline raises on purpose."""
+
+    code: ClassVar[str] = "SYNCLINE"
+    exit_code: ClassVar[int] = 1
+    retry: ClassVar[bool] = False
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ConfigError(SynclineError):
+    """A setting, flag or environment variable is wrong."""
+
+    code, exit_code, http_status = "CONFIG", 10, 422
+
+
+class PortInUse(ConfigError):
+    """Another process listens on the port."""
+
+    code, exit_code = "PORT_IN_USE", 11
+
+
+class FileMissing(ConfigError):
+    """A path that must exist does not."""
+
+    code, exit_code, http_status = "FILE_MISSING", 12, 404
+
+
+class InvalidRequest(SynclineError):
+    """The peer broke a rule of the contract; nothing has changed."""
+
+    code, exit_code, http_status = "INVALID_REQUEST", 14, 422
+
+
+class RunUnknown(SynclineError):
+    """No run has this name."""
+
+    code, exit_code, http_status = "RUN_UNKNOWN", 15, 404
+
+
+class RunConflict(SynclineError):
+    """The run exists with other settings, or its state does not allow this."""
+
+    code, exit_code, http_status = "RUN_CONFLICT", 16, 409
+
+
+class ReplicaUnknown(SynclineError):
+    """The run has no such replica."""
+
+    code, exit_code, http_status = "REPLICA_UNKNOWN", 17, 404
+
+
+class LayoutMismatch(SynclineError):
+    """The replica's model is another than the run's; the message names the first difference."""
+
+    code, exit_code, http_status = "LAYOUT_MISMATCH", 18, 409
+
+
+class Forbidden(SynclineError):
+    """The token is missing or does not allow this."""
+
+    code, exit_code, http_status = "FORBIDDEN", 19, 403
+
+
+class LeaseLost(SynclineError):
+    """The lease ran out, or a later incarnation holds it."""
+
+    code, exit_code, http_status = "LEASE_LOST", 20, 409
+
+
+class RevisionGone(SynclineError):
+    """The revision is older than the ones kept; the message names the newest."""
+
+    code, exit_code, http_status = "REVISION_GONE", 21, 410
+
+
+class EpochChanged(SynclineError):
+    """The run was restored: revisions of the named epoch no longer exist."""
+
+    code, exit_code, http_status = "EPOCH_CHANGED", 22, 409
+
+
+class Unreachable(SynclineError):
+    """A service does not answer within its timeout."""
+
+    code, exit_code, retry, http_status = "UNREACHABLE", 30, True, 503
+
+
+class Overloaded(SynclineError):
+    """The service has no room for this now."""
+
+    code, exit_code, retry, http_status = "OVERLOADED", 31, True, 429
+
+
+class StoreError(SynclineError):
+    """The store could not be read or written; the service stops rather than guess."""
+
+    code, exit_code = "STORE", 40
+
+
+class StoreDamaged(StoreError):
+    """A stored file does not match its checksum; the message names it."""
+
+    code, exit_code = "STORE_DAMAGED", 41
+
+
+class TrainingDiverged(SynclineError):
+    """The loss is not finite, again and again."""
+
+    code, exit_code = "DIVERGED", 50
+
+
+class ProcessFailed(SynclineError):
+    """A process that we started ended badly; the message names it and its log."""
+
+    code, exit_code = "PROCESS_FAILED", 60
+
+
+def leaves(root: type[SynclineError] = SynclineError) -> Iterator[type[SynclineError]]:
+    """Yield ``root`` and every class below it, each once."""
+    yield root
+    for child in root.__subclasses__():
+        yield from leaves(child)
+
+
+def from_code(code: str, message: str) -> SynclineError:
+    """Return the error whose ``code`` this is; a plain SynclineError for one we do not know."""
+    for kind in leaves():
+        if kind.code == code:
+            return kind(message)
+    return SynclineError(f"{message} [{code}]")

@@ -1,0 +1,293 @@
+"""The control plane's REST bodies, shared by those who serve them and those who call.
+
+Requests refuse unknown keys; answers may grow, so readers ignore keys they do not know. Times
+are seconds since 1970 (UTC) as floats; durations are seconds.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from syncline_proto.settings import NAME_PATTERN, RunSettings
+
+
+class Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class RunState(StrEnum):
+    """The life of a run: running <-> paused, and from either to stopped or finished."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    """Ended by an operator."""
+    FINISHED = "finished"
+    """Its token budget is committed."""
+
+
+class ReplicaState(StrEnum):
+    ALIVE = "alive"
+    DRAINING = "draining"
+    LEFT = "left"
+    """Said goodbye."""
+    LOST = "lost"
+    """Its lease ran out."""
+    KICKED = "kicked"
+
+
+class RunCreate(Request):
+    """Create a run. Creating it again with equal settings answers with the run that is there."""
+
+    name: str = Field(pattern=NAME_PATTERN, examples=["my-run"])
+    settings: RunSettings = RunSettings()
+    job: dict[str, Any] = Field(default_factory=dict)
+    """What the trainer was asked to do (model, data, optimizer), for export and for people."""
+
+
+class RunView(Answer):
+    name: str
+    state: RunState
+    settings: RunSettings
+    settings_version: int
+    """Grows by one with each live change."""
+    job: dict[str, Any] = Field(default_factory=dict)
+    created_at: float
+    ended_at: float | None = None
+    replicas_alive: int = 0
+    replicas_taking_part: int = 0
+    revision: int = 0
+    """The smallest revision over the run's fragments."""
+    rounds: int = 0
+    """Rounds committed, over all fragments."""
+    exclusions: int = 0
+    """Pushes judged anomalous, over all fragments."""
+    committed_tokens: int = 0
+    loss: float | None = None
+    """Mean of the replicas' last training losses, nats per token."""
+
+
+class SettingsPatch(Request):
+    """A live change: a partial RunSettings with live keys only."""
+
+    settings: dict[str, Any] = Field(examples=[{"outer": {"lr": 0.5}}])
+
+
+class ReplicaRegister(Request):
+    """Ask for a lease. The same name again starts a new incarnation and fences the older one."""
+
+    replica: str = Field(pattern=NAME_PATTERN, examples=["replica-0"])
+    ranks: int = Field(default=1, ge=1, le=65536)
+    host: str = ""
+    pid: int = 0
+    fingerprint: str = ""
+
+
+class SyncEndpoint(Answer):
+    """One sync service; ``index`` of ``shards`` says which fragments it owns."""
+
+    name: str
+    address: str
+    index: int = 0
+    shards: int = 1
+    alive: bool = True
+
+
+class Registration(Answer):
+    replica: str
+    incarnation: int
+    ordinal: int
+    """Counts the run's replica names from 0 in the order they first came; kept over restarts."""
+    lease_s: float
+    heartbeat_s: float
+    run: RunView
+    sync_services: list[SyncEndpoint]
+
+
+class LossPoint(Answer):
+    """One point of a loss curve, in nats per token."""
+
+    kind: Literal["train", "held-out", "merged"] = "train"
+    tokens: int
+    """Run tokens: committed by everyone, plus the replica's own since."""
+    loss: float
+    inner_step: int = 0
+
+
+class Progress(Answer):
+    """What a replica says of itself with a heartbeat; everything is optional."""
+
+    phase: Literal["joining", "warm-up", "training", "waiting", "paused", "draining", "done"] = (
+        "joining"
+    )
+    inner_step: int = 0
+    tokens: int = 0
+    """Trained by this incarnation."""
+    committed_tokens: int = 0
+    revision: int = 0
+    loss: float | None = None
+    grad_norm: float | None = None
+    inner_lr: float | None = None
+    tokens_per_second: float | None = None
+    exposed_sync_s: float = 0.0
+    """Time that training has waited for synchronisation, since the start."""
+    wall_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Heartbeat(Request):
+    incarnation: int
+    progress: Progress = Progress()
+    points: list[LossPoint] = Field(default_factory=list[LossPoint], max_length=1000)
+
+
+class HeartbeatAnswer(Answer):
+    lease_s: float
+    run_state: RunState
+    drain: bool = False
+    """Finish the inner step, push what was done, leave."""
+    settings: RunSettings
+    settings_version: int
+    replicas_alive: int = 1
+
+
+class ReplicaView(Answer):
+    replica: str
+    incarnation: int
+    state: ReplicaState
+    taking_part: bool = False
+    """Its push was in the last committed round."""
+    ranks: int = 1
+    host: str = ""
+    pid: int = 0
+    joined_at: float = 0.0
+    lease_left_s: float = 0.0
+    progress: Progress = Progress()
+    weight: float | None = None
+    """Mean share over the fragments of its last round."""
+    z: float | None = None
+    """Largest z-score over the fragments of its last round."""
+    exclusions: int = 0
+
+
+class Member(Answer):
+    replica: str
+    incarnation: int
+    ranks: int = 1
+
+
+class RunMembership(Answer):
+    """What a sync service must know of a run."""
+
+    run: str
+    state: RunState
+    settings: RunSettings
+    settings_version: int
+    members: list[Member]
+
+
+class Membership(Answer):
+    """Every run that has not ended. ``version`` changes whenever anything below it does."""
+
+    version: int
+    runs: list[RunMembership]
+
+
+class SyncServiceHello(Request):
+    """A sync service announces itself, and says so again within every ``lease_s``."""
+
+    name: str = Field(pattern=NAME_PATTERN, examples=["sync-0"])
+    address: str = Field(examples=["127.0.0.1:50051"])
+    index: int = Field(default=0, ge=0)
+    shards: int = Field(default=1, ge=1)
+    instance: str
+
+
+class SyncServiceAnswer(Answer):
+    lease_s: float
+
+
+class ContributionView(Answer):
+    """What became of one replica's push in a round."""
+
+    replica: str
+    incarnation: int
+    verdict: Literal["accepted", "anomalous"]
+    weight: float
+    norm: float | None = None
+    """None if it was not finite."""
+    z: float | None = None
+    inner_steps: int = 0
+    tokens: int = 0
+    reason: str = ""
+
+
+class RoundReport(Answer):
+    """One committed round of one fragment."""
+
+    fragment: int
+    fragment_name: str
+    kind: Literal["pseudo-gradient", "gradient", "parameters"]
+    revision: int
+    gradient_step: int = 0
+    committed_at: float
+    seconds: float
+    """From the round's first push to its publication."""
+    committed_tokens: int = 0
+    closed_by: Literal["everyone", "deadline", "loss", "offer"] = "everyone"
+    effective_sample_size: float | None = None
+    merged_norm: float | None = None
+    clip_factor: float | None = None
+    contributions: list[ContributionView] = Field(default_factory=list[ContributionView])
+
+
+class EventIn(Request):
+    """Something worth a line in the run's log, in plain words."""
+
+    kind: str = Field(examples=["replica.joined"])
+    message: str
+    replica: str | None = None
+
+
+class Reports(Request):
+    """What a sync service tells of a run, in one batch."""
+
+    rounds: list[RoundReport] = Field(default_factory=list[RoundReport], max_length=10_000)
+    events: list[EventIn] = Field(default_factory=list[EventIn], max_length=10_000)
+
+
+class Event(Answer):
+    id: int
+    time: float
+    run: str | None
+    replica: str | None
+    kind: str
+    message: str
+
+
+class MetricSeries(Answer):
+    """One replica's loss curve of one kind, oldest first."""
+
+    replica: str
+    kind: str
+    tokens: list[int]
+    loss: list[float]
+    time: list[float]
+
+
+class Problem(Answer):
+    """RFC 9457 problem details; ``code`` is ours (docs/protocol.md lists them)."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str

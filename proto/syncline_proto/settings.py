@@ -1,0 +1,188 @@
+"""The settings of a run: what its replicas and its sync services must agree on.
+
+They belong to the run: the control plane keeps them, replicas and sync services adopt them. A
+strategy is a preset of the one pipeline; whatever is set beside it wins over the preset.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+CodecName = Literal["fp32", "bf16"]
+Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper"]
+
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
+"""Names of runs and replicas: lower case, safe in a path, a URL and a Kubernetes object."""
+
+
+def valid_name(name: str) -> bool:
+    """Whether this may be the name of a run or replica."""
+    return re.fullmatch(NAME_PATTERN, name) is not None
+
+
+class Section(BaseModel):
+    """A group of settings; an unknown key is an error, and a value never changes in place."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class OuterSettings(Section):
+    """The outer optimizer: SGD with Nesterov momentum in PyTorch's form (DiLoCo, 2311.08105)."""
+
+    lr: float = Field(default=0.7, ge=0, le=10)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    clip: float | None = Field(default=10.0, gt=0)
+    """Upper bound of the merged pseudo-gradient's norm, per fragment (EDiT's phi); None: none."""
+
+
+class PenaltySettings(Section):
+    """EDiT's pseudo-gradient penalty (2412.07210): who counts, and for how much."""
+
+    enabled: bool = True
+    ema: float = Field(default=0.02, gt=0, le=1)
+    """alpha: the weight of a new norm in the running mean and variance."""
+    z_max: float = Field(default=3.0, gt=0)
+    """delta: a z-score above it is an anomaly, if the norm is also over ``ratio_min`` means."""
+    ratio_min: float = Field(default=2.0, ge=1)
+    """r: 1 is the paper's rule."""
+    ratio_max: float = Field(default=10.0, gt=1)
+    """R: a norm over this many pooled means is an anomaly whatever its z."""
+    norm_max: float | None = Field(default=None, gt=0)
+    """G_max: a norm over it is an anomaly from the first round on."""
+    detector_rounds: int = Field(default=10, ge=1)
+    """Accepted pushes of a replica before its z-score counts."""
+    temperature: float | None = Field(default=None, gt=0)
+    """T of exp(-G/T); None means ``kappa`` times the mean norm, 1 is the paper's."""
+    kappa: float = Field(default=0.5, gt=0)
+    step_power: float = Field(default=0.0, ge=0, le=2)
+    """rho: weights also grow with (inner steps / sync_every) ** rho."""
+
+
+class CodecSettings(Section):
+    """How numbers travel: pseudo-gradients up, parameters down."""
+
+    up: CodecName = "bf16"
+    down: CodecName = "bf16"
+
+
+class TimeoutSettings(Section):
+    """One profile, from which every other time follows (all in seconds)."""
+
+    profile: Literal["lan", "wan"] = "lan"
+    lease: float | None = Field(default=None, ge=0.5, le=3600)
+    round_deadline: float | None = Field(default=None, ge=1, le=86400)
+
+    @property
+    def lease_s(self) -> float:
+        """A replica is lost this long after its last heartbeat."""
+        return self.lease or {"lan": 10.0, "wan": 60.0}[self.profile]
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Three heartbeats may be lost before the lease is."""
+        return self.lease_s / 4
+
+    @property
+    def round_deadline_s(self) -> float:
+        """A round with the minimum closes this long after its first push."""
+        return self.round_deadline or {"lan": 120.0, "wan": 900.0}[self.profile]
+
+    @property
+    def connect_s(self) -> float:
+        """One attempt to connect."""
+        return {"lan": 5.0, "wan": 20.0}[self.profile]
+
+    @property
+    def call_s(self) -> float:
+        """One push, pull or REST call without progress; long waits are asked for again."""
+        return {"lan": 30.0, "wan": 120.0}[self.profile]
+
+    @property
+    def give_up_s(self) -> float:
+        """A replica whose sync service stays away this long ends with an error."""
+        return {"lan": 300.0, "wan": 3600.0}[self.profile]
+
+    @model_validator(mode="after")
+    def _lease_before_deadline(self) -> Self:
+        if self.lease_s >= self.round_deadline_s:
+            raise ValueError(
+                f"timeouts: the lease ({self.lease_s} s) must be shorter than the round deadline "
+                f"({self.round_deadline_s} s), or a lost replica would hold up a round."
+            )
+        return self
+
+
+class RunSettings(Section):
+    """Everything a run's replicas and services must agree on."""
+
+    strategy: Strategy = "edit"
+    sync_every: int = Field(default=64, ge=1, le=1_000_000)
+    """Inner steps between two rounds of the same fragment (H)."""
+    warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
+    """Inner steps of the synchronous phase before the first local one."""
+    min_replicas: int = Field(default=1, ge=1, le=10_000)
+    """No round closes with fewer pushes."""
+    expected_replicas: int | None = Field(default=None, ge=1, le=10_000)
+    """How many replicas share the token budget; None: min_replicas."""
+    token_budget: int | None = Field(default=None, ge=1)
+    """The run ends at the round in which this many tokens are committed."""
+    outer: OuterSettings = OuterSettings()
+    penalty: PenaltySettings = PenaltySettings()
+    codec: CodecSettings = CodecSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas that schedules count with."""
+        return self.expected_replicas or self.min_replicas
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        given = cast(dict[str, Any], data)
+        return _under(PRESETS.get(given.get("strategy", "edit"), {}), given)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "local-sgd": {
+        "outer": {"lr": 1.0, "momentum": 0.0, "clip": None},
+        "penalty": {"enabled": False},
+    },
+    "diloco": {"outer": {"clip": None}, "penalty": {"enabled": False}},
+    "edit": {},
+    "edit-paper": {
+        "outer": {"lr": 0.8, "momentum": 0.85},
+        "penalty": {"temperature": 1.0, "ratio_min": 1.0},
+    },
+}
+
+LIVE: frozenset[str] = frozenset({"sync_every", "outer", "penalty", "codec"})
+"""What may change while the run goes on, from the next round."""
+
+
+def _under(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Merge two nested dictionaries; ``over`` wins."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, BaseModel):
+            merged[key] = value
+        elif isinstance(below, dict) and isinstance(value, dict):
+            merged[key] = _under(cast(dict[str, Any], below), cast(dict[str, Any], value))
+        else:
+            merged[key] = value
+    return merged
+
+
+def changed(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
+    """Return the settings with ``patch`` (nested, partial) applied.
+
+    Raises:
+        pydantic.ValidationError: the patch makes them invalid.
+    """
+    return RunSettings.model_validate(_under(settings.model_dump(), patch))

@@ -1,0 +1,61 @@
+"""Errors <-> gRPC statuses: the one table, used by both ends.
+
+The status is for machines that know gRPC, the trailer ``syncline-code`` for ours, the status
+message for people.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from syncline_proto import errors
+
+CODE_TRAILER = "syncline-code"
+NEWEST_TRAILER = "syncline-newest-revision"
+
+STATUS: dict[type[errors.SynclineError], grpc.StatusCode] = {
+    errors.SynclineError: grpc.StatusCode.INTERNAL,
+    errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.PortInUse: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.FileMissing: grpc.StatusCode.NOT_FOUND,
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.RunUnknown: grpc.StatusCode.NOT_FOUND,
+    errors.RunConflict: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ReplicaUnknown: grpc.StatusCode.NOT_FOUND,
+    errors.LayoutMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
+    errors.LeaseLost: grpc.StatusCode.PERMISSION_DENIED,
+    errors.RevisionGone: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.EpochChanged: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Unreachable: grpc.StatusCode.UNAVAILABLE,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.StoreError: grpc.StatusCode.INTERNAL,
+    errors.StoreDamaged: grpc.StatusCode.DATA_LOSS,
+    errors.TrainingDiverged: grpc.StatusCode.ABORTED,
+    errors.ProcessFailed: grpc.StatusCode.ABORTED,
+}
+
+
+def status_of(error: errors.SynclineError) -> grpc.StatusCode:
+    """Return the status of the error's class, or of the nearest class above it in the table."""
+    for kind in type(error).__mro__:
+        if kind in STATUS:
+            return STATUS[kind]
+    return grpc.StatusCode.INTERNAL
+
+
+def from_rpc_error(error: grpc.RpcError, what: str) -> errors.SynclineError:
+    """Turn a failed call back into our error.
+
+    Args:
+        error: what grpc raised; it is a ``grpc.Call`` as well.
+        what: the peer and the act in words, for the message of an unreachable service.
+    """
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
+    details = error.details() or ""
+    for key, value in error.trailing_metadata() or ():
+        if key == CODE_TRAILER and isinstance(value, str):
+            return errors.from_code(value, details)
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return errors.Unreachable(f"{what} does not answer ({details or error.code().name}).")
+    return errors.SynclineError(f"{what} failed: {error.code().name} {details}")

@@ -1,0 +1,152 @@
+"""The sync service's line to the control plane: ask for memberships, report rounds and events.
+
+With the control plane away nothing stops: the last membership stays in force (it is kept on disk,
+so over a restart too), and reports wait in a bounded queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import structlog
+from pydantic import ValidationError
+
+from syncline_proto.errors import ConfigError
+from syncline_proto.rest import EventIn, Membership, Reports, RoundReport, SyncServiceHello
+from syncline_sync.store import replace_file
+
+log = structlog.get_logger()
+
+POLL_S = 20.0
+HELLO_S = 5.0
+FLUSH_S = 0.2
+RETRY_S = (0.2, 5.0)
+"""First and longest pause between attempts; doubled in between, with jitter."""
+
+QUEUE_MAX = 20_000
+BATCH_MAX = 500
+
+
+class ReportQueue:
+    """What waits for the control plane; past the bound the oldest is dropped."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[str, RoundReport | EventIn]] = deque(maxlen=QUEUE_MAX)
+        self._filled = asyncio.Event()
+
+    def put(self, run: str, what: RoundReport | EventIn) -> None:
+        self._items.append((run, what))
+        self._filled.set()
+
+    async def batch(self) -> tuple[str, list[RoundReport | EventIn]]:
+        """Wait for something, then for its companions; take the oldest of one run."""
+        if not self._items:
+            self._filled.clear()
+            await self._filled.wait()
+            await asyncio.sleep(FLUSH_S)
+        run = self._items[0][0]
+        batch: list[RoundReport | EventIn] = []
+        while self._items and self._items[0][0] == run and len(batch) < BATCH_MAX:
+            batch.append(self._items.popleft()[1])
+        return run, batch
+
+
+class ControlLink:
+    """Keeps this service and the control plane in touch."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        hello: SyncServiceHello,
+        adopt: Callable[[Membership], None],
+        reports: ReportQueue,
+        snapshot: Path,
+    ) -> None:
+        self._client, self._hello, self._adopt = client, hello, adopt
+        self._reports, self._snapshot = reports, snapshot
+        self._away = False
+
+    def adopt_snapshot(self) -> None:
+        """Go on with the last known membership, until the control plane answers."""
+        if self._snapshot.exists():
+            try:
+                self._adopt(Membership.model_validate_json(self._snapshot.read_bytes()))
+            except ValidationError as error:
+                raise ConfigError(
+                    f"{self._snapshot} is not a membership of this version; remove it."
+                ) from error
+
+    async def run(self) -> None:
+        """Hello, membership and reports, each in a loop of its own, until cancelled."""
+        await asyncio.gather(self._say_hello(), self._follow(), self._send_reports())
+
+    async def _say_hello(self) -> None:
+        path = f"/v1/sync-services/{self._hello.name}"
+        while True:
+            await self._try("PUT", path, self._hello.model_dump_json())
+            await asyncio.sleep(HELLO_S)
+
+    async def _follow(self) -> None:
+        version = -1
+        while True:
+            answer = await self._try(
+                "GET", f"/v1/membership?after={version}&wait_s={POLL_S:g}", timeout_s=POLL_S + 10.0
+            )
+            membership = Membership.model_validate_json(answer)
+            if membership.version != version:
+                version = membership.version
+                self._adopt(membership)
+                replace_file(self._snapshot, answer)
+
+    async def _send_reports(self) -> None:
+        while True:
+            run, batch = await self._reports.batch()
+            await self._send(run, batch)
+
+    async def _send(self, run: str, batch: list[RoundReport | EventIn]) -> None:
+        reports = Reports(
+            rounds=[what for what in batch if isinstance(what, RoundReport)],
+            events=[what for what in batch if isinstance(what, EventIn)],
+        )
+        await self._try("POST", f"/v1/runs/{run}/reports", reports.model_dump_json())
+
+    async def _try(
+        self, method: str, path: str, body: str | None = None, timeout_s: float = 10.0
+    ) -> bytes:
+        """Call until it answers; an answer that refuses is logged and taken as one."""
+        pause_s = RETRY_S[0]
+        while True:
+            try:
+                answer = await self._client.request(
+                    method,
+                    path,
+                    content=body,
+                    headers={"content-type": "application/json"},
+                    timeout=timeout_s,
+                )
+                if answer.is_success:
+                    self._back()
+                    return answer.content
+                if answer.status_code < 500 and method != "GET":
+                    log.warning("control plane refused", path=path, answer=answer.text[:300])
+                    return answer.content
+                self._gone(f"{answer.status_code} {answer.text[:200]}")
+            except httpx.TransportError as error:
+                self._gone(str(error) or type(error).__name__)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2.0 * pause_s, RETRY_S[1])
+
+    def _gone(self, why: str) -> None:
+        if not self._away:
+            self._away = True
+            log.warning("control plane away; going on with the last membership", why=why)
+
+    def _back(self) -> None:
+        if self._away:
+            self._away = False
+            log.info("control plane back")

@@ -1,0 +1,1 @@
+"""What the sync service decides. Pure: no clock, thread, socket or file; time comes in."""

@@ -1,0 +1,176 @@
+"""Who is an anomaly: norms of one fragment's pushes against those of earlier rounds.
+
+Pure. Statistics are values; a round's pushes are judged with the statistics it opened with and
+enter them together at its close, in the order of replica ids, so the order of arrival never
+matters. Only accepted norms are fed: an outlier cannot teach the detector to let it pass.
+
+Source: EDiT (arXiv 2412.07210), anomaly elimination. Differs from it: bias-corrected averages, a
+floor under the deviation, a ratio beside the z-score, and rules against locking a replica out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from syncline_proto.settings import PenaltySettings
+
+POOLED_PUSHES_MIN = 3
+"""Accepted pushes before ``ratio_max`` counts."""
+
+EXCLUSIONS_MAX = 3
+"""Finite exclusions in a row after which a replica's statistics start anew."""
+
+BAD_ROUNDS_MAX = 2
+"""Rounds in a row with most pushes finite and excluded, after which the fragment's start anew."""
+
+DEVIATION_FLOOR = 0.05
+"""Smallest deviation, in means: replicas that agree to a hair must not exclude each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ema:
+    """Bias-corrected exponential averages of a number and of its square (float64)."""
+
+    count: int = 0
+    first: float = 0.0
+    second: float = 0.0
+    bias: float = 1.0
+    """(1 - alpha) ** count."""
+
+    def fed(self, x: float, alpha: float) -> Ema:
+        return Ema(
+            self.count + 1,
+            self.first + alpha * (x - self.first),
+            self.second + alpha * (x * x - self.second),
+            self.bias * (1.0 - alpha),
+        )
+
+    @property
+    def mean(self) -> float:
+        return self.first / (1.0 - self.bias) if self.count else 0.0
+
+    @property
+    def deviation(self) -> float:
+        if not self.count:
+            return 0.0
+        return math.sqrt(max(self.second / (1.0 - self.bias) - self.mean**2, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaNorms:
+    """One replica's own statistics; ``excluded`` are its last finite norms, if all were bad."""
+
+    ema: Ema = Ema()
+    rounds: int = 0
+    """Accepted pushes; a joiner starts with the fragment's rounds."""
+    excluded: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Everything that one fragment remembers of norms."""
+
+    pooled: Ema = Ema()
+    """Of x = G / sqrt(inner steps), over all accepted pushes."""
+    norms: Ema = Ema()
+    """Of G itself: the scale of the weights' temperature."""
+    rounds: int = 0
+    """Closed rounds in which a push was accepted."""
+    bad_rounds: int = 0
+    replicas: Mapping[str, ReplicaNorms] = field(default_factory=dict[str, ReplicaNorms])
+
+    def of(self, replica: str) -> ReplicaNorms:
+        """The replica's statistics, or for one without any the pooled ones."""
+        return self.replicas.get(replica) or ReplicaNorms(self.pooled, self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the detector says of one push, and why in one sentence (empty if it is good)."""
+
+    bad: bool
+    z: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One judged push of the round that closes."""
+
+    replica: str
+    norm: float
+    inner_steps: int
+    bad: bool
+
+
+def scaled(norm: float, inner_steps: int) -> float:
+    """x = G / sqrt(n): what the detector compares, whatever the number of inner steps."""
+    return norm / math.sqrt(inner_steps)
+
+
+def inspect(
+    statistics: Statistics, rules: PenaltySettings, replica: str, norm: float, inner_steps: int
+) -> Finding:
+    """Judge a whole push of norm G with the statistics of earlier rounds.
+
+    A push that is not finite is bad whatever the settings: 0 * inf must never reach an accumulator.
+    """
+    if not math.isfinite(norm):
+        return Finding(True, math.nan, "its values are not finite")
+    own = statistics.of(replica)
+    x, mean = scaled(norm, inner_steps), own.ema.mean
+    floor = max(own.ema.deviation, DEVIATION_FLOOR * mean)
+    z = (x - mean) / floor if floor > 0.0 else 0.0
+    if not rules.enabled:
+        return Finding(False, z)
+    if rules.norm_max is not None and norm > rules.norm_max:
+        return Finding(True, z, f"its norm {norm:.4g} is over norm_max {rules.norm_max:.4g}")
+    pooled = statistics.pooled
+    if pooled.count >= POOLED_PUSHES_MIN and 0.0 < rules.ratio_max * pooled.mean < x:
+        return Finding(
+            True, z, f"its norm is {x / pooled.mean:.1f} times the mean of all (over ratio_max)"
+        )
+    if own.rounds >= rules.detector_rounds and z > rules.z_max and x > rules.ratio_min * mean:
+        return Finding(True, z, f"its norm is {x / mean:.1f} times its own mean (z {z:.1f})")
+    return Finding(False, z)
+
+
+def closed(
+    statistics: Statistics, rules: PenaltySettings, seen: Sequence[Seen]
+) -> tuple[Statistics, tuple[str, ...]]:
+    """Return the statistics after a round, and what is worth telling of it (sentences)."""
+    seen = sorted(seen, key=lambda push: push.replica)
+    good = [push for push in seen if not push.bad]
+    finite_bad = [push for push in seen if push.bad and math.isfinite(push.norm)]
+    bad_rounds = statistics.bad_rounds + 1 if 2 * len(finite_bad) > len(seen) else 0
+    if bad_rounds >= BAD_ROUNDS_MAX:
+        return Statistics(), ("most pushes were excluded twice in a row: norms are learnt anew",)
+    replicas = dict(statistics.replicas)
+    pooled, norms = statistics.pooled, statistics.norms
+    for push in good:
+        x = scaled(push.norm, push.inner_steps)
+        own = statistics.of(push.replica)
+        replicas[push.replica] = ReplicaNorms(own.ema.fed(x, rules.ema), own.rounds + 1)
+        pooled, norms = pooled.fed(x, rules.ema), norms.fed(push.norm, rules.ema)
+    told: list[str] = []
+    for push in finite_bad:
+        own = statistics.of(push.replica)
+        last = (*own.excluded, scaled(push.norm, push.inner_steps))[-EXCLUSIONS_MAX:]
+        replicas[push.replica] = replace(own, excluded=last)
+        near = all(x <= rules.ratio_max * pooled.mean for x in last)
+        if len(last) == EXCLUSIONS_MAX and near:
+            replicas[push.replica] = _restarted(last, rules)
+            told.append(
+                f"{push.replica} was excluded {EXCLUSIONS_MAX} times: its norm is learnt anew"
+            )
+    rounds = statistics.rounds + bool(good)
+    return Statistics(pooled, norms, rounds, bad_rounds, replicas), tuple(told)
+
+
+def _restarted(last: Sequence[float], rules: PenaltySettings) -> ReplicaNorms:
+    ema = Ema()
+    for x in last:
+        ema = ema.fed(x, rules.ema)
+    return ReplicaNorms(ema, len(last))

@@ -1,0 +1,388 @@
+"""One fragment's rounds: which push is taken, who is waited for, when a round closes.
+
+Pure: callers hand in ``now_s``, seconds on a clock that never runs backward. The caller keeps
+the order judge -> fold -> (due -> close -> outer step -> store -> publish), one at a time.
+
+Invariants:
+    - revision and gradient_step only grow (but for a synchronous phase that starts anew);
+    - a push is folded at most once, and only by the member that holds the incarnation;
+    - who is expected is fixed when a round opens; losses only shrink it, joins never grow it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from syncline_proto.errors import InvalidRequest
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import detector, weights
+from syncline_sync.core.record import (
+    ClosedBy,
+    Closing,
+    Contribution,
+    Judgement,
+    Kind,
+    LastPush,
+    Saved,
+    WholePush,
+)
+
+ACCEPTED = pb.VERDICT_ACCEPTED
+DUPLICATE = pb.VERDICT_DUPLICATE
+STALE = pb.VERDICT_STALE
+ANOMALOUS = pb.VERDICT_ANOMALOUS
+FENCED = pb.VERDICT_FENCED
+
+
+@dataclass(slots=True)
+class _Round:
+    """The open round; ``result`` is the revision (or gradient step) that it will publish."""
+
+    kind: Kind
+    result: int
+    opened_s: float
+    expected: frozenset[str]
+    scale: weights.Scale
+    lost: bool = False
+    total: float = 0.0
+    arrived: dict[str, Contribution] = field(default_factory=dict[str, Contribution])
+    """By replica, in the order of folding."""
+
+
+class Fragment:
+    """The decisions of one fragment of one run."""
+
+    def __init__(self, settings: RunSettings, saved: Saved | None = None) -> None:
+        self.settings = settings
+        self.saved = saved or Saved()
+        self.initialised = saved is not None
+        self.members: Mapping[str, int] = {}
+        self.running = True
+        self._next_settings = settings
+        self._round: _Round | None = None
+        self._taking_part: dict[str, int] = dict(self.saved.taking_part)
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the run is in its synchronous phase: gradients are averaged at every step."""
+        return self.settings.warmup_steps > 0 and self.saved.revision == 0
+
+    @property
+    def arrived(self) -> tuple[str, ...]:
+        return tuple(self._round.arrived) if self._round else ()
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        return tuple(sorted(self._round.expected)) if self._round else ()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the open round should be looked at again; None while nothing is pending."""
+        if self._round is None or not self.running:
+            return None
+        return self._round.opened_s + self.settings.timeouts.round_deadline_s
+
+    def adopt(
+        self, members: Mapping[str, int], settings: RunSettings, running: bool
+    ) -> tuple[str, ...]:
+        """Take over the run's members (replica -> incarnation), settings and state.
+
+        Returns what is worth telling. Settings count from the next round on.
+        """
+        self._next_settings, self.members, self.running = settings, dict(members), running
+        told = list(self._take_settings()) if self._round is None else []
+        self._taking_part = {
+            replica: incarnation
+            for replica, incarnation in self._taking_part.items()
+            if members.get(replica) == incarnation
+        }
+        if self._round is not None:
+            left = self._round.expected & self._taking_part.keys()
+            self._round.lost = self._round.lost or left != self._round.expected
+            self._round.expected = left
+        if self.synchronous and self.saved.gradient_step and not self._taking_part:
+            self.saved = replace(self.saved, gradient_step=0, contributions=())
+            self._round = None
+            told.append("everyone in the synchronous phase is gone: it starts again")
+        return tuple(told)
+
+    def fenced(self, replica: str, incarnation: int) -> Judgement | None:
+        """The answer to a replica that does not hold its lease (any more); None if it does."""
+        holder = self.members.get(replica)
+        if holder == incarnation:
+            return None
+        why = "holds no lease" if holder is None else f"lives on as incarnation {holder}"
+        return Judgement(
+            verdict=FENCED,
+            result=self.saved.revision,
+            reason=f"{replica} {why}; incarnation {incarnation} must stop or register anew.",
+        )
+
+    def known(self, replica: str, incarnation: int, seq: int) -> Judgement | None:
+        """DUPLICATE for a push that the open round or a committed one contains; else None."""
+        inside = self._round.arrived.get(replica) if self._round else None
+        if inside and (inside.incarnation, inside.seq) == (incarnation, seq):
+            assert self._round is not None
+            return _duplicate(inside.verdict, self._round.result)
+        last = self.saved.last.get(replica)
+        if last and last.incarnation == incarnation and seq <= last.seq:
+            newest = last.result if seq == last.seq else self.saved.revision
+            return _duplicate(last.verdict if seq == last.seq else ACCEPTED, newest)
+        return None
+
+    def judge(self, now_s: float, push: WholePush) -> Judgement:
+        """Give a whole push its verdict; an accepted one enters the open round.
+
+        Raises:
+            InvalidRequest: the push contradicts where the run stands; nothing has changed.
+        """
+        refused = self.fenced(push.replica, push.incarnation) or self.known(
+            push.replica, push.incarnation, push.seq
+        )
+        if refused is not None:
+            return refused
+        if push.kind is Kind.PARAMETERS:
+            return self._judge_offer(now_s, push)
+        if not self.initialised:
+            raise InvalidRequest(
+                "push: the fragment has no revision 0 yet; offer PARAMETERS first."
+            )
+        if push.epoch != self.saved.epoch:
+            return self._stale(f"epoch {push.epoch} has ended, this is {self.saved.epoch}")
+        late = self._late(push)
+        if late is not None:
+            return late
+        return self._enter(now_s, push)
+
+    def due(self, now_s: float) -> ClosedBy | None:
+        """Whether the open round may close now, and why."""
+        r = self._round
+        if r is None:
+            return None
+        if r.kind is Kind.PARAMETERS:
+            return ClosedBy.OFFER
+        if len(r.arrived) < self.settings.min_replicas:
+            return None
+        if r.expected <= r.arrived.keys():
+            return ClosedBy.LOSS if r.lost else ClosedBy.EVERYONE
+        deadline = self.deadline_s
+        return ClosedBy.DEADLINE if deadline is not None and now_s >= deadline else None
+
+    def close(self, closed_by: ClosedBy) -> Closing:
+        """End the open round; the fragment now stands at its result, which is yet to be stored."""
+        r = self._round
+        assert r is not None, "no round is open"
+        shares = [c.share for c in r.arrived.values()]
+        contributions = tuple(
+            replace(c, share=c.share / r.total if r.total else 0.0) for c in r.arrived.values()
+        )
+        squares = sum((s / r.total) ** 2 for s in shares) if r.total else 0.0
+        statistics, told = self.saved.statistics, ()
+        if r.kind is Kind.PSEUDO_GRADIENT:
+            seen = [
+                detector.Seen(c.replica, c.norm, c.inner_steps, c.verdict == ANOMALOUS)
+                for c in contributions
+            ]
+            statistics, told = detector.closed(statistics, self.settings.penalty, seen)
+        accepted = [c for c in contributions if c.verdict == ACCEPTED]
+        gradient = r.kind is Kind.GRADIENT
+        if r.kind is not Kind.PARAMETERS:
+            self._taking_part.update({c.replica: c.incarnation for c in accepted})
+        self.saved = Saved(
+            epoch=self.saved.epoch,
+            revision=self.saved.revision if gradient else r.result,
+            gradient_step=r.result if gradient else self.saved.gradient_step,
+            committed_tokens=self.saved.committed_tokens + sum(c.tokens for c in accepted),
+            statistics=statistics,
+            last={
+                **self.saved.last,
+                **{
+                    c.replica: LastPush(
+                        incarnation=c.incarnation, seq=c.seq, verdict=c.verdict, result=r.result
+                    )
+                    for c in contributions
+                },
+            },
+            contributions=contributions,
+            down=self.settings.codec.down,
+            taking_part=dict(self._taking_part),
+        )
+        self.initialised = True
+        self._round = None
+        outer = self.settings.outer
+        told += self._take_settings()
+        return Closing(
+            kind=r.kind,
+            closed_by=closed_by,
+            total_weight=r.total,
+            outer=outer,
+            saved=self.saved,
+            opened_s=r.opened_s,
+            effective_sample_size=1.0 / squares if squares else None,
+            told=told,
+        )
+
+    def _take_settings(self) -> tuple[str, ...]:
+        """Let new settings count, between two rounds; statistics that they spoil start anew."""
+        old, self.settings = self.settings, self._next_settings
+        if not _other_norms(old, self.settings):
+            return ()
+        self.saved = replace(self.saved, statistics=detector.Statistics())
+        return ("codec, sync_every or strategy changed: norms are learnt anew",)
+
+    def _late(self, push: WholePush) -> Judgement | None:
+        """STALE for a push whose round has closed, or that already has a push in the open one."""
+        current = self.saved
+        if push.kind is Kind.GRADIENT:
+            if not self.synchronous:
+                return self._stale("the synchronous phase is over")
+            if push.gradient_step <= current.gradient_step:
+                return Judgement(
+                    verdict=STALE,
+                    result=push.gradient_step,
+                    reason=f"gradient step {push.gradient_step} has closed.",
+                )
+            if push.gradient_step != current.gradient_step + 1:
+                raise InvalidRequest(
+                    f"gradient_step: {push.gradient_step} where "
+                    f"{current.gradient_step + 1} is next."
+                )
+        elif self.synchronous:
+            return Judgement(
+                verdict=STALE,
+                result=1,
+                reason="the synchronous phase goes on; wait for revision 1.",
+            )
+        elif push.base != current.revision:
+            return self._stale(
+                f"its base is revision {push.base}, the round starts from {current.revision}"
+            )
+        if self._round and push.replica in self._round.arrived:
+            return Judgement(
+                verdict=STALE,
+                result=self._round.result,
+                reason=f"round {self._round.result} has a push of {push.replica} already.",
+            )
+        return None
+
+    def _enter(self, now_s: float, push: WholePush) -> Judgement:
+        """Judge a timely push by its norm, weigh it, and put it into the round."""
+        r = self._opened(now_s, push.kind)
+        statistics, rules = self.saved.statistics, self.settings.penalty
+        if push.kind is Kind.GRADIENT:
+            bad = not math.isfinite(push.norm)
+            finding = detector.Finding(bad, 0.0, "its values are not finite" if bad else "")
+        else:
+            finding = detector.inspect(statistics, rules, push.replica, push.norm, push.inner_steps)
+        weight, rescale = 0.0, 1.0
+        if not finding.bad:
+            weight, rescale = self._weight(r, push)
+            r.arrived = {k: replace(c, share=c.share * rescale) for k, c in r.arrived.items()}
+            r.total = r.total * rescale + weight
+        verdict = ANOMALOUS if finding.bad else ACCEPTED
+        r.arrived[push.replica] = Contribution(
+            replica=push.replica,
+            incarnation=push.incarnation,
+            seq=push.seq,
+            verdict=verdict,
+            folded=weight,
+            rescale=rescale,
+            share=weight,
+            norm=push.norm,
+            z=finding.z,
+            inner_steps=push.inner_steps,
+            tokens=push.tokens,
+            first_step=push.first_step,
+            last_step=push.last_step,
+            reason=finding.reason,
+        )
+        return Judgement(
+            verdict=verdict,
+            judged=verdict,
+            result=r.result,
+            reason=f"{push.replica} does not count: {finding.reason}." if finding.bad else "",
+            weight=weight,
+            rescale=rescale,
+            non_finite=not math.isfinite(push.norm),
+        )
+
+    def _weight(self, r: _Round, push: WholePush) -> tuple[float, float]:
+        """(weight, rescale) of an accepted push; gradients are weighted by their tokens."""
+        if push.kind is Kind.GRADIENT:
+            return float(max(push.tokens, 1)), 1.0
+        weight = weights.weigh(
+            r.scale,
+            push.norm,
+            push.inner_steps / self.settings.sync_every,
+            self.settings.penalty.step_power,
+        )
+        r.scale = weight.scale
+        return weight.value, weight.rescale
+
+    def _judge_offer(self, now_s: float, push: WholePush) -> Judgement:
+        """PARAMETERS: revision 0 from nothing, or revision 1 when the synchronous phase ends."""
+        first = push.base is None and not self.initialised
+        last = push.base == 0 and self.synchronous and self.initialised
+        if last and self.saved.gradient_step < self.settings.warmup_steps:
+            raise InvalidRequest(
+                f"push: the synchronous phase is at step {self.saved.gradient_step} of "
+                f"{self.settings.warmup_steps}; parameters cannot be offered yet."
+            )
+        if not (first or last) or self._round is not None:
+            return self._stale("another replica has offered these parameters, or the run has them")
+        if not math.isfinite(push.norm):
+            raise InvalidRequest("push: the offered parameters are not finite.")
+        self._round = _Round(
+            Kind.PARAMETERS, 0 if first else 1, now_s, frozenset(), weights.Scale(None)
+        )
+        self._round.arrived[push.replica] = Contribution(
+            replica=push.replica,
+            incarnation=push.incarnation,
+            seq=push.seq,
+            verdict=ACCEPTED,
+            folded=1.0,
+            rescale=1.0,
+            share=1.0,
+            norm=push.norm,
+            z=0.0,
+            inner_steps=push.inner_steps,
+            tokens=0,
+            first_step=push.first_step,
+            last_step=push.last_step,
+        )
+        self._round.total = 1.0
+        return Judgement(verdict=ACCEPTED, judged=ACCEPTED, result=self._round.result, sets=True)
+
+    def _opened(self, now_s: float, kind: Kind) -> _Round:
+        """The open round, opened now if there is none."""
+        if self._round is None:
+            gradient = kind is Kind.GRADIENT
+            self._round = _Round(
+                kind,
+                (self.saved.gradient_step if gradient else self.saved.revision) + 1,
+                now_s,
+                frozenset(self._taking_part),
+                weights.scale_of(self.saved.statistics, self.settings.penalty),
+            )
+        return self._round
+
+    def _stale(self, why: str) -> Judgement:
+        return Judgement(verdict=STALE, judged=STALE, result=self.saved.revision, reason=f"{why}.")
+
+
+def _duplicate(verdict: pb.Verdict.ValueType, result: int) -> Judgement:
+    return Judgement(
+        verdict=DUPLICATE, judged=verdict, result=result, reason="this push was judged before."
+    )
+
+
+def _other_norms(old: RunSettings, new: RunSettings) -> bool:
+    """Whether norms before and after the change cannot be compared."""
+    return (old.codec.up, old.sync_every, old.strategy) != (
+        new.codec.up,
+        new.sync_every,
+        new.strategy,
+    )

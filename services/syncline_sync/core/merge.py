@@ -1,0 +1,123 @@
+"""The arithmetic of a round: fold pushes into one accumulator, then one outer step.
+
+Pure numpy on flat fp32 vectors of one fragment. The accumulator is the only memory a round needs,
+whatever the number of replicas; everything works in cache-sized pieces and in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from syncline_proto.codec import Float32, decode_into, width
+from syncline_proto.settings import OuterSettings
+from syncline_proto.v1 import sync_pb2 as pb
+
+PIECE = 1 << 16
+"""Elements worked on at a time: 256 KiB stay in the second-level cache."""
+
+CLIP_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """One rank's shard as it came: encoded chunks, and where they lie in the flat vector."""
+
+    codec: pb.Codec.ValueType
+    chunks: tuple[bytes, ...]
+    runs: npt.NDArray[np.int64]
+    """[k, 2]: start and length, in payload order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an outer step did; ``clip`` is the factor that the norm was multiplied by."""
+
+    merged_norm: float
+    clip: float
+
+
+def square_sum(values: Float32) -> float:
+    """Sum of squares in float64 (fp32 would overflow from 1e19 on); NaN and inf pass through."""
+    total = 0.0
+    for start in range(0, values.size, PIECE):
+        piece = values[start : start + PIECE].astype(np.float64)
+        total += float(np.dot(piece, piece))
+    return total
+
+
+def fold(accumulator: Float32, payloads: Iterable[Payload], weight: float) -> None:
+    """accumulator += weight * D, for the shards of one whole, finite push."""
+    scratch = np.empty(PIECE, np.float32)
+    factor = np.float32(weight)
+    for at, piece in _pieces(payloads, scratch):
+        np.multiply(piece, factor, out=piece)
+        target = accumulator[at : at + piece.size]
+        np.add(target, piece, out=target)
+
+
+def place(target: Float32, payloads: Iterable[Payload]) -> None:
+    """target = D: write the shards of a whole push where they belong."""
+    scratch = np.empty(PIECE, np.float32)
+    for at, piece in _pieces(payloads, scratch):
+        target[at : at + piece.size] = piece
+
+
+def outer_step(
+    parameters: Float32,
+    momentum: Float32,
+    accumulator: Float32,
+    total_weight: float,
+    settings: OuterSettings,
+) -> Outcome:
+    """Apply the merged pseudo-gradient, in place; needs ``total_weight`` > 0.
+
+        D = acc / W ;  D *= min(1, phi / (||D|| + eps)) ;  v = mu v + D ;  theta -= lr (D + mu v)
+
+    ``accumulator`` is left undefined. Source: torch.optim.SGD(nesterov=True) on the merged
+    pseudo-gradient, as DiLoCo (arXiv 2311.08105); the clip is EDiT's, per fragment.
+    """
+    if total_weight != 1.0:
+        accumulator /= np.float32(total_weight)
+    norm = math.sqrt(square_sum(accumulator))
+    clip = 1.0 if settings.clip is None else min(1.0, settings.clip / (norm + CLIP_EPSILON))
+    lr, mu = np.float32(settings.lr), np.float32(settings.momentum)
+    for start in range(0, parameters.size, PIECE):
+        d = accumulator[start : start + PIECE]
+        v = momentum[start : start + PIECE]
+        if clip < 1.0:
+            d *= np.float32(clip)
+        v *= mu
+        v += d
+        d += mu * v
+        d *= lr
+        parameters[start : start + PIECE] -= d
+    return Outcome(norm, clip)
+
+
+def mean(accumulator: Float32, total_weight: float) -> Float32:
+    """acc / W as a new array: the published mean of a gradient round."""
+    return accumulator / np.float32(total_weight)
+
+
+def _pieces(payloads: Iterable[Payload], scratch: Float32) -> Iterable[tuple[int, Float32]]:
+    """Decode shards piece by piece: (position in the flat vector, fp32 values in ``scratch``)."""
+    for payload in payloads:
+        wide = width(payload.codec)
+        run, used = 0, 0  # the current run, and how much of it is done
+        for chunk in payload.chunks:
+            view = memoryview(chunk)
+            while view:
+                start, length = (int(n) for n in payload.runs[run])
+                count = min(length - used, len(view) // wide, scratch.size)
+                piece = scratch[:count]
+                decode_into(view[: count * wide], payload.codec, piece)
+                yield start + used, piece
+                view = view[count * wide :]
+                used += count
+                if used == length:
+                    run, used = run + 1, 0

@@ -1,0 +1,136 @@
+"""What a fragment knows and says, as values: pushes, judgements, contributions, saved state.
+
+Pure data. ``Saved`` is what the store keeps beside the parameters; everything in it survives a
+restart, so a service that comes back judges as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from syncline_proto.settings import OuterSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.detector import Statistics
+
+
+class Kind(StrEnum):
+    """What a push carries, and so what its round does."""
+
+    PSEUDO_GRADIENT = "pseudo-gradient"
+    GRADIENT = "gradient"
+    PARAMETERS = "parameters"
+
+
+class ClosedBy(StrEnum):
+    """Why a round ended."""
+
+    EVERYONE = "everyone"
+    DEADLINE = "deadline"
+    LOSS = "loss"
+    """Whoever was still missing lost its lease."""
+    OFFER = "offer"
+    """Parameters were offered and set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholePush:
+    """All shards of one replica's push are in; ``norm`` is over the whole fragment, decoded."""
+
+    replica: str
+    incarnation: int
+    seq: int
+    epoch: int
+    kind: Kind
+    base: int | None
+    gradient_step: int
+    norm: float
+    inner_steps: int
+    tokens: int
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The answer to a push, and what is to be done with it.
+
+    ``weight`` > 0: multiply the accumulator by ``rescale``, then fold with ``weight``.
+    ``sets``: the push is the parameters themselves.
+    """
+
+    verdict: pb.Verdict.ValueType
+    result: int
+    reason: str = ""
+    judged: pb.Verdict.ValueType | None = None
+    """For a duplicate, the verdict given the first time."""
+    weight: float = 0.0
+    rescale: float = 1.0
+    sets: bool = False
+    non_finite: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """What became of one replica's push in a round, in the order of folding."""
+
+    replica: str
+    incarnation: int
+    seq: int
+    verdict: pb.Verdict.ValueType
+    folded: float
+    """The weight it was folded with; 0 for an anomalous one."""
+    rescale: float
+    """What the accumulator was multiplied by just before."""
+    share: float
+    """Its part of the merge, 0 to 1, known when the round closes."""
+    norm: float
+    z: float
+    inner_steps: int
+    tokens: int
+    first_step: int
+    last_step: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastPush:
+    """The newest committed push of a replica: enough to know every older one as a duplicate."""
+
+    incarnation: int
+    seq: int
+    verdict: pb.Verdict.ValueType
+    result: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A fragment's memory between rounds."""
+
+    epoch: int = 1
+    revision: int = 0
+    gradient_step: int = 0
+    committed_tokens: int = 0
+    statistics: Statistics = Statistics()
+    last: Mapping[str, LastPush] = field(default_factory=dict[str, LastPush])
+    contributions: tuple[Contribution, ...] = ()
+    """Of the round that made this revision (or gradient step)."""
+    down: str = "bf16"
+    """The downlink codec of this revision: its published value is what that decodes to."""
+    taking_part: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Replica -> incarnation of those whose push was accepted and who have not gone since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """A round has ended: what to compute, and what to keep and tell."""
+
+    kind: Kind
+    closed_by: ClosedBy
+    total_weight: float
+    outer: OuterSettings
+    saved: Saved
+    opened_s: float
+    effective_sample_size: float | None
+    told: tuple[str, ...] = ()

@@ -1,0 +1,124 @@
+"""Every metric of the sync service, by name, once. Base units; one prefix.
+
+Labels stay few: a replica is a label on gauges only, and its series go when it leaves.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.record import Closing, Kind
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+_VERDICT = {
+    pb.VERDICT_ACCEPTED: "accepted",
+    pb.VERDICT_DUPLICATE: "duplicate",
+    pb.VERDICT_STALE: "stale",
+    pb.VERDICT_ANOMALOUS: "anomalous",
+    pb.VERDICT_FENCED: "fenced",
+}
+
+
+class Metrics:
+    """The process's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.build = Gauge(
+            "syncline_build_info", "Always 1; the label tells.", ["version"], registry=r
+        )
+        self.build.labels(version("syncline")).set(1)
+        self.runs = Gauge("syncline_sync_runs", "Runs held in memory.", registry=r)
+        self.staged = Gauge(
+            "syncline_staged_bytes", "Encoded pushes that are not folded yet.", registry=r
+        )
+        self.pushes = Counter(
+            "syncline_pushes_total", "Whole pushes judged.", ["run", "verdict"], registry=r
+        )
+        self.bytes = Counter(
+            "syncline_bytes_total", "Payload bytes moved.", ["run", "direction"], registry=r
+        )
+        self.rounds = Counter(
+            "syncline_rounds_total", "Rounds committed.", ["run", "kind", "closed_by"], registry=r
+        )
+        self.round_seconds = Histogram(
+            "syncline_round_seconds",
+            "From a round's first push to its publication.",
+            ["run"],
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.commit_seconds = Histogram(
+            "syncline_commit_seconds",
+            "Writing and syncing a revision.",
+            ["run"],
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.revision = Gauge(
+            "syncline_fragment_revision", "Newest revision.", ["run", "fragment"], registry=r
+        )
+        self.tokens = Gauge(
+            "syncline_committed_tokens", "Tokens folded so far.", ["run"], registry=r
+        )
+        self.sample_size = Gauge(
+            "syncline_effective_sample_size", "1 / sum of squared weights.", ["run"], registry=r
+        )
+        self.weight = Gauge(
+            "syncline_replica_weight", "Share of the last round.", ["run", "replica"], registry=r
+        )
+        self.z = Gauge(
+            "syncline_replica_z", "z-score of the last round.", ["run", "replica"], registry=r
+        )
+        self.norm = Gauge(
+            "syncline_replica_norm", "Norm of the last push.", ["run", "replica"], registry=r
+        )
+
+    def of(self, run: str) -> RunMetrics:
+        return RunMetrics(self, run)
+
+
+class RunMetrics:
+    """The metrics of one run."""
+
+    def __init__(self, metrics: Metrics, run: str) -> None:
+        self._metrics, self._run = metrics, run
+        self._replicas: set[str] = set()
+
+    def judged(self, verdict: pb.Verdict.ValueType) -> None:
+        self._metrics.pushes.labels(self._run, _VERDICT[verdict]).inc()
+
+    def moved(self, direction: str, size: int) -> None:
+        """Count payload bytes; direction is "up" (pushes) or "down" (pulls)."""
+        self._metrics.bytes.labels(self._run, direction).inc(size)
+
+    def commit_seconds(self) -> AbstractContextManager[object]:
+        return self._metrics.commit_seconds.labels(self._run).time()
+
+    def closed(self, fragment: int, closing: Closing, seconds: float) -> None:
+        m, run = self._metrics, self._run
+        m.rounds.labels(run, closing.kind.value, closing.closed_by.value).inc()
+        m.round_seconds.labels(run).observe(seconds)
+        m.revision.labels(run, str(fragment)).set(closing.saved.revision)
+        m.tokens.labels(run).set(closing.saved.committed_tokens)
+        if closing.kind is not Kind.PSEUDO_GRADIENT:
+            return
+        m.sample_size.labels(run).set(closing.effective_sample_size or 0.0)
+        for c in closing.saved.contributions:
+            self._replicas.add(c.replica)
+            m.weight.labels(run, c.replica).set(c.share)
+            m.z.labels(run, c.replica).set(c.z)
+            m.norm.labels(run, c.replica).set(c.norm)
+
+    def members(self, replicas: set[str]) -> None:
+        """Drop the series of replicas that have gone."""
+        for gone in self._replicas - replicas:
+            for gauge in (self._metrics.weight, self._metrics.z, self._metrics.norm):
+                gauge.remove(self._run, gone)
+        self._replicas &= replicas

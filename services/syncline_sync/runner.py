@@ -1,0 +1,237 @@
+"""One fragment at work: its decisions, its arrays, its files, in one order.
+
+An actor: a single task takes pushes and membership one after another, so nothing here needs a
+lock. Heavy arithmetic and the disk run in the pool while the task waits; the order is always
+judge -> fold -> answer -> (due?) close -> outer step -> store -> publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+from syncline_proto.codec import CODEC_BY_NAME, Float32
+from syncline_proto.errors import InvalidRequest
+from syncline_proto.rest import RoundReport
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import merge
+from syncline_sync.core.fragment import Fragment
+from syncline_sync.core.record import ClosedBy, Closing, Kind, WholePush
+from syncline_sync.metrics import RunMetrics
+from syncline_sync.published import Published, Shelf
+from syncline_sync.report import round_report
+from syncline_sync.staging import Staged, Staging
+from syncline_sync.store import FragmentStore, Loaded
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+KIND = {
+    pb.PUSH_KIND_PSEUDO_GRADIENT: Kind.PSEUDO_GRADIENT,
+    pb.PUSH_KIND_GRADIENT: Kind.GRADIENT,
+    pb.PUSH_KIND_PARAMETERS: Kind.PARAMETERS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """The run's members, settings or state have changed."""
+
+    members: Mapping[str, int]
+    settings: RunSettings
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a fragment needs of its run and process."""
+
+    run: str
+    staging: Staging
+    pool: ThreadPoolExecutor
+    metrics: RunMetrics
+    tell_round: Callable[[RoundReport], None]
+    tell: Callable[[str, str], None]
+    """(kind, sentence): a line for the run's event log."""
+    fail: Callable[[BaseException], None]
+    """Stop the whole process: a fragment that cannot go on must not pretend to."""
+
+
+class Runner:
+    """One fragment of one run."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        numel: int,
+        settings: RunSettings,
+        store: FragmentStore,
+        around: Surroundings,
+    ) -> None:
+        self.number, self.name, self.numel = number, name, numel
+        self.revisions = Shelf(f"fragment {number}: revision")
+        self.gradients = Shelf(f"fragment {number}: gradient step")
+        self._store, self._around = store, around
+        self._inbox: asyncio.Queue[Staged | Adopt] = asyncio.Queue()
+        self._accumulator: Float32 | None = None
+        loaded = store.load()
+        self.core = Fragment(settings, loaded.saved if loaded else None)
+        self._parameters = loaded.parameters.copy() if loaded else np.zeros(0, np.float32)
+        self._momentum = loaded.momentum.copy() if loaded else np.zeros(0, np.float32)
+        if loaded:
+            self._restore(loaded)
+        self._task = asyncio.create_task(self._run(), name=f"fragment {around.run}/{number}")
+
+    def submit(self, staged: Staged) -> None:
+        """Hand over a whole push; its answer goes to ``staged.answer``."""
+        self._inbox.put_nowait(staged)  # bounded by the staging budget
+
+    def adopt(self, change: Adopt) -> None:
+        self._inbox.put_nowait(change)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _restore(self, loaded: Loaded) -> None:
+        """Publish again what was published before: the same values, from the same files."""
+        codec = CODEC_BY_NAME[loaded.saved.down]
+        revision = loaded.saved.revision
+        if loaded.older is not None:
+            older = replace(loaded.saved, revision=revision - 1, contributions=())
+            self.revisions.put(revision - 1, Published.of(older, loaded.older, codec))
+        self.revisions.put(revision, Published.of(loaded.saved, loaded.parameters, codec))
+        for step, gradient in loaded.gradients.items():
+            saved = replace(loaded.saved, gradient_step=step)
+            self.gradients.put(step, Published.of(saved, gradient, pb.CODEC_FP32))
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                event = await self._next()
+                if isinstance(event, Staged):
+                    await self._take(event)
+                elif isinstance(event, Adopt):
+                    self._adopt(event)
+                closed_by = self.core.due(time.monotonic())
+                if closed_by is not None:
+                    await self._close(closed_by)
+        except Exception as error:  # the outermost loop of this fragment
+            self._around.fail(error)
+
+    async def _next(self) -> Staged | Adopt | None:
+        """The next event; None when the round's deadline has come."""
+        deadline = self.core.deadline_s
+        if deadline is None or self.core.due(time.monotonic()) is not None:
+            return await self._inbox.get()
+        left = deadline - time.monotonic()
+        # Past the deadline and still short of the minimum: only an event can change that.
+        timeout = left if left > 0.0 else None
+        try:
+            return await asyncio.wait_for(self._inbox.get(), timeout)
+        except TimeoutError:
+            return None
+
+    def _adopt(self, change: Adopt) -> None:
+        for sentence in self.core.adopt(change.members, change.settings, change.running):
+            self._around.tell("fragment.changed", f"fragment {self.name}: {sentence}")
+        if not self.core.arrived:
+            self._accumulator = None
+        if self.core.synchronous and self.core.saved.gradient_step == 0:
+            self.gradients.clear()
+
+    async def _take(self, staged: Staged) -> None:
+        """Judge a whole push, fold it, answer it."""
+        push = _whole_push(staged)
+        try:
+            judgement = self.core.judge(time.monotonic(), push)
+        except InvalidRequest as error:
+            self._around.staging.drop(staged, error)
+            return
+        if judgement.sets or judgement.weight > 0.0:
+            payloads = staged.payloads()
+            if self._accumulator is None:
+                self._accumulator = np.zeros(self.numel, np.float32)
+            accumulator = self._accumulator
+            if judgement.sets:
+                await self._compute(merge.place, accumulator, payloads)
+            else:
+                if judgement.rescale != 1.0:
+                    accumulator *= np.float32(judgement.rescale)
+                await self._compute(merge.fold, accumulator, payloads, judgement.weight)
+        self._around.metrics.judged(judgement.verdict)
+        if judgement.verdict == pb.VERDICT_ANOMALOUS:
+            self._around.tell("push.excluded", f"fragment {self.name}: {judgement.reason}")
+        self._around.staging.settle(staged, judgement)
+
+    async def _close(self, closed_by: ClosedBy) -> None:
+        """Finish the open round: outer step, store, publish, report."""
+        closing = self.core.close(closed_by)
+        accumulator, self._accumulator = self._accumulator, None
+        outcome = await self._compute(self._finish, closing, accumulator)
+        seconds = time.monotonic() - closing.opened_s
+        self._around.metrics.closed(self.number, closing, seconds)
+        for sentence in closing.told:
+            self._around.tell("fragment.norms", f"fragment {self.name}: {sentence}")
+        self._around.tell_round(
+            round_report(self.number, self.name, closing, outcome, seconds, time.time())
+        )
+
+    def _finish(self, closing: Closing, accumulator: Float32 | None) -> merge.Outcome | None:
+        """In the pool: the arithmetic and the disk of a round's end, then publication."""
+        saved = closing.saved
+        if closing.kind is Kind.GRADIENT:
+            if accumulator is not None and closing.total_weight > 0.0:
+                gradient = merge.mean(accumulator, closing.total_weight)
+            else:
+                gradient = np.zeros(self.numel, np.float32)
+            self._store.commit_gradient(saved, gradient)
+            value = Published.of(saved, gradient, pb.CODEC_FP32)
+            self._publish(self.gradients, saved.gradient_step, value)
+            return None
+        outcome = None
+        if closing.kind is Kind.PARAMETERS:
+            assert accumulator is not None
+            self._parameters, self._momentum = accumulator, np.zeros(self.numel, np.float32)
+        elif accumulator is not None and closing.total_weight > 0.0:
+            outcome = merge.outer_step(
+                self._parameters, self._momentum, accumulator, closing.total_weight, closing.outer
+            )
+        with self._around.metrics.commit_seconds():
+            self._store.commit(saved, self._parameters, self._momentum)
+        value = Published.of(saved, self._parameters, CODEC_BY_NAME[saved.down])
+        self._publish(self.revisions, saved.revision, value)
+        return outcome
+
+    def _publish(self, shelf: Shelf, number: int, value: Published) -> None:
+        self._task.get_loop().call_soon_threadsafe(shelf.put, number, value)
+
+    async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._around.pool, lambda: work(*args, **kwargs))
+
+
+def _whole_push(staged: Staged) -> WholePush:
+    header = staged.shards[0].header
+    return WholePush(
+        replica=header.replica,
+        incarnation=header.incarnation,
+        seq=header.seq,
+        epoch=header.epoch,
+        kind=KIND[header.kind],
+        base=header.base_revision if header.HasField("base_revision") else None,
+        gradient_step=header.gradient_step,
+        norm=staged.norm,
+        inner_steps=header.inner_steps,
+        tokens=header.tokens,
+        first_step=header.first_step,
+        last_step=header.last_step,
+    )

@@ -1,0 +1,99 @@
+"""The process's doors: gRPC with health and reflection, plain health for probes, /metrics.
+
+Binds everything before anything is served, so that a port in use is told at once and nothing
+half-started stays behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from syncline_proto.errors import PortInUse
+from syncline_proto.v1 import sync_pb2, sync_pb2_grpc
+from syncline_sync.metrics import Metrics
+from syncline_sync.servicer import SyncServicer
+from syncline_sync.settings import SyncSettings
+
+# The health package ships without types; this file is the only one that touches it.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
+
+SERVICE = sync_pb2.DESCRIPTOR.services_by_name["SyncService"].full_name
+STOP_GRACE_S = 2.0
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.max_send_message_length", 8 << 20),
+    ("grpc.so_reuseport", 0),
+    # Clients may ping this often without being told off, so that dead links show quickly.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Bound and not yet open; ``port`` is where gRPC will listen."""
+
+    port: int
+    server: grpc.aio.Server
+    probes: grpc.aio.Server
+    status: health.aio.HealthServicer
+    stop_metrics: Callable[[], None]
+
+    async def open(self) -> None:
+        """Start to serve, and say so to health checks."""
+        await self.server.start()
+        await self.probes.start()
+        for name in ("", SERVICE):
+            await self.status.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def close(self) -> None:
+        """Say not serving, let calls end for a moment, then cut them."""
+        await self.status.enter_graceful_shutdown()
+        await asyncio.gather(self.server.stop(STOP_GRACE_S), self.probes.stop(STOP_GRACE_S))
+        self.stop_metrics()
+
+
+def bind(settings: SyncSettings, servicer: SyncServicer, metrics: Metrics) -> Doors:
+    """Take the three ports.
+
+    Raises:
+        PortInUse: another process has one of them; the message names it.
+    """
+    status = health.aio.HealthServicer()
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    sync_pb2_grpc.add_SyncServiceServicer_to_server(servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(status, server)
+    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    probes = grpc.aio.server(options=CHANNEL_OPTIONS)
+    health_pb2_grpc.add_HealthServicer_to_server(status, probes)
+    port = _bind(server, settings.host, settings.port)
+    _bind(probes, settings.host, settings.health_port)
+    try:
+        exporter, _ = start_http_server(settings.metrics_port, settings.host, metrics.registry)
+    except OSError as error:
+        raise PortInUse(_in_use(settings.host, settings.metrics_port)) from error
+    return Doors(port, server, probes, status, exporter.shutdown)
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise PortInUse(_in_use(host, port)) from error
+    if bound == 0:
+        raise PortInUse(_in_use(host, port))
+    return bound
+
+
+def _in_use(host: str, port: int) -> str:
+    return f"Cannot listen on {host}:{port}: another process does; choose another port."

@@ -1,0 +1,32 @@
+"""The sync service's own settings: flags over environment (SYNCLINE_SYNC_*) over defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from syncline_proto.settings import NAME_PATTERN
+
+
+class SyncSettings(BaseSettings):
+    """Where to listen, where to keep what, whom to ask."""
+
+    model_config = SettingsConfigDict(env_prefix="SYNCLINE_SYNC_", extra="ignore")
+
+    control: str = "http://127.0.0.1:8500"
+    token: str = ""
+    host: str = "127.0.0.1"
+    port: int = Field(default=50051, ge=0, le=65535)
+    health_port: int = Field(default=50052, ge=0, le=65535)
+    metrics_port: int = Field(default=9101, ge=0, le=65535)
+    advertise: str = ""
+    """The address that replicas connect to; empty: host and port."""
+    data: Path = Path("syncline-data")
+    name: str = Field(default="sync-0", pattern=NAME_PATTERN)
+    staging_bytes: int = Field(default=2 << 30, ge=1 << 20)
+    """Encoded pushes that may be in flight; the largest fragment's push always fits."""
+    threads: int = Field(default=0, ge=0, le=256)
+    """Pool threads for arithmetic and disk; 0: one per core, at least 4."""
+    log_json: bool = False

@@ -1,0 +1,113 @@
+"""One fragment through the real service: pushes in, revisions out, restarts in between."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from syncline_testing.service import Service, flat_layout, service
+
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+
+LAYOUT = flat_layout(10)
+AVERAGE = RunSettings.model_validate(
+    {"strategy": "local-sgd", "min_replicas": 2, "codec": {"up": "fp32", "down": "fp32"}}
+)
+
+
+def vector(*values: float) -> np.ndarray:
+    return np.resize(np.array(values, np.float32), 10)
+
+
+async def started(s: Service, *replicas: str) -> None:
+    """Members with incarnation 1, the layout open, revision 0 = ones."""
+    s.members(dict.fromkeys(replicas, 1))
+    for replica in replicas:
+        await s.open(LAYOUT, replica)
+    assert (await s.offer(vector(1.0), replicas[0])).verdict == pb.VERDICT_ACCEPTED
+
+
+def test_two_pushes_are_averaged_and_published(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, AVERAGE) as s:
+            await started(s, "a", "b")
+            first = await s.push(vector(0.5), "a", base_revision=0, tokens=7)
+            assert (first.verdict, first.result_revision) == (pb.VERDICT_ACCEPTED, 1)
+            await s.push(vector(0.25), "b", base_revision=0, tokens=5)
+            header, values = await s.pull(revision=1)
+            assert np.array_equal(values, vector(1.0 - 0.375))
+            assert header.committed_tokens == 12
+            assert [c.weight for c in header.contributions] == [0.5, 0.5]
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_a_service_that_restarts_stands_where_it_was(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, AVERAGE) as s:
+            await started(s, "a", "b")
+            await s.push(vector(0.5), "a", base_revision=0)
+            await s.push(vector(0.25), "b", base_revision=0)
+            _, before = await s.pull(revision=1)
+            await s.push(vector(0.5), "a", base_revision=1)  # folded, not committed: lost
+        async with service(tmp_path, AVERAGE) as s:
+            s.members({"a": 1, "b": 1})
+            _, after = await s.pull(newest=True)
+            assert np.array_equal(before, after)
+            committed = await s.push(vector(0.5), "a", base_revision=0, seq=2)
+            assert committed.verdict == pb.VERDICT_DUPLICATE
+            assert committed.judged == pb.VERDICT_ACCEPTED
+            assert committed.result_revision == 1
+            again = await s.push(vector(0.5), "a", base_revision=1, seq=3)
+            assert again.verdict == pb.VERDICT_ACCEPTED
+            await s.push(vector(0.5), "b", base_revision=1, seq=2)
+            _, values = await s.pull(revision=2)
+            assert np.array_equal(values, before - vector(0.5))
+
+    asyncio.run(scenario())
+
+
+def test_a_late_push_is_stale_and_names_the_newest(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        one = AVERAGE.model_copy(update={"min_replicas": 1})
+        async with service(tmp_path, one) as s:
+            await started(s, "a", "b")
+            await s.push(vector(0.5), "a", base_revision=0)
+            await s.pull(revision=1)
+            late = await s.push(vector(0.5), "b", base_revision=0)
+            assert (late.verdict, late.result_revision) == (pb.VERDICT_STALE, 1)
+            with pytest.raises(grpc.aio.AioRpcError) as gone:
+                await s.push(vector(0.1), "a", base_revision=1)
+                await s.push(vector(0.1), "b", base_revision=1)
+                await s.pull(revision=2)
+                await s.pull(revision=0)
+            assert dict(gone.value.trailing_metadata())["syncline-code"] == "REVISION_GONE"
+            assert dict(gone.value.trailing_metadata())["syncline-newest-revision"] == "2"
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_replica_ends_the_wait_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        one = AVERAGE.model_copy(update={"min_replicas": 1})
+        async with service(tmp_path, one) as s:
+            await started(s, "a", "b")
+            await s.push(vector(0.5), "a", base_revision=0)
+            await s.pull(revision=1)
+            await s.push(vector(0.5), "b", base_revision=1)
+            await s.push(vector(0.5), "a", base_revision=1)
+            await s.pull(revision=2)
+            await s.push(vector(0.5), "a", base_revision=2)  # b is expected now
+            waiting = asyncio.ensure_future(s.pull(revision=3))
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            s.members({"a": 1})
+            header, _ = await waiting
+            assert [c.replica for c in header.contributions] == ["a"]
+
+    asyncio.run(scenario())

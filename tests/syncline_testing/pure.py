@@ -1,0 +1,108 @@
+"""One fragment without any I/O: core decisions and arithmetic, driven by hand.
+
+The same calls in the same order as the runner makes them, so that laws can be tested in
+microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from syncline_proto.codec import Float32, encode
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import merge
+from syncline_sync.core.fragment import Fragment
+from syncline_sync.core.record import Closing, Judgement, Kind, WholePush
+
+
+def payload_of(values: Float32) -> merge.Payload:
+    """A whole fragment as one shard, fp32, in one chunk."""
+    runs = np.array([[0, values.size]], np.int64)
+    return merge.Payload(pb.CODEC_FP32, (bytes(encode(values, pb.CODEC_FP32)),), runs)
+
+
+@dataclass
+class PureFragment:
+    """A fragment that starts at revision 0 with ``parameters``."""
+
+    settings: RunSettings
+    parameters: Float32
+    members: Mapping[str, int]
+    now_s: float = 0.0
+    seqs: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.core = Fragment(self.settings)
+        self.parameters = self.parameters.astype(np.float32)
+        self.momentum = np.zeros_like(self.parameters)
+        self.accumulator = np.zeros_like(self.parameters)
+        self.core.adopt(self.members, self.settings, True)
+        first = next(iter(self.members))
+        self.core.judge(self.now_s, self._push(first, Kind.PARAMETERS, self.parameters, None))
+        closed_by = self.core.due(self.now_s)
+        assert closed_by is not None
+        self.core.close(closed_by)
+
+    def _push(
+        self, replica: str, kind: Kind, values: Float32, base: int | None, steps: int = 1
+    ) -> WholePush:
+        self.seqs[replica] = self.seqs.get(replica, 0) + 1
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = float(np.sqrt(merge.square_sum(values)))
+        return WholePush(
+            replica=replica,
+            incarnation=self.members[replica],
+            seq=self.seqs[replica],
+            epoch=1,
+            kind=kind,
+            base=base,
+            gradient_step=0,
+            norm=norm,
+            inner_steps=steps,
+            tokens=steps,
+            first_step=0,
+            last_step=steps,
+        )
+
+    def push(self, replica: str, values: Float32, steps: int = 1) -> Judgement:
+        """Push a pseudo-gradient against the current revision and fold it as told."""
+        values = values.astype(np.float32)
+        base = self.core.saved.revision
+        judgement = self.core.judge(
+            self.now_s, self._push(replica, Kind.PSEUDO_GRADIENT, values, base, steps)
+        )
+        if judgement.weight > 0.0:
+            self.accumulator *= np.float32(judgement.rescale)
+            merge.fold(self.accumulator, [payload_of(values)], judgement.weight)
+        return judgement
+
+    def close(self) -> Closing:
+        """Close the round, which must be due, and take the outer step."""
+        closed_by = self.core.due(self.now_s)
+        assert closed_by is not None, "the round is not due"
+        closing = self.core.close(closed_by)
+        if closing.total_weight > 0.0:
+            merge.outer_step(
+                self.parameters,
+                self.momentum,
+                self.accumulator,
+                closing.total_weight,
+                closing.outer,
+            )
+        self.accumulator = np.zeros_like(self.parameters)
+        return closing
+
+    def round(self, pushes: Mapping[str, Float32], order: Sequence[str] | None = None) -> Closing:
+        """One round: every push, in this order."""
+        for replica in order or list(pushes):
+            self.push(replica, pushes[replica])
+        return self.close()
+
+
+def shares(closing: Closing) -> dict[str, float]:
+    """Replica -> its part of the merge."""
+    return {c.replica: c.share for c in closing.saved.contributions}

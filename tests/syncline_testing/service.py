@@ -1,0 +1,146 @@
+"""A real sync service in this process, its membership set by hand, and a small client for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from syncline_proto.codec import Float32, chunks, decode, encode
+from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
+from syncline_proto.rest import EventIn, Member, Membership, RoundReport, RunMembership, RunState
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.v1 import sync_pb2_grpc
+from syncline_sync.host import Host, Shared
+from syncline_sync.metrics import Metrics
+from syncline_sync.servicer import SyncServicer
+from syncline_sync.serving import CHANNEL_OPTIONS
+from syncline_sync.staging import Budget
+
+RUN = "run"
+
+
+def flat_layout(numel: int = 10, fragments: int = 1) -> Layout:
+    """A layout of one vector per fragment."""
+    return Layout(
+        tuple(TensorSpec(f"w{i}", (numel,), "float32") for i in range(fragments)),
+        tuple(FragmentSpec(f"f{i}", (Box(i, (0,), (numel,)),)) for i in range(fragments)),
+    )
+
+
+@dataclass
+class Service:
+    """One life of a sync service over a folder."""
+
+    host: Host
+    stub: Any
+    settings: RunSettings
+    shared: Shared
+    reports: list[RoundReport | EventIn]
+    faults: list[BaseException | None]
+    seqs: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    version: int = 0
+
+    def members(self, members: Mapping[str, int], state: RunState = RunState.RUNNING) -> None:
+        """Say who holds a lease, as the control plane would."""
+        self.version += 1
+        run = RunMembership(
+            run=RUN,
+            state=state,
+            settings=self.settings,
+            settings_version=1,
+            members=[Member(replica=r, incarnation=i) for r, i in members.items()],
+        )
+        self.host.adopt(Membership(version=self.version, runs=[run]))
+
+    async def open(self, layout: Layout, replica: str, incarnation: int = 1) -> pb.OpenRunResponse:
+        return await self.stub.OpenRun(
+            pb.OpenRunRequest(
+                run=RUN, replica=replica, incarnation=incarnation, layout=layout.to_proto()
+            )
+        )
+
+    async def push(self, values: Float32, replica: str, **header: Any) -> pb.PushResponse:
+        """Push a whole fragment (or, with ``boxes``, a shard) as one rank."""
+        parts = iter_push(self.header(values, replica, **header), values)
+        return await self.stub.Push(parts, timeout=20)
+
+    def header(self, values: Float32, replica: str, **given: Any) -> pb.PushHeader:
+        given.setdefault("incarnation", 1)
+        given.setdefault("fragment", 0)
+        key = (replica, given["incarnation"], given["fragment"])
+        if "seq" not in given:
+            given["seq"] = self.seqs[key] = self.seqs.get(key, 0) + 1
+        defaults: dict[str, Any] = {
+            "run": RUN,
+            "epoch": 1,
+            "ranks": 1,
+            "kind": pb.PUSH_KIND_PSEUDO_GRADIENT,
+            "codec": pb.CODEC_FP32,
+            "inner_steps": 1,
+            "tokens": 1,
+            "boxes": [Box(given["fragment"], (0,), (values.size,)).to_proto()],
+        }
+        return pb.PushHeader(replica=replica, **{**defaults, **given})
+
+    async def offer(self, values: Float32, replica: str, **header: Any) -> pb.PushResponse:
+        return await self.push(values, replica, kind=pb.PUSH_KIND_PARAMETERS, **header)
+
+    async def pull(self, **wanted: Any) -> tuple[pb.PullHeader, Float32]:
+        """Pull as an observer: the header and the decoded values."""
+        wanted.setdefault("fragment", 0)
+        header, parts = None, []
+        async for part in self.stub.Pull(pb.PullRequest(run=RUN, **wanted), timeout=20):
+            if part.HasField("header"):
+                header = part.header
+            else:
+                parts.append(part.chunk.data)
+        assert header is not None
+        return header, decode(b"".join(parts), header.codec)
+
+
+def iter_push(header: pb.PushHeader, values: Float32) -> Iterable[pb.PushRequest]:
+    """The messages of one push, in order."""
+    yield pb.PushRequest(header=header)
+    payload = encode(np.ascontiguousarray(values, np.float32), header.codec)
+    for chunk in chunks(payload, header.codec):
+        yield pb.PushRequest(chunk=chunk)
+
+
+@contextlib.asynccontextmanager
+async def service(
+    root: Path, settings: RunSettings, staging_bytes: int = 1 << 30
+) -> AsyncIterator[Service]:
+    """Serve the folder ``root`` on a free port until the block ends; then everything stops."""
+    reports: list[RoundReport | EventIn] = []
+    faults: list[BaseException | None] = []
+    pool = ThreadPoolExecutor(2)
+    shared = Shared(
+        root,
+        pool,
+        Budget(staging_bytes),
+        Metrics(),
+        lambda _run, what: reports.append(what),
+        faults.append,
+    )
+    host = Host(shared)
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    sync_pb2_grpc.add_SyncServiceServicer_to_server(SyncServicer(host, shared), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
+    try:
+        yield Service(host, stub, settings, shared, reports, faults)
+    finally:
+        await channel.close()
+        await server.stop(0)
+        await host.stop()
+        pool.shutdown(wait=True)
