@@ -1,0 +1,51 @@
+# make demo     train a small language model with two replicas on this machine, and sample from it
+# make test     lint, types, import rules and the whole test suite
+# make help     every target
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SCHEMA := proto/syncline_proto/schema/syncline/sync/v1
+
+.PHONY: help install demo test lint types unit generate clean benchmarks
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, this is $$($(PYTHON) -V): set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@touch $@
+
+install: $(INSTALLED)  ## Make .venv with everything in it
+
+demo: $(INSTALLED)  ## Train a small language model with two replicas, then sample from it
+	$(BIN)/syncline demo
+
+test: lint types unit  ## Lint, types, import rules and the whole suite
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	cd proto && ../$(BIN)/buf lint
+
+types: $(INSTALLED)
+	$(BIN)/pyright
+
+unit: $(INSTALLED)
+	$(BIN)/pytest
+
+generate: $(INSTALLED)  ## Generate the gRPC stubs from the schema
+	PATH=$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -Isyncline_proto/v1=$(SCHEMA) \
+	  --python_out=proto --grpc_python_out=proto --mypy_out=quiet:proto \
+	  --mypy_grpc_out=quiet:proto syncline_proto/v1/sync.proto
+
+benchmarks: $(INSTALLED)  ## Run every benchmark that fits this machine; each ends in one line of JSON
+	$(BIN)/python benchmarks/demo.py
+
+clean:  ## Remove .venv and what tools leave behind
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist build

@@ -1,0 +1,76 @@
+"""The house rules that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("proto", "services", "worker", "benchmarks", "tests")
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 80
+TOP_LEVEL = {"services", "proto", "worker", "docker", "k8s", "tests", "benchmarks", "docs"}
+
+
+def sources() -> list[Path]:
+    found = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
+    return [p for p in found if "_pb2" not in p.name and "__pycache__" not in p.parts]
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_file_holds_one_idea_and_says_so(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert text.count("\n") <= FILE_LINES_MAX, "two ideas in one room?"
+    if tree.body:
+        assert ast.get_docstring(tree), "the head must say what the room is for"
+    for function in functions(tree):
+        length = (function.end_lineno or 0) - function.lineno + 1
+        assert length <= FUNCTION_LINES_MAX, f"{function.name} does not fit a screen"
+
+
+def test_only_the_known_folders_stand_at_the_top() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+    folders = {line.split("/")[0] for line in listed if "/" in line and not line.startswith(".")}
+    assert folders <= TOP_LEVEL
+
+
+def test_nothing_prints_outside_the_command_line() -> None:
+    screens = {"cli", "benchmarks", "tests", "examples"}
+    for path in sources():
+        if screens & set(path.relative_to(ROOT).parts):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "print", f"{path}:{node.lineno}: log it or return it"
+
+
+def test_no_pickle_in_what_we_ship() -> None:
+    for path in sources():
+        if path.is_relative_to(ROOT / "tests"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert all(alias.name != "pickle" for alias in node.names), path
+
+
+def test_the_programs_meet_only_in_the_contract_and_the_cores_do_no_io() -> None:
+    """The contracts of [tool.importlinter] in pyproject.toml."""
+    lint = Path(sys.executable).with_name("lint-imports")
+    command = [str(lint) if lint.exists() else shutil.which("lint-imports") or "lint-imports"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
