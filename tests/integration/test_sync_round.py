@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from syncline_testing.service import Service, flat_layout, service
 
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_testing.service import Service, flat_layout, service
 
 LAYOUT = flat_layout(10)
 AVERAGE = RunSettings.model_validate(

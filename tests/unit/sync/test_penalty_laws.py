@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from syncline_testing.pure import PureFragment, shares
 
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Statistics
+from syncline_testing.pure import PureFragment, shares
 
 SIZE = 16
 ROUNDS = 12
