@@ -1,0 +1,48 @@
+"""The demo's job without the screen: held-out bits per byte from a fresh start to the merged model.
+
+Runs `syncline demo --json` (control plane, sync service and two replicas as processes of this
+machine) in a temporary folder. The last line it prints is one line of JSON:
+
+    {"bits_per_byte_start", "bits_per_byte_end", "seconds", "tokens_per_second", "replicas",
+     "rounds", "exposed_sync_share"}
+
+`seconds` is the whole command: data, start of all processes, training, evaluation, export, sample.
+`rounds` counts every fragment's rounds, those of the synchronous phase included.
+`exposed_sync_share` is the part of training time in which the replicas waited for synchronisation.
+
+    python benchmarks/demo.py [--set run.token_budget=500000 ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The demo without the screen.")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    given = parser.parse_args()
+    overrides = [word for pair in given.set for word in ("--set", pair)]
+    command = [sys.executable, "-m", "syncline.cli", "demo", "--json", *overrides]
+    with tempfile.TemporaryDirectory(prefix="syncline-demo-") as folder:
+        done = subprocess.run(
+            [*command, "--out", str(Path(folder))], stdout=subprocess.PIPE, text=True, check=False
+        )
+    if done.returncode:
+        sys.exit(done.returncode)
+    summary = json.loads(done.stdout)
+    keys = ("bits_per_byte_start", "bits_per_byte_end", "seconds", "tokens_per_second")
+    result = {key: summary[key] for key in keys}
+    result["replicas"] = len(summary["replicas"])
+    result["rounds"] = summary["rounds"]
+    result["exposed_sync_share"] = summary["exposed_sync_share"]
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""`syncline-control`: reads the settings, sets up the log, serves until told to end.
+
+Ctrl+C ends with 130, SIGTERM with 0, an error of ours with its exit code and one sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import Annotated
+
+import structlog
+import typer
+
+from syncline_control.settings import resolved
+from syncline_proto.errors import SynclineError
+
+
+def configure_logs(*, as_json: bool) -> None:
+    """Send our own lines and those of libraries to stderr in one form."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+    ]
+    last = (
+        structlog.processors.JSONRenderer()
+        if as_json
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            last,
+        ],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for noisy in ("uvicorn.error", "uvicorn.access"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def run(
+    host: Annotated[str | None, typer.Option(help="Where to listen. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free port. [default: 8500]")] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(help="A SQLite file or a SQLAlchemy URL. [default: syncline-control.db]"),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(help="What callers must send. Safer in SYNCLINE_CONTROL_TOKEN than here."),
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="No token although others can reach us.")
+    ] = None,
+    log_json: Annotated[bool | None, typer.Option("--log-json", help="Log in JSON lines.")] = None,
+) -> None:
+    """Serve Syncline's control plane: runs, replicas, leases, events and the live page.
+
+    Every flag can also be set as SYNCLINE_CONTROL_<FLAG> in the environment.
+    """
+    try:
+        settings = resolved(
+            {
+                "host": host,
+                "port": port,
+                "database": database,
+                "token": token,
+                "insecure": insecure,
+                "log_json": log_json,
+            }
+        )
+        configure_logs(as_json=settings.log_json)
+        # Here, since it takes a while: wrong flags are told at once, and Ctrl+C ends this quietly.
+        from syncline_control.server import serve
+
+        number = asyncio.run(serve(settings))
+    except SynclineError as error:
+        typer.echo(f"syncline-control: {error.message}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:  # before the server listens to signals
+        raise typer.Exit(130) from None
+    raise typer.Exit(130 if number == signal.SIGINT else 0)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

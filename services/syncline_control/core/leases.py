@@ -1,0 +1,126 @@
+"""Who may take part, and until when: grant, renew, review, release.
+
+Pure: callers hand in ``now``, seconds on one clock, and ``late_s``, how long the caller itself
+was held up. A lease is held while ``now < until``; at ``until`` it is lost. Nobody loses a lease
+because we were away: whoever judges late by more than half a lease extends instead.
+
+A replica's name is given again and again, its *incarnation* never: a life that comes back late
+finds a larger number in its place and is refused, however healthy it feels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from syncline_proto.errors import LeaseLost
+from syncline_proto.rest import ReplicaState
+
+REVIEW_S_MIN, REVIEW_S_MAX = 0.2, 1.0
+"""Leases are reviewed ten times in the shortest of them, within these bounds."""
+
+HELD = frozenset({ReplicaState.ALIVE, ReplicaState.DRAINING})
+"""A draining replica is still a member: what it pushes counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The newest life of one replica.
+
+    Invariants:
+        - ``incarnation`` counts from 1 and only grows;
+        - a lease that is not held is never held again: only a new incarnation is.
+    """
+
+    incarnation: int
+    state: ReplicaState
+    until: float
+    length_s: float
+
+    @property
+    def held(self) -> bool:
+        return self.state in HELD
+
+    def left_s(self, now: float) -> float:
+        """Seconds until it runs out; 0 when it is not held."""
+        return max(0.0, self.until - now) if self.held else 0.0
+
+
+def grant(older: Lease | None, now: float, length_s: float) -> Lease:
+    """Return the lease of a new incarnation; ``older`` is fenced by its being there."""
+    incarnation = older.incarnation + 1 if older else 1
+    return Lease(
+        incarnation=incarnation, state=ReplicaState.ALIVE, until=now + length_s, length_s=length_s
+    )
+
+
+def renew(lease: Lease, incarnation: int, now: float, late_s: float = 0.0) -> Lease:
+    """Return the lease with its end moved to a full length from ``now``.
+
+    Raises:
+        LeaseLost: another incarnation holds it, it has ended, or it ran out before ``now``.
+    """
+    if incarnation < lease.incarnation:
+        raise LeaseLost(
+            f"A later life (incarnation {lease.incarnation}) holds the lease of incarnation "
+            f"{incarnation}; stop this one."
+        )
+    if incarnation > lease.incarnation:
+        raise LeaseLost(f"Incarnation {incarnation} was never given; register the replica again.")
+    if not lease.held:
+        raise LeaseLost(f"{_ENDED[lease.state]}; start the replica again to go on.")
+    if not review(lease, now, late_s).held:
+        raise LeaseLost(f"{_ENDED[ReplicaState.LOST]}; start the replica again to go on.")
+    return replace(lease, until=now + lease.length_s)
+
+
+def review(lease: Lease, now: float, late_s: float = 0.0) -> Lease:
+    """Return the lease as it stands at ``now``: the same, lost, extended or cut.
+
+    It is extended by a full length if we come late by more than half of one, since heartbeats
+    may have waited with us. It never ends later than a full length from ``now``, so a clock that
+    was set back keeps nobody alive.
+    """
+    if not lease.held:
+        return lease
+    if late_s > lease.length_s / 2:
+        return replace(lease, until=now + lease.length_s)
+    if now >= lease.until:
+        return replace(lease, state=ReplicaState.LOST)
+    return replace(lease, until=min(lease.until, now + lease.length_s))
+
+
+def release(lease: Lease, incarnation: int) -> Lease:
+    """Return the lease as left; unchanged if this incarnation does not hold it (any more)."""
+    if lease.held and lease.incarnation == incarnation:
+        return replace(lease, state=ReplicaState.LEFT)
+    return lease
+
+
+def drain(lease: Lease) -> Lease:
+    """Return the lease as draining.
+
+    Raises:
+        LeaseLost: it is not held, so there is nobody to drain.
+    """
+    if not lease.held:
+        raise LeaseLost(f"{_ENDED[lease.state]}; there is nothing to drain.")
+    return replace(lease, state=ReplicaState.DRAINING)
+
+
+def kick(lease: Lease) -> Lease:
+    """Return the lease as taken away; unchanged if it is not held."""
+    return replace(lease, state=ReplicaState.KICKED) if lease.held else lease
+
+
+def review_every_s(lengths_s: Iterable[float]) -> float:
+    """Return how long to wait between two reviews of leases of these lengths."""
+    shortest = min(lengths_s, default=10 * REVIEW_S_MAX)
+    return min(max(shortest / 10, REVIEW_S_MIN), REVIEW_S_MAX)
+
+
+_ENDED = {
+    ReplicaState.LEFT: "The replica has left",
+    ReplicaState.LOST: "The lease ran out because no heartbeat came in time",
+    ReplicaState.KICKED: "An operator removed the replica",
+}

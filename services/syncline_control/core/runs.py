@@ -1,0 +1,92 @@
+"""The life of a run as a transition table, and what may change in its settings.
+
+Pure. What is not in the table is refused; asking again for what is already so is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from syncline_proto.errors import InvalidRequest, RunConflict
+from syncline_proto.rest import RunState
+from syncline_proto.settings import LIVE, RunSettings, changed
+
+ENDED = frozenset({RunState.STOPPED, RunState.FINISHED})
+
+
+class Act(StrEnum):
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+    FINISH = "finish"
+
+
+LIFE: dict[tuple[RunState, Act], RunState] = {
+    (RunState.RUNNING, Act.PAUSE): RunState.PAUSED,
+    (RunState.RUNNING, Act.RESUME): RunState.RUNNING,
+    (RunState.RUNNING, Act.STOP): RunState.STOPPED,
+    (RunState.RUNNING, Act.FINISH): RunState.FINISHED,
+    (RunState.PAUSED, Act.PAUSE): RunState.PAUSED,
+    (RunState.PAUSED, Act.RESUME): RunState.RUNNING,
+    (RunState.PAUSED, Act.STOP): RunState.STOPPED,
+    (RunState.PAUSED, Act.FINISH): RunState.FINISHED,
+    (RunState.STOPPED, Act.STOP): RunState.STOPPED,
+    (RunState.FINISHED, Act.FINISH): RunState.FINISHED,
+}
+
+
+def after(state: RunState, act: Act, run: str) -> RunState:
+    """Return the state that follows.
+
+    Raises:
+        RunConflict: the table has no such transition.
+    """
+    try:
+        return LIFE[state, act]
+    except KeyError:
+        raise RunConflict(
+            f"Run {run} is {state}, so nobody can {act} it; start another run."
+        ) from None
+
+
+def patched(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
+    """Return the settings with a live change applied.
+
+    Raises:
+        InvalidRequest: a key may not change while the run goes on, or a value is out of range;
+            the message names it.
+    """
+    for key in sorted(patch.keys() - LIVE):
+        known = "cannot change while a run goes on" if key in settings_keys() else "is unknown"
+        raise InvalidRequest(f"settings.{key}: it {known}; live are {', '.join(sorted(LIVE))}.")
+    try:
+        return changed(settings, patch)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in ("settings", *first["loc"]))
+        raise InvalidRequest(f"{where}: {first['msg']}.") from None
+
+
+def settings_keys() -> frozenset[str]:
+    """The names of a run's settings, outermost level."""
+    return frozenset(RunSettings.model_fields)
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """Yield "key: old -> new" for each leaf in which two JSON values differ, sorted by key."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        one, other = cast(dict[str, Any], old), cast(dict[str, Any], new)
+        for key in sorted(one.keys() | other.keys()):
+            below = f"{path}.{key}" if path else key
+            yield from differences(one.get(key), other.get(key), below)
+    elif old != new:
+        yield f"{path}: {_short(old)} -> {_short(new)}"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,248 @@
+"""The control plane's tables, and how a database is opened.
+
+Times are wall-clock seconds since 1970, so that they mean something after a restart. Views and
+settings are kept as the JSON text of their contract (proto/rest.py); what is searched, counted
+or changed on its own has a column. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    BigInteger,
+    Double,
+    Engine,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    UniqueConstraint,
+    create_engine,
+    event,
+)
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from syncline_proto.errors import ConfigError, StoreError
+
+SCHEMA = 1
+"""Grows when the tables change; another number is refused rather than guessed at."""
+
+BigKey = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite counts up only an INTEGER primary key; it holds 64 bits all the same."""
+
+
+class Table(DeclarativeBase):
+    type_annotation_map: ClassVar[dict[Any, Any]] = {int: BigInteger, float: Double, str: Text}
+
+
+class Plane(Table):
+    """One row: what belongs to the control plane as a whole."""
+
+    __tablename__ = "plane"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    schema_number: Mapped[int]
+    membership_version: Mapped[int] = mapped_column(default=1)
+
+
+class Run(Table):
+    __tablename__ = "runs"
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True)
+    name: Mapped[str] = mapped_column(String(63), unique=True)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    settings: Mapped[str]
+    settings_version: Mapped[int] = mapped_column(default=1)
+    job: Mapped[str]
+    created_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    replicas_seen: Mapped[int] = mapped_column(default=0)
+    """How many names have come; the next one's ordinal."""
+    revision: Mapped[int] = mapped_column(default=0)
+    rounds: Mapped[int] = mapped_column(default=0)
+    exclusions: Mapped[int] = mapped_column(default=0)
+    committed_tokens: Mapped[int] = mapped_column(default=0)
+    leases_lost: Mapped[int] = mapped_column(default=0)
+
+
+class Replica(Table):
+    """The newest life of each replica name; earlier lives are in the event log."""
+
+    __tablename__ = "replicas"
+    __table_args__ = (
+        UniqueConstraint("run_id", "name"),
+        Index("ix_replicas_lease", "state", "lease_until"),
+    )
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    name: Mapped[str] = mapped_column(String(63))
+    ordinal: Mapped[int]
+    incarnation: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16))
+    lease_until: Mapped[float]
+    lease_s: Mapped[float]
+    joined_at: Mapped[float]
+    ranks: Mapped[int]
+    host: Mapped[str]
+    pid: Mapped[int]
+    fingerprint: Mapped[str]
+    progress: Mapped[str]
+    loss: Mapped[float | None]
+    taking_part: Mapped[bool] = mapped_column(default=False)
+    shares: Mapped[str] = mapped_column(default="{}")
+    """JSON: fragment -> [weight, z] of this life's last round of it."""
+    exclusions: Mapped[int] = mapped_column(default=0)
+
+
+class Fragment(Table):
+    """Where each fragment of a run was last reported to stand."""
+
+    __tablename__ = "fragments"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    revision: Mapped[int]
+    committed_tokens: Mapped[int]
+    committed_at: Mapped[float]
+    contributors: Mapped[str] = mapped_column(default="[]")
+    """JSON: [replica, incarnation] of each push in its last round."""
+
+
+class Round(Table):
+    __tablename__ = "rounds"
+    __table_args__ = (
+        # A sync service that saw no answer sends its report again; it must not count twice.
+        UniqueConstraint("run_id", "fragment", "kind", "revision", "gradient_step", "committed_at"),
+        Index("ix_rounds_newest", "run_id", "id"),
+    )
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    fragment: Mapped[int]
+    kind: Mapped[str] = mapped_column(String(16))
+    revision: Mapped[int]
+    gradient_step: Mapped[int]
+    committed_at: Mapped[float]
+    report: Mapped[str]
+
+
+class Point(Table):
+    """One point of a loss curve."""
+
+    __tablename__ = "points"
+    __table_args__ = (Index("ix_points_curve", "run_id", "replica", "kind", "id"),)
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+    replica: Mapped[str] = mapped_column(String(63))
+    kind: Mapped[str] = mapped_column(String(16))
+    tokens: Mapped[int]
+    loss: Mapped[float]
+    time: Mapped[float]
+
+
+class EventRow(Table):
+    __tablename__ = "events"
+    __table_args__ = (Index("ix_events_run", "run", "id"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(BigKey, primary_key=True)
+    time: Mapped[float]
+    run: Mapped[str | None] = mapped_column(String(63))
+    replica: Mapped[str | None] = mapped_column(String(63))
+    kind: Mapped[str] = mapped_column(String(64))
+    message: Mapped[str]
+
+
+class SyncService(Table):
+    __tablename__ = "sync_services"
+
+    name: Mapped[str] = mapped_column(String(63), primary_key=True)
+    address: Mapped[str]
+    index: Mapped[int] = mapped_column("shard_index")
+    shards: Mapped[int]
+    instance: Mapped[str]
+    lease_until: Mapped[float]
+    alive: Mapped[bool]
+
+
+def database_url(path_or_url: str) -> str:
+    """Return a SQLAlchemy URL: a path means a SQLite file, whose folder is made.
+
+    Raises:
+        ConfigError: the path is a folder, or its folder cannot be made.
+    """
+    if "://" in path_or_url:
+        return path_or_url
+    path = Path(path_or_url).expanduser().resolve()
+    if path.is_dir():
+        raise ConfigError(f"database: {path} is a folder; name a file in it, or give a URL.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"database: cannot make {path.parent} ({error.strerror}).") from None
+    return f"sqlite:///{path}"
+
+
+def connect(url: str) -> Engine:
+    """Return an engine; nothing is opened yet.
+
+    Raises:
+        ConfigError: the URL is malformed, or its driver is not installed.
+    """
+    try:
+        engine = create_engine(url, pool_pre_ping=True)
+    except ArgumentError:
+        raise ConfigError(
+            "database: not a path and not a URL like postgresql+psycopg://host/name."
+        ) from None
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"database: the driver {error.name} is not installed; install it with pip."
+        ) from None
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _tune_sqlite)
+    return engine
+
+
+def prepare(engine: Engine) -> None:
+    """Make the tables that are missing.
+
+    Raises:
+        StoreError: the database cannot be opened, or was made by another version.
+    """
+    try:
+        Table.metadata.create_all(engine)
+        with Session(engine) as session, session.begin():
+            plane = session.get(Plane, 1)
+            if plane is None:
+                session.add(Plane(id=1, schema_number=SCHEMA))
+            elif plane.schema_number != SCHEMA:
+                raise StoreError(
+                    f"The database has tables of version {plane.schema_number} and this program "
+                    f"needs {SCHEMA}; use another database or another Syncline."
+                )
+    except SQLAlchemyError as error:
+        raise refused(engine, error) from error
+
+
+def refused(engine: Engine, error: SQLAlchemyError) -> StoreError:
+    """Return our error for a database that does not do what it was asked, in one sentence."""
+    cause = getattr(error, "orig", None) or error
+    reason = str(cause).strip().splitlines()[0].rstrip(".")
+    where = engine.url.database if engine.dialect.name == "sqlite" else engine.url.host
+    return StoreError(
+        f"The database at {where} failed ({reason}); check that it is up and can be written."
+    )
+
+
+def _tune_sqlite(connection: Any, _record: Any) -> None:
+    """Readers never wait (WAL); a commit is on the disk: an incarnation is never given twice."""
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()

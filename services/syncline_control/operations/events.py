@@ -1,0 +1,41 @@
+"""The event log: what happened, in plain words, newest kept."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, or_, select
+
+from syncline_control.database import EventRow
+from syncline_control.transaction import Transaction
+from syncline_proto.rest import Event
+
+
+def listed(tx: Transaction, run: str | None, after: int | None, limit: int) -> list[Event]:
+    """Return events in the order in which they happened.
+
+    Args:
+        run: only those of this run, and those that are of no run and so concern all of them.
+        after: the ``limit`` events that follow this id; None: the newest ``limit``.
+    """
+    query = select(EventRow).limit(limit)
+    if run is not None:
+        query = query.where(or_(EventRow.run == run, EventRow.run.is_(None)))
+    if after is not None:
+        rows = tx.session.scalars(query.where(EventRow.id > after).order_by(EventRow.id)).all()
+    else:
+        rows = tx.session.scalars(query.order_by(EventRow.id.desc())).all()[::-1]
+    return [
+        Event(
+            id=row.id,
+            time=row.time,
+            run=row.run,
+            replica=row.replica,
+            kind=row.kind,
+            message=row.message,
+        )
+        for row in rows
+    ]
+
+
+def newest_id(tx: Transaction) -> int:
+    """Return the id of the newest event, 0 if there is none."""
+    return tx.session.scalar(select(func.max(EventRow.id))) or 0

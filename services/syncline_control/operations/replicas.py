@@ -1,0 +1,235 @@
+"""Replicas: register, heartbeat, drain, kick, leave. The core's leases decide; rows remember."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from sqlalchemy import func, select
+
+from syncline_control.core import leases
+from syncline_control.core.leases import HELD, Lease
+from syncline_control.database import Replica, Run
+from syncline_control.operations import points, runs, services
+from syncline_control.operations.checks import counted, finite, short, stored
+from syncline_control.transaction import Transaction
+from syncline_proto.errors import Overloaded, ReplicaUnknown
+from syncline_proto.rest import (
+    Heartbeat,
+    HeartbeatAnswer,
+    Progress,
+    Registration,
+    ReplicaRegister,
+    ReplicaState,
+    ReplicaView,
+    RunState,
+)
+
+REPLICAS_PER_RUN_MAX = 10_000
+
+
+def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
+    """Give the replica a lease under a new incarnation; its older life is fenced.
+
+    Raises:
+        RunUnknown, RunConflict: there is no such run, or it has ended.
+        Overloaded: the run has too many replicas.
+        InvalidRequest: a field does not fit.
+    """
+    run_row = runs.find(tx, run)
+    runs.refuse_if_ended(run_row)
+    timeouts = runs.settings_of(run_row).timeouts
+    row = _row(tx, run_row, body.replica)
+    older = lease_of(row) if row else None
+    lease = leases.grant(older, tx.now, timeouts.lease_s)
+    if row is None:
+        row = _new_row(tx, run_row, body.replica)
+    row.joined_at = tx.now
+    row.ranks = body.ranks
+    row.host = short(body.host, "host", 255)
+    row.pid = counted(body.pid, "pid")
+    row.fingerprint = short(body.fingerprint, "fingerprint", 128)
+    row.progress = Progress().model_dump_json()
+    row.loss, row.taking_part, row.shares = None, False, "{}"
+    _keep(row, lease)
+    where = f" on {body.host}" if body.host else ""
+    if older and older.held:
+        tx.record(
+            "replica.fenced",
+            f"{body.replica} started again{where}; incarnation {lease.incarnation} fences "
+            f"{older.incarnation}.",
+            run=run,
+            replica=body.replica,
+        )
+    else:
+        tx.record(
+            "replica.joined",
+            f"{body.replica} joined{where} (incarnation {lease.incarnation}).",
+            run=run,
+            replica=body.replica,
+        )
+    tx.bump()
+    tx.session.flush()
+    return Registration(
+        replica=row.name,
+        incarnation=row.incarnation,
+        ordinal=row.ordinal,
+        lease_s=timeouts.lease_s,
+        heartbeat_s=timeouts.heartbeat_s,
+        run=runs.view(tx, run_row),
+        sync_services=services.endpoints(tx),
+    )
+
+
+def heartbeat(tx: Transaction, run: str, replica: str, body: Heartbeat) -> HeartbeatAnswer:
+    """Renew the lease and take in what the replica says of itself.
+
+    Raises:
+        LeaseLost: this incarnation does not hold it any more.
+        RunUnknown, ReplicaUnknown: there is no such run or replica.
+    """
+    run_row, row = find(tx, run, replica)
+    _keep(row, leases.renew(lease_of(row), body.incarnation, tx.now, tx.late_s))
+    row.progress = stored(body.progress, "progress")
+    if body.progress.loss is not None:
+        row.loss = finite(body.progress.loss)
+    points.add(tx, run_row, replica, body.points)
+    settings = runs.settings_of(run_row)
+    held = select(func.count()).where(Replica.run_id == run_row.id, Replica.state.in_(HELD))
+    return HeartbeatAnswer(
+        lease_s=row.lease_s,
+        run_state=RunState(run_row.state),
+        drain=row.state == ReplicaState.DRAINING,
+        settings=settings,
+        settings_version=run_row.settings_version,
+        replicas_alive=tx.session.scalar(held) or 0,
+    )
+
+
+def drain(tx: Transaction, run: str, replica: str) -> ReplicaView:
+    """Ask the replica to finish and leave; it hears so with its next heartbeat.
+
+    Raises:
+        LeaseLost: the replica is not alive.
+    """
+    _, row = find(tx, run, replica)
+    _end_or_drain(tx, run, row, leases.drain(lease_of(row)), f"{replica} is draining.")
+    return view(tx, row)
+
+
+def kick(tx: Transaction, run: str, replica: str) -> ReplicaView:
+    """Take the lease away at once; nothing happens if the replica is not alive."""
+    _, row = find(tx, run, replica)
+    message = f"An operator removed {replica}."
+    _end_or_drain(tx, run, row, leases.kick(lease_of(row)), message)
+    return view(tx, row)
+
+
+def leave(tx: Transaction, run: str, replica: str, incarnation: int) -> None:
+    """Give the lease back; nothing happens if this incarnation does not hold it."""
+    _, row = find(tx, run, replica)
+    released = leases.release(lease_of(row), incarnation)
+    _end_or_drain(tx, run, row, released, f"{replica} left.")
+
+
+def listed(tx: Transaction, run: str) -> list[ReplicaView]:
+    """Return every replica that ever came, in the order in which they first did."""
+    run_row = runs.find(tx, run)
+    rows = tx.session.scalars(
+        select(Replica).where(Replica.run_id == run_row.id).order_by(Replica.ordinal)
+    )
+    return [view(tx, row) for row in rows]
+
+
+def lose(tx: Transaction, run_row: Run, row: Replica) -> None:
+    """Write down that the replica's lease ran out."""
+    row.state = ReplicaState.LOST
+    row.taking_part = False
+    run_row.leases_lost += 1
+    tx.record(
+        "replica.lost",
+        f"{row.name} is lost: no heartbeat for {row.lease_s:g} s.",
+        run=run_row.name,
+        replica=row.name,
+    )
+    tx.bump()
+
+
+def find(tx: Transaction, run: str, replica: str) -> tuple[Run, Replica]:
+    """Return the rows of the run and its replica.
+
+    Raises:
+        RunUnknown, ReplicaUnknown: there is none.
+    """
+    run_row = runs.find(tx, run)
+    row = _row(tx, run_row, replica)
+    if row is None:
+        raise ReplicaUnknown(
+            f"Run {run} has no replica {replica}; `syncline replicas ls {run}` lists them."
+        )
+    return run_row, row
+
+
+def view(tx: Transaction, row: Replica) -> ReplicaView:
+    shares: list[list[float | None]] = list(json.loads(row.shares).values())
+    weights = [share[0] for share in shares if share[0] is not None]
+    scores = [share[1] for share in shares if share[1] is not None]
+    return ReplicaView(
+        replica=row.name,
+        incarnation=row.incarnation,
+        state=ReplicaState(row.state),
+        taking_part=row.taking_part,
+        ranks=row.ranks,
+        host=row.host,
+        pid=row.pid,
+        joined_at=row.joined_at,
+        lease_left_s=lease_of(row).left_s(tx.now),
+        progress=Progress.model_validate_json(row.progress),
+        weight=math.fsum(weights) / len(weights) if weights else None,
+        z=max(scores, default=None),
+        exclusions=row.exclusions,
+    )
+
+
+def _end_or_drain(tx: Transaction, run: str, row: Replica, lease: Lease, message: str) -> None:
+    """Keep the lease; if its state is another one now, tell everybody."""
+    if lease.state == row.state:
+        return
+    _keep(row, lease)
+    if not lease.held:
+        row.taking_part = False
+    tx.record(f"replica.{lease.state}", message, run=run, replica=row.name)
+    tx.bump()
+
+
+def _row(tx: Transaction, run_row: Run, replica: str) -> Replica | None:
+    return tx.session.scalar(
+        select(Replica).where(Replica.run_id == run_row.id, Replica.name == replica)
+    )
+
+
+def _new_row(tx: Transaction, run_row: Run, replica: str) -> Replica:
+    if run_row.replicas_seen >= REPLICAS_PER_RUN_MAX:
+        raise Overloaded(f"Run {run_row.name} has had {REPLICAS_PER_RUN_MAX} replicas already.")
+    row = Replica(run_id=run_row.id, name=replica, ordinal=run_row.replicas_seen)
+    row.exclusions = 0
+    run_row.replicas_seen += 1
+    tx.session.add(row)
+    return row
+
+
+def lease_of(row: Replica) -> Lease:
+    """Return the lease as the core knows it."""
+    return Lease(
+        incarnation=row.incarnation,
+        state=ReplicaState(row.state),
+        until=row.lease_until,
+        length_s=row.lease_s,
+    )
+
+
+def _keep(row: Replica, lease: Lease) -> None:
+    row.incarnation = lease.incarnation
+    row.state = lease.state
+    row.lease_until = lease.until
+    row.lease_s = lease.length_s

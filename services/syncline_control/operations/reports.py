@@ -1,0 +1,152 @@
+"""What sync services tell: rounds and events of a run. Telling it twice counts once."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from sqlalchemy import delete, select
+
+from syncline_control.core.leases import HELD
+from syncline_control.database import Fragment, Replica, Round, Run
+from syncline_control.operations import runs
+from syncline_control.operations.checks import counted, finite, stored
+from syncline_control.transaction import Transaction
+from syncline_proto.errors import InvalidRequest
+from syncline_proto.rest import ContributionView, EventIn, Reports, RoundReport
+
+ROUNDS_KEPT = 2_000
+FRAGMENTS_MAX = 10_000
+
+KIND_PATTERN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+KIND_CHARACTERS_MAX = 64
+
+
+def add(tx: Transaction, run: str, body: Reports) -> None:
+    """Take in a batch; rounds that are there already are passed over.
+
+    Raises:
+        RunUnknown: there is no such run.
+        InvalidRequest: a field does not fit; nothing of the batch is kept.
+    """
+    run_row = runs.find(tx, run)
+    if body.rounds:
+        _add_rounds(tx, run_row, body.rounds)
+    for event in body.events:
+        _add_event(tx, run, event)
+
+
+def newest_rounds(tx: Transaction, run: str, limit: int) -> list[RoundReport]:
+    """Return the newest rounds, oldest of them first."""
+    run_row = runs.find(tx, run)
+    query = select(Round.report).where(Round.run_id == run_row.id)
+    reports = tx.session.scalars(query.order_by(Round.id.desc()).limit(limit)).all()
+    return [RoundReport.model_validate_json(report) for report in reversed(reports)]
+
+
+def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> None:
+    replicas = {
+        row.name: row
+        for row in tx.session.scalars(select(Replica).where(Replica.run_id == run_row.id))
+    }
+    fragments = {
+        row.number: row
+        for row in tx.session.scalars(select(Fragment).where(Fragment.run_id == run_row.id))
+    }
+    for report in reports:
+        if not _add_round(tx, run_row, report):
+            continue
+        _move_fragment(tx, run_row, fragments, report)
+        if report.kind != "parameters":  # an offer sets a value; nobody's push is judged
+            run_row.rounds += 1
+            for contribution in report.contributions:
+                _judge(run_row, replicas.get(contribution.replica), report, contribution)
+    run_row.revision = min(row.revision for row in fragments.values())
+    run_row.committed_tokens = min(row.committed_tokens for row in fragments.values())
+    present = {tuple(one) for row in fragments.values() for one in json.loads(row.contributors)}
+    for row in replicas.values():
+        row.taking_part = row.state in HELD and (row.name, row.incarnation) in present
+    tx.session.flush()
+    _forget_old_rounds(tx, run_row)
+
+
+def _add_round(tx: Transaction, run_row: Run, report: RoundReport) -> bool:
+    """Keep the report; False if it is there already."""
+    same = select(Round.id).where(
+        Round.run_id == run_row.id,
+        Round.fragment == counted(report.fragment, "rounds.fragment"),
+        Round.kind == report.kind,
+        Round.revision == counted(report.revision, "rounds.revision"),
+        Round.gradient_step == counted(report.gradient_step, "rounds.gradient_step"),
+        Round.committed_at == report.committed_at,
+    )
+    if tx.session.scalar(same) is not None:
+        return False
+    row = Round(
+        run_id=run_row.id,
+        fragment=report.fragment,
+        kind=report.kind,
+        revision=report.revision,
+        gradient_step=report.gradient_step,
+        committed_at=report.committed_at,
+        report=stored(report, "rounds"),
+    )
+    tx.session.add(row)
+    return True
+
+
+def _move_fragment(
+    tx: Transaction, run_row: Run, fragments: dict[int, Fragment], report: RoundReport
+) -> None:
+    """Let the fragment stand where its latest round left it; a restore may move it back."""
+    tokens = counted(report.committed_tokens, "rounds.committed_tokens")
+    row = fragments.get(report.fragment)
+    if row is None:
+        if len(fragments) >= FRAGMENTS_MAX:
+            raise InvalidRequest(f"rounds.fragment: a run has at most {FRAGMENTS_MAX} fragments.")
+        row = Fragment(run_id=run_row.id, number=report.fragment, contributors="[]")
+        fragments[report.fragment] = row
+        tx.session.add(row)
+    elif report.committed_at < row.committed_at:
+        return
+    row.revision = report.revision
+    row.committed_tokens = tokens
+    row.committed_at = report.committed_at
+    if report.kind != "parameters":
+        row.contributors = json.dumps(
+            [[one.replica, one.incarnation] for one in report.contributions]
+        )
+
+
+def _judge(
+    run_row: Run, replica: Replica | None, report: RoundReport, contribution: ContributionView
+) -> None:
+    """Write the verdict down beside the replica, if it is (still) known."""
+    excluded = contribution.verdict == "anomalous"
+    run_row.exclusions += excluded
+    if replica is None:
+        return
+    replica.exclusions += excluded
+    if replica.incarnation == contribution.incarnation:
+        shares = json.loads(replica.shares)
+        shares[str(report.fragment)] = [finite(contribution.weight), finite(contribution.z)]
+        replica.shares = json.dumps(shares)
+
+
+def _add_event(tx: Transaction, run: str, event: EventIn) -> None:
+    if len(event.kind) > KIND_CHARACTERS_MAX or not KIND_PATTERN.fullmatch(event.kind):
+        raise InvalidRequest(
+            f"events.kind: {event.kind[:80]!r} is not like replica.joined "
+            f"(lower case, dots, at most {KIND_CHARACTERS_MAX} characters)."
+        )
+    if event.replica is not None and len(event.replica) > 63:
+        raise InvalidRequest("events.replica: longer than 63 characters.")
+    tx.record(event.kind, event.message, run=run, replica=event.replica)
+
+
+def _forget_old_rounds(tx: Transaction, run_row: Run) -> None:
+    mine = Round.run_id == run_row.id
+    last = select(Round.id).where(mine).order_by(Round.id.desc()).offset(ROUNDS_KEPT).limit(1)
+    oldest = tx.session.scalar(last)
+    if oldest is not None:
+        tx.session.execute(delete(Round).where(mine, Round.id <= oldest))

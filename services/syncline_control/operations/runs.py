@@ -1,0 +1,205 @@
+"""Runs: create, look at, change, pause, resume, stop, finish."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Integer, case, cast, func, select
+
+from syncline_control.core import runs as life
+from syncline_control.core.leases import HELD
+from syncline_control.database import Replica, Run
+from syncline_control.transaction import Transaction
+from syncline_proto.errors import InvalidRequest, Overloaded, RunConflict, RunUnknown
+from syncline_proto.rest import RunCreate, RunState, RunView, SettingsPatch
+from syncline_proto.settings import RunSettings
+
+RUNS_MAX = 10_000
+JOB_CHARACTERS_MAX = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """What a run's replicas come to."""
+
+    alive: int = 0
+    taking_part: int = 0
+    loss: float | None = None
+
+
+def create(tx: Transaction, body: RunCreate) -> tuple[RunView, bool]:
+    """Return the run and whether it is new.
+
+    Raises:
+        RunConflict: it exists with other settings; the message names the first difference.
+        Overloaded: there are too many runs.
+        InvalidRequest: the job is too long.
+    """
+    row = tx.session.scalar(select(Run).where(Run.name == body.name))
+    if row is not None:
+        old = settings_of(row).model_dump(mode="json")
+        for difference in life.differences(old, body.settings.model_dump(mode="json")):
+            raise RunConflict(
+                f"Run {body.name} exists with other settings ({difference}); use its settings or "
+                "another name."
+            )
+        return view(tx, row), False
+    if (tx.session.scalar(select(func.count()).select_from(Run)) or 0) >= RUNS_MAX:
+        raise Overloaded(f"There are {RUNS_MAX} runs already; start with another database.")
+    row = Run(
+        name=body.name,
+        state=RunState.RUNNING,
+        settings=body.settings.model_dump_json(),
+        settings_version=1,
+        job=_job_text(body.job),
+        created_at=tx.now,
+    )
+    tx.session.add(row)
+    tx.session.flush()
+    tx.record("run.created", f"Run {body.name} was created.", run=body.name)
+    tx.bump()
+    return view(tx, row), True
+
+
+def get(tx: Transaction, run: str) -> RunView:
+    return view(tx, find(tx, run))
+
+
+def newest(tx: Transaction, limit: int) -> list[RunView]:
+    """Return the newest runs, newest first."""
+    rows = tx.session.scalars(select(Run).order_by(Run.id.desc()).limit(limit)).all()
+    return views(tx, rows)
+
+
+def act(tx: Transaction, run: str, what: life.Act) -> RunView:
+    """Move the run on in its life; nothing happens if it is there already.
+
+    Raises:
+        RunConflict: its state does not allow it.
+    """
+    row = find(tx, run)
+    state = life.after(RunState(row.state), what, run)
+    if state != row.state:
+        row.state = state
+        row.ended_at = tx.now if state in life.ENDED else None
+        tx.record(f"run.{_DONE[what]}", f"Run {run} was {_DONE[what]}.", run=run)
+        tx.bump()
+    return view(tx, row)
+
+
+def patch_settings(tx: Transaction, run: str, body: SettingsPatch) -> RunView:
+    """Change live settings; nothing happens if they are so already.
+
+    Raises:
+        InvalidRequest: a key is not live or a value is out of range.
+        RunConflict: the run has ended.
+    """
+    row = find(tx, run)
+    refuse_if_ended(row)
+    old = settings_of(row)
+    new = life.patched(old, body.settings)
+    changes = list(life.differences(old.model_dump(mode="json"), new.model_dump(mode="json")))
+    if changes:
+        row.settings = new.model_dump_json()
+        row.settings_version += 1
+        tx.record("settings.changed", f"From the next round on, {', '.join(changes)}.", run=run)
+        tx.bump()
+    return view(tx, row)
+
+
+def find(tx: Transaction, run: str) -> Run:
+    """Return the run's row.
+
+    Raises:
+        RunUnknown: there is none.
+    """
+    row = tx.session.scalar(select(Run).where(Run.name == run))
+    if row is None:
+        raise RunUnknown(f"There is no run {run}; `syncline runs ls` lists those there are.")
+    return row
+
+
+def refuse_if_ended(row: Run) -> None:
+    """Raises:
+    RunConflict: the run is stopped or finished.
+    """
+    if row.state in life.ENDED:
+        raise RunConflict(f"Run {row.name} is {row.state}; start another run.")
+
+
+def settings_of(row: Run) -> RunSettings:
+    return RunSettings.model_validate_json(row.settings)
+
+
+def view(tx: Transaction, row: Run) -> RunView:
+    return views(tx, [row])[0]
+
+
+def views(tx: Transaction, rows: Iterable[Run]) -> list[RunView]:
+    listed = list(rows)
+    crowds = _crowds(tx, [row.id for row in listed])
+    return [_view(row, crowds.get(row.id, Crowd())) for row in listed]
+
+
+def _crowds(tx: Transaction, run_ids: list[int]) -> Mapping[int, Crowd]:
+    """Count the replicas of each run; its loss is that of the held ones, or of all at the end."""
+    held = Replica.state.in_(HELD)
+    query = (
+        select(
+            Replica.run_id,
+            func.sum(cast(held, Integer)),
+            func.sum(cast(held & Replica.taking_part, Integer)),
+            func.avg(case((held, Replica.loss))),
+            func.avg(Replica.loss),
+        )
+        .where(Replica.run_id.in_(run_ids))
+        .group_by(Replica.run_id)
+    )
+    return {
+        run_id: Crowd(
+            alive=int(alive),
+            taking_part=int(taking_part),
+            loss=loss_of_held if loss_of_held is not None else loss_of_all,
+        )
+        for run_id, alive, taking_part, loss_of_held, loss_of_all in tx.session.execute(query)
+    }
+
+
+def _view(row: Run, crowd: Crowd) -> RunView:
+    return RunView(
+        name=row.name,
+        state=RunState(row.state),
+        settings=settings_of(row),
+        settings_version=row.settings_version,
+        job=json.loads(row.job),
+        created_at=row.created_at,
+        ended_at=row.ended_at,
+        replicas_alive=crowd.alive,
+        replicas_taking_part=crowd.taking_part,
+        revision=row.revision,
+        rounds=row.rounds,
+        exclusions=row.exclusions,
+        committed_tokens=row.committed_tokens,
+        loss=crowd.loss,
+    )
+
+
+def _job_text(job: dict[str, Any]) -> str:
+    try:
+        text = json.dumps(job, allow_nan=False)
+    except ValueError:
+        raise InvalidRequest("job: every number must be finite.") from None
+    if len(text) > JOB_CHARACTERS_MAX:
+        raise InvalidRequest(f"job: longer than {JOB_CHARACTERS_MAX} characters as JSON.")
+    return text
+
+
+_DONE = {
+    life.Act.PAUSE: "paused",
+    life.Act.RESUME: "resumed",
+    life.Act.STOP: "stopped",
+    life.Act.FINISH: "finished",
+}

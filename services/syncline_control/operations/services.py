@@ -1,0 +1,82 @@
+"""Sync services: they say where they listen, and say so again before their lease ends."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, func, select
+
+from syncline_control.database import SyncService
+from syncline_control.operations.checks import counted, short
+from syncline_control.transaction import Transaction
+from syncline_proto.errors import InvalidRequest, Overloaded
+from syncline_proto.rest import SyncEndpoint, SyncServiceAnswer, SyncServiceHello
+
+LEASE_S = 15.0
+SERVICES_MAX = 1_000
+
+FORGET_S = 3_600.0
+"""A service that has been away this long is taken off the list."""
+
+
+def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnswer:
+    """Write down where the service listens and renew its lease.
+
+    Raises:
+        InvalidRequest: the names in path and body differ, or a field does not fit.
+        Overloaded: there are too many sync services.
+    """
+    if body.name != name:
+        raise InvalidRequest(f"name: the body says {body.name} and the path {name}.")
+    if body.index >= body.shards:
+        raise InvalidRequest(f"index: {body.index} is not below shards, {body.shards}.")
+    row = tx.session.get(SyncService, name)
+    if row is None:
+        if (tx.session.scalar(select(func.count()).select_from(SyncService)) or 0) >= SERVICES_MAX:
+            raise Overloaded(f"There are {SERVICES_MAX} sync services already.")
+        row = SyncService(name=name, instance="", alive=False)
+        tx.session.add(row)
+    if row.instance != body.instance:
+        act = "started again" if row.instance else "started"
+        tx.record("sync.started", f"Sync service {name} {act} at {body.address}.")
+    elif not row.alive:
+        tx.record("sync.back", f"Sync service {name} answers again at {body.address}.")
+    row.address = short(body.address, "address", 255)
+    row.index = counted(body.index, "index")
+    row.shards = counted(body.shards, "shards")
+    row.instance = short(body.instance, "instance", 128)
+    row.lease_until = tx.now + LEASE_S
+    row.alive = True
+    return SyncServiceAnswer(lease_s=LEASE_S)
+
+
+def endpoints(tx: Transaction) -> list[SyncEndpoint]:
+    """Return where sync services listen, by shard."""
+    rows = tx.session.scalars(select(SyncService).order_by(SyncService.index, SyncService.name))
+    return [
+        SyncEndpoint(
+            name=row.name,
+            address=row.address,
+            index=row.index,
+            shards=row.shards,
+            alive=row.alive and tx.now < row.lease_until,
+        )
+        for row in rows
+    ]
+
+
+def review(tx: Transaction) -> None:
+    """Mark the services whose lease has ended, or extend it if we come late; forget old ones."""
+    ended = select(SyncService).where(SyncService.alive, SyncService.lease_until <= tx.now)
+    for row in tx.session.scalars(ended):
+        if tx.late_s > LEASE_S / 2:
+            row.lease_until = tx.now + LEASE_S
+        else:
+            row.alive = False
+            tx.record("sync.lost", f"Sync service {row.name} has not answered for {LEASE_S:g} s.")
+    gone = SyncService.lease_until <= tx.now - FORGET_S
+    tx.session.execute(delete(SyncService).where(~SyncService.alive, gone))
+
+
+def extend_all(tx: Transaction) -> None:
+    """Give every service that is alive a full lease."""
+    for row in tx.session.scalars(select(SyncService).where(SyncService.alive)):
+        row.lease_until = tx.now + LEASE_S

@@ -1,0 +1,30 @@
+"""What routes share: how they reach the state, and what names look like in a path."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Request
+
+from syncline_control.metrics import Metrics
+from syncline_control.state import State
+from syncline_proto.settings import NAME_PATTERN
+
+
+def _state(request: Request) -> State:
+    return request.app.state.control
+
+
+def _metrics(request: Request) -> Metrics:
+    return request.app.state.metrics
+
+
+Control = Annotated[State, Depends(_state)]
+Registry = Annotated[Metrics, Depends(_metrics)]
+
+RunName = Annotated[str, Path(pattern=NAME_PATTERN, examples=["my-run"])]
+ReplicaName = Annotated[str, Path(pattern=NAME_PATTERN, examples=["replica-0"])]
+ServiceName = Annotated[str, Path(pattern=NAME_PATTERN, examples=["sync-0"])]
+
+After = Annotated[int | None, Query(ge=0, le=(1 << 63) - 1)]
+WaitSeconds = Annotated[float, Query(ge=0, le=60)]

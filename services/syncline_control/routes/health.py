@@ -1,0 +1,42 @@
+"""Health and metrics, for probes and Prometheus; outside /v1, without a token."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from sqlalchemy import text
+
+from syncline_control import metrics
+from syncline_control.routes.asking import Control, Registry
+from syncline_control.transaction import Transaction
+from syncline_proto.errors import StoreError, Unreachable
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+async def healthz() -> PlainTextResponse:
+    """The process answers."""
+    return PlainTextResponse("ok\n")
+
+
+@router.get("/readyz")
+async def readyz(state: Control) -> PlainTextResponse:
+    """The database answers, too."""
+    try:
+        await state.do(_ask)
+    except StoreError as error:
+        raise Unreachable(error.message) from error
+    return PlainTextResponse("ready\n")
+
+
+@router.get("/metrics")
+async def prometheus(state: Control, registry: Registry) -> Response:
+    """Metrics in Prometheus' text format."""
+    fleet = await state.do(metrics.snapshot)
+    return Response(registry.text(fleet, state.event_counts), media_type=CONTENT_TYPE_LATEST)
+
+
+def _ask(tx: Transaction) -> None:
+    tx.session.execute(text("SELECT 1"))

@@ -1,0 +1,37 @@
+"""Sync services: where they listen, and whether they are alive."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body
+from fastapi.openapi.models import Example
+
+from syncline_control.operations import services
+from syncline_control.routes.asking import Control, ServiceName
+from syncline_proto.rest import SyncEndpoint, SyncServiceAnswer, SyncServiceHello
+
+router = APIRouter(prefix="/v1/sync-services", tags=["sync services"])
+
+HELLO: dict[str, Example] = {
+    "one": {
+        "summary": "The only sync service",
+        "value": {"name": "sync-0", "address": "10.0.0.5:50051", "instance": "5b0c2f"},
+    }
+}
+
+
+@router.put("/{name}")
+async def hello(
+    state: Control,
+    name: ServiceName,
+    body: Annotated[SyncServiceHello, Body(openapi_examples=HELLO)],
+) -> SyncServiceAnswer:
+    """Say where the service listens; say so again within every `lease_s`."""
+    return await state.do(services.hello, name, body)
+
+
+@router.get("")
+async def list_services(state: Control) -> list[SyncEndpoint]:
+    """List the sync services, by shard."""
+    return await state.do(services.endpoints)

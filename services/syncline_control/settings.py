@@ -1,0 +1,58 @@
+"""The program's own settings: flags before environment (SYNCLINE_CONTROL_*) before defaults."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Any, Self
+
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from syncline_proto.errors import ConfigError
+
+
+class ControlSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="SYNCLINE_CONTROL_", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8500, ge=0, le=65535)
+    """0 takes a free one and says which."""
+    database: str = "syncline-control.db"
+    """A path (SQLite) or a SQLAlchemy URL."""
+    token: SecretStr | None = Field(default=None, min_length=1)
+    """What callers must send as a bearer token."""
+    insecure: bool = False
+    """Allow strangers: no token although other machines can reach us."""
+    log_json: bool = False
+
+    @model_validator(mode="after")
+    def _no_open_doors(self) -> Self:
+        if self.token is None and not self.insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"host: {self.host} can be reached from other machines and there is no token; "
+                "give --token (or SYNCLINE_CONTROL_TOKEN), or --insecure if the network is yours."
+            )
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host; a name other than localhost counts as not."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def resolved(flags: dict[str, Any]) -> ControlSettings:
+    """Return the settings with the flags that were given (not None) on top.
+
+    Raises:
+        ConfigError: one of them is wrong; the message names it.
+    """
+    try:
+        return ControlSettings(**{key: value for key, value in flags.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise ConfigError(f"{where}{message}.") from None

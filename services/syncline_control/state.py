@@ -1,0 +1,164 @@
+"""The one door to the database: operations go in one by one, each a transaction of its own.
+
+A single thread runs them in order, so operations need no locks and the event loop never waits
+for a disk. Bells ring after the commit. One process owns a database at a time: a second one
+would not hear the first one's bells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from syncline_control import database
+from syncline_control.notify import Bell
+from syncline_control.operations import membership, sweep
+from syncline_control.transaction import Transaction
+from syncline_proto.errors import Overloaded
+from syncline_proto.rest import Membership
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PENDING_MAX = 1_000
+"""Operations that wait for the thread; beyond it callers are told to come back."""
+
+EVENT_KINDS_MAX = 200
+"""Kinds that are counted apart; kinds come from outside, and each one is a metric's series."""
+
+
+class State:
+    """What the control plane knows.
+
+    Invariants:
+        - operations see the database as if each of them were alone;
+        - whoever is told that something happened can read it: bells ring after the commit.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._pending = 0
+        self._closed = False
+        self._review_due: float | None = None
+        self.membership_bell = Bell()
+        self.events_bell = Bell()
+        self.event_counts: Counter[str] = Counter()
+
+    @classmethod
+    async def open(cls, path_or_url: str, *, clock: Callable[[], float] = time.time) -> Self:
+        """Open the database and give every held lease a full length: we were the ones away.
+
+        Raises:
+            ConfigError: the path or URL is wrong.
+            StoreError: the database cannot be opened or was made by another version.
+        """
+        state = cls(database.connect(database.database_url(path_or_url)), clock)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(state._thread, database.prepare, state._engine)
+            await state.do(sweep.welcome_back)
+        except BaseException:
+            await state.close()
+            raise
+        return state
+
+    async def close(self) -> None:
+        """End every wait, finish the operations under way, close the database; once is enough."""
+        self.end_waits()
+        if self._closed:
+            return
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._engine.dispose)
+        self._thread.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    def end_waits(self) -> None:
+        """Answer every long poll and end every stream, now and from now on."""
+        self.membership_bell.close()
+        self.events_bell.close()
+
+    async def do(
+        self,
+        operation: Callable[Concatenate[Transaction, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Run the operation in a transaction; it is committed when this returns.
+
+        A caller that is cancelled does not cancel the operation.
+
+        Raises:
+            Overloaded: too many operations wait.
+            StoreError: the database failed; nothing has changed.
+            SynclineError: whatever the operation raises; nothing has changed.
+        """
+        if self._pending >= PENDING_MAX:
+            raise Overloaded("Too many requests wait for the database; try again.")
+        self._pending += 1
+
+        def act(tx: Transaction) -> T:
+            return operation(tx, *args, **kwargs)
+
+        job = asyncio.get_running_loop().run_in_executor(self._thread, self._transact, act)
+        job.add_done_callback(self._settle)
+        return (await asyncio.shield(job))[0]
+
+    async def review_leases(self) -> float:
+        """Mark what has run out; return the seconds until leases should be looked at again."""
+        every_s = await self.do(sweep.review_leases)
+        self._review_due = self._clock() + every_s
+        return every_s
+
+    async def membership(self, run: str | None, after: int | None, wait_s: float) -> Membership:
+        """Return the membership as soon as its version is not ``after``, or after ``wait_s``."""
+        ends = time.monotonic() + wait_s
+        while True:
+            ring = self.membership_bell.listen()
+            view = await self.do(membership.view, run)
+            if view.version != after:
+                return view
+            if not await self.membership_bell.heard(ring, ends - time.monotonic()):
+                return view
+
+    def _transact(self, operation: Callable[[Transaction], T]) -> tuple[T, Transaction]:
+        """Runs on the database's thread."""
+        now = self._clock()
+        late_s = 0.0 if self._review_due is None else max(0.0, now - self._review_due)
+        try:
+            with Session(self._engine, expire_on_commit=False) as session, session.begin():
+                tx = Transaction(session=session, now=now, late_s=late_s)
+                answer = operation(tx)
+                tx.forget_old_events()
+        except SQLAlchemyError as error:
+            raise database.refused(self._engine, error) from error
+        return answer, tx
+
+    def _settle(self, job: asyncio.Future[tuple[T, Transaction]]) -> None:
+        self._pending -= 1
+        if job.cancelled() or job.exception():
+            return
+        tx = job.result()[1]
+        for kind in tx.kinds:
+            known = kind in self.event_counts or len(self.event_counts) < EVENT_KINDS_MAX
+            self.event_counts[kind if known else "other"] += 1
+        if tx.kinds:
+            self.events_bell.ring()
+        if tx.membership_changed:
+            self.membership_bell.ring()

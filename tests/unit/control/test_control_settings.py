@@ -1,0 +1,111 @@
+"""The program's own settings: who may reach us, and which database is meant."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from syncline_control.database import connect, database_url, prepare
+from syncline_control.notify import Bell
+from syncline_control.settings import is_loopback, resolved
+from syncline_proto.errors import ConfigError, StoreError
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("::1", True), ("[::1]", True), ("localhost", True)]
+    + [("0.0.0.0", False), ("::", False), ("10.0.0.5", False), ("example.org", False)],
+)
+def test_only_this_machine_is_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_an_open_host_wants_a_token_or_the_word_insecure() -> None:
+    with pytest.raises(ConfigError, match="no token"):
+        resolved({"host": "0.0.0.0"})
+    assert resolved({"host": "0.0.0.0", "token": "s3cret"}).token is not None
+    assert resolved({"host": "0.0.0.0", "insecure": True}).insecure
+
+
+def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SYNCLINE_CONTROL_PORT", "1234")
+    assert resolved({"port": None}).port == 1234
+    assert resolved({"port": 4321}).port == 4321
+
+
+def test_a_secret_is_not_shown() -> None:
+    assert "s3cret" not in repr(resolved({"token": "s3cret"}))
+
+
+@pytest.mark.parametrize("flags", [{"port": 70_000}, {"port": -1}, {"token": ""}])
+def test_a_wrong_setting_is_named(flags: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(flags))):
+        resolved(flags)
+
+
+def test_a_path_is_a_sqlite_file_whose_folder_is_made(tmp_path: Path) -> None:
+    assert database_url(str(tmp_path / "a" / "b.db")) == f"sqlite:///{tmp_path}/a/b.db"
+    assert (tmp_path / "a").is_dir()
+    assert database_url("postgresql+psycopg://host/name") == "postgresql+psycopg://host/name"
+
+
+def test_a_folder_is_not_a_database(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        database_url(str(tmp_path))
+
+
+@pytest.mark.parametrize("url", ["nonsense://x", "postgresql+nodriver://x/y"])
+def test_a_url_that_leads_nowhere_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="database"):
+        connect(url)
+
+
+def test_a_file_that_is_no_database_is_refused_and_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("This is not a database at all.\n" * 100)
+    before = path.read_bytes()
+    engine = connect(database_url(str(path)))
+    try:
+        with pytest.raises(StoreError, match="not a database"):
+            prepare(engine)
+    finally:
+        engine.dispose()
+    assert path.read_bytes() == before
+
+
+def test_tables_of_another_version_are_refused(tmp_path: Path) -> None:
+    engine = connect(database_url(str(tmp_path / "control.db")))
+    try:
+        prepare(engine)
+        prepare(engine)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE plane SET schema_number = 99")
+        with pytest.raises(StoreError, match="version 99"):
+            prepare(engine)
+    finally:
+        engine.dispose()
+
+
+def test_a_ring_between_listening_and_waiting_is_heard() -> None:
+    async def scenario() -> None:
+        bell = Bell()
+        ring = bell.listen()
+        bell.ring()
+        assert await bell.heard(ring, 30)
+        assert not await bell.heard(bell.listen(), 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_bell_holds_nobody() -> None:
+    async def scenario() -> None:
+        bell = Bell()
+        waiting = asyncio.create_task(bell.heard(bell.listen(), 30))
+        await asyncio.sleep(0)
+        bell.close()
+        assert not await waiting
+        assert not await bell.heard(bell.listen(), 30)
+
+    asyncio.run(scenario())

@@ -1,0 +1,60 @@
+"""A run's life goes by the table, and only live settings change while it goes on."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from syncline_control.core.runs import ENDED, LIFE, Act, after, differences, patched
+from syncline_proto.errors import InvalidRequest, RunConflict
+from syncline_proto.rest import RunState
+from syncline_proto.settings import RunSettings
+
+
+@pytest.mark.parametrize(("state", "act"), list(product(RunState, Act)))
+def test_what_is_not_in_the_table_is_refused(state: RunState, act: Act) -> None:
+    if (state, act) in LIFE:
+        assert after(state, act, "r") is LIFE[state, act]
+    else:
+        with pytest.raises(RunConflict, match=f"{state}.*{act}"):
+            after(state, act, "r")
+
+
+@pytest.mark.parametrize("act", list(Act))
+def test_asking_twice_is_asking_once(act: Act) -> None:
+    once = after(RunState.RUNNING, act, "r")
+    assert after(once, act, "r") is once
+
+
+@pytest.mark.parametrize(("state", "act"), list(product(ENDED, Act)))
+def test_nothing_brings_an_ended_run_back(state: RunState, act: Act) -> None:
+    assert LIFE.get((state, act), state) is state
+
+
+def test_a_live_change_touches_only_what_it_names() -> None:
+    old = RunSettings(sync_every=8)
+    new = patched(old, {"outer": {"lr": 0.5}, "sync_every": 16})
+    found = list(differences(old.model_dump(mode="json"), new.model_dump(mode="json")))
+    assert found == ["outer.lr: 0.7 -> 0.5", "sync_every: 8 -> 16"]
+
+
+@pytest.mark.parametrize(
+    ("patch", "says"),
+    [
+        ({"token_budget": 5}, "settings.token_budget: it cannot change while a run goes on"),
+        ({"colour": "red"}, "settings.colour: it is unknown"),
+        ({"outer": {"lr": -1}}, "settings.outer.lr"),
+        ({"outer": {"speed": 1}}, "settings.outer.speed"),
+        ({"sync_every": None}, "settings.sync_every"),
+    ],
+)
+def test_a_change_that_may_not_be_names_its_key(patch: dict[str, object], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        patched(RunSettings(), patch)
+
+
+def test_differences_see_missing_keys_and_shorten_long_values() -> None:
+    assert list(differences({"a": 1}, {})) == ["a: 1 -> None"]
+    (line,) = differences({"a": "x" * 100}, {"a": "y"})
+    assert len(line) < 80
