@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from syncline_proto.codec import Float32, encode
 from syncline_proto.settings import RunSettings
@@ -25,12 +27,30 @@ def payload_of(values: Float32) -> merge.Payload:
     return merge.Payload(pb.CODEC_FP32, (bytes(encode(values, pb.CODEC_FP32)),), runs)
 
 
+def whole_push(replica: str, **given: Any) -> WholePush:
+    """A pseudo-gradient of one inner step and one token, but for what is given."""
+    usual: dict[str, Any] = {
+        "incarnation": 1,
+        "seq": 1,
+        "epoch": 1,
+        "kind": Kind.PSEUDO_GRADIENT,
+        "base": 0,
+        "gradient_step": 0,
+        "norm": 1.0,
+        "inner_steps": 1,
+        "tokens": 1,
+        "first_step": 0,
+        "last_step": 1,
+    }
+    return WholePush(replica=replica, **usual | given)
+
+
 @dataclass
 class PureFragment:
     """A fragment that starts at revision 0 with ``parameters``."""
 
     settings: RunSettings
-    parameters: Float32
+    parameters: npt.NDArray[Any]
     members: Mapping[str, int]
     now_s: float = 0.0
     seqs: dict[str, int] = field(default_factory=dict)
@@ -40,7 +60,7 @@ class PureFragment:
         self.parameters = self.parameters.astype(np.float32)
         self.momentum = np.zeros_like(self.parameters)
         self.accumulator = np.zeros_like(self.parameters)
-        self.core.adopt(self.members, self.settings, True)
+        self.core.adopt(self.now_s, self.members, self.settings, True)
         first = next(iter(self.members))
         self.core.judge(self.now_s, self._push(first, Kind.PARAMETERS, self.parameters, None))
         closed_by = self.core.due(self.now_s)
@@ -53,18 +73,15 @@ class PureFragment:
         self.seqs[replica] = self.seqs.get(replica, 0) + 1
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.sqrt(merge.square_sum(values)))
-        return WholePush(
-            replica=replica,
+        return whole_push(
+            replica,
             incarnation=self.members[replica],
             seq=self.seqs[replica],
-            epoch=1,
             kind=kind,
             base=base,
-            gradient_step=0,
             norm=norm,
             inner_steps=steps,
             tokens=steps,
-            first_step=0,
             last_step=steps,
         )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+import itertools
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +20,11 @@ from syncline_proto.rest import EventIn, Member, Membership, RoundReport, RunMem
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
+from syncline_sync.budget import Budget
 from syncline_sync.host import Host, Shared
 from syncline_sync.metrics import Metrics
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import CHANNEL_OPTIONS
-from syncline_sync.staging import Budget
 
 RUN = "run"
 
@@ -40,6 +42,7 @@ class Service:
     """One life of a sync service over a folder."""
 
     host: Host
+    address: str
     stub: Any
     settings: RunSettings
     shared: Shared
@@ -71,6 +74,28 @@ class Service:
         """Push a whole fragment (or, with ``boxes``, a shard) as one rank."""
         parts = iter_push(self.header(values, replica, **header), values)
         return await self.stub.Push(parts, timeout=20)
+
+    async def push_ranks(
+        self, values: Float32, replica: str, edges: Sequence[int], **header: Any
+    ) -> list[pb.PushResponse]:
+        """Push a whole fragment of one vector by several ranks at once, cut at ``edges``."""
+        whole = self.header(values, replica, **header)
+        cuts = list(itertools.pairwise((0, *edges, values.size)))
+        return await asyncio.gather(
+            *(
+                self.stub.Push(
+                    iter_push(rank_header(whole, rank, len(cuts), a, b), values[a:b]), timeout=20
+                )
+                for rank, (a, b) in enumerate(cuts)
+            )
+        )
+
+    async def send(self, *parts: pb.PushRequest, timeout: float | None = 20) -> pb.PushResponse:
+        """Push these very messages, whatever they are."""
+        return await self.stub.Push(iter(parts), timeout=timeout)
+
+    async def status(self) -> pb.GetRunStatusResponse:
+        return await self.stub.GetRunStatus(pb.GetRunStatusRequest(run=RUN), timeout=20)
 
     def header(self, values: Float32, replica: str, **given: Any) -> pb.PushHeader:
         given.setdefault("incarnation", 1)
@@ -106,6 +131,24 @@ class Service:
         return header, decode(b"".join(parts), header.codec)
 
 
+def rank_header(
+    whole: pb.PushHeader, rank: int, ranks: int, start: int, stop: int
+) -> pb.PushHeader:
+    """The header of one rank that holds ``start`` to ``stop`` of a fragment of one vector."""
+    mine = pb.PushHeader()
+    mine.CopyFrom(whole)
+    mine.rank, mine.ranks = rank, ranks
+    del mine.boxes[:]
+    if stop > start:
+        mine.boxes.append(Box(whole.fragment, (start,), (stop - start,)).to_proto())
+    return mine
+
+
+def code_of(error: grpc.aio.AioRpcError) -> str:
+    """Our own code of a failed call; empty if it carries none."""
+    return str(dict(error.trailing_metadata() or ()).get("syncline-code", ""))
+
+
 def iter_push(header: pb.PushHeader, values: Float32) -> Iterable[pb.PushRequest]:
     """The messages of one push, in order."""
     yield pb.PushRequest(header=header)
@@ -138,7 +181,8 @@ async def service(
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
     try:
-        yield Service(host, stub, settings, shared, reports, faults)
+        address = f"127.0.0.1:{port}"
+        yield Service(host, address, stub, settings, shared, reports, faults)
     finally:
         await channel.close()
         await server.stop(0)

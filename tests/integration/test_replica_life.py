@@ -1,0 +1,228 @@
+"""What may befall a replica: operators, wrong words, lost leases, services that die.
+
+It ends in one sentence or goes on; it never hangs, and nobody else is left waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from syncline import Replica
+from syncline_proto.errors import (
+    LayoutMismatch,
+    LeaseLost,
+    RunConflict,
+    Unreachable,
+)
+from syncline_testing.cluster import Cluster, free_ports, wait_until
+from syncline_testing.replicas import (
+    QUICK,
+    STEP_TOKENS,
+    TinyModel,
+    Trial,
+    joined,
+    published,
+    together,
+)
+
+TWO = {**QUICK, "min_replicas": 2}
+ALONE = {**QUICK, "min_replicas": 1}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def steps_until(trial: Trial, holds: Callable[[], bool], seconds: float = 20) -> None:
+    """Make inner steps, as a loop would that knows nothing of what goes on."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came"
+        trial.step()
+        time.sleep(0.01)
+
+
+def same(a: Trial, b: Trial) -> bool:
+    values = b.parameters()
+    return all(torch.equal(values[name], p) for name, p in a.parameters().items())
+
+
+def test_a_drain_brings_in_what_was_done_and_ends_the_loop(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "drain", 0, settings={**ALONE, "sync_every": 1000})
+    with joined(trial):
+        trial.step(3)
+        cluster.post("/runs/drain/replicas/replica-0/drain")
+        steps_until(trial, lambda: trial.replica.done)
+        replica = trial.replica
+        assert replica.drained
+        assert replica.phase == "draining"
+        assert replica.committed_tokens == replica.inner_step * STEP_TOKENS
+        assert replica.revision == 1
+    states = {view["replica"]: view["state"] for view in cluster.get("/runs/drain/replicas")}
+    assert states == {"replica-0": "left"}
+    assert cluster.get("/runs/drain")["state"] == "running"
+
+
+def test_a_signal_handler_may_ask_for_a_drain(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "term", 0, settings={**ALONE, "sync_every": 1000})
+    with joined(trial):
+        trial.replica.request_drain()
+        trial.step(50)
+        assert trial.replica.inner_step == 1
+        assert trial.replica.committed_tokens == STEP_TOKENS
+
+
+def test_leaving_brings_in_the_last_steps(cluster: Cluster) -> None:
+    a, b = (Trial(cluster.control_url, "leave", seed, settings=TWO) for seed in range(2))
+    with joined(a, b):
+        together(lambda: a.step(6), lambda: b.step(6))
+    assert a.replica.revision == b.replica.revision == 2
+    assert a.replica.committed_tokens == 12 * STEP_TOKENS
+    assert same(a, b)
+
+
+def test_an_operator_stops_the_run(cluster: Cluster) -> None:
+    a, b = (Trial(cluster.control_url, "stop", seed, settings=TWO) for seed in range(2))
+    with joined(a, b):
+        together(lambda: a.step(4), lambda: b.step(2))
+        # One waits for the round, the other is amid its inner steps.
+        cluster.post("/runs/stop/stop")
+        a.replica.finish()
+        steps_until(b, lambda: b.replica.done)
+        assert a.replica.done
+        values, _ = published(cluster.sync_address, "stop")
+        assert all(np.array_equal(values[n], p.numpy()) for n, p in a.parameters().items())
+    with pytest.raises(RunConflict, match="stop"):
+        Trial(cluster.control_url, "stop", 2).replica.start()
+
+
+def test_a_paused_run_stands_still_and_goes_on(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "pause", 0, settings=ALONE)
+    with joined(trial):
+        cluster.post("/runs/pause/pause")
+        stop = threading.Event()
+        thread = threading.Thread(target=steps_until, args=(trial, stop.is_set))
+        thread.start()
+        try:
+            wait_until(lambda: trial.replica.phase == "paused", 20, "it pauses")
+            at = trial.replica.inner_step
+            time.sleep(0.5)
+            assert trial.replica.inner_step == at
+            cluster.post("/runs/pause/resume")
+            wait_until(lambda: trial.replica.inner_step > at, 20, "it goes on")
+        finally:
+            cluster.post("/runs/pause/resume")
+            stop.set()
+            thread.join()
+
+
+def test_live_settings_arrive_between_two_rounds(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "live", 0, settings=ALONE)
+    with joined(trial):
+        trial.step(2)
+        patch = {"settings": {"sync_every": 2, "outer": {"lr": 0.5}}}
+        cluster.http.patch("/runs/live/settings", json=patch).raise_for_status()
+        steps_until(trial, lambda: trial.replica.settings.sync_every == 2)
+        trial.replica.finish()
+        assert trial.replica.inner_step % 4 == 0
+        rounds = trial.replica.stats.rounds
+        trial.step(2)
+        trial.replica.finish()
+        assert trial.replica.stats.rounds == rounds + 1
+    # A start with the settings of old is the same run: they differ in live settings only.
+    again = Trial(cluster.control_url, "live", 0, settings=ALONE)
+    with joined(again):
+        assert again.replica.settings.sync_every == 2
+        assert again.replica.incarnation == 2
+
+
+def test_a_kicked_replica_ends_in_one_sentence(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "kick", 0, settings=ALONE)
+    with pytest.raises(LeaseLost, match="start it again"), joined(trial):
+        cluster.post("/runs/kick/replicas/replica-0/kick")
+        steps_until(trial, lambda: False)
+
+
+def test_a_second_life_fences_the_first(cluster: Cluster) -> None:
+    first = Trial(cluster.control_url, "twice", 0, settings=ALONE)
+    second = Trial(cluster.control_url, "twice", 0)
+    with pytest.raises(LeaseLost), joined(first):
+        first.step(5)
+        with joined(second):
+            assert second.replica.incarnation == 2
+            second.step(4)
+            second.replica.finish()
+            steps_until(first, lambda: False)
+
+
+def test_other_settings_and_other_models_are_refused_with_the_difference(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "other", 0, settings=ALONE)
+    with joined(trial):
+        rival = Trial(cluster.control_url, "other", 1, settings={**ALONE, "warmup_steps": 9})
+        with pytest.raises(RunConflict, match="warmup_steps"):
+            rival.replica.start()
+        model = TinyModel(blocks=3)
+        optimizer = torch.optim.SGD(model.parameters())
+        wide = Replica(model, optimizer, run="other", name="wide", control=cluster.control_url)
+        with pytest.raises(LayoutMismatch, match="blocks"):
+            wide.start()
+        states = {v["replica"]: v["state"] for v in cluster.get("/runs/other/replicas")}
+        assert states["wide"] == "left", "who is refused holds no lease"
+
+
+def test_nobody_at_the_address_is_said_in_a_sentence() -> None:
+    (port,) = free_ports(1)
+    settings = {**ALONE, "timeouts": {"lease": 1.0, "round_deadline": 2.0}}
+    trial = Trial(f"http://127.0.0.1:{port}", "r", 0, settings=settings)
+    with pytest.raises(Unreachable, match="does not answer"):
+        trial.replica.start()
+
+
+def test_killing_the_sync_service_amid_a_round_costs_nothing_but_time(cluster: Cluster) -> None:
+    a, b = (Trial(cluster.control_url, "crash", seed, settings=TWO) for seed in range(2))
+    with joined(a, b):
+        together(lambda: a.step(5), lambda: b.step(5))
+        a.step(3)  # pushed and accepted, and not yet durable: the round waits for b
+        cluster.sync.kill()
+        cluster.sync.start()
+        b.step(3)
+        together(a.replica.finish, b.replica.finish)
+        assert a.replica.revision == b.replica.revision == 2
+        assert a.replica.committed_tokens == 16 * STEP_TOKENS
+        assert same(a, b)
+
+
+def test_without_the_control_plane_training_goes_on(cluster: Cluster) -> None:
+    a, b = (Trial(cluster.control_url, "headless", seed, settings=TWO) for seed in range(2))
+    with capture_logs() as logs, joined(a, b):
+        together(lambda: a.step(5), lambda: b.step(5))
+        cluster.control.kill()
+        time.sleep(1.5)  # heartbeats find nobody
+        together(lambda: a.step(8), lambda: b.step(8))
+        together(a.replica.finish, b.replica.finish)
+        assert a.replica.revision == b.replica.revision == 3
+        cluster.control.start()
+        together(lambda: a.step(3), lambda: b.step(3))
+    assert same(a, b)
+    away = [entry for entry in logs if entry["event"] == "control.away"]
+    assert len(away) == 2, "each says it once"
+
+
+def test_points_and_reports_reach_the_control_plane(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "told", 0, settings=ALONE)
+    with joined(trial):
+        trial.step(4)
+        trial.replica.report(loss=float("nan"), lr=1e-3, tokens_per_second=9.0)
+        trial.replica.add_point("held-out", 2.5)
+    curves = {(c["replica"], c["kind"]): c["loss"] for c in cluster.get("/runs/told/metrics")}
+    assert len(curves["replica-0", "train"]) == 4
+    assert curves["replica-0", "held-out"] == [2.5]

@@ -1,0 +1,149 @@
+"""A replica of two ranks (FSDP2 over gloo) and one of a single rank, in one run."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from syncline.layout import describe
+from syncline.ranks import Ranks
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.v1 import sync_pb2_grpc
+from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.replicas import (
+    QUICK,
+    STEP_TOKENS,
+    TinyModel,
+    Trial,
+    batch,
+    joined,
+    loss_of,
+    published,
+    ranks,
+)
+
+TWO = {**QUICK, "min_replicas": 2}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def job(cluster: Cluster, run: str, settings: dict[str, Any], steps: int) -> dict[str, Any]:
+    return {
+        "control": cluster.control_url,
+        "run": run,
+        "name": f"wide-{run}",
+        "seed": 3,
+        "settings": settings,
+        "steps": steps,
+        "probe": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("run", "more"),
+    [
+        ("plain", {"codec": {"up": "bf16", "down": "bf16"}}),
+        ("warm", {"warmup_steps": 3, "token_budget": (3 * 3 + 8 * 3) * STEP_TOKENS}),
+    ],
+)
+def test_replicas_of_different_size_agree_bit_for_bit(
+    cluster: Cluster, tmp_path: Path, run: str, more: dict[str, Any]
+) -> None:
+    settings = TWO | more
+    with ranks(tmp_path, job(cluster, run, settings, 11), 2) as processes:
+        trial = Trial(cluster.control_url, run, 5, settings=settings)
+        with joined(trial):
+            trial.step(4)
+            merged = loss_of(trial.model, batch(0, 0)).item()
+            trial.step(7)
+            trial.replica.finish()
+        codes = [process.wait(60) for process in processes]
+    logs = "".join(log.read_text() for log in sorted(tmp_path.glob("*.log")))
+    assert codes == [0, 0], logs
+    wide = load_file(tmp_path / f"wide-{run}.safetensors")
+    counted = json.loads((tmp_path / f"wide-{run}.out.json").read_text())
+    values, revision = published(cluster.sync_address, run)
+    assert counted["revision"] == trial.replica.revision == revision == 3
+    assert counted["committed"] == trial.replica.committed_tokens == 11 * 3 * STEP_TOKENS
+    assert counted["stale"] == 0
+    assert trial.replica.done == ("token_budget" in more)
+    own = describe(TinyModel(), Ranks()).layout.fingerprint()
+    assert own == cluster_fingerprint(cluster, run)
+    before, after = counted["probe"]
+    if run == "plain":  # a round ends there; in the other run it is the middle of one
+        assert before != after == pytest.approx(merged, rel=1e-6)
+    for name, value in trial.parameters().items():
+        assert np.array_equal(value.numpy(), values[name])
+        assert np.array_equal(wide[name], values[name])
+
+
+def test_ctrl_c_ends_a_replica_that_waits_for_a_round(cluster: Cluster, tmp_path: Path) -> None:
+    """Nobody else comes, so the round would not close before its patience is up."""
+    with ranks(tmp_path, job(cluster, "alone", TWO, 100), 2) as processes:
+        wait_until(lambda: _phase(cluster, "alone") == "waiting", 60, "it waits for the round")
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+        assert all(process.wait(10) != 0 for process in processes)
+    (view,) = cluster.get("/runs/alone/replicas")
+    assert view["state"] == "left"
+    logs = [log.read_text() for log in sorted(tmp_path.glob("*.log"))]
+    assert "KeyboardInterrupt" in logs[0]
+
+
+def test_when_a_rank_dies_the_other_ends_in_a_sentence(cluster: Cluster, tmp_path: Path) -> None:
+    with ranks(tmp_path, job(cluster, "dead", TWO, 100), 2) as processes:
+        wait_until(lambda: _phase(cluster, "dead") == "waiting", 60, "it waits for the round")
+        processes[1].kill()
+        assert processes[0].wait(20) != 0
+    assert "Another rank of this replica is gone" in (tmp_path / "wide-dead-0.log").read_text()
+
+
+def test_a_killed_replica_holds_up_a_round_until_its_lease_is_lost(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    settings = {**QUICK, "timeouts": {"lease": 2.0, "round_deadline": 100.0}}
+    survivor = Trial(cluster.control_url, "killed", 5, settings=settings)
+    with joined(survivor), ranks(tmp_path, job(cluster, "killed", settings, 1000), 1) as processes:
+
+        def are_in_one_round() -> bool:
+            survivor.step(4)
+            survivor.replica.finish()
+            newest = cluster.get("/runs/killed/rounds?limit=1")
+            return bool(newest) and len(newest[0]["contributions"]) == 2
+
+        wait_until(are_in_one_round, 60, "both take part")
+        processes[0].kill()
+        revision = survivor.replica.revision
+        survivor.step(4)
+        survivor.replica.finish()
+        assert survivor.replica.revision == revision + 1
+        wait_until(
+            lambda: any(r["closed_by"] == "loss" for r in cluster.get("/runs/killed/rounds")),
+            20,
+            "the round was closed by the loss",
+        )
+
+
+def _phase(cluster: Cluster, run: str) -> str:
+    """Of the run's only replica; nothing before there is one."""
+    answer = cluster.http.get(f"/runs/{run}/replicas")
+    return answer.json()[0]["progress"]["phase"] if answer.is_success and answer.json() else ""
+
+
+def cluster_fingerprint(cluster: Cluster, run: str) -> str:
+    """Of the run's layout, to which the replica of two ranks was first or second to agree."""
+    with grpc.insecure_channel(cluster.sync_address) as channel:
+        stub = sync_pb2_grpc.SyncServiceStub(channel)
+        return stub.GetRunStatus(pb.GetRunStatusRequest(run=run), timeout=10).fingerprint

@@ -1,0 +1,199 @@
+"""Rounds of real replicas through the real services: what everyone holds afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.v1 import sync_pb2_grpc
+from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.replicas import (
+    QUICK,
+    STEP_TOKENS,
+    Trial,
+    batch,
+    joined,
+    loss_of,
+    published,
+    together,
+)
+
+TWO = {**QUICK, "min_replicas": 2}
+AVERAGE = {**TWO, "strategy": "local-sgd"}
+
+Values = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def trials(cluster: Cluster, run: str, settings: dict[str, Any], count: int = 2) -> list[Trial]:
+    return [Trial(cluster.control_url, run, seed, settings=settings) for seed in range(count)]
+
+
+def round_of(trial: Trial) -> tuple[Values, Values]:
+    """Step to the next boundary; the parameters before and after the merge."""
+    trial.step(4)
+    before = trial.parameters()
+    trial.replica.finish()
+    return before, trial.parameters()
+
+
+@pytest.mark.parametrize("down", ["fp32", "bf16"])
+def test_after_a_round_everyone_holds_the_published_value_bit_for_bit(
+    cluster: Cluster, down: str
+) -> None:
+    run = f"exact-{down}"
+    a, b = trials(cluster, run, {**TWO, "codec": {"up": "bf16", "down": down}})
+    with joined(a, b):
+        together(lambda: round_of(a), lambda: round_of(b))
+        values, revision = published(cluster.sync_address, run)
+        assert revision == a.replica.revision == b.replica.revision == 1
+        for name, value in a.parameters().items():
+            assert np.array_equal(value.numpy(), values[name])
+            assert torch.equal(value, b.parameters()[name])
+        assert a.replica.committed_tokens == 8 * STEP_TOKENS
+
+
+def test_one_replica_alone_in_its_run_moves_by_no_more_than_an_ulp(cluster: Cluster) -> None:
+    (trial,) = trials(cluster, "ulp", {**QUICK, "strategy": "local-sgd"}, count=1)
+    with joined(trial):
+        anchor = trial.parameters()
+        for _ in range(4):
+            before, after = round_of(trial)
+            for name, synced in after.items():
+                largest = torch.maximum(anchor[name].abs(), before[name].abs()).numpy()
+                moved = np.abs(synced.double().numpy() - before[name].double().numpy())
+                assert (moved <= np.spacing(largest)).all()
+            anchor = after
+        assert trial.replica.stats.rounds == 4
+
+
+def test_with_plain_settings_a_round_is_the_average(cluster: Cluster) -> None:
+    a, b = trials(cluster, "average", AVERAGE)
+    with joined(a, b):
+        (mine, after), (theirs, _) = together(lambda: round_of(a), lambda: round_of(b))
+        for name, value in after.items():
+            torch.testing.assert_close(value, (mine[name] + theirs[name]) / 2)
+
+
+def test_a_late_replica_moves_its_progress_and_is_in_the_next_round(cluster: Cluster) -> None:
+    settings = {**AVERAGE, "min_replicas": 1}
+    early, late = trials(cluster, "late", settings)
+    with joined(early, late):
+        start = late.parameters()
+        _, anchor = round_of(early)  # closes with the early one alone: the late one is not expected
+        late.step(4)
+        progress = {name: value - start[name] for name, value in late.parameters().items()}
+        # The late one now waits for the next round, which the early one must close.
+        waiting = threading.Thread(target=late.replica.finish)
+        waiting.start()
+        wait_until(lambda: _has_arrived(cluster, "late", 1), 20, "all fragments are in round 2")
+        mine, after = round_of(early)
+        waiting.join(20)
+        assert late.replica.stats.stale == 4
+        for name, value in late.parameters().items():
+            assert torch.equal(value, after[name])
+            expected = anchor[name] + (mine[name] - anchor[name] + progress[name]) / 2
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+
+
+def _has_arrived(cluster: Cluster, run: str, revision: int) -> bool:
+    """Whether each fragment stands at ``revision``, with a push in the round that follows."""
+    with grpc.insecure_channel(cluster.sync_address) as channel:
+        stub = sync_pb2_grpc.SyncServiceStub(channel)
+        states = stub.GetRunStatus(pb.GetRunStatusRequest(run=run), timeout=10).fragments
+    return all(state.revision == revision and state.arrived for state in states)
+
+
+def test_the_budget_ends_the_run_for_everyone_at_one_revision(cluster: Cluster) -> None:
+    settings = {**TWO, "token_budget": 20 * STEP_TOKENS}
+    a, b = trials(cluster, "budget", settings)
+    with joined(a, b):
+        together(lambda: a.step(12), lambda: b.step(12))
+        assert a.replica.last_round and b.replica.last_round
+        own = a.parameters()
+        with torch.inference_mode(), a.replica.unsynced():
+            loss_of(a.model, batch(0, 0))
+        assert all(torch.equal(own[name], p) for name, p in a.parameters().items())
+        with torch.inference_mode():
+            loss_of(a.model, batch(0, 0))  # merges, layer by layer
+        together(a.replica.finish, b.replica.finish)
+        assert a.replica.done and b.replica.done
+        merged = a.parameters()
+        loss_of(a.model, batch(0, 0)).backward()
+        a.optimizer.step()
+        assert all(torch.equal(merged[name], p) for name, p in a.parameters().items())
+    assert cluster.get("/runs/budget")["state"] == "finished"
+    values, revision = published(cluster.sync_address, "budget")
+    assert revision == 3
+    for trial in (a, b):
+        assert all(np.array_equal(values[n], p.numpy()) for n, p in trial.parameters().items())
+
+
+def test_shard_deals_batches_out_and_ends_with_the_run(cluster: Cluster) -> None:
+    settings = {**TWO, "token_budget": 16 * STEP_TOKENS}
+    a, b = trials(cluster, "dealt", settings)
+    taken: dict[int, list[int]] = {}
+
+    def train(trial: Trial) -> None:
+        seen = taken[trial.replica.ordinal] = []
+        for tokens in trial.replica.shard(batch(7, i)[:, :-1] for i in range(1000)):
+            index = next(i for i in range(1000) if torch.equal(tokens, batch(7, i)[:, :-1]))
+            seen.append(index)
+            trial.model(tokens).square().mean().backward()
+            trial.optimizer.step()
+            trial.optimizer.zero_grad()
+
+    with joined(a, b):
+        together(lambda: train(a), lambda: train(b))
+    assert taken == {0: list(range(0, 16, 2)), 1: list(range(1, 16, 2))}
+
+
+def test_a_joiner_starts_from_what_is_there_and_takes_part(cluster: Cluster) -> None:
+    first, second = trials(cluster, "joiner", {**TWO, "min_replicas": 1})
+    with joined(first):
+        _, after = round_of(first)
+        with joined(second):
+            assert all(torch.equal(after[name], p) for name, p in second.parameters().items())
+            assert second.replica.committed_tokens == 4 * STEP_TOKENS
+            assert (second.replica.inner_step, second.replica.ordinal) == (0, 1)
+            second.step(4)
+            first.step(4)
+            together(first.replica.finish, second.replica.finish)
+            assert first.replica.revision == second.replica.revision == 2
+            values = second.parameters()
+            assert all(torch.equal(values[name], p) for name, p in first.parameters().items())
+
+
+def test_a_nan_is_overwritten_and_the_optimizer_forgets_it(cluster: Cluster) -> None:
+    a, b = trials(cluster, "nan", TWO)
+    with joined(a, b):
+        together(lambda: a.step(3), lambda: b.step(4))
+        assert any(a.optimizer.state.values())
+        with torch.no_grad():
+            a.model.head.weight[0, 0] = torch.nan
+        loss_of(a.model, batch(0, 0)).backward()
+        a.optimizer.step()
+        a.optimizer.zero_grad()
+        together(a.replica.finish, b.replica.finish)
+        values = b.parameters()
+        for name, value in a.parameters().items():
+            assert value.isfinite().all()
+            assert torch.equal(value, values[name])
+        assert not a.optimizer.state.get(a.model.head.weight)
+        assert a.replica.stats.anomalous > 0
+        assert b.replica.stats.anomalous == 0
+        together(lambda: a.step(2), lambda: b.step(2))
+        assert all(p.isfinite().all() for p in a.model.parameters())

@@ -1,0 +1,152 @@
+"""A control plane and a sync service as real processes, for tests that need the whole system.
+
+Both listen on free ports of 127.0.0.1 and keep their data under one folder, so either can be
+killed and started again where it was. ``Cluster`` is a context manager that leaves no process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Self
+
+import httpx
+
+START_S = 30.0
+STOP_S = 10.0
+
+
+class Service:
+    """One process of ours: its command, its log, and whether it answers."""
+
+    def __init__(self, module: str, ready_url: str, args: list[str], log: Path) -> None:
+        self.module = module
+        self.log = log
+        self._ready_url = ready_url
+        self._command = [sys.executable, "-m", module, *args]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._file: IO[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the process, and wait until it says that it is ready."""
+        self._file = self.log.open("ab")
+        env = {k: v for k, v in os.environ.items() if not k.startswith("SYNCLINE_")}
+        self._process = subprocess.Popen(
+            self._command, stdout=self._file, stderr=self._file, env=env | {"OMP_NUM_THREADS": "1"}
+        )
+        wait_until(self._is_ready, START_S, f"{self.module} is ready; {self.log} says why not")
+
+    def kill(self) -> None:
+        """End the process as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End the process as an operator would."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if self._file is not None:
+            self._file.close()
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            text = self.log.read_text(errors="replace")[-2000:]
+            raise AssertionError(f"{self.module} ended with {self._process.returncode}:\n{text}")
+        try:
+            return httpx.get(self._ready_url, timeout=1.0, trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+
+class Cluster:
+    """``with Cluster(tmp_path) as cluster``: both services are ready, and stopped at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        control, sync, health, metrics = free_ports(4)
+        self.control_url = f"http://127.0.0.1:{control}"
+        self.sync_address = f"127.0.0.1:{sync}"
+        self.control = Service(
+            "syncline_control",
+            f"{self.control_url}/readyz",
+            ["--host", "127.0.0.1", "--port", str(control), "--database", str(folder / "control")],
+            folder / "control.log",
+        )
+        self.sync = Service(
+            "syncline_sync",
+            f"http://127.0.0.1:{metrics}/metrics",
+            [
+                *("--control", self.control_url, "--host", "127.0.0.1", "--port", str(sync)),
+                *("--health-port", str(health), "--metrics-port", str(metrics)),
+                *("--data", str(folder / "store"), "--name", "sync-0"),
+            ],
+            folder / "sync.log",
+        )
+        self.http = httpx.Client(base_url=f"{self.control_url}/v1", timeout=10.0, trust_env=False)
+
+    def __enter__(self) -> Self:
+        try:
+            self.control.start()
+            self.sync.start()
+            wait_until(self._knows_sync, START_S, "the sync service has announced itself")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self.http.close()
+        self.sync.stop()
+        self.control.stop()
+
+    def get(self, path: str) -> Any:
+        """GET a REST path below /v1."""
+        return self.http.get(path).raise_for_status().json()
+
+    def post(self, path: str, body: Any = None) -> Any:
+        """POST to a REST path below /v1."""
+        return self.http.post(path, json=body).raise_for_status().json()
+
+    def _knows_sync(self) -> bool:
+        return any(service["alive"] for service in self.get("/sync-services"))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago; all different."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def wait_until(holds: Callable[[], bool], seconds: float, what: str) -> None:
+    """Wait until ``holds``; past ``seconds`` the test fails and says what did not come."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        time.sleep(0.05)

@@ -1,0 +1,247 @@
+"""Small models, a small loop around ``syncline.Replica``, and ways to run several of them.
+
+``Trial`` is one replica in this process that a test moves step by step; as a program
+(``python -m syncline_testing.replicas JOB``) it is one rank of a replica of several.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from syncline import Replica
+from syncline_proto.codec import Float32, decode
+from syncline_proto.layout import layout_from_proto
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.v1 import sync_pb2_grpc
+from syncline_testing.cluster import free_ports
+
+T = TypeVar("T")
+
+# 23 rows do not divide by two ranks.
+VOCABULARY, WIDTH, BATCH, LENGTH = 23, 16, 4, 8
+STEP_TOKENS = BATCH * LENGTH
+
+QUICK: dict[str, Any] = {
+    "sync_every": 4,
+    "codec": {"up": "fp32", "down": "fp32"},
+    "timeouts": {"lease": 4.0, "round_deadline": 20.0},
+}
+"""Settings of a run that a test can wait for."""
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.ones(1))  # the second of two ranks holds nothing of it
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + self.scale * torch.tanh(self.up(self.norm(h)))
+
+
+class TinyModel(nn.Module):
+    """An embedding, some blocks and a head: 1,500 parameters that predict the next token."""
+
+    def __init__(self, seed: int = 0, blocks: int = 2, tied: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList([Block() for _ in range(blocks)])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+def batch(seed: int, step: int) -> Tensor:
+    """int64 [BATCH, LENGTH + 1]: the same for the same seed and step, anywhere."""
+    generator = torch.Generator().manual_seed(1000 * seed + step)
+    return torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
+
+
+def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    logits = model(tokens[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Trial:
+    """A replica of one rank and its loop, moved by a test."""
+
+    def __init__(self, cluster_url: str | None, run: str, seed: int, **how: Any) -> None:
+        """``how``: ``settings`` for the Replica, ``optimizer`` (a function of the parameters)."""
+        self.seed = seed
+        self.model = TinyModel(seed)
+        make = how.pop("optimizer", lambda parameters: torch.optim.AdamW(parameters, lr=1e-2))
+        self.optimizer = make(self.model.parameters())
+        how.setdefault("name", f"replica-{seed}")
+        self.replica = Replica(self.model, self.optimizer, run=run, control=cluster_url, **how)
+
+    def step(self, count: int = 1) -> Trial:
+        """Make inner steps, or fewer if the replica is done."""
+        for _ in range(count):
+            if self.replica.done:
+                break
+            self.replica.count_tokens(STEP_TOKENS)
+            loss = loss_of(self.model, batch(self.seed, self.replica.inner_step))
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.replica.report(loss=loss.item())
+        return self
+
+    def parameters(self) -> dict[str, Tensor]:
+        """A copy of the values."""
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+
+def together(*acts: Callable[[], T]) -> list[T]:
+    """Do all at once, each in a thread; their results, or the first error."""
+    with ThreadPoolExecutor(len(acts)) as pool:
+        futures: list[Future[T]] = [pool.submit(act) for act in acts]
+        return [future.result(60) for future in futures]
+
+
+@contextmanager
+def joined(*trials: Trial) -> Iterator[None]:
+    """Start replicas at once; leave at once, or without a last push if the test fails."""
+    together(*(trial.replica.start for trial in trials))
+    try:
+        yield
+    except BaseException:
+        together(*(lambda t=t: t.replica.close(failed=True) for t in trials))
+        raise
+    together(*(trial.replica.close for trial in trials))
+
+
+def published(address: str, run: str) -> tuple[dict[str, Float32], int]:
+    """Every tensor's published value, pulled whole as an observer does, and the revision."""
+    with grpc.insecure_channel(address) as channel:
+        stub = sync_pb2_grpc.SyncServiceStub(channel)
+        opened = stub.OpenRun(pb.OpenRunRequest(run=run), timeout=10)
+        layout = layout_from_proto(opened.layout)
+        tensors = {t.name: np.empty(t.shape, np.float32) for t in layout.tensors}
+        revisions: set[int] = set()
+        for number, fragment in enumerate(layout.fragments):
+            parts = list(stub.Pull(pb.PullRequest(run=run, fragment=number, newest=True)))
+            header = parts[0].header
+            revisions.add(header.revision)
+            data = b"".join(part.chunk.data for part in parts[1:])
+            flat, start = decode(data, header.codec), 0
+            for box in fragment.boxes:
+                where = tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))
+                value = flat[start : start + box.numel].reshape(box.sizes)
+                tensors[layout.tensors[box.tensor].name][where] = value
+                start += box.numel
+    assert len(revisions) == 1, f"not one cut: {revisions}"
+    return tensors, revisions.pop()
+
+
+@contextmanager
+def ranks(folder: Path, job: dict[str, Any], count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start a replica of several ranks as processes; none is left at the end."""
+    (port,) = free_ports(1)
+    path = folder / f"{job['name']}.json"
+    path.write_text(json.dumps(job))
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(count):
+            log = (folder / f"{job['name']}-{rank}.log").open("wb")
+            env = os.environ | {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(count),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(sys.path),
+            }
+            command = [sys.executable, "-m", __name__, str(path)]
+            processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+            log.close()
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _probed(replica: Replica, model: nn.Module) -> tuple[float, float]:
+    """The loss before and after a merge. An evaluation leaves FSDP2's root gathered in between."""
+    with torch.no_grad():
+        with replica.unsynced():
+            own = loss_of(model, batch(0, 0)).item()
+        return own, loss_of(model, batch(0, 0)).item()
+
+
+def main(path: Path) -> None:
+    """One rank: train as the job says, and save the whole parameters and what was counted."""
+    from torch.distributed.fsdp import fully_shard
+
+    job = json.loads(path.read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, seed = dist.get_rank(), job["seed"]
+    model = TinyModel(seed)
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    replica = Replica(
+        model,
+        optimizer,
+        run=job["run"],
+        name=job["name"],
+        settings=job["settings"],
+        control=job["control"],
+    )
+    probe: tuple[float, float] | None = None
+    with replica:
+        for step in range(job["steps"]):
+            if replica.done:
+                break
+            if step == job["probe"]:
+                probe = _probed(replica, model)
+            tokens = batch(seed + 100 * rank, step)
+            replica.count_tokens(STEP_TOKENS)
+            loss_of(model, tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    whole = {name: p.full_tensor().contiguous() for name, p in model.state_dict().items()}
+    if rank == 0:
+        save_file(whole, path.with_suffix(".safetensors"))
+        counted = {
+            "inner_step": replica.inner_step,
+            "revision": replica.revision,
+            "committed": replica.committed_tokens,
+            "stale": replica.stats.stale,
+            "rounds": replica.stats.rounds,
+            "probe": probe,
+        }
+        path.with_suffix(".out.json").write_text(json.dumps(counted))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,109 @@
+"""Ranks that wait together: what one has later, or otherwise, all act on alike."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+
+from syncline.core.agreement import Answer, Conclusion, Order, Step
+from syncline.council import Council
+from syncline.exchange import Exchange, Outcome, Wanted
+from syncline.link import Pulled
+from syncline.ranks import Ranks
+from syncline_proto.v1 import sync_pb2 as pb
+
+
+@dataclass
+class Table:
+    """Where the ranks of a test, threads of one process, put down their numbers."""
+
+    count: int
+    numbers: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.barrier = threading.Barrier(self.count, timeout=20)
+
+
+@dataclass
+class Seat:
+    """One rank at the table: as much of ``Ranks`` as a council uses."""
+
+    table: Table
+    index: int
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    def gather(self, numbers: list[int]) -> list[list[int]]:
+        self.table.barrier.wait()
+        self.table.numbers[self.index] = numbers
+        self.table.barrier.wait()
+        told = [self.table.numbers[rank] for rank in range(self.table.count)]
+        self.table.barrier.wait()
+        return told
+
+
+class Shelf:
+    """An exchange from which every revision can be pulled at once."""
+
+    paused = False
+
+    def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
+        assert wanted.revision is not None
+        return done(Answer.MERGED, wanted.revision)
+
+
+def done(answer: Answer, revision: int) -> Future[Outcome]:
+    future: Future[Outcome] = Future()
+    header = pb.PullHeader(revision=revision)
+    future.set_result(Outcome(answer=answer, pulled=Pulled(header, np.zeros(1, np.float32))))
+    return future
+
+
+def concluded(
+    *futures: Future[Outcome],
+    order: Callable[[], Order] = lambda: Order.GO_ON,
+    limit_s: float | None = None,
+) -> list[tuple[Conclusion, Outcome]]:
+    table = Table(len(futures))
+
+    def rank(index: int) -> tuple[Conclusion, Outcome]:
+        ranks = cast(Ranks, Seat(table, index))
+        council = Council(ranks, cast(Exchange, Shelf()), order)
+        return council.conclude(0, futures[index], limit_s)
+
+    with ThreadPoolExecutor(len(futures)) as pool:
+        return list(pool.map(rank, range(len(futures))))
+
+
+def test_a_late_push_stays_late_when_another_revision_is_fetched() -> None:
+    for conclusion, outcome in concluded(done(Answer.STALE, 2), done(Answer.STALE, 3)):
+        assert (conclusion.step, conclusion.revision) == (Step.REBASE, 3)
+        assert outcome.pulled is not None
+        assert outcome.pulled.header.revision == 3
+        assert outcome.answer is Answer.STALE
+
+
+def test_ranks_that_saw_different_revisions_end_with_the_newest() -> None:
+    ends = concluded(done(Answer.MERGED, 5), done(Answer.STALE, 4), done(Answer.MERGED, 5))
+    for conclusion, outcome in ends:
+        assert (conclusion.step, conclusion.revision) == (Step.MERGE, 5)
+        assert outcome.pulled is not None
+        assert outcome.pulled.header.revision == 5
+
+
+def test_a_rank_that_waits_holds_back_the_others_until_rank_0_gives_up() -> None:
+    orders = iter([Order.GO_ON, Order.HOLD])
+    ends = concluded(done(Answer.MERGED, 1), Future(), order=lambda: next(orders, Order.ABANDON))
+    assert [conclusion.step for conclusion, _ in ends] == [Step.ABANDON] * 2
+
+
+def test_past_the_limit_all_ranks_give_up_together() -> None:
+    ends = concluded(Future(), Future(), limit_s=0.3)
+    assert [conclusion.step for conclusion, _ in ends] == [Step.ABANDON] * 2

@@ -1,0 +1,73 @@
+"""A fragment is waited for before any of its parameters is used, by whatever way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from syncline.hooks import Hooks
+from syncline.layout import describe
+from syncline.ranks import Ranks
+from syncline_testing.replicas import TinyModel, batch, loss_of
+
+
+class Watched:
+    """Hooks whose callbacks note what came when."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.described = describe(model, Ranks())
+        self.seen: list[int] = []
+        self.hooks = Hooks(model, self.described)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        self.hooks.install(self.optimizer, self._forward, self._before, self._after)
+
+    def _forward(self, fragments: Iterable[int]) -> None:
+        self.seen += [fragment for fragment in fragments if fragment not in self.seen]
+
+    def _before(self) -> None:
+        self.seen.append(-1)
+
+    def _after(self) -> None:
+        self.seen.append(-2)
+
+
+def test_fragments_are_asked_for_in_forward_order_and_then_comes_the_step() -> None:
+    model = TinyModel()
+    watched = Watched(model)
+    loss_of(model, batch(0, 0)).backward()
+    watched.optimizer.step()
+    assert watched.seen == [0, 1, 2, 3, -1, -2]
+    watched.hooks.remove()
+    loss_of(model, batch(0, 0)).backward()
+    watched.optimizer.step()
+    assert watched.seen == [0, 1, 2, 3, -1, -2]
+
+
+def test_a_block_waits_before_any_of_its_children() -> None:
+    """Attention uses its projection's weight without calling it."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, h: Tensor) -> Tensor:
+            return self.inner(h, h, h, need_weights=False)[0]
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.ModuleList([Attention(), Attention()])[0])
+    watched = Watched(model)
+    model(torch.zeros(1, 3, 8))
+    assert watched.seen == [0, 1]
+
+
+def test_a_compiled_model_still_waits() -> None:
+    model = TinyModel()
+    watched = Watched(model)
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(2):
+        watched.seen.clear()
+        with torch.no_grad():
+            compiled(batch(0, 0)[:, :-1])
+        assert watched.seen == [0, 1, 2, 3]

@@ -1,0 +1,125 @@
+"""A model becomes a layout: canonical names, one fragment a block, ties once, frozen as a hash."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from syncline.hooks import places
+from syncline.layout import ModelLayout, describe
+from syncline.ranks import Ranks
+from syncline_proto.errors import ConfigError
+from syncline_proto.layout import Layout, difference
+from syncline_testing.replicas import TinyModel
+
+
+def described(model: nn.Module, **how: Any) -> ModelLayout:
+    return describe(model, Ranks(), **how)
+
+
+def layout_of(model: nn.Module) -> Layout:
+    return described(model).layout
+
+
+def llama(**config: Any) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 40}
+    return LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2, **config))
+
+
+def test_a_llama_is_cut_into_embeddings_blocks_and_head() -> None:
+    layout = layout_of(llama())
+    names = [fragment.name for fragment in layout.fragments]
+    assert names == ["embeddings", "model.layers.0", "model.layers.1", "head"]
+    inside = {f.name: {layout.tensors[b.tensor].name for b in f.boxes} for f in layout.fragments}
+    assert inside["embeddings"] == {"model.embed_tokens.weight"}
+    assert inside["head"] == {"model.norm.weight", "lm_head.weight"}
+    assert "model.layers.1.mlp.up_proj.weight" in inside["model.layers.1"]
+
+
+def test_a_tied_tensor_travels_once_and_both_its_users_wait() -> None:
+    model = llama(tie_word_embeddings=True)
+    found = described(model)
+    assert found.layout.tensors[0].aliases == ("lm_head.weight",)
+    assert [t.name for t in found.layout.tensors].count("lm_head.weight") == 0
+    waiting = places(model, found)[0]
+    assert model.get_submodule("lm_head") in waiting
+    assert model.get_submodule("model.embed_tokens") in waiting
+
+
+def test_frozen_tensors_are_hashed_and_never_travel() -> None:
+    model = TinyModel()
+    for parameter in model.blocks.parameters():
+        parameter.requires_grad_(False)
+    for block in model.blocks:  # as LoRA does it: small trainable parts beside frozen ones
+        block.register_parameter("adapter", nn.Parameter(torch.zeros(16, 2)))
+    layout = layout_of(model)
+    assert [f.name for f in layout.fragments] == ["embeddings", "blocks.0", "blocks.1", "head"]
+    assert len(layout.frozen_sha256) == 64
+    assert "blocks.0.up.weight" not in {tensor.name for tensor in layout.tensors}
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.get_parameter("blocks.1.up.bias")[3] += 1e-3
+    assert "frozen" in (difference(layout, layout_of(other)) or "")
+
+
+def test_wrappers_leave_no_trace_in_names() -> None:
+    plain = TinyModel()
+    wrapped = copy.deepcopy(plain)
+    for i, block in enumerate(list(wrapped.blocks)):
+        wrapped.blocks[i] = checkpoint_wrapper(block)
+    compiled = torch.compile(wrapped, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    assert layout_of(compiled).fingerprint() == layout_of(plain).fingerprint()
+
+
+def test_an_attribute_called_module_is_a_name_like_any_other() -> None:
+    model = nn.Module()
+    model.module = nn.Linear(2, 2)
+    assert [t.name for t in layout_of(model).tensors] == ["module.weight", "module.bias"]
+
+
+def test_a_list_inside_of_a_block_is_not_taken_for_the_blocks() -> None:
+    model = TinyModel()
+    for block in model.blocks:
+        block.experts = nn.ModuleList([nn.Linear(2, 2) for _ in range(9)])
+    assert [f.name for f in layout_of(model).fragments][1:3] == ["blocks.0", "blocks.1"]
+
+
+def test_without_a_list_of_blocks_each_child_is_a_fragment() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    assert [f.name for f in layout_of(model).fragments] == ["0", "2"]
+
+
+def test_a_large_fragment_is_split_and_still_holds_every_row() -> None:
+    model = TinyModel()
+    found = described(model, elements_max=200)
+    assert [f.name for f in found.layout.fragments[:2]] == ["embeddings.0", "embeddings.1"]
+    rows = [piece.local for shard in found.shards[:2] for piece in shard.pieces]
+    assert torch.equal(torch.cat(rows), model.embed.weight)
+    assert sum(shard.numel for shard in found.shards) == found.layout.numel
+
+
+def test_a_persistent_float_buffer_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ConfigError, match=r"1\.running_mean"):
+        layout_of(model)
+
+
+def test_integer_and_passing_buffers_are_no_matter() -> None:
+    model = TinyModel()
+    model.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
+    model.register_buffer("mask", torch.zeros(1), persistent=False)
+    assert layout_of(model).fingerprint() == layout_of(TinyModel()).fingerprint()
+
+
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no parameter"):
+        layout_of(TinyModel().requires_grad_(False))

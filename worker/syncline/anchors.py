@@ -1,0 +1,126 @@
+"""The anchors: each fragment as last received, this rank's shard of it, on the CPU.
+
+Reads and writes the model's parameters and gradients as flat fp32 vectors, shard by shard. Knows
+nothing of services or threads: the training thread calls, and nobody else changes what is here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from syncline.core.progress import pseudo_gradient, rebased
+from syncline.layout import Piece, RankShard, local_part
+from syncline_proto.codec import Float32
+from syncline_proto.v1 import sync_pb2 as pb
+
+
+class Anchors:
+    """This rank's anchors and pseudo-gradients.
+
+    A published value in bf16 is kept in bf16, without loss. The fp32 buffer of a fragment holds
+    its pseudo-gradient from the moment of the push until the result is merged; then it is free for
+    the next one, so pushes need no memory of their own.
+    """
+
+    def __init__(self, shards: tuple[RankShard, ...]) -> None:
+        self.shards = shards
+        self.revisions = [0] * len(shards)
+        self._pinned = any(piece.parameter.is_cuda for shard in shards for piece in shard.pieces)
+        self._values = [torch.empty(0) for _ in shards]
+        self._deltas = [self._buffer(shard.numel) for shard in shards]
+
+    def adopt(self, fragment: int, values: Float32, header: pb.PullHeader) -> None:
+        """Write a published value into the model and make it the anchor (fp32, flat)."""
+        fresh = torch.from_numpy(values)
+        write(self.shards[fragment].pieces, fresh)
+        self._keep(fragment, fresh, header)
+
+    def rebase(self, fragment: int, values: Float32, header: pb.PullHeader) -> None:
+        """Move the replica's progress since the anchor onto a new anchor."""
+        fresh = torch.from_numpy(values)
+        pieces = self.shards[fragment].pieces
+        current = read(pieces, torch.empty_like(fresh))
+        write(pieces, rebased(fresh, self._values[fragment].float(), current))
+        self._keep(fragment, fresh, header)
+
+    def pseudo_gradient(self, fragment: int) -> Float32:
+        """anchor - parameters, of the pieces that this rank sends (fp32, flat).
+
+        The array stays as it is until the next call for this fragment.
+        """
+        shard = self.shards[fragment]
+        delta = read(shard.pieces, self._deltas[fragment])
+        pseudo_gradient(self._values[fragment], delta, out=delta)
+        return sent(shard, delta)
+
+    def parameters(self, fragment: int) -> Float32:
+        """The parameters' values, of the pieces that this rank sends (fp32, flat)."""
+        shard = self.shards[fragment]
+        return sent(shard, read(shard.pieces, self._deltas[fragment]))
+
+    def gradients(self, fragment: int) -> Float32:
+        """The gradients, of the pieces that this rank sends (fp32, flat); zeros where none is."""
+        shard = self.shards[fragment]
+        flat = self._deltas[fragment]
+        for piece in shard.pieces:
+            gradient = piece.parameter.grad
+            into = _cut(flat, piece)
+            into.zero_() if gradient is None else into.copy_(local_part(gradient)[piece.where])
+        return sent(shard, flat)
+
+    def write_gradients(self, fragment: int, values: Float32) -> None:
+        """Replace the gradients by ``values``; parameters without a gradient get one.
+
+        All replicas must step with the same gradients: a zero is not the same as none, since
+        moments decay and weights do too.
+        """
+        flat = torch.from_numpy(values)
+        for piece in self.shards[fragment].pieces:
+            if piece.parameter.grad is None:
+                piece.parameter.grad = torch.zeros_like(piece.parameter)
+            local_part(piece.parameter.grad)[piece.where].copy_(_cut(flat, piece))
+
+    def parameters_of(self, fragment: int) -> set[nn.Parameter]:
+        return {piece.parameter for piece in self.shards[fragment].pieces}
+
+    def _keep(self, fragment: int, fresh: Tensor, header: pb.PullHeader) -> None:
+        dtype = torch.bfloat16 if header.codec == pb.CODEC_BF16 else torch.float32
+        kept = self._values[fragment]
+        if kept.dtype != dtype or kept.numel() != fresh.numel():
+            kept = self._buffer(fresh.numel(), dtype)
+            self._values[fragment] = kept
+        kept.copy_(fresh)
+        self.revisions[fragment] = header.revision
+
+    def _buffer(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(numel, dtype=dtype, pin_memory=self._pinned)
+
+
+def read(pieces: tuple[Piece, ...], out: Tensor) -> Tensor:
+    """Copy the pieces into ``out`` (fp32, flat, CPU), one after another."""
+    for piece in pieces:
+        _cut(out, piece).copy_(piece.local)
+    return out
+
+
+def write(pieces: tuple[Piece, ...], flat: Tensor) -> None:
+    """Copy ``flat`` (fp32, CPU) into the pieces' parameters."""
+    with torch.no_grad():
+        for piece in pieces:
+            piece.local.copy_(_cut(flat, piece))
+
+
+def sent(shard: RankShard, flat: Tensor) -> Float32:
+    """The part of a shard's flat vector that this rank sends; a view where that is all of it."""
+    parts = shard.sent
+    if len(parts) == len(shard.pieces):
+        return flat.numpy()
+    if not parts:
+        return np.empty(0, np.float32)
+    return torch.cat([_cut(flat, piece).reshape(-1) for piece in parts]).numpy()
+
+
+def _cut(flat: Tensor, piece: Piece) -> Tensor:
+    return flat[piece.start : piece.start + piece.box.numel].view(piece.box.sizes)

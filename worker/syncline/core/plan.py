@@ -1,0 +1,77 @@
+"""When a replica synchronises, waits and ends: the decision after each inner step.
+
+Pure. Rank 0 decides from what it has counted and what the control plane last said; all ranks act
+on the same decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+
+
+class Act(IntFlag):
+    """What follows an inner step; several may."""
+
+    NOTHING = 0
+    SYNC = 1
+    """Push the progress since the last sync."""
+    LEAVE = 2
+    """Merge what was pushed, then end: this replica drains."""
+    PAUSE = 4
+    """Make no further step for now."""
+    END = 8
+    """The run has ended."""
+    STOP = 16
+    """The lease is lost."""
+    ADOPT = 32
+    """Rank 0 has new settings to share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What rank 0 last heard, from the control plane or from its own process."""
+
+    drain: bool = False
+    paused: bool = False
+    ended: bool = False
+    lost: bool = False
+    new_settings: bool = False
+
+
+def after_step(steps_since_sync: int, sync_every: int, warming: bool, heard: Heard) -> Act:
+    """Decide what follows an inner step.
+
+    New settings are taken only between two rounds: at a boundary, or while nothing was done yet.
+    A replica that drains during the synchronous phase has nothing to push: its gradients are in.
+
+    Args:
+        steps_since_sync: inner steps since the last push; at least 1 after a step, 0 before any.
+        sync_every: of the settings in force.
+        warming: whether this replica takes part in the synchronous phase.
+        heard: what is known of the run.
+    """
+    if heard.lost:
+        return Act.STOP
+    if heard.ended:
+        return Act.END
+    act = Act.NOTHING
+    if heard.drain:
+        act |= Act.LEAVE
+    if not warming and steps_since_sync and (heard.drain or steps_since_sync >= sync_every):
+        act |= Act.SYNC
+    if heard.paused and not heard.drain:
+        act |= Act.PAUSE
+    if heard.new_settings and (act & Act.SYNC or not steps_since_sync):
+        act |= Act.ADOPT
+    return act
+
+
+def reaches_budget(
+    committed: int, pushed: int, replicas: int, last_growth: int, budget: int | None
+) -> bool:
+    """Whether the round just pushed to is expected to commit the run's last tokens.
+
+    Everybody is taken to push as much as we did, or as much as the last round brought.
+    """
+    return budget is not None and committed + max(pushed * replicas, last_growth) >= budget

@@ -1,0 +1,71 @@
+"""The ranks' council on one fragment: wait together, then draw one conclusion.
+
+A wait is cut into slices. After each, all ranks tell what they have (core/agreement), so Ctrl+C is
+heard, and what rank 0 hears from the control plane reaches a rank that waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import replace
+
+from syncline.core.agreement import Answer, Conclusion, Order, Report, Step, conclude
+from syncline.exchange import Exchange, Outcome, Wanted
+from syncline.ranks import Ranks
+
+SLICE_S = 0.25
+
+WAITING = Outcome(answer=Answer.WAITING)
+
+
+class Council:
+    """Conclusions that are equal on all ranks."""
+
+    def __init__(self, ranks: Ranks, exchange: Exchange, order: Callable[[], Order]) -> None:
+        """``order`` is what rank 0 wants of a wait, asked after each slice, and only there."""
+        self._ranks, self._exchange, self._order = ranks, exchange, order
+
+    def conclude(
+        self, fragment: int, future: Future[Outcome], limit_s: float | None = None
+    ) -> tuple[Conclusion, Outcome]:
+        """Wait for an exchange on all ranks.
+
+        With MERGE and REBASE the outcome holds the concluded revision. Past ``limit_s`` (None:
+        the exchange's own bounds) the conclusion is ABANDON.
+        """
+        end = None if limit_s is None else time.monotonic() + limit_s
+        pushed: Outcome | None = None
+        while True:
+            outcome = _within(future, SLICE_S)
+            if pushed is not None and outcome.pulled is not None:
+                # Another revision was fetched; what became of the push has not changed.
+                outcome = replace(pushed, pulled=outcome.pulled)
+            order = self._order() if self._ranks.first else Order.GO_ON
+            if end is not None and time.monotonic() > end and order is not Order.STOP:
+                order = Order.ABANDON
+            mine = _report(outcome, order)
+            told = [Report.from_ints(numbers) for numbers in self._ranks.gather(mine.to_ints())]
+            self._exchange.paused = told[0].order is Order.HOLD
+            conclusion = conclude(told)
+            if conclusion.step is Step.FETCH:
+                if mine.revision != conclusion.revision:
+                    pushed = outcome
+                    future = self._exchange.begin_pull(fragment, Wanted(conclusion.revision))
+            elif conclusion.step is not Step.WAIT:
+                self._exchange.paused = False
+                return conclusion, outcome
+
+
+def _within(future: Future[Outcome], seconds: float) -> Outcome:
+    try:
+        return future.result(seconds)
+    except NotYet:
+        return WAITING
+
+
+def _report(outcome: Outcome, order: Order) -> Report:
+    revision = outcome.pulled.header.revision if outcome.pulled else 0
+    return Report(outcome.answer, revision, outcome.non_finite, order)

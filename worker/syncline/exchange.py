@@ -1,0 +1,353 @@
+"""A fragment's push and pull in the background, and what came of them.
+
+Each exchange has a thread of its own, so a fragment that waits for its round holds up no other;
+a few push at a time, in the order in which they were begun. Knows the service's rules for sending
+again, and nothing of models, ranks or hooks: fp32 arrays go in, an ``Outcome`` comes out.
+
+How long an exchange may take: a service that does not answer is asked for ``give_up_s``; one that
+answers but does not publish is waited for ``2 round_deadline_s + give_up_s``, not counting the
+time in which the run is paused. Then the exchange ends with Unreachable.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from syncline.core.agreement import Answer
+from syncline.layout import RankShard
+from syncline.link import Link, Pulled, Stalled
+from syncline.patience import RoundPatience, patiently
+from syncline_proto.codec import CODEC_BY_NAME, Float32, encode
+from syncline_proto.errors import (
+    EpochChanged,
+    LeaseLost,
+    Overloaded,
+    RevisionGone,
+    RunUnknown,
+    SynclineError,
+    Unreachable,
+)
+from syncline_proto.layout import Layout
+from syncline_proto.settings import CodecName, TimeoutSettings
+from syncline_proto.v1 import sync_pb2 as pb
+
+PUSHES_MAX = 4
+"""Pushes of one rank on the line at a time."""
+
+Value = TypeVar("Value")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who pushes: one rank of one life of one replica."""
+
+    run: str
+    replica: str
+    incarnation: int
+    rank: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """What one rank sends of one fragment.
+
+    ``values`` (fp32, flat) must not change before the exchange ends, since they may have to be
+    sent again.
+    """
+
+    fragment: int
+    kind: pb.PushKind.ValueType
+    values: Float32
+    codec: CodecName = "fp32"
+    base: int | None = None
+    gradient_step: int = 0
+    inner_steps: int = 1
+    tokens: int = 0
+    first_step: int = 0
+    last_step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a push."""
+
+    answer: Answer
+    pulled: Pulled | None = None
+    """The result; None when the replica was fenced or the exchange failed."""
+    anomalous: bool = False
+    non_finite: bool = False
+    reason: str = ""
+    error: SynclineError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to pull: a revision, the mean of a gradient step, or (neither) the newest revision."""
+
+    revision: int | None = None
+    gradient_step: int | None = None
+    values: bool = True
+    """False: to know that it is published is enough."""
+
+
+class Exchange:
+    """This rank's exchanges with the sync services that own the run's fragments.
+
+    Invariants:
+        - at most one push of a fragment is under way;
+        - ``seq`` of a fragment grows by one with each push, and never within one.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        layout: Layout,
+        shards: tuple[RankShard, ...],
+        links: dict[int, Link],
+        epoch: int,
+        timeouts: TimeoutSettings,
+    ) -> None:
+        """``links`` gives the service that owns each fragment."""
+        self.paused = False
+        """The run stands still, so waiting for a round costs no patience."""
+        self._identity, self._layout, self._shards, self._links = identity, layout, shards, links
+        self._epoch = epoch
+        self._timeouts = timeouts
+        self._seqs = [0] * len(shards)
+        self._line = threading.Semaphore(PUSHES_MAX)
+        self._stop = threading.Event()
+
+    @property
+    def bytes_up(self) -> int:
+        return sum(link.bytes_up for link in set(self._links.values()))
+
+    @property
+    def bytes_down(self) -> int:
+        return sum(link.bytes_down for link in set(self._links.values()))
+
+    def close(self) -> None:
+        """End every exchange under way."""
+        self._stop.set()
+        for link in set(self._links.values()):
+            link.close()
+
+    def begin(self, push: Push) -> Future[Outcome]:
+        """Push, and pull the result, in the background. The outcome says what went wrong."""
+        self._seqs[push.fragment] += 1
+        header = self._header(push, self._seqs[push.fragment])
+        return _in_background(lambda: self._push(push, header))
+
+    def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
+        """Pull in the background, as if it had been pushed and merged; the newest if it is gone."""
+
+        def pull() -> Outcome:
+            try:
+                pulled = self._keep_asking(lambda: self._pull(fragment, wanted))
+            except RevisionGone:
+                pulled = self._keep_asking(lambda: self._pull(fragment, Wanted()))
+            return Outcome(answer=Answer.MERGED, pulled=pulled)
+
+        return _in_background(pull)
+
+    def begin_waiting(self, fragment: int) -> Future[Outcome]:
+        """Wait in the background for the end of the synchronous phase, and pull what is then.
+
+        The outcome is GONE if the phase started again meanwhile, so that we could take part.
+        """
+        return _in_background(lambda: self._wait_for_first(fragment))
+
+    def states(self) -> dict[int, pb.FragmentState]:
+        """Where each fragment stands, asked anew."""
+        run = self._identity.run
+        found: dict[int, pb.FragmentState] = {}
+        for link in set(self._links.values()):
+            status = self._keep_asking(lambda link=link: link.status(run))
+            found.update({state.fragment: state for state in status.fragments})
+        return found
+
+    def _push(self, push: Push, header: pb.PushHeader) -> Outcome:
+        """Push and pull until a result is known; a broken pull means that both come again."""
+        payload = encode(push.values, header.codec)
+        link = self._links[push.fragment]
+        patience = RoundPatience(self._timeouts, lambda: self.paused)
+        while True:
+            instance = link.instance
+            header.epoch = self._epoch
+            with self._line:
+                answer = self._keep_asking(lambda: link.push(header, payload))
+            self._epoch = answer.epoch or self._epoch
+            judged = answer.judged if answer.verdict == pb.VERDICT_DUPLICATE else answer.verdict
+            if judged == pb.VERDICT_FENCED:
+                return Outcome(answer=Answer.FENCED, reason=answer.reason)
+            try:
+                pulled = self._result(push, _wanted(push, answer), instance, patience)
+            except RevisionGone:
+                return Outcome(answer=Answer.GONE)
+            if pulled is None:
+                patience.check(self._name(push.fragment))
+                log.info("push.again", fragment=self._name(push.fragment), seq=header.seq)
+                continue
+            stale = judged == pb.VERDICT_STALE and push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
+            return Outcome(
+                answer=Answer.STALE if stale else Answer.MERGED,
+                pulled=pulled,
+                anomalous=judged == pb.VERDICT_ANOMALOUS,
+                non_finite=answer.non_finite,
+                reason=answer.reason,
+            )
+
+    def _result(
+        self, push: Push, wanted: Wanted, instance: str, patience: RoundPatience
+    ) -> Pulled | None:
+        """Wait for the result of a judged push; None if the service may have forgotten the push.
+
+        Raises:
+            RevisionGone: the gradient step is no longer kept.
+        """
+        link = self._links[push.fragment]
+        while True:
+            try:
+                return self._pull(push.fragment, wanted)
+            except Stalled:
+                patience.check(self._name(push.fragment))
+                if self._keep_asking(lambda: link.status(self._identity.run)).instance != instance:
+                    return None
+            except (Unreachable, Overloaded):
+                return None
+            except EpochChanged:
+                self._epoch = 0
+                return None
+            except RevisionGone:
+                if wanted.gradient_step is not None:
+                    raise
+                # Others went on without us; what we pushed is in the newest, or was judged.
+                wanted = Wanted()
+
+    def _wait_for_first(self, fragment: int) -> Outcome:
+        patience = RoundPatience(self._timeouts, lambda: self.paused)
+        wanted, step = Wanted(revision=1), 0
+        while True:
+            try:
+                return Outcome(answer=Answer.MERGED, pulled=self._pull(fragment, wanted))
+            except RevisionGone:
+                wanted = Wanted()
+            except (Stalled, Unreachable, Overloaded):
+                state = self.states()[fragment]
+                if state.revision == 0 and state.gradient_step == 0:
+                    return Outcome(answer=Answer.GONE)
+                if state.gradient_step != step:
+                    step = state.gradient_step
+                    patience.start_again()
+                patience.check(self._name(fragment))
+
+    def _pull(self, fragment: int, wanted: Wanted) -> Pulled:
+        shard = self._shards[fragment]
+        # No boxes would mean the whole fragment; a rank with an empty shard wants none of it.
+        values = wanted.values and bool(shard.pieces)
+        request = pb.PullRequest(
+            run=self._identity.run,
+            epoch=self._epoch,
+            replica=self._identity.replica,
+            incarnation=self._identity.incarnation,
+            fragment=fragment,
+            boxes=[box.to_proto() for box in shard.boxes],
+            header_only=not values,
+        )
+        if wanted.gradient_step is not None:
+            request.gradient_step = wanted.gradient_step
+        elif wanted.revision is not None:
+            request.revision = wanted.revision
+        else:
+            request.newest = True
+        return self._links[fragment].pull(request, shard.numel if values else None)
+
+    def _header(self, push: Push, seq: int) -> pb.PushHeader:
+        me = self._identity
+        return pb.PushHeader(
+            run=me.run,
+            replica=me.replica,
+            incarnation=me.incarnation,
+            fragment=push.fragment,
+            seq=seq,
+            rank=me.rank,
+            ranks=me.ranks,
+            kind=push.kind,
+            base_revision=push.base,
+            gradient_step=push.gradient_step,
+            codec=CODEC_BY_NAME[push.codec],
+            boxes=[piece.box.to_proto() for piece in self._shards[push.fragment].sent],
+            inner_steps=push.inner_steps,
+            tokens=push.tokens,
+            first_step=push.first_step,
+            last_step=push.last_step,
+        )
+
+    def _keep_asking(self, act: Callable[[], Value]) -> Value:
+        """Do ``act`` until the service answers.
+
+        Raises:
+            Unreachable: it has not for ``give_up_s``.
+        """
+        give_up_s = self._timeouts.give_up_s
+        try:
+            return patiently(lambda: self._once(act), give_up_s, self._stop)
+        except (Unreachable, Overloaded) as error:
+            raise Unreachable(
+                f"{error.message} It was asked for {give_up_s:g} s; "
+                "see that it runs, then start the replica again."
+            ) from None
+
+    def _once(self, act: Callable[[], Value]) -> Value:
+        try:
+            return act()
+        except Stalled:
+            raise Unreachable("The sync service took a call and did not answer it.") from None
+        except RunUnknown:
+            # A service that lost its disk before the first commit must hear of the run anew.
+            me = self._identity
+            for link in set(self._links.values()):
+                link.open_run(me.run, me.replica, me.incarnation, self._layout)
+            raise Unreachable("The sync service had not heard of the run.") from None
+
+    def _name(self, fragment: int) -> str:
+        return self._layout.fragments[fragment].name
+
+
+def _wanted(push: Push, answer: pb.PushResponse) -> Wanted:
+    """What a judged push must wait for."""
+    if push.kind == pb.PUSH_KIND_GRADIENT:
+        return Wanted(gradient_step=push.gradient_step)
+    if push.kind == pb.PUSH_KIND_PARAMETERS:
+        first = push.base is None
+        return Wanted(revision=0 if first else 1, values=not first)
+    return Wanted(revision=answer.result_revision)
+
+
+def _in_background(act: Callable[[], Outcome]) -> Future[Outcome]:
+    """Run ``act`` in a thread that does not keep the process alive.
+
+    An error of ours becomes an outcome; a fault is raised again where the future is read.
+    """
+    future: Future[Outcome] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(act())
+        except LeaseLost as error:
+            future.set_result(Outcome(answer=Answer.FENCED, reason=error.message))
+        except SynclineError as error:
+            future.set_result(Outcome(answer=Answer.FAILED, error=error))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="syncline-exchange", daemon=True).start()
+    return future

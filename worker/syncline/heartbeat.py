@@ -1,0 +1,140 @@
+"""The heartbeat: renews the lease from a thread of its own, and brings back the run's news.
+
+A control plane that is away costs nothing: training goes on with what was last heard, and the
+lease counts as lost only when the control plane says so. Decides nothing; the training thread
+reads the news after each inner step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from syncline.control import ControlClient
+from syncline_proto.errors import (
+    Forbidden,
+    LeaseLost,
+    ReplicaUnknown,
+    RunConflict,
+    RunUnknown,
+    SynclineError,
+)
+from syncline_proto.rest import Heartbeat, LossPoint, Progress, Registration, RunState
+from syncline_proto.settings import RunSettings
+
+POINTS_MAX = 1000
+"""Points of a loss curve that wait for a heartbeat; past it the oldest are dropped."""
+
+ENDED = (RunState.STOPPED, RunState.FINISHED)
+
+REFUSALS = (LeaseLost, ReplicaUnknown, RunUnknown, RunConflict, Forbidden)
+"""Answers after which no heartbeat will be taken; any other error may pass."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What the control plane last said."""
+
+    settings: RunSettings
+    settings_version: int
+    run_state: RunState
+    drain: bool = False
+    replicas_alive: int = 1
+    lost: str | None = None
+    """Why the lease is lost; None while it is held."""
+
+    @property
+    def ended(self) -> bool:
+        return self.run_state in ENDED
+
+
+class Pulse:
+    """The heartbeat's thread.
+
+    Invariants:
+        - ``news`` is replaced whole, so any thread may read it;
+        - a point of a loss curve leaves the queue only when a heartbeat that holds it is answered.
+    """
+
+    def __init__(
+        self,
+        client: ControlClient,
+        registration: Registration,
+        progress: Callable[[], Progress],
+    ) -> None:
+        """``client`` is this thread's own; ``progress`` is called on it before each heartbeat."""
+        run = registration.run
+        self.news = News(
+            settings=run.settings, settings_version=run.settings_version, run_state=run.state
+        )
+        self._client, self._registration, self._progress = client, registration, progress
+        self._points: deque[LossPoint] = deque(maxlen=POINTS_MAX)
+        self._away = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="syncline-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, point: LossPoint) -> None:
+        self._points.append(point)
+
+    def close(self, tell: bool) -> None:
+        """Stop the thread; ``tell``: with a last heartbeat for what is still to be told."""
+        self._stop.set()
+        self._thread.join()
+        if tell and self.news.lost is None and not self._away:
+            self._send()
+        self._client.close()
+
+    def _beat(self) -> None:
+        while self.news.lost is None:
+            self._send()
+            if self._stop.wait(self._registration.heartbeat_s):
+                return
+
+    def _send(self) -> None:
+        points = list(self._points)
+        me = self._registration
+        body = Heartbeat(incarnation=me.incarnation, progress=self._progress(), points=points)
+        try:
+            answer = self._client.heartbeat(me.run.name, me.replica, body)
+        except REFUSALS as error:
+            self._refused(error)
+            return
+        except SynclineError as error:
+            if not self._away:
+                log.warning("control.away", why=error.message, so="training goes on without it")
+            self._away = True
+            return
+        if self._away:
+            log.info("control.back")
+        self._away = False
+        for point in points:
+            if self._points and self._points[0] is point:
+                self._points.popleft()
+        self.news = replace(
+            self.news,
+            settings=answer.settings,
+            settings_version=answer.settings_version,
+            run_state=answer.run_state,
+            drain=answer.drain,
+            replicas_alive=answer.replicas_alive,
+        )
+
+    def _refused(self, error: SynclineError) -> None:
+        """The lease is gone: because the run has ended, or for good."""
+        try:
+            view = self._client.run(self._registration.run.name)
+        except SynclineError:
+            view = None
+        if view is not None and view.state in ENDED:
+            self.news = replace(self.news, run_state=view.state)
+        else:
+            self.news = replace(self.news, lost=error.message)

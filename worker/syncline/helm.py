@@ -1,0 +1,131 @@
+"""Rank 0's ear and word: what the control plane says, and what the replica does about it.
+
+Only rank 0 has a heartbeat and calls the control plane; what it decides reaches the other ranks
+through collectives. Never touches the model or the sync service.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from syncline.control import ControlClient
+from syncline.core.agreement import Order
+from syncline.core.plan import Act, Heard, after_step
+from syncline.heartbeat import ENDED, Pulse
+from syncline.ranks import Ranks
+from syncline_proto.errors import SynclineError
+from syncline_proto.rest import RunState
+from syncline_proto.settings import RunSettings
+
+END_GRACE_S = 10.0
+"""The last round of a finished run is waited for this long; it is published, unless it is not ours.
+
+A stopped run publishes nothing more, so nothing is waited for.
+"""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Settings that all ranks have adopted."""
+
+    settings: RunSettings
+    version: int
+
+
+class Helm:
+    """Decisions that are equal on all ranks."""
+
+    def __init__(
+        self, ranks: Ranks, run: str, client: ControlClient | None, pulse: Pulse | None
+    ) -> None:
+        """``client`` and ``pulse`` are rank 0's; the other ranks have none."""
+        self.drain_asked = False
+        self._ranks, self._run, self._client, self._pulse = ranks, run, client, pulse
+        self._ended_at: float | None = None
+        self._ending = False
+
+    def decide(
+        self, steps: int, sync_every: int, warming: bool, version: int, tokens: int
+    ) -> tuple[Act, int]:
+        """Rank 0's decision after an inner step, and how many tokens that step had.
+
+        With several ranks these are rank 0's tokens times the ranks, so that a schedule that
+        counts them is equal on all; a push adds up what each really had.
+        """
+        act = Act.NOTHING
+        if self._ranks.first:
+            act = after_step(steps, sync_every, warming, self._heard(version))
+        decided, counted = self._ranks.of_first([act, tokens * self._ranks.count])
+        return Act(decided), counted
+
+    def order(self) -> Order:
+        """What rank 0 wants of a wait, after what it has heard meanwhile; asked on rank 0 only."""
+        assert self._pulse is not None
+        news = self._pulse.news
+        if news.lost is not None:
+            return Order.STOP
+        if news.ended and not self._ending:
+            self._ended_at = self._ended_at or time.monotonic()
+            grace_s = END_GRACE_S if news.run_state is RunState.FINISHED else 0.0
+            if time.monotonic() - self._ended_at >= grace_s:
+                return Order.ABANDON
+        return Order.HOLD if news.run_state is RunState.PAUSED else Order.GO_ON
+
+    def end(self) -> None:
+        """From here on the run's end is known, and is no reason to give up a wait."""
+        self._ending = True
+
+    def new_settings(self) -> Adopted:
+        """The settings that rank 0 last heard, for all ranks."""
+
+        def told() -> dict[str, object]:
+            assert self._pulse is not None
+            news = self._pulse.news
+            return {"version": news.settings_version, "settings": news.settings.model_dump()}
+
+        new = self._ranks.share(told)
+        log.info("settings.changed", version=new["version"])
+        return Adopted(RunSettings.model_validate(new["settings"]), new["version"])
+
+    def run_has_ended(self) -> bool:
+        """Ask the control plane whether the run has ended; on all ranks."""
+
+        def ended() -> bool:
+            assert self._client is not None and self._pulse is not None
+            if self._pulse.news.ended:
+                return True
+            try:
+                return self._client.run(self._run).state in ENDED
+            except SynclineError:
+                return False
+
+        return self._ranks.share(ended)
+
+    def why_lost(self) -> str:
+        """In the control plane's words, where they were heard."""
+        return self._ranks.share(lambda: self._pulse.news.lost if self._pulse else None) or ""
+
+    def finish_run(self) -> None:
+        """Tell the control plane that the token budget is committed; any replica may."""
+        if self._client is None:
+            return
+        try:
+            self._client.finish_run(self._run)
+        except SynclineError as error:
+            log.warning("run.finish", why=error.message, so="another replica will say it")
+
+    def _heard(self, version: int) -> Heard:
+        assert self._pulse is not None
+        news = self._pulse.news
+        return Heard(
+            drain=news.drain or self.drain_asked,
+            paused=news.run_state is RunState.PAUSED,
+            ended=news.ended,
+            lost=news.lost is not None,
+            new_settings=news.settings_version != version,
+        )

@@ -1,0 +1,147 @@
+"""Where Syncline touches a training loop: the optimizer's step, and each module's forward.
+
+A fragment must be merged before its parameters are used. The hook goes on the FSDP2 module that
+gathers them, ahead of FSDP's own; without FSDP on the modules that own them, and on the outermost
+modules that hold them but not the whole stack of blocks (some layers read their children's weights
+without calling them). Decides nothing; the callbacks do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from syncline.layout import ModelLayout, blocks
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+"""Modules that have no forward."""
+
+
+class Hooks:
+    """The hooks of one session, from ``install`` to ``remove``."""
+
+    def __init__(self, model: nn.Module, described: ModelLayout) -> None:
+        self.places = places(model, described)
+        self._handles: list[RemovableHandle] = []
+
+    def install(
+        self,
+        optimizer: Optimizer,
+        before_forward: Callable[[Iterable[int]], None],
+        before_step: Callable[[], None],
+        after_step: Callable[[], None],
+    ) -> None:
+        """Register everything. ``before_forward`` is given the fragments that come next."""
+        by_module: dict[nn.Module, list[int]] = {}
+        for fragment, modules in enumerate(self.places):
+            for module in modules:
+                by_module.setdefault(module, []).append(fragment)
+        for module, fragments in by_module.items():
+            hook: Any = torch.compiler.disable(_forward_hook(before_forward, tuple(fragments)))
+            self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
+        self._handles.append(
+            optimizer.register_step_pre_hook(lambda *_: before_step())  # pyright: ignore[reportArgumentType]
+        )
+        self._handles.append(
+            optimizer.register_step_post_hook(lambda *_: after_step())  # pyright: ignore[reportArgumentType]
+        )
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def reshard(self, fragment: int) -> None:
+        """Drop gathered copies of a fragment's parameters, which would hide a new value.
+
+        The root of an FSDP2 model stays gathered after a forward pass without a backward.
+        """
+        for module in self.places[fragment]:
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def reshard_all(model: nn.Module) -> None:
+    """Bring an FSDP2 model into the state in which its parameters are the optimizer's."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def places(model: nn.Module, described: ModelLayout) -> list[list[nn.Module]]:
+    """For each fragment the modules whose forward must wait for it; the same on all ranks."""
+    found = blocks(model)
+    stack = None if found is None else found[1]
+    paths = _paths(model)
+    per_tensor = [
+        _unique(
+            module
+            for path in paths[parameter]
+            for module in _waiting(path, stack, isinstance(parameter, DTensor))
+        )
+        for parameter in described.parameters
+    ]
+    return [
+        _unique(module for box in fragment.boxes for module in per_tensor[box.tensor])
+        for fragment in described.layout.fragments
+    ]
+
+
+def _paths(model: nn.Module) -> dict[nn.Parameter, list[list[nn.Module]]]:
+    """For each parameter the ways to it from the model on: one for each module that owns it."""
+    paths: dict[nn.Parameter, list[list[nn.Module]]] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in modules:
+        parts = name.split(".") if name else []
+        way = [modules[".".join(parts[:i])] for i in range(len(parts) + 1)]
+        for parameter in modules[name].parameters(recurse=False):
+            paths.setdefault(parameter, []).append(way)
+    return paths
+
+
+def _waiting(
+    path: list[nn.Module], stack: nn.ModuleList | None, is_sharded: bool
+) -> Iterator[nn.Module]:
+    manager = next((m for m in reversed(path) if isinstance(m, FSDPModule)), None)
+    if is_sharded and manager is not None:
+        yield from _gathering(manager, path[0])
+        return
+    outer = (m for m in path[1:] if not isinstance(m, CONTAINERS) and not _holds(m, stack))
+    yield from (next(outer, path[-1]), path[-1])
+
+
+def _holds(module: nn.Module, stack: nn.ModuleList | None) -> bool:
+    return stack is not None and any(inner is stack for inner in module.modules())
+
+
+def _gathering(manager: FSDPModule, model: nn.Module) -> Iterator[nn.Module]:
+    """The modules in whose forward FSDP2 gathers the parameters that ``manager`` manages.
+
+    torch has no public way to ask which modules share a group, or prefetch another.
+    """
+    state = manager._get_fsdp_state()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            other = module._get_fsdp_state()
+            if other is state or state in other._states_to_forward_prefetch:
+                yield module
+
+
+def _forward_hook(
+    before_forward: Callable[[Iterable[int]], None], fragments: tuple[int, ...]
+) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any) -> None:
+        before_forward(fragments)
+
+    return hook
+
+
+def _unique(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    return list(dict.fromkeys(modules))

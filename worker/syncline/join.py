@@ -1,0 +1,168 @@
+"""How a replica joins a run: the run's settings, a lease, the sync services.
+
+Rank 0 talks to the control plane and opens the run at the sync services; the other ranks hear
+the result. What comes back is all that a session needs; nothing of the model has changed yet.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from syncline.control import ControlClient, first_alive
+from syncline.link import Link
+from syncline.patience import patiently
+from syncline.ranks import Ranks
+from syncline_proto.errors import RunConflict, RunUnknown, Unreachable
+from syncline_proto.layout import Layout
+from syncline_proto.rest import Registration, ReplicaRegister, RunCreate, RunView, SyncEndpoint
+from syncline_proto.settings import LIVE, RunSettings
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the user asked to take part in."""
+
+    control: str
+    token: str | None
+    run: str
+    replica: str
+    settings: RunSettings | None
+    """None: whatever the run has."""
+    job: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A lease, and the links to the services that own the run's fragments."""
+
+    registration: Registration
+    links: dict[int, Link]
+    """By fragment."""
+    epoch: int
+    initialised: frozenset[int]
+    """Fragments that had a revision 0 when we came."""
+
+    @property
+    def settings(self) -> RunSettings:
+        return self.registration.run.settings
+
+
+def register(wish: Wish, ranks: Ranks, fingerprint: str) -> Registration:
+    """Find or create the run and ask for a lease; on all ranks.
+
+    Raises:
+        RunConflict: the run has other settings than the given ones, or has ended.
+        Unreachable: the control plane does not answer.
+    """
+    return Registration.model_validate(
+        ranks.share(lambda: _register(wish, ranks.count, fingerprint).model_dump(mode="json"))
+    )
+
+
+def open_run(wish: Wish, registration: Registration, ranks: Ranks, layout: Layout) -> Joined:
+    """Open the run at every sync service; on all ranks.
+
+    Raises:
+        LayoutMismatch: the run trains another model; the first difference is named.
+        Unreachable: a service does not answer, or a fragment has none.
+    """
+    timeouts = registration.run.settings.timeouts
+    links: dict[str, Link] = {}
+
+    def link(address: str) -> Link:
+        return links.setdefault(address, Link(address, timeouts, wish.token))
+
+    def opened() -> dict[str, Any]:
+        owners: dict[str, str] = {}
+        initialised: list[int] = []
+        epoch = 0
+        for service in _services(wish, registration):
+            answer = patiently(
+                lambda at=service.address: link(at).open_run(
+                    registration.run.name, registration.replica, registration.incarnation, layout
+                ),
+                timeouts.call_s,
+                threading.Event(),
+            )
+            epoch = answer.epoch
+            owners.update({str(state.fragment): service.address for state in answer.fragments})
+            initialised += [state.fragment for state in answer.fragments if state.initialised]
+        for number, fragment in enumerate(layout.fragments):
+            if str(number) not in owners:
+                raise Unreachable(f"No sync service that is alive owns fragment {fragment.name}.")
+        return {"owners": owners, "initialised": initialised, "epoch": epoch}
+
+    told = ranks.share(opened)
+    owners = {int(number): link(address) for number, address in told["owners"].items()}
+    return Joined(
+        registration=registration,
+        links=owners,
+        epoch=told["epoch"],
+        initialised=frozenset(told["initialised"]),
+    )
+
+
+def _register(wish: Wish, ranks: int, fingerprint: str) -> Registration:
+    timeouts = (wish.settings or RunSettings()).timeouts
+    client = ControlClient(wish.control, wish.token, timeouts.call_s)
+    body = ReplicaRegister(
+        replica=wish.replica,
+        ranks=ranks,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        fingerprint=fingerprint,
+    )
+    try:
+        patiently(lambda: _run(client, wish), timeouts.connect_s, threading.Event())
+        # If an answer is lost, the lease that it carried is fenced by the next.
+        return patiently(
+            lambda: client.register(wish.run, body), timeouts.connect_s, threading.Event()
+        )
+    finally:
+        client.close()
+
+
+def _run(client: ControlClient, wish: Wish) -> RunView:
+    """Create the run, or adopt the one that is there."""
+    if wish.settings is None:
+        try:
+            return client.run(wish.run)
+        except RunUnknown:
+            log.info("run.new", run=wish.run)
+    body = RunCreate(name=wish.run, settings=wish.settings or RunSettings(), job=wish.job)
+    try:
+        return client.create_run(body)
+    except RunConflict:
+        there = client.run(wish.run)
+        if wish.settings is not None and _fixed(there.settings) != _fixed(wish.settings):
+            raise
+        return there  # it differs only in what may change while a run goes on
+
+
+def _fixed(settings: RunSettings) -> dict[str, Any]:
+    return settings.model_dump(exclude=set(LIVE))
+
+
+def _services(wish: Wish, registration: Registration) -> list[SyncEndpoint]:
+    """The sync services; one that starts together with us is given a little time to show up."""
+    alive = [service for service in registration.sync_services if service.alive]
+    if alive:
+        return alive
+    timeouts = registration.run.settings.timeouts
+    client = ControlClient(wish.control, wish.token, timeouts.call_s)
+    try:
+        return patiently(
+            lambda: first_alive(client.sync_services(), wish.control),
+            timeouts.call_s,
+            threading.Event(),
+        )
+    finally:
+        client.close()

@@ -1,0 +1,270 @@
+"""A model -> the run's layout, and the part of it that this rank holds.
+
+The one place that knows about wrappers (DDP, FSDP2, checkpointing, compile) and unwraps DTensor.
+Reads the model; changes nothing in it. The layout is the same however the model is sharded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from syncline.core.boxes import is_sender, local_box, overlap
+from syncline.core.cutting import cut
+from syncline.ranks import Ranks
+from syncline_proto.errors import ConfigError
+from syncline_proto.layout import DTYPES, FRAGMENT_ELEMENTS_MAX, Box, Layout, TensorSpec
+
+EMBEDDINGS, HEAD = "embeddings", "head"
+
+WRAPPER_ATTRIBUTES = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""Where wrappers keep what they wrap: compile, activation checkpointing, FSDP1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a fragment that lies in one parameter of this rank.
+
+    ``where`` cuts it out of the parameter's local tensor; ``start`` is where it begins in the
+    shard's flat vector.
+    """
+
+    parameter: nn.Parameter
+    where: tuple[slice, ...]
+    box: Box
+    start: int
+    sends: bool
+    """False where another rank of this replica holds the same values and sends them."""
+
+    @property
+    def local(self) -> Tensor:
+        """A view of the values; detached."""
+        return local_part(self.parameter)[self.where]
+
+
+@dataclass(frozen=True, slots=True)
+class RankShard:
+    """What this rank holds of one fragment: its pieces, one after another, as a flat vector."""
+
+    pieces: tuple[Piece, ...]
+    numel: int
+
+    @property
+    def boxes(self) -> list[Box]:
+        return [piece.box for piece in self.pieces]
+
+    @property
+    def sent(self) -> tuple[Piece, ...]:
+        return tuple(piece for piece in self.pieces if piece.sends)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """The run's layout, this rank's shard of each fragment, and the names that own tensors."""
+
+    layout: Layout
+    shards: tuple[RankShard, ...]
+    parameters: tuple[nn.Parameter, ...]
+    """By the number of the tensor in the layout."""
+
+
+def describe(
+    model: nn.Module, ranks: Ranks, elements_max: int = FRAGMENT_ELEMENTS_MAX
+) -> ModelLayout:
+    """Describe a model as it is now. Collective if frozen tensors are sharded.
+
+    Raises:
+        ConfigError: the model has something that cannot be synchronised; it is named.
+    """
+    names = canonical_names(model)
+    _refuse_buffers(model, names)
+    tied: dict[nn.Parameter, list[str]] = {}
+    for raw, parameter in model.named_parameters(remove_duplicate=False):
+        tied.setdefault(parameter, []).append(names(raw))
+    trainable = [(p, tied[p]) for p in tied if p.requires_grad]
+    if not trainable:
+        raise ConfigError("The model has no parameter that requires a gradient.")
+    groups = _groups(model, names)
+    specs = tuple(
+        TensorSpec(own[0], tuple(p.shape), _dtype(own[0], p), tuple(sorted(own[1:])))
+        for p, own in trainable
+    )
+    fragments = cut([s.shape for s in specs], [groups[s.name] for s in specs], elements_max)
+    frozen = [(own[0], p) for p, own in tied.items() if not p.requires_grad]
+    layout = Layout(specs, fragments, _frozen_sha256(frozen))
+    parameters = tuple(p for p, _ in trainable)
+    held = [_held(i, specs[i].name, p, ranks) for i, p in enumerate(parameters)]
+    shards = tuple(_shard(fragment.boxes, parameters, held) for fragment in fragments)
+    return ModelLayout(layout, shards, parameters)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor: a detached view that shares its memory."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class canonical_names:
+    """Map a raw dotted name of a model to the name without wrapper prefixes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(model.named_modules(remove_duplicate=False))
+
+    def __call__(self, raw: str) -> str:
+        parts = raw.split(".")
+        return ".".join(
+            part for i, part in enumerate(parts) if not self._wraps(".".join(parts[:i]), part)
+        )
+
+    def _wraps(self, owner: str, attribute: str) -> bool:
+        if attribute in WRAPPER_ATTRIBUTES:
+            return True
+        wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+        return attribute == "module" and isinstance(self._modules.get(owner), wrappers)
+
+
+def blocks(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
+    """The longest outermost list of equal modules with parameters: the transformer blocks.
+
+    Returns:
+        Its raw name and the list; None if the model has none.
+    """
+    found: list[tuple[str, nn.ModuleList]] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer, _ in found)
+        if isinstance(module, nn.ModuleList) and not inside and _are_equal(module):
+            found.append((name, module))
+    return max(found, key=lambda pair: len(pair[1]), default=None)
+
+
+def _are_equal(modules: nn.ModuleList) -> bool:
+    kinds = {_kind(module) for module in modules}
+    return len(kinds) == 1 and all(any(True for _ in m.parameters()) for m in modules)
+
+
+def _kind(module: nn.Module) -> type[nn.Module]:
+    """The class of what is inside all wrappers; FSDP2 makes a subclass of it."""
+    for attribute in WRAPPER_ATTRIBUTES:
+        inner = module._modules.get(attribute)
+        if inner is not None:
+            return _kind(inner)
+    return next(kind for kind in type(module).__mro__ if not issubclass(kind, FSDPModule))
+
+
+def _groups(model: nn.Module, names: canonical_names) -> dict[str, str]:
+    """The fragment group of every canonical parameter name, in forward order of the groups."""
+    found = blocks(model)
+    raw = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    if found is None:
+        return {names(name): names(name).split(".")[0] for name in raw}
+    prefix = f"{found[0]}."
+    groups: dict[str, str] = {}
+    seen = False
+    for name in raw:
+        inside = name.startswith(prefix)
+        seen = seen or inside
+        if inside:
+            number = name.removeprefix(prefix).split(".")[0]
+            groups.setdefault(names(name), names(f"{prefix}{number}"))
+        else:
+            groups.setdefault(names(name), HEAD if seen else EMBEDDINGS)
+    return groups
+
+
+def _dtype(name: str, parameter: nn.Parameter) -> str:
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ConfigError(f"{name} is {dtype}; trainable parameters must be one of {DTYPES}.")
+    return dtype
+
+
+def _refuse_buffers(model: nn.Module, names: canonical_names) -> None:
+    for prefix, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is None or name in module._non_persistent_buffers_set:
+                continue
+            if buffer.is_floating_point() or buffer.is_complex():
+                full = names(f"{prefix}.{name}" if prefix else name)
+                raise ConfigError(
+                    f"The buffer {full} is persistent and floating-point, so replicas would drift "
+                    "apart in it; register it with persistent=False, or use a layer without "
+                    "running statistics."
+                )
+
+
+def _frozen_sha256(frozen: list[tuple[str, nn.Parameter]]) -> str:
+    """SHA-256 (hex) over name, dtype, shape and bytes of each tensor, by name; "" for none.
+
+    One whole tensor at a time is on this rank, so the hash does not depend on the sharding.
+    """
+    if not frozen:
+        return ""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(frozen, key=lambda pair: pair[0]):
+        value = parameter.detach()
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        dtype = str(whole.dtype).removeprefix("torch.")
+        digest.update(f"{name}\0{dtype}\0{list(whole.shape)}\0".encode())
+        flat = whole.cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The box of a tensor that this rank holds, and whether it is the one that sends it."""
+
+    box: Box
+    sends: bool
+
+
+def _held(index: int, name: str, parameter: nn.Parameter, ranks: Ranks) -> _Held:
+    if not isinstance(parameter, DTensor):
+        whole = Box(index, (0,) * parameter.dim(), tuple(parameter.shape))
+        return _Held(whole, ranks.first)
+    mesh = parameter.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise ConfigError(f"{name} lies on a device mesh that leaves out rank {ranks.index}.")
+    dims: list[int | None] = []
+    for placement in parameter.placements:
+        if type(placement) is Shard:
+            dims.append(placement.dim)
+        elif isinstance(placement, Replicate):
+            dims.append(None)
+        else:
+            raise ConfigError(f"{name} is placed as {placement}; only Shard and Replicate will do.")
+    shape = tuple(parameter.shape)
+    box = local_box(index, shape, dims, tuple(mesh.shape), coordinate)
+    assert box.sizes == tuple(local_part(parameter).shape) or not box.numel, name
+    return _Held(box, is_sender(dims, coordinate))
+
+
+def _shard(
+    boxes: tuple[Box, ...], parameters: tuple[nn.Parameter, ...], held: list[_Held]
+) -> RankShard:
+    pieces: list[Piece] = []
+    start = 0
+    for part, mine in _overlaps(boxes, held):
+        origin = mine.box.offsets
+        where = tuple(
+            slice(begin - zero, begin - zero + size)
+            for begin, zero, size in zip(part.offsets, origin, part.sizes, strict=True)
+        )
+        pieces.append(Piece(parameters[part.tensor], where, part, start, mine.sends))
+        start += part.numel
+    return RankShard(tuple(pieces), start)
+
+
+def _overlaps(boxes: tuple[Box, ...], held: list[_Held]) -> Iterator[tuple[Box, _Held]]:
+    for box in boxes:
+        mine = held[box.tensor]
+        part = overlap(box, mine.box)
+        if part is not None:
+            yield part, mine

@@ -1,0 +1,114 @@
+"""One life of a replica: everything that it holds from joining a run to leaving it.
+
+The composition root of the worker: it knows clock, network and model at once, builds the rooms in
+order, and lets go of them in order, in whatever state they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+from torch import nn
+from torch.optim import Optimizer
+
+from syncline.anchors import Anchors
+from syncline.control import ControlClient
+from syncline.exchange import Exchange, Identity
+from syncline.heartbeat import Pulse
+from syncline.helm import Helm
+from syncline.hooks import Hooks, reshard_all
+from syncline.join import Joined, Wish, open_run, register
+from syncline.layout import ModelLayout, describe
+from syncline.ranks import Ranks
+from syncline.session import Session
+from syncline_proto.errors import SynclineError
+from syncline_proto.rest import Progress, Registration
+
+log = structlog.get_logger()
+
+
+class Life:
+    """From ``join`` to ``release``; a replica that starts again begins another."""
+
+    def __init__(self, wish: Wish, progress: Callable[[], Progress]) -> None:
+        """``progress`` is what heartbeats say; it is called on another thread."""
+        self.pulse: Pulse | None = None
+        """Rank 0's heartbeat."""
+        self.registration: Registration | None = None
+        self._wish, self._progress = wish, progress
+        self._client: ControlClient | None = None
+        self._exchange: Exchange | None = None
+        self._hooks: Hooks | None = None
+        self._ranks: Ranks | None = None
+
+    def join(self, model: nn.Module, optimizer: Optimizer) -> Session:
+        """Take a lease and open the run. The session is still to be started.
+
+        Raises:
+            SynclineError: as ``register`` and ``open_run`` do, or the model cannot be described.
+        """
+        ranks = self._ranks = Ranks()
+        reshard_all(model)
+        described = describe(model, ranks)
+        wish = self._wish
+        registration = register(wish, ranks, described.layout.fingerprint())
+        self.registration = registration
+        if ranks.first:
+            # Its calls are small, and the last of them stands between Ctrl+C and the end.
+            connect_s = registration.run.settings.timeouts.connect_s
+            self._client = ControlClient(wish.control, wish.token, connect_s)
+            self.pulse = self._heartbeat(registration)
+        joined = open_run(wish, registration, ranks, described.layout)
+        log.info("replica.joined", run=wish.run, replica=registration.replica, ranks=ranks.count)
+        return self._session(joined, model, optimizer, described, ranks)
+
+    def release(self, failed: bool) -> None:
+        """End every thread and call, then give the lease back; each rank on its own."""
+        if self._hooks is not None:
+            self._hooks.remove()
+        if self._exchange is not None:
+            self._exchange.close()
+        if self.pulse is not None:
+            self.pulse.close(tell=not failed)
+        if self._client is not None and self.registration is not None:
+            me = self.registration
+            try:
+                self._client.leave(me.run.name, me.replica, me.incarnation)
+            except SynclineError as error:
+                log.warning("replica.left", why=error.message, so="the lease will run out")
+            self._client.close()
+        if self._ranks is not None and not failed:
+            self._ranks.close()
+
+    def _heartbeat(self, registration: Registration) -> Pulse:
+        # One lost answer must not cost the lease: a call ends well before it.
+        client = ControlClient(self._wish.control, self._wish.token, registration.lease_s / 2)
+        pulse = Pulse(client, registration, self._progress)
+        pulse.start()
+        return pulse
+
+    def _session(
+        self,
+        joined: Joined,
+        model: nn.Module,
+        optimizer: Optimizer,
+        described: ModelLayout,
+        ranks: Ranks,
+    ) -> Session:
+        me = joined.registration
+        identity = Identity(
+            run=me.run.name,
+            replica=me.replica,
+            incarnation=me.incarnation,
+            rank=ranks.index,
+            ranks=ranks.count,
+        )
+        layout, shards = described.layout, described.shards
+        timeouts = joined.settings.timeouts
+        exchange = Exchange(identity, layout, shards, joined.links, joined.epoch, timeouts)
+        self._exchange = exchange
+        self._hooks = Hooks(model, described)
+        helm = Helm(ranks, identity.run, self._client, self.pulse)
+        anchors = Anchors(shards)
+        return Session(joined, layout, ranks, anchors, exchange, helm, self._hooks, optimizer)

@@ -1,0 +1,236 @@
+"""One sync service as a replica sees it: OpenRun, Push, Pull and GetRunStatus.
+
+A call is cut off when it has made no progress for ``call_s``, however long it takes as a whole: a
+large fragment on a slow line is fine, a dead peer is not. Nothing is sent twice here; who may ask
+again, and for how long, is the exchange's business. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+
+from syncline_proto.codec import Float32, check_chunk, chunks, decode_into
+from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
+from syncline_proto.layout import Layout
+from syncline_proto.settings import TimeoutSettings
+from syncline_proto.status import from_rpc_error
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.v1 import sync_pb2_grpc
+
+MESSAGE_BYTES_MAX = 8 << 20
+"""A chunk is at most 1 MiB; a layout of many tensors, in one message, may be more."""
+
+
+class Stalled(Exception):
+    """The call made no progress for ``call_s``. A pull that waits for its revision does so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A published revision (or mean gradient): its header and this rank's values, fp32."""
+
+    header: pb.PullHeader
+    values: Float32
+
+
+class Link:
+    """A channel to one sync service.
+
+    Raises (every call):
+        Unreachable: the connection failed.
+        SynclineError: the class that the service's trailer names.
+    """
+
+    def __init__(self, address: str, timeouts: TimeoutSettings, token: str | None) -> None:
+        self.address = address
+        self.instance = ""
+        """Of the service process, as last heard."""
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._timeouts = timeouts
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else None
+        self._lock = threading.Lock()
+        self._channel = grpc.insecure_channel(address, options=_options(timeouts))
+        self._stub = sync_pb2_grpc.SyncServiceStub(self._channel)
+        self._watch = _Watch(timeouts.call_s)
+
+    def close(self) -> None:
+        """End every call in flight, and the connection."""
+        self._watch.close()
+        self._channel.close()
+
+    def open_run(
+        self, run: str, replica: str, incarnation: int, layout: Layout
+    ) -> pb.OpenRunResponse:
+        request = pb.OpenRunRequest(
+            run=run, replica=replica, incarnation=incarnation, layout=layout.to_proto()
+        )
+        with self._errors():
+            answer = self._stub.OpenRun(
+                request, timeout=self._timeouts.call_s, metadata=self._metadata
+            )
+        self.instance = answer.instance
+        return answer
+
+    def status(self, run: str) -> pb.GetRunStatusResponse:
+        request = pb.GetRunStatusRequest(run=run)
+        with self._errors():
+            answer = self._stub.GetRunStatus(
+                request, timeout=self._timeouts.call_s, metadata=self._metadata
+            )
+        self.instance = answer.instance
+        return answer
+
+    def push(self, header: pb.PushHeader, payload: memoryview) -> pb.PushResponse:
+        """Send one rank's shard, and wait for the verdict on the replica's whole push.
+
+        Raises:
+            Stalled: neither chunk nor answer moved for ``call_s``.
+        """
+        with self._errors(), self._watch.follow() as watched:
+            parts = _parts(header, payload, watched)
+            call = self._stub.Push.future(parts, metadata=self._metadata)
+            watched.call = call
+            answer = call.result()
+        with self._lock:
+            self.bytes_up += len(payload)
+        return answer
+
+    def pull(self, request: pb.PullRequest, elements: int | None) -> Pulled:
+        """Receive ``elements`` values of a revision, as soon as that is published.
+
+        With ``header_only`` in the request ``elements`` is None.
+
+        Raises:
+            Stalled: not published within ``call_s``, or the stream stopped.
+            InvalidRequest: what came is damaged, or not what was asked for.
+        """
+        with self._errors(), self._watch.follow() as watched:
+            stream: Any = self._stub.Pull(request, metadata=self._metadata)
+            watched.call = stream
+            header = next(stream).header
+            if elements is not None and header.elements != elements:
+                raise InvalidRequest(f"pull: {header.elements} elements came, not {elements}.")
+            values = np.empty(elements or 0, np.float32)
+            filled = 0
+            for part in stream:
+                watched.moved()
+                chunk = part.chunk
+                count = check_chunk(chunk, header.codec, values.size - filled)
+                decode_into(chunk.data, header.codec, values[filled : filled + count])
+                filled += count
+                with self._lock:
+                    self.bytes_down += len(chunk.data)
+        if filled != values.size:
+            raise InvalidRequest(f"pull: {filled} of {values.size} elements came.")
+        self.instance = header.instance
+        return Pulled(header, values)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn what grpc raises into our errors."""
+        what = f"The sync service at {self.address}"
+        try:
+            yield
+        except (grpc.FutureCancelledError, ValueError, StopIteration) as error:
+            # ValueError: the channel was closed under the call; StopIteration: an empty stream.
+            raise Unreachable(f"{what} ended the call ({error or 'no answer'}).") from None
+        except grpc.RpcError as error:
+            raise self._translated(error, what) from None
+
+    def _translated(self, error: grpc.RpcError, what: str) -> SynclineError:
+        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
+            return Unreachable(f"{what} ended the call.")
+        return from_rpc_error(error, what)
+
+
+class _Watched:
+    """A call in flight, and when it last moved."""
+
+    def __init__(self) -> None:
+        self.call: Any = None
+        self.moved_at = time.monotonic()
+        self.cut = False
+
+    def moved(self) -> None:
+        self.moved_at = time.monotonic()
+
+
+class _Watch:
+    """Cuts off calls that stand still; one thread looks after all calls of a link."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._calls: set[_Watched] = set()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        threading.Thread(target=self._look, name="syncline-watch", daemon=True).start()
+
+    def close(self) -> None:
+        self._stop.set()
+
+    @contextmanager
+    def follow(self) -> Iterator[_Watched]:
+        """Look after the call that the caller puts into what this yields.
+
+        Raises:
+            Stalled: the call was cut off.
+        """
+        watched = _Watched()
+        with self._lock:
+            self._calls.add(watched)
+        try:
+            yield watched
+        except (grpc.RpcError, grpc.FutureCancelledError):
+            if watched.cut:
+                raise Stalled from None
+            raise
+        finally:
+            with self._lock:
+                self._calls.discard(watched)
+
+    def _look(self) -> None:
+        while not self._stop.wait(min(1.0, self._limit_s / 4)):
+            limit = time.monotonic() - self._limit_s
+            with self._lock:
+                still = [call for call in self._calls if call.moved_at < limit]
+            for watched in still:
+                if watched.call is not None:
+                    watched.cut = True
+                    watched.call.cancel()
+
+
+def _parts(
+    header: pb.PushHeader, payload: memoryview, watched: _Watched
+) -> Iterator[pb.PushRequest]:
+    """The messages of a push; grpc takes the next one when the line has room for it."""
+    yield pb.PushRequest(header=header)
+    for chunk in chunks(payload, header.codec):
+        watched.moved()
+        yield pb.PushRequest(chunk=chunk)
+    watched.moved()
+
+
+def _options(timeouts: TimeoutSettings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.keepalive_time_ms", int(timeouts.call_s * 500)),
+        ("grpc.keepalive_timeout_ms", int(timeouts.connect_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", int(timeouts.connect_s * 1000)),
+        # Replicas of several runs in one process must not share a connection's flow control.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]

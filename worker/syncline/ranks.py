@@ -1,0 +1,110 @@
+"""The ranks of one replica, talking to one another.
+
+A gloo group of its own carries a few numbers at a time, so that the ranks act on one decision and
+no collective of FSDP meets ranks that disagree. Waits are polled, so that Ctrl+C is heard. Never
+carries tensors of the model, and never unpickles.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from syncline_proto.errors import ProcessFailed, SynclineError, from_code
+
+POLL_S_MIN, POLL_S_MAX = 20e-6, 5e-3
+"""Between two looks at a collective: short at first, since most end at once."""
+
+
+class Ranks:
+    """All processes of this replica; a single process talks to itself, for free.
+
+    Invariant: every rank calls the same methods in the same order.
+    """
+
+    def __init__(self) -> None:
+        """Join the group. Collective where ``torch.distributed`` is initialised."""
+        together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.count = dist.get_world_size() if together else 1
+        self.index = dist.get_rank() if together else 0
+        self._group: dist.ProcessGroup | None = None
+        if together:
+            group = dist.new_group(backend="gloo")
+            assert isinstance(group, dist.ProcessGroup)
+            self._group = group
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return every rank's numbers, in the order of ranks."""
+        if self._group is None:
+            return [list(numbers)]
+        mine = torch.tensor(numbers, dtype=torch.int64)
+        every = [torch.empty_like(mine) for _ in range(self.count)]
+        _wait(dist.all_gather(every, mine, group=self._group, async_op=True))
+        return [numbers.tolist() for numbers in every]
+
+    def sum(self, number: int) -> int:
+        """Return the sum over all ranks."""
+        return sum(numbers[0] for numbers in self.gather([number]))
+
+    def of_first(self, numbers: Sequence[int]) -> list[int]:
+        """Return rank 0's numbers; all ranks give equally many."""
+        if self._group is None:
+            return list(numbers)
+        tensor = torch.tensor(numbers, dtype=torch.int64)
+        _wait(dist.broadcast(tensor, 0, group=self._group, async_op=True))
+        return tensor.tolist()
+
+    def share(self, make: Callable[[], Any]) -> Any:
+        """Let rank 0 make something that JSON can carry, and return it on every rank.
+
+        Raises:
+            SynclineError: what ``make`` raised, on all ranks.
+        """
+        if self._group is None:
+            return make()
+        raised: SynclineError | None = None
+        text = b""
+        if self.first:
+            try:
+                text = json.dumps({"value": make()}).encode()
+            except SynclineError as error:
+                raised = error
+                text = json.dumps({"code": error.code, "message": error.message}).encode()
+        (size,) = self.of_first([len(text)])
+        tensor = torch.frombuffer(bytearray(text or bytes(size)), dtype=torch.uint8)
+        _wait(dist.broadcast(tensor, 0, group=self._group, async_op=True))
+        if raised is not None:
+            raise raised
+        told = json.loads(tensor.numpy().tobytes())
+        if "value" not in told:
+            raise from_code(told["code"], told["message"])
+        return told["value"]
+
+    def close(self) -> None:
+        """Leave the group, if the process group still stands."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+
+def _wait(work: dist.Work | None) -> None:
+    assert work is not None
+    pause = POLL_S_MIN
+    while not work.is_completed():
+        time.sleep(pause)
+        pause = min(2 * pause, POLL_S_MAX)
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise ProcessFailed(
+            "Another rank of this replica is gone; see its log, then start the replica again."
+        ) from error

@@ -1,0 +1,349 @@
+"""``Replica``: the few lines that put Syncline into a training loop of one's own.
+
+    with syncline.Replica(model, optimizer, run="my-run") as replica:
+        for batch in replica.shard(loader):
+            loss = model(**batch).loss
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+The public face of the worker: says what a loop may ask and do. What happens is in ``session``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeVar
+
+import structlog
+from torch import nn
+from torch.optim import Optimizer
+
+from syncline.alone import Alone
+from syncline.batches import tokens_in
+from syncline.join import Wish
+from syncline.life import Life
+from syncline.rounds import Phase
+from syncline.session import Session
+from syncline.settings import (
+    Environment,
+    checked_name,
+    control_url,
+    default_replica,
+    run_settings,
+)
+from syncline_proto.errors import ConfigError
+from syncline_proto.rest import LossPoint, Progress, Registration
+from syncline_proto.settings import RunSettings
+
+Batch = TypeVar("Batch")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What synchronisation has cost and brought since the replica joined."""
+
+    exposed_sync_s: float
+    """Time that training has waited for synchronisation."""
+    hook_s: float
+    """Time that Syncline's hooks took besides."""
+    bytes_up: int
+    bytes_down: int
+    rounds: int
+    """Merged rounds, as the last fragment counts them."""
+    stale: int
+    """Pushes that came late, over all fragments."""
+    anomalous: int
+    """Pushes that were given weight 0, over all fragments."""
+
+
+class Replica:
+    """One copy of the model in training, as a member of a run.
+
+    Without a control plane (neither ``control`` nor SYNCLINE_CONTROL) it is inactive: it says so
+    once, counts steps and tokens, and does nothing else, so that the same script runs alone.
+
+    With several ranks (FSDP2 under ``torchrun``) every rank makes one, after
+    ``init_process_group`` and ``fully_shard``, and uses it in step with the others.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        run: str | None = None,
+        name: str | None = None,
+        settings: RunSettings | dict[str, Any] | None = None,
+        job: dict[str, Any] | None = None,
+        control: str | None = None,
+        tokens_of: Callable[[Any], int] | None = None,
+    ) -> None:
+        """Say what to take part in; nothing happens before ``start`` or ``with``.
+
+        Args:
+            run: the run's name, else SYNCLINE_RUN, else "default".
+            name: this replica's, else SYNCLINE_REPLICA, else made of machine and process. A name
+                that comes back takes over from its older life.
+            settings: the run's, if it is to be created; a run that exists must have the same,
+                but for what may change while it goes on. None adopts what is there.
+            job: kept with the run, for export and for people.
+            control: address of the control plane, else SYNCLINE_CONTROL.
+            tokens_of: counts a batch's tokens, where ``input_ids`` or its first integer tensor
+                is not the measure.
+
+        Raises:
+            ConfigError: a setting, name or address is wrong.
+        """
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError("Replica needs a torch.optim.Optimizer, whose steps it can follow.")
+        env = Environment()
+        url = control or env.control
+        given = None if settings is None else run_settings(settings)
+        self._wish = None
+        if url is not None:
+            self._wish = Wish(
+                control=control_url(url),
+                token=env.token,
+                run=checked_name("run", run or env.run),
+                replica=checked_name("replica", name or env.replica or default_replica()),
+                settings=given,
+                job=job or {},
+            )
+        self._model, self._optimizer = model, optimizer
+        self._tokens_of = tokens_of or tokens_in
+        self._started_at = time.monotonic()
+        self._alone = Alone(given or RunSettings(), optimizer)
+        self._session: Session | Alone = self._alone
+        self._life: Life | None = None
+        self._said: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
+
+    # What it is ----------------------------------------------------------------------------------
+
+    @property
+    def _registration(self) -> Registration | None:
+        return self._life.registration if self._life else None
+
+    @property
+    def active(self) -> bool:
+        """Whether it takes part in a run (or will, once started)."""
+        return self._wish is not None
+
+    @property
+    def name(self) -> str:
+        if self._registration is not None:
+            return self._registration.replica
+        return self._wish.replica if self._wish else "alone"
+
+    @property
+    def incarnation(self) -> int:
+        """Which life of the name this is; 0 before it has joined."""
+        return self._registration.incarnation if self._registration else 0
+
+    @property
+    def ordinal(self) -> int:
+        """The place of this replica's name among the run's, from 0; kept over restarts."""
+        return self._registration.ordinal if self._registration else 0
+
+    @property
+    def settings(self) -> RunSettings:
+        """The run's settings, as adopted; live changes arrive between two rounds."""
+        return self._session.settings
+
+    @property
+    def phase(self) -> Phase:
+        return self._session.phase
+
+    @property
+    def done(self) -> bool:
+        """Leave the loop: the run has ended, its budget is committed, or this replica drains."""
+        return self._session.done
+
+    @property
+    def drained(self) -> bool:
+        """It ended because it was asked to leave; the run goes on."""
+        return self._session.drained
+
+    @property
+    def last_round(self) -> bool:
+        """The push just made is expected to reach the token budget.
+
+        It is not merged yet: evaluate the replica's own parameters inside ``unsynced()``, then
+        call ``finish()``.
+        """
+        return self._session.last_round
+
+    @property
+    def run_tokens(self) -> int:
+        """What schedules count: committed tokens, plus this replica's since times the replicas.
+
+        Counts whole inner steps, and is equal on all ranks.
+        """
+        return self._session.run_tokens
+
+    @property
+    def committed_tokens(self) -> int:
+        """Tokens of everyone, up to the revision that was merged last."""
+        return self._session.tally.committed
+
+    @property
+    def revision(self) -> int:
+        """The smallest over the fragments."""
+        return self._session.revision
+
+    @property
+    def inner_step(self) -> int:
+        """Optimizer steps of this incarnation."""
+        return self._session.tally.inner_step
+
+    @property
+    def stats(self) -> Stats:
+        session, tally = self._session, self._session.tally
+        return Stats(
+            exposed_sync_s=tally.exposed_s,
+            hook_s=tally.hook_s,
+            bytes_up=session.bytes_up,
+            bytes_down=session.bytes_down,
+            rounds=tally.rounds,
+            stale=tally.stale,
+            anomalous=tally.anomalous,
+        )
+
+    # What a loop does with it --------------------------------------------------------------------
+
+    def shard(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield this replica's batches: batch i goes to ordinal i mod ``settings.replicas``.
+
+        Counts their tokens; ends with the loader, or when the replica is done. The ranks of one
+        replica each bring their own loader, as under FSDP anywhere.
+        """
+        for index, batch in enumerate(loader):
+            if self.done:
+                return
+            share = self.settings.replicas if self.active else 1
+            if index % share != self.ordinal % share:
+                continue
+            self.count_tokens(self._tokens_of(batch))
+            yield batch
+            if self.last_round:
+                self.finish()
+
+    def count_tokens(self, tokens: int) -> None:
+        """Say how many tokens this rank trains on before the next optimizer step."""
+        self._session.count(tokens)
+
+    def report(
+        self,
+        *,
+        loss: float | None = None,
+        grad_norm: float | None = None,
+        lr: float | None = None,
+        tokens_per_second: float | None = None,
+    ) -> None:
+        """Give what goes with the next heartbeat; a loss also becomes a point of its curve."""
+        new = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "inner_lr": lr,
+            "tokens_per_second": tokens_per_second,
+        }
+        self._said = self._said | {
+            key: float(value)
+            for key, value in new.items()
+            if value is not None and math.isfinite(value)
+        }
+        if loss is not None:
+            self.add_point("train", loss)
+
+    def add_point(self, kind: Literal["train", "held-out", "merged"], loss: float) -> None:
+        """Add a point to this replica's loss curves (nats per token); rank 0's counts."""
+        pulse = self._life.pulse if self._life else None
+        if pulse is not None and math.isfinite(loss):
+            point = LossPoint(
+                kind=kind, tokens=self.run_tokens, loss=float(loss), inner_step=self.inner_step
+            )
+            pulse.add(point)
+
+    @contextmanager
+    def unsynced(self) -> Iterator[None]:
+        """Inside, a forward pass uses this replica's own parameters; nothing is merged."""
+        self._session.unsynced = True
+        try:
+            yield
+        finally:
+            self._session.unsynced = False
+
+    def finish(self) -> None:
+        """Wait for everything that was pushed, and merge it."""
+        self._session.finish()
+
+    def request_drain(self) -> None:
+        """Ask to leave the run after the current inner step: push what was done, then be done.
+
+        May be called from a signal handler; with several ranks rank 0's word counts.
+        """
+        self._session.ask_to_drain()
+
+    # Its life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join the run: returns with the run's parameters in the model and hooks in the loop.
+
+        Raises:
+            Unreachable: control plane or sync service do not answer.
+            RunConflict: the run has other settings, or has ended.
+            LayoutMismatch: the run trains another model.
+            ConfigError: the model has something that cannot be synchronised.
+        """
+        if self._wish is None:
+            log.info("replica.alone", why="no control plane is configured (SYNCLINE_CONTROL)")
+            self._alone.start()
+            return
+        life = self._life = Life(self._wish, self._progress)
+        try:
+            self._session = session = life.join(self._model, self._optimizer)
+            session.start()
+        except BaseException:
+            life.release(failed=True)
+            raise
+
+    def close(self, failed: bool = False) -> None:
+        """Leave the run: bring in the last steps (unless ``failed``), then give the lease back."""
+        if self._life is None:
+            self._alone.close()
+            return
+        try:
+            if not failed:
+                self._session.leave()
+        except BaseException:
+            failed = True
+            raise
+        finally:
+            self._life.release(failed)
+
+    def _progress(self) -> Progress:
+        """What the next heartbeat says; called on the heartbeat's thread."""
+        session, tally = self._session, self._session.tally
+        return Progress(
+            phase=session.phase if isinstance(session, Session) else "joining",
+            inner_step=tally.inner_step,
+            tokens=tally.tokens,
+            committed_tokens=tally.committed,
+            revision=session.revision,
+            exposed_sync_s=tally.exposed_s,
+            wall_s=time.monotonic() - self._started_at,
+            bytes_up=session.bytes_up,
+            bytes_down=session.bytes_down,
+            **self._said,
+        )

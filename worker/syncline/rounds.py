@@ -1,0 +1,246 @@
+"""The rounds of a replica: what is pushed, waited for, and written into the model.
+
+Runs on the training thread, in the same order on every rank. A fragment is pending from its push
+to its merge, and no optimizer step comes between. When to push is the session's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import structlog
+from torch.optim import Optimizer
+
+from syncline.anchors import Anchors
+from syncline.core.agreement import Conclusion, Step
+from syncline.council import Council
+from syncline.exchange import Exchange, Outcome, Push
+from syncline.helm import Helm
+from syncline.hooks import Hooks
+from syncline_proto.codec import Float32
+from syncline_proto.errors import LeaseLost, ProcessFailed
+from syncline_proto.settings import CodecName
+from syncline_proto.v1 import sync_pb2 as pb
+
+Phase = Literal["joining", "warm-up", "training", "waiting", "paused", "draining", "done"]
+"""What a replica is doing, as heartbeats say it."""
+
+log = structlog.get_logger()
+
+
+class RunOver(Exception):
+    """The run has ended while we waited; there is nothing more to merge."""
+
+
+class TookTooLong(Exception):
+    """The caller's limit for a wait has passed."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a replica has counted since it joined."""
+
+    inner_step: int = 0
+    tokens: int = 0
+    """Of this replica, in finished inner steps."""
+    since_sync: int = 0
+    """Of these, those since the last push."""
+    pushed: int = 0
+    """Those in the pushes that are pending."""
+    committed: int = 0
+    """Tokens of the whole run, at the revision that was merged last."""
+    growth: int = 0
+    """What the last merge added to ``committed``."""
+    exposed_s: float = 0.0
+    hook_s: float = 0.0
+    rounds: int = 0
+    stale: int = 0
+    anomalous: int = 0
+
+
+class Rounds:
+    """All fragments of one replica.
+
+    Invariant: the parameters of a fragment that is not pending are its anchor plus own progress.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        anchors: Anchors,
+        exchange: Exchange,
+        council: Council,
+        helm: Helm,
+        hooks: Hooks,
+        optimizer: Optimizer,
+    ) -> None:
+        """``names`` are the fragments'."""
+        self.tally = Tally()
+        self.waiting = False
+        self._names, self._anchors, self._exchange = names, anchors, exchange
+        self._council, self._helm, self._hooks = council, helm, hooks
+        self._optimizer = optimizer
+        self._pending: dict[int, tuple[Push, Future[Outcome]]] = {}
+
+    @property
+    def fragments(self) -> range:
+        return range(len(self._names))
+
+    @property
+    def are_pending(self) -> bool:
+        return bool(self._pending)
+
+    def begin(self, pushes: Iterable[Push]) -> None:
+        """Push; what comes back will be merged."""
+        for push in pushes:
+            self._pending[push.fragment] = (push, self._exchange.begin(push))
+
+    def push(self, first_step: int, tokens: int, codec: CodecName) -> None:
+        """Push the progress of all inner steps since ``first_step``, in forward order.
+
+        The pseudo-gradients are taken now; encoding and sending go on in the background.
+        """
+        last_step = self.tally.inner_step
+        self.begin(
+            Push(
+                fragment=fragment,
+                kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
+                values=self._anchors.pseudo_gradient(fragment),
+                codec=codec,
+                base=self._anchors.revisions[fragment],
+                inner_steps=last_step - first_step,
+                tokens=tokens,
+                first_step=first_step,
+                last_step=last_step,
+            )
+            for fragment in self.fragments
+        )
+        self.tally.since_sync, self.tally.pushed = 0, tokens
+
+    def merge_all(self, limit_s: float | None = None) -> None:
+        """Merge everything that is pending, as ``merge`` does."""
+        for fragment in self.fragments:
+            self.merge(fragment, limit_s)
+
+    def merge(self, fragment: int, limit_s: float | None = None) -> None:
+        """Wait for a pending fragment and write it into the model; nothing if it is not pending.
+
+        Raises:
+            RunOver, TookTooLong, SynclineError: as ``settled`` does.
+        """
+        while fragment in self._pending:
+            if self._answer(fragment, limit_s) is Step.REBASE:
+                # Late in one fragment is late in all: each must push again before we wait for any,
+                # or the next round would close without them.
+                for other in self.fragments:
+                    if other != fragment and other in self._pending:
+                        self._answer(other, limit_s)
+
+    def _answer(self, fragment: int, limit_s: float | None) -> Step:
+        """Wait for what came of a push; write it into the model, or push again what was late."""
+        push, future = self._pending[fragment]
+        conclusion, outcome = self.settled(fragment, future, limit_s)
+        if conclusion.step is Step.REBASE:
+            self._rebase(push, outcome)
+        else:
+            del self._pending[fragment]
+            self.adopt(fragment, outcome)
+            self._judged(fragment, conclusion, outcome)
+        return conclusion.step
+
+    def forget(self) -> None:
+        """Nothing that is pending will be merged."""
+        self._pending.clear()
+
+    def take(self, futures: Sequence[Future[Outcome]], limit_s: float | None = None) -> bool:
+        """Write pulled values of all fragments into the model.
+
+        Returns False if the synchronous phase went on, or began again, meanwhile.
+
+        Raises:
+            RunOver, TookTooLong, SynclineError: as ``settled`` does.
+        """
+        taken = True
+        for fragment, future in enumerate(futures):
+            conclusion, outcome = self.settled(fragment, future, limit_s)
+            if conclusion.step is Step.MERGE:
+                self.adopt(fragment, outcome)
+            else:
+                taken = False
+        return taken
+
+    def settled(
+        self, fragment: int, future: Future[Outcome], limit_s: float | None = None
+    ) -> tuple[Conclusion, Outcome]:
+        """Wait for an exchange, on all ranks: the conclusion is MERGE, REBASE or REJOIN.
+
+        Raises:
+            RunOver: the run has ended.
+            TookTooLong: ``limit_s`` has passed.
+            LeaseLost: another life of this replica holds the lease, or none does.
+            ProcessFailed: another rank failed.
+            SynclineError: the exchange failed.
+        """
+        began = time.perf_counter()
+        self.waiting = not future.done()
+        try:
+            conclusion, outcome = self._council.conclude(fragment, future, limit_s)
+        finally:
+            self.waiting = False
+            self.tally.exposed_s += time.perf_counter() - began
+        if conclusion.step is Step.FAIL:
+            raise outcome.error or ProcessFailed(
+                "Another rank of this replica failed; its log says why."
+            )
+        if conclusion.step is Step.STOP:
+            raise self.lost(outcome.reason)
+        if conclusion.step is Step.ABANDON:
+            raise RunOver if limit_s is None else TookTooLong
+        return conclusion, outcome
+
+    def lost(self, why: str) -> Exception:
+        """What to raise where the lease is gone: RunOver if that is because the run has ended."""
+        if self._helm.run_has_ended():
+            return RunOver()
+        why = (self._helm.why_lost() or why or "another rank was refused").rstrip(".")
+        return LeaseLost(f"Training stopped because the lease is lost ({why}); start it again.")
+
+    def adopt(self, fragment: int, outcome: Outcome) -> None:
+        """Write what was pulled into the model, and make it the anchor."""
+        assert outcome.pulled is not None
+        self._hooks.reshard(fragment)
+        self._anchors.adopt(fragment, outcome.pulled.values, outcome.pulled.header)
+        if fragment == self.fragments[-1]:
+            committed = outcome.pulled.header.committed_tokens
+            self.tally.growth = committed - self.tally.committed
+            self.tally.committed = committed
+
+    def _judged(self, fragment: int, conclusion: Conclusion, outcome: Outcome) -> None:
+        if outcome.anomalous:
+            self.tally.anomalous += 1
+            log.warning("push.excluded", fragment=self._names[fragment], why=outcome.reason)
+        if conclusion.non_finite:
+            self._reset_optimizer(fragment)
+        if fragment == self.fragments[-1]:
+            self.tally.rounds += 1
+            self.tally.pushed = 0
+
+    def _reset_optimizer(self, fragment: int) -> None:
+        """Forget the inner optimizer's state of a fragment, so that a NaN in it heals."""
+        for parameter in self._anchors.parameters_of(fragment):
+            self._optimizer.state.pop(parameter, None)
+
+    def _rebase(self, push: Push, outcome: Outcome) -> None:
+        """Move the progress onto the newest anchor, and push it again at once."""
+        assert outcome.pulled is not None
+        self.tally.stale += 1
+        log.info("push.stale", fragment=self._names[push.fragment], why=outcome.reason)
+        self._hooks.reshard(push.fragment)
+        self._anchors.rebase(push.fragment, outcome.pulled.values, outcome.pulled.header)
+        values: Float32 = self._anchors.pseudo_gradient(push.fragment)
+        base = self._anchors.revisions[push.fragment]
+        self.begin([replace(push, values=values, base=base)])

@@ -1,0 +1,309 @@
+"""A replica's part in a run, from its first pull to its leave: what happens at each hook.
+
+Everything here runs on the training thread, in the same order on every rank; threads only carry
+bytes (exchange) and the lease (heartbeat). Rank 0 decides, all ranks act on one decision.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import structlog
+import torch
+from torch.optim import Optimizer
+
+from syncline.anchors import Anchors
+from syncline.core.plan import Act, reaches_budget
+from syncline.council import Council
+from syncline.exchange import Exchange, Push, Wanted
+from syncline.helm import Helm
+from syncline.hooks import Hooks
+from syncline.join import Joined
+from syncline.ranks import Ranks
+from syncline.rounds import Phase, Rounds, RunOver, Tally, TookTooLong
+from syncline.warmup import WarmUp
+from syncline_proto.errors import SynclineError
+from syncline_proto.layout import Layout
+from syncline_proto.v1 import sync_pb2 as pb
+
+PAUSE_SLICE_S = 0.2
+"""Between two looks at whether a paused run goes on."""
+
+log = structlog.get_logger()
+
+
+class Session:
+    """One life of a replica. Built on all ranks once it has joined; ``start`` makes it live."""
+
+    def __init__(
+        self,
+        joined: Joined,
+        layout: Layout,
+        ranks: Ranks,
+        anchors: Anchors,
+        exchange: Exchange,
+        helm: Helm,
+        hooks: Hooks,
+        optimizer: Optimizer,
+    ) -> None:
+        self.settings = joined.settings
+        self._phase: Phase = "joining"
+        self.done = False
+        """This replica has nothing more to train."""
+        self.drained = False
+        self.last_round = False
+        self.unsynced = False
+        self._settings_version = joined.registration.run.settings_version
+        self._initialised = joined.initialised
+        self._ranks, self._anchors, self._exchange = ranks, anchors, exchange
+        self._helm, self._hooks, self._optimizer = helm, hooks, optimizer
+        names = [fragment.name for fragment in layout.fragments]
+        council = Council(ranks, exchange, helm.order)
+        self._rounds = Rounds(names, anchors, exchange, council, helm, hooks, optimizer)
+        self._warm_up: WarmUp | None = None
+        self._last_sync = 0
+        """The inner step of the last push."""
+        self._counted = 0
+        """Tokens of this rank since the last inner step."""
+        self._unpushed = 0
+        """Tokens of this rank since the last push."""
+
+    @property
+    def tally(self) -> Tally:
+        return self._rounds.tally
+
+    @property
+    def phase(self) -> Phase:
+        return "waiting" if self._rounds.waiting and not self.done else self._phase
+
+    @property
+    def run_tokens(self) -> int:
+        """Tokens of finished inner steps, taking the other replicas to do as much as this one."""
+        tally = self.tally
+        return tally.committed + (tally.pushed + tally.since_sync) * self.settings.replicas
+
+    @property
+    def revision(self) -> int:
+        return min(self._anchors.revisions)
+
+    @property
+    def bytes_up(self) -> int:
+        return self._exchange.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        return self._exchange.bytes_down
+
+    def ask_to_drain(self) -> None:
+        self._helm.drain_asked = True
+
+    def count(self, tokens: int) -> None:
+        self._counted += tokens
+        self._unpushed += tokens
+
+    def start(self) -> None:
+        """Offer revision 0 where nobody has, take the run's parameters, hook into the loop."""
+        offers = [
+            (fragment, self._exchange.begin(self._offer(fragment)))
+            for fragment in self._rounds.fragments
+            if fragment not in self._initialised
+        ]
+        with self._at_hook():
+            for fragment, offer in offers:
+                self._rounds.settled(fragment, offer)
+            self._enter()
+            self._act()
+        self.tally.exposed_s = self.tally.hook_s = 0.0  # joining is no training
+        self._hooks.install(self._optimizer, self.before_forward, self.before_step, self.after_step)
+
+    def before_forward(self, fragments: Iterable[int]) -> None:
+        """Merge the fragments that the forward pass is about to use."""
+        if self._rounds.are_pending and not self.unsynced:
+            with self._at_hook():
+                for fragment in fragments:
+                    self._rounds.merge(fragment)
+                self._see_budget()
+
+    def before_step(self) -> None:
+        """See to it that nothing is pending when the optimizer moves, and average gradients."""
+        with self._at_hook():
+            self._rounds.merge_all()
+            self._see_budget()
+            if self._warm_up is not None and not self.done:
+                self._average_gradients(self._warm_up)
+        if self.done:
+            # The run's end was merged during this very step: its value stays as it is.
+            self._drop_gradients()
+
+    def after_step(self) -> None:
+        """Count the step, and do what rank 0 decides."""
+        if self.done:
+            return
+        with self._at_hook():
+            self.tally.inner_step += 1
+            if self._warm_up is not None:
+                self._last_sync = self.tally.inner_step
+                if self._warm_up.is_over:
+                    self._rounds.begin(self._warm_up.offers(self.tally.inner_step))
+                    self._warm_up = None
+            self._act()
+
+    def finish(self) -> None:
+        """Merge everything that is pending."""
+        with self._at_hook():
+            self._rounds.merge_all()
+            self._see_budget()
+
+    def leave(self) -> None:
+        """Bring in what was done since the last sync; wait for it as long as a round may take."""
+        limit_s = self.settings.timeouts.round_deadline_s
+        with self._at_hook():
+            try:
+                self._rounds.merge_all(limit_s)
+                self._see_budget()
+                synced = self.tally.inner_step == self._last_sync
+                if not (self.done or synced or self._warm_up is not None):
+                    self._push()
+                    self._rounds.merge_all(limit_s)
+                    self._see_budget()
+            except TookTooLong:
+                self._rounds.forget()
+                log.warning("leave.early", why=f"the last round did not close in {limit_s:g} s")
+
+    def _offer(self, fragment: int) -> Push:
+        values = self._anchors.parameters(fragment)
+        return Push(fragment=fragment, kind=pb.PUSH_KIND_PARAMETERS, values=values)
+
+    def _enter(self) -> None:
+        """Take the parameters from which to train, and with them the phase that the run is in."""
+        pull, fragments = self._exchange.begin_pull, self._rounds.fragments
+        taken = False
+        while not taken:
+            states = self._ranks.share(self._states)
+            self._warm_up = None
+            if self.settings.warmup_steps == 0 or any(revision for revision, _ in states):
+                taken = self._rounds.take([pull(f, Wanted()) for f in fragments])
+            elif any(step for _, step in states):
+                log.info("join.waits", why="the synchronous phase goes on without this replica")
+                taken = self._rounds.take([self._exchange.begin_waiting(f) for f in fragments])
+            else:
+                taken = self._rounds.take([pull(f, Wanted(revision=0)) for f in fragments])
+                self._warm_up = WarmUp(
+                    self.settings.warmup_steps, self._anchors, self._exchange, self._rounds.settled
+                )
+        self._last_sync = self.tally.inner_step
+        # What was committed before we came says nothing of how fast it grows.
+        self._unpushed = self.tally.since_sync = self.tally.growth = 0
+
+    def _states(self) -> list[tuple[int, int]]:
+        """(revision, gradient step) of each fragment."""
+        states = self._exchange.states()
+        return [(states[f].revision, states[f].gradient_step) for f in self._rounds.fragments]
+
+    def _push(self) -> None:
+        tokens = self._ranks.sum(self._unpushed)
+        self._rounds.push(self._last_sync, tokens, self.settings.codec.up)
+        self._last_sync = self.tally.inner_step
+        self._unpushed = 0
+        self.last_round = reaches_budget(
+            committed=self.tally.committed,
+            pushed=tokens,
+            replicas=self.settings.replicas,
+            last_growth=self.tally.growth,
+            budget=self.settings.token_budget,
+        )
+
+    def _average_gradients(self, warm_up: WarmUp) -> None:
+        tokens = self._ranks.sum(self._counted)
+        committed = warm_up.average(self.tally.inner_step, tokens)
+        self.tally.tokens += tokens
+        self._counted = self._unpushed = 0
+        if committed is not None:
+            self.tally.committed = committed
+            return
+        log.warning("warm_up.missed", why="the synchronous phase went on without this replica")
+        self._drop_gradients()
+        if not warm_up.is_over:  # otherwise it missed no more than the last mean
+            self._optimizer.state.clear()
+        self._enter()
+
+    def _act(self) -> None:
+        """Let rank 0 decide what follows, and do it; comes back when the run is not paused."""
+        while True:
+            act, tokens = self._helm.decide(
+                self.tally.inner_step - self._last_sync,
+                self.settings.sync_every,
+                self._warm_up is not None,
+                self._settings_version,
+                self._counted,
+            )
+            self._counted = 0
+            self.tally.since_sync += tokens
+            self.tally.tokens += tokens
+            if act & Act.STOP:
+                raise self._rounds.lost("its heartbeat was refused")
+            if act & Act.END:
+                raise RunOver
+            if act & Act.SYNC:
+                self._push()
+            if act & Act.ADOPT:
+                adopted = self._helm.new_settings()
+                self.settings, self._settings_version = adopted.settings, adopted.version
+            if act & Act.LEAVE:
+                self._phase = "draining"
+                self._rounds.merge_all()
+                self.drained = self.done = True
+                return
+            if not act & Act.PAUSE:
+                self._phase = "training" if self._warm_up is None else "warm-up"
+                return
+            self._phase = "paused"
+            time.sleep(PAUSE_SLICE_S)
+
+    def _see_budget(self) -> None:
+        """End where the merged revisions hold the run's whole token budget."""
+        if self._rounds.are_pending or self.done:
+            return
+        self.last_round = False
+        budget = self.settings.token_budget
+        if budget is not None and self._warm_up is None and self.tally.committed >= budget:
+            self.done = True
+            self._phase = "done"
+            self._helm.finish_run()
+            log.info("run.finished", tokens=self.tally.committed, budget=budget)
+
+    def _end(self) -> None:
+        """The run has ended elsewhere: take its last value, if it is still to be had."""
+        self.done = True
+        self._phase = "done"
+        self._rounds.forget()
+        self._helm.end()
+        futures = [self._exchange.begin_pull(f, Wanted()) for f in self._rounds.fragments]
+        try:
+            self._rounds.take(futures, self.settings.timeouts.round_deadline_s)
+        except (SynclineError, RunOver, TookTooLong) as error:
+            log.warning("run.ended", so="the parameters stay as they are", why=str(error))
+        else:
+            log.info("run.ended", so="the parameters are its newest revision")
+
+    def _drop_gradients(self) -> None:
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    @contextmanager
+    def _at_hook(self) -> Iterator[None]:
+        """Time what a hook does besides waiting, and end where the run has ended."""
+        began, waited = time.perf_counter(), self.tally.exposed_s
+        try:
+            # An evaluation may merge under inference mode; what is kept must outlive it.
+            with torch.inference_mode(False):
+                try:
+                    yield
+                except RunOver:
+                    self._end()
+        finally:
+            waited = self.tally.exposed_s - waited
+            self.tally.hook_s += time.perf_counter() - began - waited

@@ -1,0 +1,88 @@
+"""The synchronous phase: before each optimizer step the gradients become everybody's mean.
+
+Its steps go through the sync service like any round (kind GRADIENT, fp32, weighted by tokens), so
+no replica needs to know another. At the end all are equal, and each offers its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import structlog
+
+from syncline.anchors import Anchors
+from syncline.core.agreement import Conclusion, Step
+from syncline.exchange import Exchange, Outcome, Push
+from syncline_proto.v1 import sync_pb2 as pb
+
+Settled = Callable[[int, Future[Outcome]], tuple[Conclusion, Outcome]]
+
+log = structlog.get_logger()
+
+
+class WarmUp:
+    """One replica's way through the synchronous phase."""
+
+    def __init__(self, steps: int, anchors: Anchors, exchange: Exchange, settled: Settled) -> None:
+        """``settled`` waits for an exchange on all ranks."""
+        self.step = 0
+        """Gradient steps made, equal on all replicas of the phase."""
+        self._steps = steps
+        self._anchors, self._exchange, self._settled = anchors, exchange, settled
+
+    @property
+    def is_over(self) -> bool:
+        return self.step >= self._steps
+
+    def average(self, inner_step: int, tokens: int) -> int | None:
+        """Replace the gradients by the mean over all replicas.
+
+        Args:
+            inner_step: this replica's steps before this one.
+            tokens: of this step, of the whole replica.
+
+        Returns:
+            Tokens committed by everyone, this step included; None if the phase went on without
+            us, and then the gradients mean nothing.
+        """
+        self.step += 1
+        futures = [
+            self._exchange.begin(self._push(fragment, inner_step, tokens))
+            for fragment in range(len(self._anchors.shards))
+        ]
+        # Every push ends before any buffer may be used again, so all are waited for.
+        ends = [self._settled(fragment, future) for fragment, future in enumerate(futures)]
+        if any(conclusion.step is not Step.MERGE for conclusion, _ in ends):
+            return None
+        committed = 0
+        for fragment, (_, outcome) in enumerate(ends):
+            assert outcome.pulled is not None
+            self._anchors.write_gradients(fragment, outcome.pulled.values)
+            committed = outcome.pulled.header.committed_tokens
+        return committed
+
+    def offers(self, inner_step: int) -> list[Push]:
+        """The parameters at the end of the phase: the first whole offer becomes revision 1."""
+        return [
+            Push(
+                fragment=fragment,
+                kind=pb.PUSH_KIND_PARAMETERS,
+                values=self._anchors.parameters(fragment),
+                base=0,
+                first_step=inner_step,
+                last_step=inner_step,
+            )
+            for fragment in range(len(self._anchors.shards))
+        ]
+
+    def _push(self, fragment: int, inner_step: int, tokens: int) -> Push:
+        return Push(
+            fragment=fragment,
+            kind=pb.PUSH_KIND_GRADIENT,
+            values=self._anchors.gradients(fragment),
+            gradient_step=self.step,
+            tokens=tokens,
+            first_step=inner_step,
+            last_step=inner_step + 1,
+        )
