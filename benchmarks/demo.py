@@ -10,7 +10,9 @@ machine) in a temporary folder. The last line it prints is one line of JSON:
 `rounds` counts every fragment's rounds, those of the synchronous phase included.
 `exposed_sync_share` is the part of training time in which the replicas waited for synchronisation.
 
-    python benchmarks/demo.py [--set run.token_budget=500000 ...]
+    python benchmarks/demo.py [--job benchmarks/gpu.toml] [--set run.token_budget=500000 ...]
+
+With `--job` it is the same measurement of another job file, by `syncline up`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ from pathlib import Path
 def main() -> None:
     parser = argparse.ArgumentParser(description="The demo without the screen.")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--job", metavar="FILE", help="a job file in place of the demo's")
     given = parser.parse_args()
     overrides = [word for pair in given.set for word in ("--set", pair)]
-    command = [sys.executable, "-m", "syncline.cli", "demo", "--json", *overrides]
+    what = ["up", given.job] if given.job else ["demo"]
+    command = [sys.executable, "-m", "syncline.cli", *what, "--json", *overrides]
     with tempfile.TemporaryDirectory(prefix="syncline-demo-") as folder:
         done = subprocess.run(
             [*command, "--out", str(Path(folder))], stdout=subprocess.PIPE, text=True, check=False

@@ -45,6 +45,10 @@ class Anchors:
         write(pieces, rebased(fresh, self._values[fragment].float(), current))
         self._keep(fragment, fresh, header)
 
+    def restore(self, fragment: int) -> None:
+        """Write the anchor into the model."""
+        write(self.shards[fragment].pieces, self._values[fragment].float())
+
     def pseudo_gradient(self, fragment: int) -> Float32:
         """anchor - parameters, of the pieces that this rank sends (fp32, flat).
 

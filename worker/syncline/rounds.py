@@ -21,7 +21,6 @@ from syncline.council import Council
 from syncline.exchange import Exchange, Outcome, Push
 from syncline.helm import Helm
 from syncline.hooks import Hooks
-from syncline_proto.codec import Float32
 from syncline_proto.errors import LeaseLost, ProcessFailed
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
@@ -48,7 +47,7 @@ class Tally:
     tokens: int = 0
     """Of this replica, in finished inner steps."""
     since_sync: int = 0
-    """Of these, those since the last push."""
+    """Of these, those since the last push (or whose push came late)."""
     pushed: int = 0
     """Those in the pushes that are pending."""
     committed: int = 0
@@ -62,8 +61,22 @@ class Tally:
     anomalous: int = 0
 
 
+@dataclass(slots=True)
+class Progress:
+    """What one fragment holds beyond its anchor: inner steps, and their tokens."""
+
+    first_step: int = 0
+    tokens: int = 0
+
+
 class Rounds:
     """All fragments of one replica.
+
+    Fragments are independent, so a replica that comes while others push may be in time for some
+    of them and late for the rest. Late for all of them, it pushes again at once and is the first
+    of the next round. Late for some, it keeps their progress for its next push, and makes that
+    sooner (``misses``): pushing only those again would make it wait for the others' next
+    rounds while the others wait for its pushes of the rest, one after another for ever.
 
     Invariant: the parameters of a fragment that is not pending are its anchor plus own progress.
     """
@@ -77,13 +90,17 @@ class Rounds:
         helm: Helm,
         hooks: Hooks,
         optimizer: Optimizer,
+        token_budget: int | None,
     ) -> None:
         """``names`` are the fragments'."""
         self.tally = Tally()
         self.waiting = False
+        self.misses = 0
+        """Syncs in a row that were late for some fragments and in time for others."""
         self._names, self._anchors, self._exchange = names, anchors, exchange
         self._council, self._helm, self._hooks = council, helm, hooks
-        self._optimizer = optimizer
+        self._optimizer, self._token_budget = optimizer, token_budget
+        self._progress = [Progress() for _ in names]
         self._pending: dict[int, tuple[Push, Future[Outcome]]] = {}
 
     @property
@@ -94,17 +111,36 @@ class Rounds:
     def are_pending(self) -> bool:
         return bool(self._pending)
 
+    @property
+    def are_unpushed(self) -> bool:
+        """Whether a fragment that is not pending holds progress."""
+        step = self.tally.inner_step
+        return any(
+            p.first_step < step for f, p in enumerate(self._progress) if f not in self._pending
+        )
+
+    @property
+    def budget_is_committed(self) -> bool:
+        return self._token_budget is not None and self.tally.committed >= self._token_budget
+
+    def start_over(self) -> None:
+        """The parameters are the anchors: there is no progress."""
+        self.misses = 0
+        self._progress = [Progress(self.tally.inner_step) for _ in self._names]
+
     def begin(self, pushes: Iterable[Push]) -> None:
         """Push; what comes back will be merged."""
         for push in pushes:
             self._pending[push.fragment] = (push, self._exchange.begin(push))
 
-    def push(self, first_step: int, tokens: int, codec: CodecName) -> None:
-        """Push the progress of all inner steps since ``first_step``, in forward order.
+    def push(self, tokens: int, codec: CodecName) -> None:
+        """Push all progress, in forward order; ``tokens`` are those since the last push.
 
         The pseudo-gradients are taken now; encoding and sending go on in the background.
         """
         last_step = self.tally.inner_step
+        for progress in self._progress:
+            progress.tokens += tokens
         self.begin(
             Push(
                 fragment=fragment,
@@ -112,14 +148,15 @@ class Rounds:
                 values=self._anchors.pseudo_gradient(fragment),
                 codec=codec,
                 base=self._anchors.revisions[fragment],
-                inner_steps=last_step - first_step,
-                tokens=tokens,
-                first_step=first_step,
+                inner_steps=last_step - progress.first_step,
+                tokens=progress.tokens,
+                first_step=progress.first_step,
                 last_step=last_step,
             )
-            for fragment in self.fragments
+            for fragment, progress in enumerate(self._progress)
+            if progress.first_step < last_step
         )
-        self.tally.since_sync, self.tally.pushed = 0, tokens
+        self.tally.since_sync, self.tally.pushed = 0, self._progress[-1].tokens
 
     def merge_all(self, limit_s: float | None = None) -> None:
         """Merge everything that is pending, as ``merge`` does."""
@@ -133,24 +170,53 @@ class Rounds:
             RunOver, TookTooLong, SynclineError: as ``settled`` does.
         """
         while fragment in self._pending:
-            if self._answer(fragment, limit_s) is Step.REBASE:
-                # Late in one fragment is late in all: each must push again before we wait for any,
-                # or the next round would close without them.
-                for other in self.fragments:
-                    if other != fragment and other in self._pending:
-                        self._answer(other, limit_s)
+            late = [push] if (push := self._answer(fragment, limit_s)) else []
+            for other in list(self._pending) if late else []:
+                if (push := self._answer(other, limit_s)) is not None:
+                    late.append(push)
+            if late:
+                self._catch_up(late)
 
-    def _answer(self, fragment: int, limit_s: float | None) -> Step:
-        """Wait for what came of a push; write it into the model, or push again what was late."""
+    def _answer(self, fragment: int, limit_s: float | None) -> Push | None:
+        """Wait for what came of a push, and write it into the model; the push if it was late."""
         push, future = self._pending[fragment]
         conclusion, outcome = self.settled(fragment, future, limit_s)
+        del self._pending[fragment]
         if conclusion.step is Step.REBASE:
-            self._rebase(push, outcome)
-        else:
-            del self._pending[fragment]
-            self.adopt(fragment, outcome)
-            self._judged(fragment, conclusion, outcome)
-        return conclusion.step
+            self._rebase(fragment, outcome)
+            return push
+        self._progress[fragment] = Progress(push.last_step)
+        self.adopt(fragment, outcome)
+        self._judged(fragment, conclusion, outcome)
+        if not (self._pending or self.are_unpushed):
+            self.misses = 0
+        return None
+
+    def _catch_up(self, late: list[Push]) -> None:
+        """Late for all: push again at once. Late for some: their progress waits for the next push.
+
+        Why: see the class.
+        """
+        if len(late) == len(self._names) and not self.budget_is_committed:
+            self.begin(
+                replace(
+                    push,
+                    values=self._anchors.pseudo_gradient(push.fragment),
+                    base=self._anchors.revisions[push.fragment],
+                )
+                for push in late
+            )
+            return
+        self.misses += 1
+        if any(push.fragment == self.fragments[-1] for push in late):
+            self.tally.since_sync, self.tally.pushed = self.tally.pushed, 0
+
+    def drop_progress(self) -> None:
+        """Go back to the anchors: what was not pushed in time will not be."""
+        for fragment in self.fragments:
+            self._hooks.reshard(fragment)
+            self._anchors.restore(fragment)
+        self.start_over()
 
     def forget(self) -> None:
         """Nothing that is pending will be merged."""
@@ -214,8 +280,11 @@ class Rounds:
         assert outcome.pulled is not None
         self._hooks.reshard(fragment)
         self._anchors.adopt(fragment, outcome.pulled.values, outcome.pulled.header)
+        self._count_committed(fragment, outcome.pulled.header.committed_tokens)
+
+    def _count_committed(self, fragment: int, committed: int) -> None:
+        """The last fragment in forward order is the one that counts for the run."""
         if fragment == self.fragments[-1]:
-            committed = outcome.pulled.header.committed_tokens
             self.tally.growth = committed - self.tally.committed
             self.tally.committed = committed
 
@@ -234,13 +303,11 @@ class Rounds:
         for parameter in self._anchors.parameters_of(fragment):
             self._optimizer.state.pop(parameter, None)
 
-    def _rebase(self, push: Push, outcome: Outcome) -> None:
-        """Move the progress onto the newest anchor, and push it again at once."""
+    def _rebase(self, fragment: int, outcome: Outcome) -> None:
+        """Move the progress onto the newest anchor."""
         assert outcome.pulled is not None
         self.tally.stale += 1
-        log.info("push.stale", fragment=self._names[push.fragment], why=outcome.reason)
-        self._hooks.reshard(push.fragment)
-        self._anchors.rebase(push.fragment, outcome.pulled.values, outcome.pulled.header)
-        values: Float32 = self._anchors.pseudo_gradient(push.fragment)
-        base = self._anchors.revisions[push.fragment]
-        self.begin([replace(push, values=values, base=base)])
+        log.info("push.stale", fragment=self._names[fragment], why=outcome.reason)
+        self._hooks.reshard(fragment)
+        self._anchors.rebase(fragment, outcome.pulled.values, outcome.pulled.header)
+        self._count_committed(fragment, outcome.pulled.header.committed_tokens)

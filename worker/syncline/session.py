@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
-from syncline.core.plan import Act, reaches_budget
+from syncline.core.plan import Act, interval, reaches_budget
 from syncline.council import Council
 from syncline.exchange import Exchange, Push, Wanted
 from syncline.helm import Helm
@@ -30,6 +30,9 @@ from syncline_proto.v1 import sync_pb2 as pb
 
 PAUSE_SLICE_S = 0.2
 """Between two looks at whether a paused run goes on."""
+
+LAST_PUSHES_MAX = 3
+"""Pushes of a replica that leaves, if they keep coming late."""
 
 log = structlog.get_logger()
 
@@ -61,7 +64,16 @@ class Session:
         self._helm, self._hooks, self._optimizer = helm, hooks, optimizer
         names = [fragment.name for fragment in layout.fragments]
         council = Council(ranks, exchange, helm.order)
-        self._rounds = Rounds(names, anchors, exchange, council, helm, hooks, optimizer)
+        self._rounds = Rounds(
+            names,
+            anchors,
+            exchange,
+            council,
+            helm,
+            hooks,
+            optimizer,
+            joined.settings.token_budget,
+        )
         self._warm_up: WarmUp | None = None
         self._last_sync = 0
         """The inner step of the last push."""
@@ -161,16 +173,20 @@ class Session:
         limit_s = self.settings.timeouts.round_deadline_s
         with self._at_hook():
             try:
-                self._rounds.merge_all(limit_s)
-                self._see_budget()
-                synced = self.tally.inner_step == self._last_sync
-                if not (self.done or synced or self._warm_up is not None):
-                    self._push()
-                    self._rounds.merge_all(limit_s)
-                    self._see_budget()
+                self._bring_in(limit_s)
             except TookTooLong:
                 self._rounds.forget()
                 log.warning("leave.early", why=f"the last round did not close in {limit_s:g} s")
+
+    def _bring_in(self, limit_s: float | None = None) -> None:
+        """Merge what is pending, and push and merge what is not pushed yet, late parts again."""
+        for _ in range(LAST_PUSHES_MAX):
+            self._rounds.merge_all(limit_s)
+            self._see_budget()
+            if self.done or self._warm_up is not None or not self._rounds.are_unpushed:
+                return
+            self._push()
+        self._rounds.merge_all(limit_s)
 
     def _offer(self, fragment: int) -> Push:
         values = self._anchors.parameters(fragment)
@@ -194,6 +210,7 @@ class Session:
                     self.settings.warmup_steps, self._anchors, self._exchange, self._rounds.settled
                 )
         self._last_sync = self.tally.inner_step
+        self._rounds.start_over()
         # What was committed before we came says nothing of how fast it grows.
         self._unpushed = self.tally.since_sync = self.tally.growth = 0
 
@@ -204,12 +221,12 @@ class Session:
 
     def _push(self) -> None:
         tokens = self._ranks.sum(self._unpushed)
-        self._rounds.push(self._last_sync, tokens, self.settings.codec.up)
+        self._rounds.push(tokens, self.settings.codec.up)
         self._last_sync = self.tally.inner_step
         self._unpushed = 0
         self.last_round = reaches_budget(
             committed=self.tally.committed,
-            pushed=tokens,
+            pushed=self.tally.pushed,
             replicas=self.settings.replicas,
             last_growth=self.tally.growth,
             budget=self.settings.token_budget,
@@ -234,7 +251,7 @@ class Session:
         while True:
             act, tokens = self._helm.decide(
                 self.tally.inner_step - self._last_sync,
-                self.settings.sync_every,
+                interval(self.settings.sync_every, self._rounds.misses),
                 self._warm_up is not None,
                 self._settings_version,
                 self._counted,
@@ -253,7 +270,7 @@ class Session:
                 self.settings, self._settings_version = adopted.settings, adopted.version
             if act & Act.LEAVE:
                 self._phase = "draining"
-                self._rounds.merge_all()
+                self._bring_in()
                 self.drained = self.done = True
                 return
             if not act & Act.PAUSE:
@@ -268,7 +285,9 @@ class Session:
             return
         self.last_round = False
         budget = self.settings.token_budget
-        if budget is not None and self._warm_up is None and self.tally.committed >= budget:
+        if self._warm_up is None and self._rounds.budget_is_committed:
+            if self._rounds.are_unpushed:  # late for the last round; its value is everyone's
+                self._rounds.drop_progress()
             self.done = True
             self._phase = "done"
             self._helm.finish_run()

@@ -67,6 +67,14 @@ def after_step(steps_since_sync: int, sync_every: int, warming: bool, heard: Hea
     return act
 
 
+def interval(sync_every: int, misses: int) -> int:
+    """Inner steps to the next sync: half as many for each sync in a row late for some fragments.
+
+    Being early costs one wait; after it the replica is expected in every fragment's round.
+    """
+    return max(1, sync_every >> misses)
+
+
 def reaches_budget(
     committed: int, pushed: int, replicas: int, last_growth: int, budget: int | None
 ) -> bool:

@@ -1,0 +1,119 @@
+"""A replica that is late for some fragments of a round and in time for others.
+
+The other replica is driven by hand, fragment by fragment, so that the instant is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from syncline_proto.codec import chunks, encode
+from syncline_proto.layout import layout_from_proto
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.v1 import sync_pb2_grpc
+from syncline_testing.cluster import Cluster
+from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, published
+
+RUN = "mixed"
+SETTINGS = {**QUICK, "strategy": "local-sgd", "timeouts": {"lease": 20.0, "round_deadline": 60.0}}
+
+
+class ByHand:
+    """A replica of one rank that pushes zeros to one fragment at a time."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        answer = httpx.post(
+            f"{cluster.control_url}/v1/runs/{RUN}/replicas", json={"replica": "by-hand"}
+        ).raise_for_status()
+        self.incarnation = answer.json()["incarnation"]
+        self.channel = grpc.insecure_channel(cluster.sync_address)
+        self.stub: Any = sync_pb2_grpc.SyncServiceStub(self.channel)
+        self.layout = layout_from_proto(self.stub.OpenRun(pb.OpenRunRequest(run=RUN)).layout)
+        self.seqs = [0] * len(self.layout.fragments)
+        self.stub.OpenRun(
+            pb.OpenRunRequest(
+                run=RUN,
+                replica="by-hand",
+                incarnation=self.incarnation,
+                layout=self.layout.to_proto(),
+            )
+        )
+
+    def push(self, fragment: int, base: int) -> pb.PushResponse:
+        spec = self.layout.fragments[fragment]
+        self.seqs[fragment] += 1
+        header = pb.PushHeader(
+            run=RUN,
+            epoch=1,
+            replica="by-hand",
+            incarnation=self.incarnation,
+            fragment=fragment,
+            seq=self.seqs[fragment],
+            ranks=1,
+            kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
+            base_revision=base,
+            codec=pb.CODEC_FP32,
+            boxes=[box.to_proto() for box in spec.boxes],
+            inner_steps=4,
+            tokens=STEP_TOKENS,
+        )
+        payload = encode(np.zeros(spec.numel, np.float32), pb.CODEC_FP32)
+        parts = [pb.PushRequest(header=header)]
+        parts += [pb.PushRequest(chunk=chunk) for chunk in chunks(payload, pb.CODEC_FP32)]
+        return self.stub.Push(iter(parts), timeout=20)
+
+    def published(self, fragment: int, revision: int) -> pb.PullHeader:
+        request = pb.PullRequest(run=RUN, fragment=fragment, revision=revision, header_only=True)
+        return next(self.stub.Pull(request, timeout=20)).header
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def test_late_for_some_fragments_it_comes_earlier_next_time_and_loses_nothing(
+    cluster: Cluster,
+) -> None:
+    trial = Trial(cluster.control_url, RUN, 1, settings=SETTINGS)
+    trial.replica.start()
+    other = ByHand(cluster)
+    fragments = range(len(other.layout.fragments))
+    start = trial.parameters()
+    for fragment in fragments[1:]:  # nobody is expected yet, so these close at once
+        other.push(fragment, base=0)
+        other.published(fragment, 1)
+    trial.step(4)
+    trial.replica.finish()  # in time for the first fragment, and waits for nothing else
+    assert trial.replica.stats.stale == len(fragments) - 1
+    assert trial.replica.revision == 1
+    late = trial.parameters()
+    assert any(not torch.equal(late[name], start[name]) for name in late)
+    trial.step(1)
+    assert trial.replica.stats.rounds == 0  # the last fragment's progress is still to come
+    trial.step(1)  # half the interval: pushes again
+    for fragment in fragments[1:]:
+        other.push(fragment, base=1)
+    trial.replica.finish()
+    values, revision = published(cluster.sync_address, RUN)
+    assert revision == trial.replica.revision == 2
+    steps = [
+        c.inner_steps
+        for fragment in fragments
+        for c in other.published(fragment, 2).contributions
+        if c.replica != "by-hand"
+    ]
+    assert steps == [2] + [6] * (len(fragments) - 1)
+    for name, value in trial.parameters().items():
+        assert torch.equal(value, torch.from_numpy(values[name]))
+    trial.replica.close()
+    other.channel.close()
