@@ -7,8 +7,10 @@ replicas of different size meet in one run without a word about each other.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +24,7 @@ FRAGMENT_ELEMENTS_MAX = 1 << 26
 """64 Mi elements: 256 MiB in fp32."""
 
 TENSORS_MAX = 100_000
+FRAGMENTS_MAX = 100_000
 BOXES_MAX = 100_000
 """Boxes in one fragment, or in one push."""
 
@@ -42,13 +45,6 @@ class Box:
     @property
     def numel(self) -> int:
         return math.prod(self.sizes)
-
-    def meets(self, other: Box) -> bool:
-        """Whether the two share an element."""
-        return self.tensor == other.tensor and all(
-            a < b + m and b < a + n
-            for a, n, b, m in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True)
-        )
 
     def holds(self, other: Box) -> bool:
         """Whether every element of ``other`` is in this box."""
@@ -124,6 +120,10 @@ def layout_from_proto(message: pb.Layout) -> Layout:
     """
     if not 0 < len(message.tensors) <= TENSORS_MAX:
         raise InvalidRequest(f"layout.tensors: {len(message.tensors)} is not 1 to {TENSORS_MAX}.")
+    if not 0 < len(message.fragments) <= FRAGMENTS_MAX:
+        raise InvalidRequest(
+            f"layout.fragments: {len(message.fragments)} is not 1 to {FRAGMENTS_MAX}."
+        )
     return Layout(
         tensors=tuple(
             TensorSpec(t.name, tuple(t.shape), t.dtype, tuple(t.aliases)) for t in message.tensors
@@ -319,22 +319,36 @@ def _check(layout: Layout) -> None:
 
 
 def _check_cover(tensor: TensorSpec, boxes: list[Box]) -> None:
-    """Check that ``boxes`` tile ``tensor``: inside it, disjoint, and of its size together."""
-    whole_offsets = (0,) * len(tensor.shape)
-    covered = 0
-    boxes = sorted(boxes, key=lambda b: b.offsets)
-    for i, box in enumerate(boxes):
-        whole = Box(box.tensor, whole_offsets, tensor.shape)
+    """Check that ``boxes`` tile ``tensor``: every element is in exactly one.
+
+    In time linear in the boxes: how often elements are covered is the running sum, along every
+    dimension, of the boxes' corners (+1 or -1 by parity). So the boxes cover everything once if
+    their corners, taken together, are those of the whole tensor.
+    """
+    whole = Box(boxes[0].tensor if boxes else 0, (0,) * len(tensor.shape), tensor.shape)
+    corners: Counter[tuple[int, ...]] = Counter()
+    for box in boxes:
         if len(box.sizes) != len(tensor.shape) or not whole.holds(box):
             raise InvalidRequest(f"layout.fragments: a box of {tensor.name} is outside of it.")
-        covered += box.numel
-        for other in boxes[i + 1 :]:
-            if other.offsets and other.offsets[0] >= box.offsets[0] + box.sizes[0]:
-                break  # sorted: nobody further on can meet this box
-            if box.meets(other):
-                raise InvalidRequest(f"layout.fragments: two boxes of {tensor.name} overlap.")
-    if covered != math.prod(tensor.shape):
+        corners.update(_corners(box))
+    corners.subtract(_corners(whole))
+    wrong = [corner for corner, excess in corners.items() if excess]
+    if wrong:
+        first = min(wrong)
+        what = "is in no fragment" if corners[first] < 0 else "is in fragments twice"
         raise InvalidRequest(
-            f"layout.fragments: {covered} of {math.prod(tensor.shape)} elements of "
-            f"{tensor.name} are in a fragment."
+            f"layout.fragments: the element of {tensor.name} at {list(first)} {what}."
         )
+
+
+def _corners(box: Box) -> Counter[tuple[int, ...]]:
+    """The corners of a box with their signs; an empty box has none, a scalar's is ()."""
+    if box.numel == 0:
+        return Counter()
+    sides = [((a, 1), (a + n, -1)) for a, n in zip(box.offsets, box.sizes, strict=True)]
+    return Counter(
+        {
+            tuple(at for at, _ in corner): math.prod(sign for _, sign in corner)
+            for corner in itertools.product(*sides)
+        }
+    )

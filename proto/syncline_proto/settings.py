@@ -26,7 +26,7 @@ def valid_name(name: str) -> bool:
 class Section(BaseModel):
     """A group of settings; an unknown key is an error, and a value never changes in place."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class OuterSettings(Section):
@@ -145,7 +145,7 @@ class RunSettings(Section):
         if not isinstance(data, dict):
             return data
         given = cast(dict[str, Any], data)
-        return _under(PRESETS.get(given.get("strategy", "edit"), {}), given)
+        return _under(PRESETS.get(str(given.get("strategy", "edit")), {}), given)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

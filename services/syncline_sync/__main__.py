@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import httpx
 import structlog
@@ -24,13 +25,13 @@ from pydantic import ValidationError
 
 from syncline_proto.errors import ConfigError, StoreError, SynclineError
 from syncline_proto.rest import SyncServiceHello
+from syncline_sync.budget import Budget
 from syncline_sync.control import ControlLink, ReportQueue
 from syncline_sync.host import Host, Shared
 from syncline_sync.metrics import Metrics
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import bind
 from syncline_sync.settings import SyncSettings
-from syncline_sync.staging import Budget
 
 log = structlog.get_logger()
 
@@ -64,6 +65,7 @@ async def serve(settings: SyncSettings) -> None:
     shared = Shared(data, pool, Budget(settings.staging_bytes), metrics, reports.put, end.come)
     host = Host(shared)
     doors = bind(settings, SyncServicer(host, shared), metrics)
+    mine = _only_writer(data)
     hello = SyncServiceHello(
         name=settings.name,
         address=settings.advertise or f"{settings.host}:{doors.port}",
@@ -84,7 +86,8 @@ async def serve(settings: SyncSettings) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     await doors.close()
     await host.stop()
-    pool.shutdown(wait=False, cancel_futures=True)
+    pool.shutdown(wait=True, cancel_futures=True)
+    mine.close()
     if end.error is not None:
         raise end.error
 
@@ -108,8 +111,21 @@ def _data_folder(path: Path) -> Path:
     return path
 
 
+def _only_writer(path: Path) -> IO[bytes]:
+    """Lock the folder until the process ends, however it ends: a store has one writer."""
+    lock = (path / "lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        why = f"Another sync service keeps its store in {path}; stop it, or choose --data."
+        raise ConfigError(why) from error
+    return lock
+
+
 def _configure_logging(as_json: bool) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each poll tells nothing
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -94,14 +94,23 @@ class ControlLink:
     async def _follow(self) -> None:
         version = -1
         while True:
-            answer = await self._try(
-                "GET", f"/v1/membership?after={version}&wait_s={POLL_S:g}", timeout_s=POLL_S + 10.0
-            )
-            membership = Membership.model_validate_json(answer)
+            wait_s = POLL_S if version >= 0 else 0.0  # the first answer comes at once
+            path = f"/v1/membership?after={max(version, 0)}&wait_s={wait_s:g}"
+            answer = await self._try("GET", path, timeout_s=POLL_S + 10.0)
+            membership = self._read(answer)
             if membership.version != version:
                 version = membership.version
                 self._adopt(membership)
                 replace_file(self._snapshot, answer)
+
+    def _read(self, answer: bytes) -> Membership:
+        try:
+            return Membership.model_validate_json(answer)
+        except ValidationError as error:
+            raise ConfigError(
+                f"What answers at {self._client.base_url} is not a control plane of this version; "
+                "choose --control."
+            ) from error
 
     async def _send_reports(self) -> None:
         while True:

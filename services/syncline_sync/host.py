@@ -21,9 +21,11 @@ from syncline_proto.layout import Layout, difference
 from syncline_proto.rest import EventIn, Membership, RoundReport, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.budget import Budget
 from syncline_sync.metrics import Metrics
+from syncline_sync.pool import P, T, compute
 from syncline_sync.runner import Adopt, Runner, Surroundings
-from syncline_sync.staging import Budget, Staging
+from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
 
 log = structlog.get_logger()
@@ -50,6 +52,10 @@ class Shared:
     metrics: Metrics
     report: Report
     fail: Callable[[BaseException], None]
+
+    async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run heavy work in the pool."""
+        return await compute(self.pool, work, *args, **kwargs)
 
 
 class RunHost:
@@ -110,9 +116,9 @@ class RunHost:
             pb.FragmentState(
                 fragment=r.number,
                 initialised=r.revisions.newest is not None,
-                revision=r.revisions.newest or 0,
-                gradient_step=r.gradients.newest or 0,
-                committed_tokens=r.core.saved.committed_tokens,
+                revision=r.latest.revision,
+                gradient_step=r.latest.gradient_step,
+                committed_tokens=r.latest.committed_tokens,
                 arrived=r.core.arrived,
                 expected=r.core.expected,
             )
@@ -144,7 +150,9 @@ class RunHost:
     def _spread(self) -> None:
         self.metrics.members(set(self.members))
         if self.staging is not None:
-            self.staging.drop_unless(lambda r, incarnation: self.members.get(r) == incarnation)
+            self.staging.fence(
+                lambda f, r, incarnation: self.runners[f].core.fenced(self.members, r, incarnation)
+            )
         for runner in self.runners:
             runner.adopt(Adopt(self.members, self.settings, self._running))
 

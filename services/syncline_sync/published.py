@@ -69,10 +69,16 @@ class Shelf:
         self._what = what
         self._values: dict[int, Published] = {}
         self._changed = asyncio.Event()
+        self._over: NewestNamed | None = None
 
     @property
     def newest(self) -> int | None:
         return max(self._values, default=None)
+
+    def end(self, why: str, newest: int) -> None:
+        """Nothing more will come: free the values, and tell ``why`` to all who ask or wait."""
+        self._over = NewestNamed(why, newest)
+        self.clear()
 
     def put(self, number: int, value: Published) -> None:
         self._values[number] = value
@@ -88,9 +94,11 @@ class Shelf:
         """Wait for exactly this number, or with None for the newest there is.
 
         Raises:
-            RevisionGone: it is older than the kept ones.
+            RevisionGone: it is older than the kept ones, or nothing more will come.
         """
         while True:
+            if self._over is not None:
+                raise NewestNamed(self._over.message, self._over.newest)
             newest = self.newest
             if newest is not None:
                 if number is None:

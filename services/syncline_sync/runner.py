@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -25,13 +24,11 @@ from syncline_sync.core import merge
 from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.record import ClosedBy, Closing, Kind, WholePush
 from syncline_sync.metrics import RunMetrics
+from syncline_sync.pool import P, T, compute
 from syncline_sync.published import Published, Shelf
 from syncline_sync.report import round_report
 from syncline_sync.staging import Staged, Staging
 from syncline_sync.store import FragmentStore, Loaded
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 KIND = {
     pb.PUSH_KIND_PSEUDO_GRADIENT: Kind.PSEUDO_GRADIENT,
@@ -84,10 +81,14 @@ class Runner:
         self._accumulator: Float32 | None = None
         loaded = store.load()
         self.core = Fragment(settings, loaded.saved if loaded else None)
+        self.latest = self.core.saved
+        """Where the fragment stands, as published."""
         self._parameters = loaded.parameters.copy() if loaded else np.zeros(0, np.float32)
         self._momentum = loaded.momentum.copy() if loaded else np.zeros(0, np.float32)
         if loaded:
             self._restore(loaded)
+        if not self.core.synchronous:
+            self._end_gradients()
         self._task = asyncio.create_task(self._run(), name=f"fragment {around.run}/{number}")
 
     def submit(self, staged: Staged) -> None:
@@ -100,18 +101,18 @@ class Runner:
     async def stop(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        newest = self.latest.revision
+        for shelf in (self.revisions, self.gradients):
+            shelf.end(f"The run is put away; revision {newest} is its newest.", newest)
 
     def _restore(self, loaded: Loaded) -> None:
         """Publish again what was published before: the same values, from the same files."""
-        codec = CODEC_BY_NAME[loaded.saved.down]
-        revision = loaded.saved.revision
-        if loaded.older is not None:
-            older = replace(loaded.saved, revision=revision - 1, contributions=())
-            self.revisions.put(revision - 1, Published.of(older, loaded.older, codec))
-        self.revisions.put(revision, Published.of(loaded.saved, loaded.parameters, codec))
-        for step, gradient in loaded.gradients.items():
-            saved = replace(loaded.saved, gradient_step=step)
-            self.gradients.put(step, Published.of(saved, gradient, pb.CODEC_FP32))
+        for saved, parameters in loaded.revisions:
+            value = Published.of(saved, parameters, CODEC_BY_NAME[saved.down])
+            self.revisions.put(saved.revision, value)
+        for saved, gradient in loaded.gradients:
+            value = Published.of(saved, gradient, pb.CODEC_FP32)
+            self.gradients.put(saved.gradient_step, value)
 
     async def _run(self) -> None:
         try:
@@ -129,10 +130,12 @@ class Runner:
 
     async def _next(self) -> Staged | Adopt | None:
         """The next event; None when the round's deadline has come."""
-        deadline = self.core.deadline_s
-        if deadline is None or self.core.due(time.monotonic()) is not None:
+        deadline, now_s = self.core.deadline_s, time.monotonic()
+        if self.core.due(now_s) is not None:
+            return None
+        if deadline is None:
             return await self._inbox.get()
-        left = deadline - time.monotonic()
+        left = deadline - now_s
         # Past the deadline and still short of the minimum: only an event can change that.
         timeout = left if left > 0.0 else None
         try:
@@ -141,12 +144,14 @@ class Runner:
             return None
 
     def _adopt(self, change: Adopt) -> None:
-        for sentence in self.core.adopt(change.members, change.settings, change.running):
+        now_s = time.monotonic()
+        for sentence in self.core.adopt(now_s, change.members, change.settings, change.running):
             self._around.tell("fragment.changed", f"fragment {self.name}: {sentence}")
         if not self.core.arrived:
             self._accumulator = None
         if self.core.synchronous and self.core.saved.gradient_step == 0:
             self.gradients.clear()
+            self.latest = replace(self.latest, gradient_step=0)
 
     async def _take(self, staged: Staged) -> None:
         """Judge a whole push, fold it, answer it."""
@@ -212,11 +217,21 @@ class Runner:
         return outcome
 
     def _publish(self, shelf: Shelf, number: int, value: Published) -> None:
-        self._task.get_loop().call_soon_threadsafe(shelf.put, number, value)
+        """From the pool: let the loop do it."""
+        self._task.get_loop().call_soon_threadsafe(self._put, shelf, number, value)
+
+    def _put(self, shelf: Shelf, number: int, value: Published) -> None:
+        self.latest = value.saved
+        shelf.put(number, value)
+        if value.saved.revision > 0:
+            self._end_gradients()
+
+    def _end_gradients(self) -> None:
+        why = "gradient_step: the synchronous phase is over; pull revisions."
+        self.gradients.end(why, self.latest.revision)
 
     async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._around.pool, lambda: work(*args, **kwargs))
+        return await compute(self._around.pool, work, *args, **kwargs)
 
 
 def _whole_push(staged: Staged) -> WholePush:

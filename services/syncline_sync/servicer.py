@@ -11,9 +11,17 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from syncline_proto.codec import crc32c
-from syncline_proto.errors import EpochChanged, InvalidRequest, RunUnknown, SynclineError
+from syncline_proto.errors import (
+    EpochChanged,
+    InvalidRequest,
+    RunUnknown,
+    StoreDamaged,
+    StoreError,
+    SynclineError,
+)
 from syncline_proto.layout import Box, boxes_from_proto, layout_from_proto, runs
 from syncline_proto.settings import valid_name
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, status_of
@@ -24,11 +32,14 @@ from syncline_sync.host import Host, RunHost, Shared
 from syncline_sync.published import NewestNamed, Published
 from syncline_sync.report import pushed
 from syncline_sync.runner import Runner
+from syncline_sync.staging import Shard, Staged
 
 OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunResponse]
 PushContext: TypeAlias = grpc.aio.ServicerContext[pb.PushRequest, pb.PushResponse]
 PullContext: TypeAlias = grpc.aio.ServicerContext[pb.PullRequest, pb.PullResponse]
 StatusContext: TypeAlias = grpc.aio.ServicerContext[pb.GetRunStatusRequest, pb.GetRunStatusResponse]
+
+HEADER_WAIT_S = 30.0
 
 _RESIDUAL = {
     pb.VERDICT_ACCEPTED: pb.RESIDUAL_ACTION_KEEP,
@@ -55,7 +66,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         self, request_iterator: AsyncIterator[pb.PushRequest], context: PushContext
     ) -> pb.PushResponse:
         try:
-            return await self._push(request_iterator)
+            return await self._push(_read(request_iterator))
         except BaseException as error:
             await self._abort(context, error)
             raise
@@ -92,10 +103,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             if run.layout is None:
                 raise RunUnknown(f"Run {run.name} has no layout yet: no replica has opened it.")
         else:
-            layout = layout_from_proto(request.layout)
-            replica = _name("replica", request.replica)
-            run = await self._host.member(_name("run", request.run), replica, request.incarnation)
-            run.open(layout)
+            replica, name = _name("replica", request.replica), _name("run", request.run)
+            run = await self._host.member(name, replica, request.incarnation)
+            run.open(await self._shared.compute(layout_from_proto, request.layout))
         return pb.OpenRunResponse(
             epoch=_epoch(run),
             fingerprint=run.fingerprint,
@@ -105,35 +115,56 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         )
 
     async def _push(self, parts: AsyncIterator[pb.PushRequest]) -> pb.PushResponse:
-        first = await anext(parts, None)
-        if first is None or first.WhichOneof("part") != "header":
-            raise InvalidRequest("push: the first message must be the header.")
-        header = first.header
+        header = await _header(parts)
         run = self._host.run(_name("run", header.run))
         runner, staging = _runner(run, header.fragment), run.staging
         assert staging is not None
-        early = runner.core.fenced(header.replica, header.incarnation)
+        shard = await self._shared.compute(staging.shard, header)
+        early = runner.core.fenced(run.members, header.replica, header.incarnation)
         early = early or staging.answered(header)
         early = early or runner.core.known(header.replica, header.incarnation, header.seq)
         if early is not None:
             return _response(early, runner)
-        staged, shard = await staging.open(header)
-        loop = asyncio.get_running_loop()
+        staged = staging.join(shard)
+        work = asyncio.create_task(self._receive(parts, run, staged, shard))
+        try:
+            # The answer may come first: to a replica that loses its lease while it sends.
+            await asyncio.wait({work, staged.answer}, return_when=asyncio.FIRST_COMPLETED)
+            if not staged.answer.done():
+                work.result()
+            return _response(await asyncio.shield(staged.answer), runner)
+        finally:
+            work.cancel()
+            staging.leave(staged, shard)
+            self._shared.metrics.staged.set(self._shared.budget.used)
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _receive(
+        self, parts: AsyncIterator[pb.PushRequest], run: RunHost, staged: Staged, shard: Shard
+    ) -> None:
+        """Take a shard's chunks in, once there is room; hand over the push that it makes whole.
+
+        Raises:
+            InvalidRequest: the stream is not what its header announced.
+        """
+        await asyncio.shield(staged.room.granted)
         self._shared.metrics.staged.set(self._shared.budget.used)
+        assert run.staging is not None
+        if not staged.expects(shard):
+            return  # this rank is in already: it sends again because it missed the answer
         async for part in parts:
             if part.WhichOneof("part") != "chunk":
                 raise InvalidRequest("push: after the header only chunks may follow.")
-            await loop.run_in_executor(self._shared.pool, shard.take, part.chunk)
+            await self._shared.compute(shard.take, part.chunk)
+            if not staged.expects(shard):
+                raise InvalidRequest("rank: this rank has begun to send the same push again.")
             run.metrics.moved("up", len(part.chunk.data))
         if not shard.whole:
             raise InvalidRequest(
                 f"push: the stream ended after {shard.received} of {shard.elements} elements."
             )
-        if staging.add(staged, shard):
-            runner.submit(staged)
-        judgement = await asyncio.shield(staged.answer)
-        self._shared.metrics.staged.set(self._shared.budget.used)
-        return _response(judgement, runner)
+        if run.staging.add(staged, shard):
+            _runner(run, shard.header.fragment).submit(staged)
 
     async def _pull(self, request: pb.PullRequest) -> AsyncIterator[pb.PullResponse]:
         run = self._host.run(_name("run", request.run))
@@ -144,8 +175,11 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             )
         assert run.layout is not None
         boxes: Sequence[Box] = boxes_from_proto(request.boxes)
-        where = runs(
-            run.layout, request.fragment, boxes or run.layout.fragments[request.fragment].boxes
+        where = await self._shared.compute(
+            runs,
+            run.layout,
+            request.fragment,
+            boxes or run.layout.fragments[request.fragment].boxes,
         )
         value = await _wanted(runner, request)
         yield pb.PullResponse(header=_pull_header(value, int(where[:, 1].sum()), self._host))
@@ -156,7 +190,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             yield pb.PullResponse(chunk=pb.Chunk(data=data, crc32c=crc32c(data)))
 
     async def _abort(self, context: _Abortable, error: BaseException) -> None:
-        """End the call with the error's status; a fault of ours also stops the process."""
+        """End the call with the error's status; a fault or a refusing disk stops the process."""
+        if isinstance(error, StoreError) and not isinstance(error, StoreDamaged):
+            self._shared.fail(error)
         if isinstance(error, SynclineError):
             trailer = [(CODE_TRAILER, error.code)]
             if isinstance(error, NewestNamed):
@@ -169,6 +205,26 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
 
 
 _Abortable: TypeAlias = OpenContext | PushContext | PullContext | StatusContext
+
+
+async def _read(parts: AsyncIterator[pb.PushRequest]) -> AsyncIterator[pb.PushRequest]:
+    """The messages of a push; what is no message is the caller's fault, not ours."""
+    try:
+        async for part in parts:
+            yield part
+    except DecodeError as error:
+        raise InvalidRequest(f"push: {error}.") from error
+
+
+async def _header(parts: AsyncIterator[pb.PushRequest]) -> pb.PushHeader:
+    """The first message of a push; nobody waits long for one who does not say who he is."""
+    try:
+        first = await asyncio.wait_for(anext(parts, None), HEADER_WAIT_S)
+    except TimeoutError:
+        raise InvalidRequest(f"push: no header came within {HEADER_WAIT_S:g} s.") from None
+    if first is None or first.WhichOneof("part") != "header":
+        raise InvalidRequest("push: the first message must be the header.")
+    return first.header
 
 
 def _name(field: str, value: str) -> str:
@@ -208,11 +264,11 @@ async def _wanted(runner: Runner, request: pb.PullRequest) -> Published:
         return await runner.revisions.get(request.revision)
     if wanted == "newest":
         return await runner.revisions.get(None)
-    if wanted == "gradient_step" and runner.core.synchronous:
-        return await runner.gradients.get(request.gradient_step)
     if wanted == "gradient_step":
-        newest = runner.revisions.newest or 0
-        raise NewestNamed("gradient_step: the synchronous phase is over; pull revisions.", newest)
+        steps = runner.core.settings.warmup_steps
+        if steps and not 1 <= request.gradient_step <= steps:
+            raise InvalidRequest(f"gradient_step: {request.gradient_step} is not 1 to {steps}.")
+        return await runner.gradients.get(request.gradient_step)
     raise InvalidRequest("wanted: name a revision, the newest, or a gradient_step.")
 
 

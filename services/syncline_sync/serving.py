@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Thread
+from wsgiref.simple_server import WSGIServer
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -32,6 +34,10 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.max_send_message_length", 8 << 20),
     ("grpc.so_reuseport", 0),
+    # A client whose machine is gone is noticed, and its calls end, within this time.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
     # Clients may ping this often without being told off, so that dead links show quickly.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -40,9 +46,11 @@ CHANNEL_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Bound and not yet open; ``port`` is where gRPC will listen."""
+    """Bound and not yet open; the ports are those that were taken where 0 was asked for."""
 
     port: int
+    health_port: int
+    metrics_port: int
     server: grpc.aio.Server
     probes: grpc.aio.Server
     status: health.aio.HealthServicer
@@ -77,12 +85,13 @@ def bind(settings: SyncSettings, servicer: SyncServicer, metrics: Metrics) -> Do
     probes = grpc.aio.server(options=CHANNEL_OPTIONS)
     health_pb2_grpc.add_HealthServicer_to_server(status, probes)
     port = _bind(server, settings.host, settings.port)
-    _bind(probes, settings.host, settings.health_port)
+    health_port = _bind(probes, settings.host, settings.health_port)
     try:
-        exporter, _ = start_http_server(settings.metrics_port, settings.host, metrics.registry)
+        exporter, thread = start_http_server(settings.metrics_port, settings.host, metrics.registry)
     except OSError as error:
         raise PortInUse(_in_use(settings.host, settings.metrics_port)) from error
-    return Doors(port, server, probes, status, exporter.shutdown)
+    ports = (port, health_port, exporter.server_port)
+    return Doors(*ports, server, probes, status, lambda: _stop(exporter, thread))
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
@@ -95,5 +104,14 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
     return bound
 
 
+def _stop(exporter: WSGIServer, thread: Thread) -> None:
+    exporter.shutdown()
+    exporter.server_close()
+    thread.join()
+
+
 def _in_use(host: str, port: int) -> str:
-    return f"Cannot listen on {host}:{port}: another process does; choose another port."
+    return (
+        f"Cannot listen on {host}:{port}: another process does, or the address is not this "
+        "machine's; choose another."
+    )

@@ -15,7 +15,7 @@ class SyncSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SYNCLINE_SYNC_", extra="ignore")
 
-    control: str = "http://127.0.0.1:8500"
+    control: str = Field(default="http://127.0.0.1:8500", pattern=r"^https?://[^/]")
     token: str = ""
     host: str = "127.0.0.1"
     port: int = Field(default=50051, ge=0, le=65535)

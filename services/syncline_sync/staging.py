@@ -1,7 +1,7 @@
 """Pushes on their way in: rank by rank, chunk by chunk, until one is whole.
 
-Holds encoded bytes only, within a budget: a push reserves room for all its ranks at its first
-header, and one that finds no room waits its turn instead of failing. Each chunk is decoded once,
+Holds encoded bytes only, within a budget: a push asks for room for all its ranks at its first
+header, and one that finds none waits its turn instead of failing. Each chunk is decoded once,
 for the norm, and dropped in decoded form. Decides nothing about rounds.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -17,13 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from syncline_proto.codec import check_chunk, decode, width
-from syncline_proto.errors import InvalidRequest, LeaseLost, Overloaded, SynclineError
-from syncline_proto.layout import Layout, boxes_from_proto, check_tiling, runs
+from syncline_proto.errors import InvalidRequest, SynclineError
+from syncline_proto.layout import RUNS_MAX, Layout, boxes_from_proto, check_tiling, runs
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.budget import Budget, Room
 from syncline_sync.core.merge import Payload, square_sum
 from syncline_sync.core.record import Judgement
 
 RANKS_MAX = 65_536
+
+COUNT_MAX = 1 << 40
+"""Of steps, tokens and numbers in a header: sums of them stay far within 64 bits."""
+
+_COUNTS = (
+    "seq", "base_revision", "gradient_step", "inner_steps", "tokens", "first_step", "last_step",
+)  # fmt: skip
 
 _AGREED = (
     "epoch", "kind", "ranks", "codec", "base_revision", "gradient_step",
@@ -65,21 +72,33 @@ class Shard:
 
 @dataclass(slots=True)
 class Staged:
-    """One replica's push of one fragment, with the ranks that are in."""
+    """One replica's push of one fragment: the ranks that are in, and those that are coming.
+
+    Invariant: all its shards together name no more elements than the fragment has, so what it
+    holds stays within its room.
+    """
 
     key: tuple[int, str, int, int]
     """(fragment, replica, incarnation, seq)."""
-    ranks: int
-    reserved: int
+    header: pb.PushHeader
+    """Of the rank that came first; the others must agree with it."""
+    room: Room
     answer: asyncio.Future[Judgement]
     """Every rank's call waits for the same judgement."""
+    coming: dict[int, Shard] = field(default_factory=dict[int, Shard])
+    """By rank: whose chunks are coming in now."""
     shards: dict[int, Shard] = field(default_factory=dict[int, Shard])
+    """By rank: those that are whole."""
+    claimed: int = 0
+    """Elements of both together."""
+    pieces: int = 0
+    """Contiguous runs of both together."""
     submitted: bool = False
     """All ranks are in, and somebody has taken the push to be judged."""
 
     @property
     def whole(self) -> bool:
-        return len(self.shards) == self.ranks
+        return len(self.shards) == self.header.ranks
 
     @property
     def norm(self) -> float:
@@ -90,54 +109,35 @@ class Staged:
     def payloads(self) -> list[Payload]:
         return [self.shards[rank].payload() for rank in sorted(self.shards)]
 
+    def expects(self, shard: Shard) -> bool:
+        """Whether this very shard is to be received; not if its rank is in, or began anew."""
+        return self.coming.get(shard.header.rank) is shard
 
-class Budget:
-    """Bytes that staged pushes may hold; first come, first served.
+    def discard(self, rank: int) -> None:
+        """Forget what a rank has sent."""
+        shard = self.coming.pop(rank, None) or self.shards.pop(rank, None)
+        if shard is not None:
+            self.claimed -= shard.elements
+            self.pieces -= len(shard.runs)
 
-    Invariant: ``used`` <= ``limit``, except that one push alone may always enter.
-    """
-
-    def __init__(self, limit: int, waiters_max: int = 100_000) -> None:
-        self.limit = limit
-        self.used = 0
-        self._waiters_max = waiters_max
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    async def reserve(self, size: int) -> None:
-        """Take ``size`` bytes, waiting for room behind those who came before.
+    def claim(self, shard: Shard, elements_max: int) -> None:
+        """Make room for a rank's shard, in place of what it has sent before.
 
         Raises:
-            Overloaded: too many wait already.
+            InvalidRequest: the ranks together name more than the fragment has.
         """
-        if not self._waiting and self._fits(size):
-            self.used += size
-            return
-        if len(self._waiting) >= self._waiters_max:
-            raise Overloaded("The sync service has too many pushes waiting for room; try later.")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.release(size)
-            raise
-
-    def release(self, size: int) -> None:
-        self.used -= size
-        while self._waiting:
-            size, turn = self._waiting[0]
-            if turn.done():
-                self._waiting.popleft()
-            elif self._fits(size):
-                self._waiting.popleft()
-                self.used += size
-                turn.set_result(None)
-            else:
-                break
-
-    def _fits(self, size: int) -> bool:
-        return self.used == 0 or self.used + size <= self.limit
+        rank = shard.header.rank
+        self.discard(rank)
+        if self.claimed + shard.elements > elements_max:
+            raise InvalidRequest(
+                f"boxes: rank {rank} has {shard.elements} elements where the other ranks "
+                f"leave {elements_max - self.claimed}."
+            )
+        if self.pieces + len(shard.runs) > RUNS_MAX:
+            raise InvalidRequest(f"boxes: the push falls into more than {RUNS_MAX} pieces.")
+        self.coming[rank] = shard
+        self.claimed += shard.elements
+        self.pieces += len(shard.runs)
 
 
 class Staging:
@@ -158,99 +158,21 @@ class Staging:
         judged = known[2].judged or known[2].verdict
         return replace(known[2], verdict=pb.VERDICT_DUPLICATE, judged=judged)
 
-    async def open(self, header: pb.PushHeader) -> tuple[Staged, Shard]:
-        """Find or make the push that a rank's shard belongs to, and room for it.
+    def shard(self, header: pb.PushHeader) -> Shard:
+        """Check a header and find where its shard lies. May be heavy: call it in the pool.
 
         Raises:
-            InvalidRequest: a field is out of range, or ranks disagree; the field is named.
+            InvalidRequest: a field is out of range; it is named.
         """
-        shard = self._shard(header)
-        key = (header.fragment, header.replica, header.incarnation, header.seq)
-        staged = self._staged.get(key)
-        if staged is None:
-            self._drop_older(key)
-            size = self._layout.fragments[header.fragment].numel * width(header.codec)
-            await self._budget.reserve(size)
-            other = self._staged.get(key)
-            if other is not None:  # another rank of this push came in while we waited
-                self._budget.release(size)
-                staged = other
-            else:
-                answer: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
-                staged = Staged(key, header.ranks, size, answer)
-                self._staged[key] = staged
-        for known in staged.shards.values():
-            _agree(known.header, header)
-        return staged, shard
-
-    def add(self, staged: Staged, shard: Shard) -> bool:
-        """Put a whole shard into its push; True if that made the push whole.
-
-        Raises:
-            InvalidRequest: all ranks are in and do not tile the fragment; the push is dropped.
-        """
-        assert shard.whole
-        if self._staged.get(staged.key) is not staged:
-            raise InvalidRequest("push: a newer push of this replica has replaced this one.")
-        for known in staged.shards.values():
-            _agree(known.header, shard.header)
-        if staged.submitted:
-            return False
-        staged.shards[shard.header.rank] = shard
-        if not staged.whole:
-            return False
-        try:
-            check_tiling(
-                self._layout.fragments[staged.key[0]].numel,
-                [s.runs for s in staged.shards.values()],
-            )
-        except InvalidRequest as error:
-            self.drop(staged, error)
-            raise
-        staged.submitted = True
-        return True
-
-    def settle(self, staged: Staged, judgement: Judgement) -> None:
-        """Answer every rank of a push, and forget its bytes."""
-        fragment, replica, incarnation, seq = staged.key
-        self._answered[fragment, replica] = (incarnation, seq, judgement)
-        if not staged.answer.done():
-            staged.answer.set_result(judgement)
-        self._forget(staged)
-
-    def drop(self, staged: Staged, why: SynclineError) -> None:
-        """Forget a push and free its room; ranks that wait for its answer get ``why``."""
-        if not staged.answer.done():
-            staged.answer.set_exception(why)
-            staged.answer.exception()  # nobody may be waiting, and that is no fault
-        self._forget(staged)
-
-    def _forget(self, staged: Staged) -> None:
-        if self._staged.get(staged.key) is staged:
-            del self._staged[staged.key]
-            self._budget.release(staged.reserved)
-            staged.shards = {}
-
-    def drop_unless(self, holds_lease: Callable[[str, int], bool]) -> None:
-        """Forget unfinished pushes of replicas that do not hold their lease (any more)."""
-        for staged in list(self._staged.values()):
-            _, replica, incarnation, _ = staged.key
-            if not staged.submitted and not holds_lease(replica, incarnation):
-                self.drop(staged, LeaseLost(f"{replica} does not hold its lease any more."))
-
-    def _drop_older(self, key: tuple[int, str, int, int]) -> None:
-        """A replica that starts a push of a fragment has given up its unfinished older ones."""
-        for staged in list(self._staged.values()):
-            if staged.key[:2] == key[:2] and staged.key < key and not staged.submitted:
-                self.drop(staged, InvalidRequest("seq: a newer push has replaced this one."))
-
-    def _shard(self, header: pb.PushHeader) -> Shard:
         if header.fragment >= len(self._layout.fragments):
             raise InvalidRequest(f"fragment: there is no fragment {header.fragment}.")
         if not 1 <= header.ranks <= RANKS_MAX:
             raise InvalidRequest(f"ranks: {header.ranks} is not 1 to {RANKS_MAX}.")
         if header.rank >= header.ranks:
             raise InvalidRequest(f"rank: {header.rank} is not below ranks ({header.ranks}).")
+        for name in _COUNTS:
+            if getattr(header, name) > COUNT_MAX:
+                raise InvalidRequest(f"{name}: {getattr(header, name)} is over {COUNT_MAX}.")
         if header.seq < 1:
             raise InvalidRequest("seq: counts from 1.")
         if header.kind not in (1, 2, 3):
@@ -274,6 +196,100 @@ class Staging:
         if elements > self._layout.fragments[header.fragment].numel:
             raise InvalidRequest("boxes: the shard has more elements than the fragment.")
         return Shard(header, found, elements)
+
+    def join(self, shard: Shard) -> Staged:
+        """Find or make the push that a rank's shard belongs to.
+
+        Receive the shard if the push ``expects`` it, once there is ``room``; and ``leave`` it,
+        however that ends. A rank that begins anew replaces what it has sent before.
+
+        Raises:
+            InvalidRequest: ranks disagree, or overlap; the field is named.
+            Overloaded: too many pushes wait for room.
+        """
+        header = shard.header
+        key = (header.fragment, header.replica, header.incarnation, header.seq)
+        staged = self._staged.get(key)
+        if staged is None:
+            self._drop_older(key)
+            size = self._numel(key) * width(header.codec)
+            answer: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
+            staged = Staged(key, header, self._budget.ask(size), answer)
+            self._staged[key] = staged
+        _agree(staged.header, header)
+        before = staged.shards.get(header.rank)
+        if staged.submitted or (before is not None and before.header == header):
+            return staged
+        staged.claim(shard, self._numel(key))
+        return staged
+
+    def add(self, staged: Staged, shard: Shard) -> bool:
+        """Put a whole shard into its push; True if that made the push whole.
+
+        Raises:
+            InvalidRequest: all ranks are in and do not tile the fragment; the push is dropped.
+        """
+        assert shard.whole and staged.expects(shard)
+        staged.shards[shard.header.rank] = staged.coming.pop(shard.header.rank)
+        if not staged.whole:
+            return False
+        try:
+            check_tiling(self._numel(staged.key), [s.runs for s in staged.shards.values()])
+        except InvalidRequest as error:
+            self.drop(staged, error)
+            raise
+        staged.submitted = True
+        return True
+
+    def leave(self, staged: Staged, shard: Shard) -> None:
+        """A rank's call has ended: forget its shard if that is not whole, and an empty push."""
+        if staged.expects(shard):
+            staged.discard(shard.header.rank)
+        if not staged.coming and not staged.shards and self._staged.get(staged.key) is staged:
+            self.drop(staged, InvalidRequest("push: its ranks have ended their calls."))
+
+    def settle(self, staged: Staged, judgement: Judgement) -> None:
+        """Answer every rank of a push, and forget its bytes."""
+        fragment, replica, incarnation, seq = staged.key
+        self._answered[fragment, replica] = (incarnation, seq, judgement)
+        if not staged.answer.done():
+            staged.answer.set_result(judgement)
+        self._forget(staged)
+
+    def drop(self, staged: Staged, why: SynclineError) -> None:
+        """Forget a push and free its room; ranks that wait for its answer get ``why``."""
+        if not staged.answer.done():
+            staged.answer.set_exception(why)
+            staged.answer.exception()  # nobody may be waiting, and that is no fault
+        self._forget(staged)
+
+    def fence(self, fenced: Callable[[int, str, int], Judgement | None]) -> None:
+        """Answer unfinished pushes of replicas that do not hold their lease (any more).
+
+        ``fenced`` (fragment, replica, incarnation) is the answer to one that does not.
+        """
+        for staged in list(self._staged.values()):
+            refusal = None if staged.submitted else fenced(*staged.key[:3])
+            if refusal is not None:
+                self.settle(staged, refusal)
+        self._answered = {
+            key: known for key, known in self._answered.items() if not fenced(*key, known[0])
+        }
+
+    def _forget(self, staged: Staged) -> None:
+        if self._staged.get(staged.key) is staged:
+            del self._staged[staged.key]
+            self._budget.give_back(staged.room)
+            staged.coming, staged.shards = {}, {}
+
+    def _drop_older(self, key: tuple[int, str, int, int]) -> None:
+        """A replica that starts a push of a fragment has given up its unfinished older ones."""
+        for staged in list(self._staged.values()):
+            if staged.key[:2] == key[:2] and staged.key < key and not staged.submitted:
+                self.drop(staged, InvalidRequest("seq: a newer push has replaced this one."))
+
+    def _numel(self, key: tuple[int, str, int, int]) -> int:
+        return self._layout.fragments[key[0]].numel
 
 
 def _agree(ours: pb.PushHeader, theirs: pb.PushHeader) -> None:

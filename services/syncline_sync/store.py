@@ -1,6 +1,6 @@
 """The store: every committed round as an immutable file, and heads that name what counts.
 
-    ROOT/runs/RUN/run.json                        settings, epoch-free facts of the run
+    ROOT/runs/RUN/run.json                        the run's settings
     ROOT/runs/RUN/layout.json                     the layout, once and for all
     ROOT/runs/RUN/FRAGMENT/r00000012.safetensors  parameters and momentum; the rest as metadata
     ROOT/runs/RUN/FRAGMENT/g00000003.safetensors  mean gradient of a step of the synchronous phase
@@ -16,15 +16,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Generator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from syncline_proto.codec import Float32, crc32c_of
-from syncline_proto.errors import StoreDamaged, StoreError
+from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
 from syncline_proto.layout import Layout, layout_from_json, layout_to_json
 from syncline_proto.settings import RunSettings
 from syncline_sync.core.record import Saved
@@ -49,15 +49,18 @@ class Entry:
 class Loaded:
     """A fragment as the last commit left it.
 
-    ``older`` are the parameters of the revision before (None at revision 0); ``gradients`` the
-    kept mean gradients by step, only in the synchronous phase.
+    ``revisions`` are the parameters of the kept revisions, each with what was saved beside it,
+    oldest first; ``gradients`` the kept mean gradients, only in the synchronous phase.
     """
 
     saved: Saved
-    parameters: Float32
     momentum: Float32
-    older: Float32 | None
-    gradients: Mapping[int, Float32]
+    revisions: tuple[tuple[Saved, Float32], ...]
+    gradients: tuple[tuple[Saved, Float32], ...]
+
+    @property
+    def parameters(self) -> Float32:
+        return self.revisions[-1][1]
 
 
 class RunStore:
@@ -75,18 +78,22 @@ class RunStore:
         return (self.folder / "run.json").exists()
 
     def save_layout(self, layout: Layout) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         replace_file(self.folder / "layout.json", layout_to_json(layout).encode())
 
     def load_layout(self) -> Layout:
-        return layout_from_json(_read(self.folder / "layout.json").decode())
+        path = self.folder / "layout.json"
+        with _understood(path):
+            return layout_from_json(_read(path).decode())
 
     def save_settings(self, settings: RunSettings) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         replace_file(self.folder / "run.json", settings.model_dump_json(indent=1).encode())
 
     def load_settings(self) -> RunSettings:
-        return RunSettings.model_validate_json(_read(self.folder / "run.json"))
+        path = self.folder / "run.json"
+        with _understood(path):
+            return RunSettings.model_validate_json(_read(path))
 
     def fragment(self, number: int) -> FragmentStore:
         return FragmentStore(self.folder / f"{number:05d}")
@@ -101,19 +108,19 @@ class FragmentStore:
 
     def commit(self, saved: Saved, parameters: Float32, momentum: Float32) -> None:
         """Make a revision durable: its parameters, momentum and everything remembered."""
-        name = f"r{saved.revision:08d}.safetensors"
+        name = self._unused(f"r{saved.revision:08d}")
         tensors = {"parameters": parameters, "momentum": momentum}
         # Mean gradients end with the synchronous phase: revision 1 and later name none.
         kept = [e for e in self._entries if not e.gradient_step][: KEPT - 1]
-        self._commit(name, tensors, saved, Entry(name, saved.revision, 0, 0, 0), kept)
+        self._commit(tensors, saved, Entry(name, saved.revision, 0, 0, 0), kept)
 
     def commit_gradient(self, saved: Saved, gradient: Float32) -> None:
         """Make a mean gradient durable; the parameters' file stays as it is."""
-        name = f"g{saved.gradient_step:08d}.safetensors"
+        name = self._unused(f"g{saved.gradient_step:08d}")
         gradients = [e for e in self._entries if 0 < e.gradient_step < saved.gradient_step]
         kept = gradients[: KEPT - 1] + [e for e in self._entries if not e.gradient_step]
         entry = Entry(name, saved.revision, saved.gradient_step, 0, 0)
-        self._commit(name, {"gradient": gradient}, saved, entry, kept)
+        self._commit({"gradient": gradient}, saved, entry, kept)
 
     def load(self) -> Loaded | None:
         """Read what the head names; None if nothing was ever committed.
@@ -121,61 +128,54 @@ class FragmentStore:
         Raises:
             StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
         """
-        self._sweep_leftovers()
         head = self.folder / "head.json"
         if not head.exists():
+            self._entries = []
+            self._sweep_leftovers()
             return None
-        try:
+        with _understood(head):
             rows = cast(list[dict[str, Any]], json.loads(_read(head))["files"])
             self._entries = [Entry(**row) for row in rows]
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreDamaged(f"{head} is not a head of this version ({error}).") from error
-        revisions = [e for e in self._entries if not e.gradient_step]
-        newest, metadata = self._read(revisions[0])
-        gradients: dict[int, Float32] = {}
-        for entry in reversed([e for e in self._entries if e.gradient_step]):
-            tensors, metadata = self._read(entry)
-            gradients[entry.gradient_step] = tensors["gradient"]
-        older = self._read(revisions[1])[0]["parameters"] if len(revisions) > 1 else None
-        saved = saved_from_json(metadata["saved"])
-        return Loaded(saved, newest["parameters"], newest["momentum"], older, gradients)
+            newest_first = [e for e in self._entries if not e.gradient_step]
+            current = newest_first[0]
+        self._sweep_leftovers()
+        revisions: list[tuple[Saved, Float32]] = []
+        gradients: list[tuple[Saved, Float32]] = []
+        momentum = np.empty(0, np.float32)
+        for entry in reversed(self._entries):
+            saved, tensors = self._read(entry)
+            if entry.gradient_step:
+                gradients.append((saved, tensors["gradient"]))
+            else:
+                revisions.append((saved, tensors["parameters"]))
+            if entry is current:
+                momentum = tensors["momentum"]
+        saved = (gradients or revisions)[-1][0]
+        return Loaded(saved, momentum, tuple(revisions), tuple(gradients))
 
     def _commit(
-        self,
-        name: str,
-        tensors: dict[str, Float32],
-        saved: Saved,
-        entry: Entry,
-        kept: list[Entry],
+        self, tensors: dict[str, Float32], saved: Saved, entry: Entry, kept: list[Entry]
     ) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / name
+        make_folder(self.folder)
+        path = self.folder / entry.file
+        with _writing(path):
             size, crc = _write_safetensors(path, tensors, {"saved": saved_to_json(saved)})
-            written = Entry(name, entry.revision, entry.gradient_step, size, crc)
-            entries = [written, *(e for e in kept if e.file != name)]
-            rows = [
-                {
-                    "file": e.file,
-                    "revision": e.revision,
-                    "gradient_step": e.gradient_step,
-                    "bytes": e.bytes,
-                    "crc32c": e.crc32c,
-                }
-                for e in entries
-            ]
-            replace_file(self.folder / "head.json", json.dumps({"files": rows}).encode())
-        except OSError as error:
-            raise StoreError(
-                f"Cannot write {self.folder / name}: {error.strerror or error}. "
-                "Free the disk or mend it, then start the service again; nothing published is lost."
-            ) from error
-        gone = {e.file for e in self._entries} - {e.file for e in entries}
+        entries = [replace(entry, bytes=size, crc32c=crc), *kept]
+        head = {"files": [asdict(e) for e in entries]}
+        replace_file(self.folder / "head.json", json.dumps(head).encode())
         self._entries = entries
-        for file in gone:
-            (self.folder / file).unlink(missing_ok=True)
+        self._sweep_leftovers()
 
-    def _read(self, entry: Entry) -> tuple[dict[str, Float32], dict[str, str]]:
+    def _unused(self, stem: str) -> str:
+        """A file name that the head does not name: what counts is never written over.
+
+        A synchronous phase that starts again counts its steps from 1 once more.
+        """
+        named = {e.file for e in self._entries}
+        tries = (f"{stem}{f'.{i}' if i else ''}.safetensors" for i in range(len(named) + 1))
+        return next(name for name in tries if name not in named)
+
+    def _read(self, entry: Entry) -> tuple[Saved, dict[str, Float32]]:
         path = self.folder / entry.file
         data = _read(path)
         if len(data) != entry.bytes or crc32c_of(data) != entry.crc32c:
@@ -183,15 +183,14 @@ class FragmentStore:
                 f"{path} is damaged: {len(data)} bytes where the head names {entry.bytes}, or "
                 "another checksum. Bring it back from a copy, or move the run's folder away."
             )
-        return _parse_safetensors(data)
+        with _understood(path):
+            tensors, metadata = _parse_safetensors(data)
+            return saved_from_json(metadata["saved"]), tensors
 
     def _sweep_leftovers(self) -> None:
-        """Remove what a kill left behind: files that no head names."""
-        if not self.folder.exists():
-            return
-        named = {"head.json"}
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            named |= {row["file"] for row in json.loads(_read(self.folder / "head.json"))["files"]}
+        """Remove what no head names: older files, and what a kill left behind."""
+        named = {"head.json", *(e.file for e in self._entries)}
+        with contextlib.suppress(OSError):  # an old file too many does no harm
             for path in self.folder.iterdir():
                 if path.name not in named:
                     path.unlink()
@@ -234,18 +233,62 @@ def _parse_safetensors(data: bytes) -> tuple[dict[str, Float32], dict[str, str]]
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write ``data`` beside ``path``, sync, rename it over, sync the folder."""
+    """Write ``data`` beside ``path``, sync, rename it over, sync the folder.
+
+    Raises:
+        StoreError: the disk refuses; ``path`` is as it was.
+    """
     beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    with _writing(path):
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        _sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that is still there after a power cut.
+
+    Raises:
+        StoreError: the disk refuses.
+    """
+    if not path.is_dir():
+        if path.parent != path:
+            make_folder(path.parent)
+        with _writing(path):
+            path.mkdir(exist_ok=True)
+            _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Generator[None]:
+    """Turn a refusal of the disk into StoreError."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"Cannot write {path}: {error.strerror or error}. "
+            "Free the disk or mend it, then start the service again; nothing published is lost."
+        ) from error
+
+
+@contextlib.contextmanager
+def _understood(path: Path) -> Generator[None]:
+    """Turn what is not of this version's form into StoreDamaged."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, InvalidRequest) as error:
+        raise StoreDamaged(f"{path} is not of this version's form ({error}).") from error
 
 
 def _read(path: Path) -> bytes:

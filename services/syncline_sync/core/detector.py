@@ -29,6 +29,10 @@ DEVIATION_FLOOR = 0.05
 """Smallest deviation, in means: replicas that agree to a hair must not exclude each other."""
 
 
+NORM_LIMIT = 1e20
+"""A norm over this is as good as infinite: weighed and summed it could leave fp32's range."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ema:
     """Bias-corrected exponential averages of a number and of its square (float64)."""
@@ -105,6 +109,11 @@ class Seen:
     bad: bool
 
 
+def is_finite(norm: float) -> bool:
+    """Whether a push of this norm can be computed with in fp32; NaN and inf cannot."""
+    return norm <= NORM_LIMIT
+
+
 def scaled(norm: float, inner_steps: int) -> float:
     """x = G / sqrt(n): what the detector compares, whatever the number of inner steps."""
     return norm / math.sqrt(inner_steps)
@@ -117,7 +126,7 @@ def inspect(
 
     A push that is not finite is bad whatever the settings: 0 * inf must never reach an accumulator.
     """
-    if not math.isfinite(norm):
+    if not is_finite(norm):
         return Finding(True, math.nan, "its values are not finite")
     own = statistics.of(replica)
     x, mean = scaled(norm, inner_steps), own.ema.mean
@@ -143,7 +152,7 @@ def closed(
     """Return the statistics after a round, and what is worth telling of it (sentences)."""
     seen = sorted(seen, key=lambda push: push.replica)
     good = [push for push in seen if not push.bad]
-    finite_bad = [push for push in seen if push.bad and math.isfinite(push.norm)]
+    finite_bad = [push for push in seen if push.bad and is_finite(push.norm)]
     bad_rounds = statistics.bad_rounds + 1 if 2 * len(finite_bad) > len(seen) else 0
     if bad_rounds >= BAD_ROUNDS_MAX:
         return Statistics(), ("most pushes were excluded twice in a row: norms are learnt anew",)

@@ -11,9 +11,8 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.settings import RunSettings
@@ -22,13 +21,13 @@ from syncline_sync.core import detector, weights
 from syncline_sync.core.record import (
     ClosedBy,
     Closing,
-    Contribution,
     Judgement,
     Kind,
     LastPush,
     Saved,
     WholePush,
 )
+from syncline_sync.core.round import Round
 
 ACCEPTED = pb.VERDICT_ACCEPTED
 DUPLICATE = pb.VERDICT_DUPLICATE
@@ -37,32 +36,17 @@ ANOMALOUS = pb.VERDICT_ANOMALOUS
 FENCED = pb.VERDICT_FENCED
 
 
-@dataclass(slots=True)
-class _Round:
-    """The open round; ``result`` is the revision (or gradient step) that it will publish."""
-
-    kind: Kind
-    result: int
-    opened_s: float
-    expected: frozenset[str]
-    scale: weights.Scale
-    lost: bool = False
-    total: float = 0.0
-    arrived: dict[str, Contribution] = field(default_factory=dict[str, Contribution])
-    """By replica, in the order of folding."""
-
-
 class Fragment:
     """The decisions of one fragment of one run."""
 
     def __init__(self, settings: RunSettings, saved: Saved | None = None) -> None:
         self.settings = settings
-        self.saved = saved or Saved()
+        self.saved = saved or Saved(measured=_measured(settings))
         self.initialised = saved is not None
         self.members: Mapping[str, int] = {}
         self.running = True
         self._next_settings = settings
-        self._round: _Round | None = None
+        self._round: Round | None = None
         self._taking_part: dict[str, int] = dict(self.saved.taking_part)
 
     @property
@@ -83,35 +67,35 @@ class Fragment:
         """When the open round should be looked at again; None while nothing is pending."""
         if self._round is None or not self.running:
             return None
-        return self._round.opened_s + self.settings.timeouts.round_deadline_s
+        return self._round.waits_from_s + self.settings.timeouts.round_deadline_s
 
     def adopt(
-        self, members: Mapping[str, int], settings: RunSettings, running: bool
+        self, now_s: float, members: Mapping[str, int], settings: RunSettings, running: bool
     ) -> tuple[str, ...]:
         """Take over the run's members (replica -> incarnation), settings and state.
 
-        Returns what is worth telling. Settings count from the next round on.
+        Returns what is worth telling. Settings count from the next round on; a pause gives the
+        open round its whole deadline anew.
         """
+        goes_on = running and not self.running
         self._next_settings, self.members, self.running = settings, dict(members), running
         told = list(self._take_settings()) if self._round is None else []
-        self._taking_part = {
-            replica: incarnation
-            for replica, incarnation in self._taking_part.items()
-            if members.get(replica) == incarnation
-        }
-        if self._round is not None:
-            left = self._round.expected & self._taking_part.keys()
-            self._round.lost = self._round.lost or left != self._round.expected
-            self._round.expected = left
-        if self.synchronous and self.saved.gradient_step and not self._taking_part:
+        self._taking_part = self._alive(self._taking_part)
+        r = self._round
+        if r is not None:
+            r.lose(r.expected - self._taking_part.keys())
+            r.waits_from_s = now_s if goes_on else r.waits_from_s
+        if self.synchronous and self.saved.gradient_step and not self._someone_is_left():
             self.saved = replace(self.saved, gradient_step=0, contributions=())
             self._round = None
             told.append("everyone in the synchronous phase is gone: it starts again")
         return tuple(told)
 
-    def fenced(self, replica: str, incarnation: int) -> Judgement | None:
+    def fenced(
+        self, members: Mapping[str, int], replica: str, incarnation: int
+    ) -> Judgement | None:
         """The answer to a replica that does not hold its lease (any more); None if it does."""
-        holder = self.members.get(replica)
+        holder = members.get(replica)
         if holder == incarnation:
             return None
         why = "holds no lease" if holder is None else f"lives on as incarnation {holder}"
@@ -126,12 +110,14 @@ class Fragment:
         inside = self._round.arrived.get(replica) if self._round else None
         if inside and (inside.incarnation, inside.seq) == (incarnation, seq):
             assert self._round is not None
-            return _duplicate(inside.verdict, self._round.result)
+            non_finite = not detector.is_finite(inside.norm)
+            return _duplicate(inside.verdict, self._round.result, non_finite)
         last = self.saved.last.get(replica)
-        if last and last.incarnation == incarnation and seq <= last.seq:
-            newest = last.result if seq == last.seq else self.saved.revision
-            return _duplicate(last.verdict if seq == last.seq else ACCEPTED, newest)
-        return None
+        if last is None or last.incarnation != incarnation or seq > last.seq:
+            return None
+        if seq == last.seq:
+            return _duplicate(last.verdict, last.result, last.non_finite)
+        return _duplicate(ACCEPTED, self.saved.revision, False)
 
     def judge(self, now_s: float, push: WholePush) -> Judgement:
         """Give a whole push its verdict; an accepted one enters the open round.
@@ -139,7 +125,7 @@ class Fragment:
         Raises:
             InvalidRequest: the push contradicts where the run stands; nothing has changed.
         """
-        refused = self.fenced(push.replica, push.incarnation) or self.known(
+        refused = self.fenced(self.members, push.replica, push.incarnation) or self.known(
             push.replica, push.incarnation, push.seq
         )
         if refused is not None:
@@ -164,7 +150,7 @@ class Fragment:
             return None
         if r.kind is Kind.PARAMETERS:
             return ClosedBy.OFFER
-        if len(r.arrived) < self.settings.min_replicas:
+        if len(r.arrived) < self._needed(r):
             return None
         if r.expected <= r.arrived.keys():
             return ClosedBy.LOSS if r.lost else ClosedBy.EVERYONE
@@ -175,11 +161,8 @@ class Fragment:
         """End the open round; the fragment now stands at its result, which is yet to be stored."""
         r = self._round
         assert r is not None, "no round is open"
-        shares = [c.share for c in r.arrived.values()]
-        contributions = tuple(
-            replace(c, share=c.share / r.total if r.total else 0.0) for c in r.arrived.values()
-        )
-        squares = sum((s / r.total) ** 2 for s in shares) if r.total else 0.0
+        contributions = r.contributions()
+        squares = sum(c.share**2 for c in contributions)
         statistics, told = self.saved.statistics, ()
         if r.kind is Kind.PSEUDO_GRADIENT:
             seen = [
@@ -190,9 +173,10 @@ class Fragment:
         accepted = [c for c in contributions if c.verdict == ACCEPTED]
         gradient = r.kind is Kind.GRADIENT
         if r.kind is not Kind.PARAMETERS:
-            self._taking_part.update({c.replica: c.incarnation for c in accepted})
-        self.saved = Saved(
-            epoch=self.saved.epoch,
+            # Who has lost its lease since it pushed must not be waited for in the next round.
+            self._taking_part |= self._alive({c.replica: c.incarnation for c in accepted})
+        self.saved = replace(
+            self.saved,
             revision=self.saved.revision if gradient else r.result,
             gradient_step=r.result if gradient else self.saved.gradient_step,
             committed_tokens=self.saved.committed_tokens + sum(c.tokens for c in accepted),
@@ -201,7 +185,11 @@ class Fragment:
                 **self.saved.last,
                 **{
                     c.replica: LastPush(
-                        incarnation=c.incarnation, seq=c.seq, verdict=c.verdict, result=r.result
+                        incarnation=c.incarnation,
+                        seq=c.seq,
+                        verdict=c.verdict,
+                        result=r.result,
+                        non_finite=not detector.is_finite(c.norm),
                     )
                     for c in contributions
                 },
@@ -227,11 +215,32 @@ class Fragment:
 
     def _take_settings(self) -> tuple[str, ...]:
         """Let new settings count, between two rounds; statistics that they spoil start anew."""
-        old, self.settings = self.settings, self._next_settings
-        if not _other_norms(old, self.settings):
+        self.settings = self._next_settings
+        measured = _measured(self.settings)
+        if self.saved.measured == measured:
             return ()
-        self.saved = replace(self.saved, statistics=detector.Statistics())
+        self.saved = replace(self.saved, statistics=detector.Statistics(), measured=measured)
         return ("codec, sync_every or strategy changed: norms are learnt anew",)
+
+    def _alive(self, replicas: Mapping[str, int]) -> dict[str, int]:
+        """Those of ``replicas`` (-> incarnation) that hold their lease."""
+        return {r: i for r, i in replicas.items() if self.members.get(r) == i}
+
+    def _someone_is_left(self) -> bool:
+        """Whether somebody who takes part, or has pushed in the open round, is still alive."""
+        arrived = self._round.arrived if self._round else {}
+        inside = {c.replica: c.incarnation for c in arrived.values() if c.verdict == ACCEPTED}
+        return bool(self._taking_part or self._alive(inside))
+
+    def _needed(self, r: Round) -> int:
+        """Pushes without which the open round does not close: ``min_replicas``.
+
+        But nobody can join a synchronous phase that is under way, so there those who are left
+        need nobody else: waiting for a joiner that itself waits for us would never end.
+        """
+        if r.kind is Kind.GRADIENT and self.saved.gradient_step:
+            return max(1, min(self.settings.min_replicas, len(self._taking_part)))
+        return self.settings.min_replicas
 
     def _late(self, push: WholePush) -> Judgement | None:
         """STALE for a push whose round has closed, or that already has a push in the open one."""
@@ -239,6 +248,11 @@ class Fragment:
         if push.kind is Kind.GRADIENT:
             if not self.synchronous:
                 return self._stale("the synchronous phase is over")
+            if push.gradient_step > self.settings.warmup_steps:
+                raise InvalidRequest(
+                    f"gradient_step: {push.gradient_step} where the synchronous phase has "
+                    f"{self.settings.warmup_steps}; offer PARAMETERS."
+                )
             if push.gradient_step <= current.gradient_step:
                 return Judgement(
                     verdict=STALE,
@@ -273,54 +287,20 @@ class Fragment:
         r = self._opened(now_s, push.kind)
         statistics, rules = self.saved.statistics, self.settings.penalty
         if push.kind is Kind.GRADIENT:
-            bad = not math.isfinite(push.norm)
+            bad = not detector.is_finite(push.norm)
             finding = detector.Finding(bad, 0.0, "its values are not finite" if bad else "")
         else:
             finding = detector.inspect(statistics, rules, push.replica, push.norm, push.inner_steps)
-        weight, rescale = 0.0, 1.0
-        if not finding.bad:
-            weight, rescale = self._weight(r, push)
-            r.arrived = {k: replace(c, share=c.share * rescale) for k, c in r.arrived.items()}
-            r.total = r.total * rescale + weight
-        verdict = ANOMALOUS if finding.bad else ACCEPTED
-        r.arrived[push.replica] = Contribution(
-            replica=push.replica,
-            incarnation=push.incarnation,
-            seq=push.seq,
-            verdict=verdict,
-            folded=weight,
-            rescale=rescale,
-            share=weight,
-            norm=push.norm,
-            z=finding.z,
-            inner_steps=push.inner_steps,
-            tokens=push.tokens,
-            first_step=push.first_step,
-            last_step=push.last_step,
-            reason=finding.reason,
-        )
+        entered = r.enter(push, finding, self.settings)
         return Judgement(
-            verdict=verdict,
-            judged=verdict,
+            verdict=entered.verdict,
+            judged=entered.verdict,
             result=r.result,
             reason=f"{push.replica} does not count: {finding.reason}." if finding.bad else "",
-            weight=weight,
-            rescale=rescale,
-            non_finite=not math.isfinite(push.norm),
+            weight=entered.folded,
+            rescale=entered.rescale,
+            non_finite=not detector.is_finite(push.norm),
         )
-
-    def _weight(self, r: _Round, push: WholePush) -> tuple[float, float]:
-        """(weight, rescale) of an accepted push; gradients are weighted by their tokens."""
-        if push.kind is Kind.GRADIENT:
-            return float(max(push.tokens, 1)), 1.0
-        weight = weights.weigh(
-            r.scale,
-            push.norm,
-            push.inner_steps / self.settings.sync_every,
-            self.settings.penalty.step_power,
-        )
-        r.scale = weight.scale
-        return weight.value, weight.rescale
 
     def _judge_offer(self, now_s: float, push: WholePush) -> Judgement:
         """PARAMETERS: revision 0 from nothing, or revision 1 when the synchronous phase ends."""
@@ -333,56 +313,45 @@ class Fragment:
             )
         if not (first or last) or self._round is not None:
             return self._stale("another replica has offered these parameters, or the run has them")
-        if not math.isfinite(push.norm):
+        if not detector.is_finite(push.norm):
             raise InvalidRequest("push: the offered parameters are not finite.")
-        self._round = _Round(
-            Kind.PARAMETERS, 0 if first else 1, now_s, frozenset(), weights.Scale(None)
-        )
-        self._round.arrived[push.replica] = Contribution(
-            replica=push.replica,
-            incarnation=push.incarnation,
-            seq=push.seq,
-            verdict=ACCEPTED,
-            folded=1.0,
-            rescale=1.0,
-            share=1.0,
-            norm=push.norm,
-            z=0.0,
-            inner_steps=push.inner_steps,
-            tokens=0,
-            first_step=push.first_step,
-            last_step=push.last_step,
-        )
-        self._round.total = 1.0
-        return Judgement(verdict=ACCEPTED, judged=ACCEPTED, result=self._round.result, sets=True)
+        r = self._round = self._new_round(now_s, push.kind, 0 if first else 1)
+        r.enter(push, detector.Finding(False, 0.0), self.settings)
+        return Judgement(verdict=ACCEPTED, judged=ACCEPTED, result=r.result, sets=True)
 
-    def _opened(self, now_s: float, kind: Kind) -> _Round:
+    def _opened(self, now_s: float, kind: Kind) -> Round:
         """The open round, opened now if there is none."""
         if self._round is None:
             gradient = kind is Kind.GRADIENT
-            self._round = _Round(
-                kind,
-                (self.saved.gradient_step if gradient else self.saved.revision) + 1,
-                now_s,
-                frozenset(self._taking_part),
-                weights.scale_of(self.saved.statistics, self.settings.penalty),
-            )
+            before = self.saved.gradient_step if gradient else self.saved.revision
+            self._round = self._new_round(now_s, kind, before + 1)
         return self._round
+
+    def _new_round(self, now_s: float, kind: Kind, result: int) -> Round:
+        offer = kind is Kind.PARAMETERS
+        return Round(
+            kind=kind,
+            result=result,
+            opened_s=now_s,
+            waits_from_s=now_s,
+            expected=frozenset() if offer else frozenset(self._taking_part),
+            scale=weights.scale_of(self.saved.statistics, self.settings.penalty),
+        )
 
     def _stale(self, why: str) -> Judgement:
         return Judgement(verdict=STALE, judged=STALE, result=self.saved.revision, reason=f"{why}.")
 
 
-def _duplicate(verdict: pb.Verdict.ValueType, result: int) -> Judgement:
+def _duplicate(verdict: pb.Verdict.ValueType, result: int, non_finite: bool) -> Judgement:
     return Judgement(
-        verdict=DUPLICATE, judged=verdict, result=result, reason="this push was judged before."
+        verdict=DUPLICATE,
+        judged=verdict,
+        result=result,
+        non_finite=non_finite,
+        reason="this push was judged before.",
     )
 
 
-def _other_norms(old: RunSettings, new: RunSettings) -> bool:
-    """Whether norms before and after the change cannot be compared."""
-    return (old.codec.up, old.sync_every, old.strategy) != (
-        new.codec.up,
-        new.sync_every,
-        new.strategy,
-    )
+def _measured(settings: RunSettings) -> str:
+    """What norms depend on: those of pushes that differ in it cannot be compared."""
+    return f"{settings.codec.up} {settings.sync_every} {settings.strategy}"

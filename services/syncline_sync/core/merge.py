@@ -16,6 +16,7 @@ import numpy.typing as npt
 from syncline_proto.codec import Float32, decode_into, width
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.detector import is_finite
 
 PIECE = 1 << 16
 """Elements worked on at a time: 256 KiB stay in the second-level cache."""
@@ -44,9 +45,10 @@ class Outcome:
 def square_sum(values: Float32) -> float:
     """Sum of squares in float64 (fp32 would overflow from 1e19 on); NaN and inf pass through."""
     total = 0.0
-    for start in range(0, values.size, PIECE):
-        piece = values[start : start + PIECE].astype(np.float64)
-        total += float(np.dot(piece, piece))
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a value like any other here
+        for start in range(0, values.size, PIECE):
+            piece = values[start : start + PIECE].astype(np.float64)
+            total += float(np.dot(piece, piece))
     return total
 
 
@@ -76,6 +78,8 @@ def outer_step(
 ) -> Outcome:
     """Apply the merged pseudo-gradient, in place; needs ``total_weight`` > 0.
 
+    If D is not finite nothing changes, as if nothing had been folded (``clip`` is 0 then).
+
         D = acc / W ;  D *= min(1, phi / (||D|| + eps)) ;  v = mu v + D ;  theta -= lr (D + mu v)
 
     ``accumulator`` is left undefined. Source: torch.optim.SGD(nesterov=True) on the merged
@@ -84,6 +88,8 @@ def outer_step(
     if total_weight != 1.0:
         accumulator /= np.float32(total_weight)
     norm = math.sqrt(square_sum(accumulator))
+    if not is_finite(norm):
+        return Outcome(norm, 0.0)
     clip = 1.0 if settings.clip is None else min(1.0, settings.clip / (norm + CLIP_EPSILON))
     lr, mu = np.float32(settings.lr), np.float32(settings.momentum)
     for start in range(0, parameters.size, PIECE):

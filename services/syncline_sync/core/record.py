@@ -102,6 +102,7 @@ class LastPush:
     seq: int
     verdict: pb.Verdict.ValueType
     result: int
+    non_finite: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,8 @@ class Saved:
     gradient_step: int = 0
     committed_tokens: int = 0
     statistics: Statistics = Statistics()
+    measured: str = ""
+    """Codec, sync_every and strategy under which the statistics were learnt."""
     last: Mapping[str, LastPush] = field(default_factory=dict[str, LastPush])
     contributions: tuple[Contribution, ...] = ()
     """Of the round that made this revision (or gradient step)."""

@@ -45,7 +45,7 @@ def scale_of(statistics: Statistics, rules: PenaltySettings) -> Scale:
         return Scale(None)
     if rules.temperature is not None:
         return Scale(rules.temperature)
-    return Scale(rules.kappa * mean) if mean else Scale(None)
+    return Scale((rules.kappa * mean) or None) if mean else Scale(None)
 
 
 def weigh(scale: Scale, norm: float, step_share: float, step_power: float) -> Weight:

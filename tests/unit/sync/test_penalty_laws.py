@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import merge
 from syncline_sync.core.detector import Statistics
 from syncline_testing.pure import PureFragment, shares
 
@@ -111,13 +112,14 @@ def test_weights_fall_with_the_norm_whatever_the_order(
     )
     pushes = {r: of_norm(n, rng) for r, n in zip(REPLICAS, drawn, strict=True)}
     found = []
+    norm = {r: merge.square_sum(pushes[r]) for r in REPLICAS}
     for arrival in (list(REPLICAS), order):
         fragment = PureFragment(free, np.ones(SIZE), dict.fromkeys(REPLICAS, 1))
         fragment.round({r: of_norm(1.0, np.random.default_rng(5)) for r in REPLICAS})
         found.append((shares(fragment.round(pushes, arrival)), fragment.parameters))
     (one, values), (other, values_too) = found
     assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
-    ranked = [one[r] for r in sorted(REPLICAS, key=lambda r: drawn[REPLICAS.index(r)])]
+    ranked = [one[r] for r in sorted(REPLICAS, key=norm.__getitem__)]
     assert all(x >= y for x, y in zip(ranked, ranked[1:], strict=False))
     assert math.isclose(sum(ranked), 1.0, rel_tol=1e-12)
     np.testing.assert_allclose(values, values_too, rtol=1e-4, atol=1e-5)
@@ -159,7 +161,7 @@ def test_a_thousandfold_norm_is_never_taken_in() -> None:
 def test_a_joiner_is_judged_by_the_pooled_norms() -> None:
     fragment, rng = settled(2)
     fragment.members = {**fragment.members, "e": 1}
-    fragment.core.adopt(fragment.members, EDIT, True)
+    fragment.core.adopt(0.0, fragment.members, EDIT, True)
     assert fragment.push("e", of_norm(8.0, rng)).verdict == pb.VERDICT_ANOMALOUS
     assert fragment.core.saved.statistics.of("e").ema == fragment.core.saved.statistics.pooled
 

@@ -1,0 +1,22 @@
+"""Heavy work off the loop: arithmetic and disk run in a thread pool while the caller waits.
+
+The work must own what it changes; the pool knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def compute(
+    pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Run ``work`` in the pool and return its result; the loop goes on meanwhile."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(pool, lambda: work(*args, **kwargs))

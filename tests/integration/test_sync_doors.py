@@ -1,0 +1,92 @@
+"""The doors: health on both ports, reflection, metrics; and how the line to control speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from syncline_proto.errors import PortInUse
+from syncline_proto.settings import RunSettings
+from syncline_sync.servicer import SyncServicer
+from syncline_sync.serving import SERVICE, Doors, bind
+from syncline_sync.settings import SyncSettings
+from syncline_testing.service import Service, service
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+@asynccontextmanager
+async def doors(folder: Path) -> AsyncIterator[tuple[Doors, Service]]:
+    async with service(folder, RunSettings()) as s:
+        settings = SyncSettings(port=0, health_port=0, metrics_port=0)
+        opened = bind(settings, SyncServicer(s.host, s.shared), s.shared.metrics)
+        await opened.open()
+        try:
+            yield opened, s
+        finally:
+            await opened.close()
+
+
+async def health(port: int, name: str) -> int:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+        return answer.status
+
+
+def test_health_answers_on_both_ports_and_reflection_names_the_service(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with doors(tmp_path) as (opened, _):
+            assert len({opened.port, opened.health_port, opened.metrics_port}) == 3
+            for port in (opened.port, opened.health_port):
+                for name in ("", SERVICE):
+                    assert await health(port, name) == SERVING
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
+                stub: Any = reflection_pb2_grpc.ServerReflectionStub(cast(Any, channel))
+                request: Any = reflection_pb2.ServerReflectionRequest
+                ask = request(list_services="")
+                async for answer in stub.ServerReflectionInfo(iter([ask]), timeout=10):
+                    names = {row.name for row in answer.list_services_response.service}
+                    assert names >= {SERVICE, "grpc.health.v1.Health"}
+                ask = request(file_containing_symbol=SERVICE)
+                async for answer in stub.ServerReflectionInfo(iter([ask]), timeout=10):
+                    assert answer.file_descriptor_response.file_descriptor_proto
+        for port in (opened.port, opened.health_port):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await health(port, "")
+
+    asyncio.run(scenario())
+
+
+def test_metrics_have_one_prefix_and_are_there_from_the_start(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with doors(tmp_path) as (opened, _):
+            url = f"http://127.0.0.1:{opened.metrics_port}/metrics"
+            async with httpx.AsyncClient(trust_env=False) as client:
+                text = (await client.get(url)).text
+            names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+            assert "syncline_pushes_total" in names
+            assert all(name.startswith("syncline_") for name in names)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("which", ["port", "health_port", "metrics_port"])
+def test_a_port_in_use_is_named(tmp_path: Path, which: str) -> None:
+    async def scenario() -> None:
+        async with doors(tmp_path) as (opened, s):
+            taken = getattr(opened, which)
+            ports = {"port": 0, "health_port": 0, "metrics_port": 0, which: taken}
+            with pytest.raises(PortInUse, match=str(taken)):
+                bind(SyncSettings(**ports), SyncServicer(s.host, s.shared), s.shared.metrics)
+
+    asyncio.run(scenario())

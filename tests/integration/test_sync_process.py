@@ -1,0 +1,303 @@
+"""The sync service as a process: how it starts, how it ends, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from syncline_proto.rest import Member, Membership, RunMembership, RunState
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.v1 import sync_pb2_grpc
+from syncline_testing.cluster import free_ports
+from syncline_testing.service import RUN, flat_layout, iter_push
+
+NOBODY = "http://127.0.0.1:9"
+RULES = RunSettings.model_validate(
+    {"strategy": "local-sgd", "min_replicas": 2, "codec": {"up": "fp32", "down": "fp32"}}
+)
+WORD = Membership(
+    version=1,
+    runs=[
+        RunMembership(
+            run=RUN,
+            state=RunState.RUNNING,
+            settings=RULES,
+            settings_version=1,
+            members=[Member(replica=r, incarnation=1) for r in ("a", "b")],
+        )
+    ],
+)
+
+
+class Process:
+    """A sync service on free ports; its end is waited for, and what it said is read."""
+
+    def __init__(self, data: Path, control: str = NOBODY, **flags: object) -> None:
+        self.port, health, metrics = free_ports(3)
+        given = {"port": self.port, "health-port": health, "metrics-port": metrics, **flags}
+        command = [sys.executable, "-m", "syncline_sync", "--data", str(data), "--control", control]
+        for flag, value in given.items():
+            command += [f"--{flag}", str(value)]
+        env = {k: v for k, v in os.environ.items() if not k.startswith("SYNCLINE_")}
+        self._process = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        self.stub: Any = sync_pb2_grpc.SyncServiceStub(self._channel)
+
+    def ready(self) -> None:
+        grpc.channel_ready_future(self._channel).result(timeout=30)
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def ended(self) -> tuple[int, str]:
+        """(exit code, everything it said)."""
+        said, _ = self._process.communicate(timeout=30)
+        return self._process.returncode, said
+
+    def close(self) -> None:
+        self._channel.close()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+    def open(self) -> None:
+        request = pb.OpenRunRequest(run=RUN, replica="a", incarnation=1, layout=LAYOUT.to_proto())
+        self.stub.OpenRun(request, timeout=20)
+
+    def push(self, value: float, replica: str, **header: Any) -> pb.PushResponse:
+        values = np.full(SIZE, value, np.float32)
+        usual = {
+            "run": RUN, "epoch": 1, "incarnation": 1, "seq": 1, "ranks": 1, "inner_steps": 1,
+            "codec": pb.CODEC_FP32, "boxes": [LAYOUT.fragments[0].boxes[0].to_proto()],
+            "kind": pb.PUSH_KIND_PSEUDO_GRADIENT,
+        }  # fmt: skip
+        whole = pb.PushHeader(replica=replica, **{**usual, **header})
+        return self.stub.Push(iter(list(iter_push(whole, values))), timeout=20)
+
+    def pull(self, revision: int) -> np.ndarray:
+        parts = list(self.stub.Pull(pb.PullRequest(run=RUN, revision=revision), timeout=20))
+        return np.frombuffer(b"".join(p.chunk.data for p in parts[1:]), np.float32)
+
+
+SIZE = 100
+LAYOUT = flat_layout(SIZE)
+
+
+@contextmanager
+def process(data: Path, control: str = NOBODY, **flags: object) -> Iterator[Process]:
+    started = Process(data, control, **flags)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def known_run(data: Path) -> None:
+    """The last word of a control plane that is away now."""
+    data.mkdir(exist_ok=True)
+    (data / "membership.json").write_text(WORD.model_dump_json())
+
+
+def one_sentence(said: str) -> str:
+    """The last line, which must be ours, with no traceback before it."""
+    assert "Traceback" not in said, said
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("syncline-sync: ") and last.endswith("."), said
+    return last
+
+
+@pytest.mark.parametrize("flag", ["port", "health-port", "metrics-port"])
+def test_a_port_in_use(tmp_path: Path, flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with process(tmp_path, **{flag: port}) as p:
+            code, said = p.ended()
+    assert code == 11
+    assert str(port) in one_sentence(said)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with process(tmp_path / "file" / "data") as p:
+        code, said = p.ended()
+    assert code == 40
+    assert "--data" in one_sentence(said)
+
+
+def test_a_damaged_store_is_named(tmp_path: Path) -> None:
+    known_run(tmp_path)
+    with process(tmp_path) as p:
+        p.ready()
+        p.open()
+        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
+        p.pull(0)
+        p.signal(signal.SIGTERM)
+        assert p.ended()[0] == 0
+    (file,) = tmp_path.rglob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    with process(tmp_path) as p:
+        code, said = p.ended()
+    assert code == 41
+    assert file.name in one_sentence(said)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"control": "127.0.0.1:8500"}, {"name": "No Name"}, {"port": 99999}], ids=str
+)
+def test_a_wrong_setting_is_named(tmp_path: Path, flags: dict[str, Any]) -> None:
+    with process(tmp_path, **flags) as p:
+        code, said = p.ended()
+    assert code == 10
+    assert f"--{next(iter(flags))}" in one_sentence(said)
+
+
+def test_a_membership_of_another_version_is_named(tmp_path: Path) -> None:
+    (tmp_path / "membership.json").write_text('{"version": "soon"}')
+    with process(tmp_path) as p:
+        code, said = p.ended()
+    assert code == 10
+    assert "membership.json" in one_sentence(said)
+
+
+def test_a_store_has_one_writer(tmp_path: Path) -> None:
+    with process(tmp_path) as first:
+        first.ready()
+        with process(tmp_path) as second:
+            code, said = second.ended()
+        assert code == 10
+        assert "Another sync service" in one_sentence(said)
+        first.signal(signal.SIGKILL)
+        first.ended()
+        with process(tmp_path) as third:
+            third.ready()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+def test_it_ends_well_with_calls_open(tmp_path: Path, sign: signal.Signals) -> None:
+    known_run(tmp_path)
+    with process(tmp_path) as p:
+        p.ready()
+        p.open()
+        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
+        pull = p.stub.Pull(pb.PullRequest(run=RUN, revision=5))
+        header = pb.PushHeader(
+            run=RUN, epoch=1, replica="a", incarnation=1, seq=2, ranks=2, base_revision=0,
+            kind=pb.PUSH_KIND_PSEUDO_GRADIENT, codec=pb.CODEC_FP32, inner_steps=1,
+        )  # fmt: skip
+        push = p.stub.Push.future(iter([pb.PushRequest(header=header)]))
+        assert p.pull(0)[0] == 1.0
+        p.signal(sign)
+        code, said = p.ended()
+        assert code == 0, said
+        assert "Traceback" not in said
+        with pytest.raises(grpc.RpcError):
+            next(pull)
+        with pytest.raises(grpc.RpcError):
+            push.result()
+
+
+def test_a_kill_in_mid_round_costs_nothing_that_was_published(tmp_path: Path) -> None:
+    known_run(tmp_path)
+    with process(tmp_path) as p:
+        p.ready()
+        p.open()
+        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
+        p.push(0.5, "a", seq=2, base_revision=0)
+        p.push(0.25, "b", base_revision=0)
+        assert p.pull(1)[0] == np.float32(0.625)
+        assert p.push(0.5, "a", seq=3, base_revision=1).verdict == pb.VERDICT_ACCEPTED
+        p.signal(signal.SIGKILL)
+        p.ended()
+    with process(tmp_path) as p:
+        p.ready()
+        assert p.pull(1)[0] == np.float32(0.625)
+        committed = p.push(0.25, "b", base_revision=0)
+        assert (committed.verdict, committed.result_revision) == (pb.VERDICT_DUPLICATE, 1)
+        assert p.push(0.5, "a", seq=3, base_revision=1).verdict == pb.VERDICT_ACCEPTED
+        p.push(0.5, "b", seq=2, base_revision=1)
+        assert p.pull(2)[0] == np.float32(0.125)
+
+
+def test_with_the_control_plane_away_it_serves_and_keeps_trying(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    asked: list[str] = []
+
+    class Control(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            asked.append(f"{self.command} {self.path.split('?')[0]}")
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            body = WORD.model_dump_json().encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = answer
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with process(tmp_path, control=f"http://127.0.0.1:{port}") as p:
+        p.ready()
+        with pytest.raises(grpc.RpcError):
+            p.stub.GetRunStatus(pb.GetRunStatusRequest(run=RUN), timeout=20)
+        control = ThreadingHTTPServer(("127.0.0.1", port), Control)
+        serving = threading.Thread(target=control.serve_forever)
+        serving.start()
+        try:
+            p.open()  # waits until the word of the run has come
+            p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
+            assert p.pull(0)[0] == 1.0
+        finally:
+            control.shutdown()
+            serving.join()
+            control.server_close()
+        kept = json.loads((tmp_path / "membership.json").read_text())
+        assert Membership.model_validate(kept) == WORD
+        p.push(0.5, "a", seq=2, base_revision=0)  # and it is away again
+        p.push(0.5, "b", base_revision=0)
+        assert p.pull(1)[0] == 0.5
+    assert {"GET /v1/membership", "PUT /v1/sync-services/sync-0"} <= set(asked)
+
+
+def test_what_answers_but_is_no_control_plane_is_told(tmp_path: Path) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>hello</html>")
+
+        do_PUT = do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    other = ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    serving = threading.Thread(target=other.serve_forever)
+    serving.start()
+    try:
+        with process(tmp_path, control=f"http://127.0.0.1:{other.server_port}") as p:
+            code, said = p.ended()
+    finally:
+        other.shutdown()
+        serving.join()
+        other.server_close()
+    assert code == 10
+    assert "--control" in one_sentence(said)

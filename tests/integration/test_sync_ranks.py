@@ -1,0 +1,155 @@
+"""Replicas of any number of ranks in one round, and pushes that must share too little room."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_testing.service import Service, code_of, flat_layout, iter_push, rank_header, service
+
+SIZE = 5000
+AVERAGE = RunSettings.model_validate(
+    {"strategy": "local-sgd", "min_replicas": 2, "codec": {"up": "fp32", "down": "fp32"}}
+)
+
+
+def vector(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
+
+
+async def started(s: Service, *replicas: str, fragments: int = 1) -> None:
+    s.members(dict.fromkeys(replicas, 1))
+    for replica in replicas:
+        await s.open(flat_layout(SIZE, fragments), replica)
+    for fragment in range(fragments):
+        await s.offer(vector(0), replicas[0], fragment=fragment)
+
+
+def test_replicas_of_one_two_and_four_ranks_agree(tmp_path: Path) -> None:
+    """One of the four ranks holds nothing, and takes part all the same."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, AVERAGE.model_copy(update={"min_replicas": 3})) as s:
+            await started(s, "one", "two", "four")
+            answers = await asyncio.gather(
+                s.push_ranks(vector(1), "one", (), base_revision=0, tokens=10),
+                s.push_ranks(vector(2), "two", (1234,), base_revision=0, tokens=20),
+                s.push_ranks(vector(3), "four", (1000, 1000, 4999), base_revision=0, tokens=30),
+            )
+            assert [len(a) for a in answers] == [1, 2, 4]
+            for answer in (a for of_replica in answers for a in of_replica):
+                assert (answer.verdict, answer.result_revision) == (pb.VERDICT_ACCEPTED, 1)
+            header, values = await s.pull(revision=1)
+            by_replica = {c.replica: c for c in header.contributions}
+            for replica, seed in (("one", 1), ("two", 2), ("four", 3)):
+                assert by_replica[replica].norm == pytest.approx(np.linalg.norm(vector(seed)))
+            assert header.committed_tokens == 60
+            mean = (vector(1) + vector(2) + vector(3)) / np.float32(3)
+            np.testing.assert_allclose(values, vector(0) - mean, rtol=0, atol=1e-6)
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_missed_the_answer_gets_it_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, AVERAGE) as s:
+            await started(s, "a", "b")
+            whole = s.header(vector(1), "a", base_revision=0)
+            first = rank_header(whole, 0, 2, 0, 100)
+            with pytest.raises(grpc.aio.AioRpcError) as late:
+                await s.send(*iter_push(first, vector(1)[:100]), timeout=0.3)
+            assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert s.shared.budget.used == 4 * SIZE, "rank 0 is in and stays in"
+            again = asyncio.ensure_future(s.send(*iter_push(first, vector(1)[:100])))
+            await asyncio.sleep(0.1)
+            second = rank_header(whole, 1, 2, 100, SIZE)
+            answers = [await s.send(*iter_push(second, vector(1)[100:])), await again]
+            assert {a.verdict for a in answers} == {pb.VERDICT_ACCEPTED}
+            once_more = await s.send(*iter_push(first, vector(1)[:100]))
+            assert once_more.verdict == pb.VERDICT_DUPLICATE
+            assert once_more.judged == pb.VERDICT_ACCEPTED
+            assert s.shared.budget.used == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_sends_again_while_its_older_call_hangs_is_taken(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, AVERAGE) as s:
+            await started(s, "a", "b")
+            header = s.header(vector(1), "a", base_revision=0)
+            hanging = s.stub.Push()
+            await hanging.write(pb.PushRequest(header=header))
+            answer = await s.send(*iter_push(header, vector(1)))
+            assert answer.verdict == pb.VERDICT_ACCEPTED
+            assert (await hanging).verdict == pb.VERDICT_ACCEPTED, "one judgement for the push"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("pushes_that_fit", [0, 1, 2])
+def test_too_little_room_makes_pushes_wait_and_never_stops_them(
+    tmp_path: Path, pushes_that_fit: int
+) -> None:
+    """Four replicas of three ranks, four fragments each, all at once."""
+    replicas, fragments, rounds = ("a", "b", "c", "d"), 4, 3
+    settings = AVERAGE.model_copy(update={"min_replicas": len(replicas)})
+
+    async def scenario() -> None:
+        limit = max(4 * SIZE * pushes_that_fit, 1)
+        async with service(tmp_path, settings, staging_bytes=limit) as s:
+            await started(s, *replicas, fragments=fragments)
+            peak = 0
+
+            async def watch() -> None:
+                nonlocal peak
+                while True:
+                    peak = max(peak, s.shared.budget.used)
+                    await asyncio.sleep(0)
+
+            watching = asyncio.ensure_future(watch())
+            for revision in range(rounds):
+                await asyncio.gather(
+                    *(
+                        s.push_ranks(vector(i), r, (1500, 3000), fragment=f, base_revision=revision)
+                        for f in range(fragments)
+                        for i, r in enumerate(replicas)
+                    )
+                )
+            watching.cancel()
+            for fragment in range(fragments):
+                header, _ = await s.pull(fragment=fragment, revision=rounds)
+                assert len(header.contributions) == len(replicas)
+            assert 0 < peak <= max(limit, 4 * SIZE)
+            assert s.shared.budget.used == 0
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_ranks_that_overlap_are_all_told_and_nothing_changes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, AVERAGE) as s:
+            await started(s, "a", "b")
+            whole = s.header(vector(1), "a", base_revision=0)
+            first = rank_header(whole, 0, 2, 0, 3000)
+            second = rank_header(whole, 1, 2, 2500, 4500)
+            answers = await asyncio.gather(
+                s.send(*iter_push(first, vector(1)[:3000])),
+                s.send(*iter_push(second, vector(1)[2500:4500])),
+                return_exceptions=True,
+            )
+            for answer in answers:
+                assert isinstance(answer, grpc.aio.AioRpcError)
+                assert code_of(answer) == "INVALID_REQUEST"
+                assert "element 2500 of 5000 is covered twice" in (answer.details() or "")
+            assert list((await s.status()).fragments[0].arrived) == []
+            assert s.shared.budget.used == 0
+
+    asyncio.run(scenario())

@@ -1,0 +1,176 @@
+"""The synchronous phase from end to end, with a restart of the service in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_testing.service import Service, code_of, flat_layout, service
+
+SIZE = 3000
+STEPS = 4
+LAYOUT = flat_layout(SIZE)
+RULES = RunSettings.model_validate(
+    {
+        "min_replicas": 2,
+        "warmup_steps": STEPS,
+        "strategy": "local-sgd",
+        "codec": {"up": "fp32", "down": "fp32"},
+    }
+)
+GRADIENT = pb.PUSH_KIND_GRADIENT
+
+
+def gradient(replica: str, step: int) -> np.ndarray:
+    return np.random.default_rng([ord(replica), step]).standard_normal(SIZE).astype(np.float32)
+
+
+async def make(s: Service, step: int, *replicas: str) -> np.ndarray:
+    """One gradient step; replica a has three times the tokens of b."""
+    for replica in replicas:
+        tokens = 30 if replica == "a" else 10
+        pushed = await s.push(
+            gradient(replica, step), replica, kind=GRADIENT, gradient_step=step, tokens=tokens
+        )
+        assert (pushed.verdict, pushed.result_revision) == (pb.VERDICT_ACCEPTED, step)
+    header, mean = await s.pull(gradient_step=step)
+    assert (header.revision, header.gradient_step) == (0, step)
+    assert header.codec == pb.CODEC_FP32
+    return mean
+
+
+def expected(step: int) -> np.ndarray:
+    return (np.float32(30) * gradient("a", step) + np.float32(10) * gradient("b", step)) / 40
+
+
+async def opened(s: Service, *replicas: str) -> None:
+    s.members(dict.fromkeys(replicas, 1))
+    for replica in replicas:
+        await s.open(LAYOUT, replica)
+
+
+def test_the_phase_survives_a_restart_and_ends_in_revision_1(tmp_path: Path) -> None:
+    start = np.ones(SIZE, np.float32)
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await opened(s, "a", "b")
+            await s.offer(start, "a")
+            assert (await s.offer(start * 2, "b")).verdict == pb.VERDICT_STALE
+            for step in (1, 2):
+                mean = await make(s, step, "a", "b")
+                np.testing.assert_allclose(mean, expected(step), rtol=1e-5, atol=1e-6)
+            await s.push(gradient("a", 3), "a", kind=GRADIENT, gradient_step=3, tokens=30)
+            seqs = dict(s.seqs)
+        async with service(tmp_path, RULES) as s:
+            s.members({"a": 1, "b": 1})
+            state = (await s.status()).fragments[0]
+            assert (state.revision, state.gradient_step, state.committed_tokens) == (0, 2, 80)
+            for step in (1, 2):
+                _, mean = await s.pull(gradient_step=step)
+                np.testing.assert_allclose(mean, expected(step), rtol=1e-5, atol=1e-6)
+            done = await s.push(
+                gradient("a", 2), "a", kind=GRADIENT, gradient_step=2, tokens=30,
+                seq=seqs["a", 1, 0] - 1,
+            )  # fmt: skip
+            assert (done.verdict, done.result_revision) == (pb.VERDICT_DUPLICATE, 2)
+            s.seqs.update({**seqs, ("a", 1, 0): seqs["a", 1, 0] - 1})  # its last push was lost
+            for step in (3, 4):
+                mean = await make(s, step, "a", "b")
+                np.testing.assert_allclose(mean, expected(step), rtol=1e-5, atol=1e-6)
+            with pytest.raises(grpc.aio.AioRpcError) as over:
+                await s.push(gradient("a", 5), "a", kind=GRADIENT, gradient_step=STEPS + 1)
+            assert code_of(over.value) == "INVALID_REQUEST"
+            trained = start * 3
+            offers = [await s.offer(trained, r, base_revision=0) for r in ("b", "a")]
+            assert [o.verdict for o in offers] == [pb.VERDICT_ACCEPTED, pb.VERDICT_STALE]
+            header, values = await s.pull(revision=1)
+            assert np.array_equal(values, trained)
+            assert header.committed_tokens == 40 * STEPS
+            for replica in ("a", "b"):
+                await s.push(np.full(SIZE, 0.5, np.float32), replica, base_revision=1)
+            _, values = await s.pull(revision=2)
+            assert np.array_equal(values, trained - np.float32(0.5))
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_pulls_of_a_gradient_end_with_the_phase(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await opened(s, "a", "b")
+            await s.offer(np.ones(SIZE, np.float32), "a")
+            for wrong in (0, STEPS + 1):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await s.pull(gradient_step=wrong)
+                assert code_of(refused.value) == "INVALID_REQUEST"
+            for step in range(1, STEPS + 1):
+                await make(s, step, "a", "b")
+            with pytest.raises(grpc.aio.AioRpcError) as gone:
+                await s.pull(gradient_step=1)
+            assert code_of(gone.value) == "REVISION_GONE"
+            await s.offer(np.ones(SIZE, np.float32), "a", base_revision=0)
+            await s.pull(revision=1)
+            with pytest.raises(grpc.aio.AioRpcError) as over:
+                await s.pull(gradient_step=STEPS)
+            assert code_of(over.value) == "REVISION_GONE"
+            state = (await s.status()).fragments[0]
+            assert (state.revision, state.gradient_step) == (1, STEPS)
+
+    asyncio.run(scenario())
+
+
+def test_the_survivor_of_the_phase_ends_it_and_the_other_joins(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await opened(s, "a", "b")
+            await s.offer(np.ones(SIZE, np.float32), "a")
+            await make(s, 1, "a", "b")
+            await s.push(gradient("a", 2), "a", kind=GRADIENT, gradient_step=2, tokens=30)
+            s.members({"a": 1, "b": 2})  # b was killed and is back: it waits for revision 1
+            joining = asyncio.ensure_future(s.pull(revision=1))
+            await s.pull(gradient_step=2)
+            for step in (3, 4):
+                await make(s, step, "a")
+            await s.offer(np.full(SIZE, 7, np.float32), "a", base_revision=0)
+            _, values = await joining
+            assert np.array_equal(values, np.full(SIZE, 7))
+            change = np.full(SIZE, 0.5, np.float32)
+            await s.push(change, "b", incarnation=2, base_revision=1)
+            await s.push(change, "a", base_revision=1)
+            assert len((await s.pull(revision=2))[0].contributions) == 2
+
+    asyncio.run(scenario())
+
+
+def test_the_phase_starts_again_when_everyone_is_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await opened(s, "a", "b")
+            await s.offer(np.ones(SIZE, np.float32), "a")
+            await make(s, 1, "a", "b")
+            await make(s, 2, "a", "b")
+            s.members({"a": 2, "b": 2})
+            s.seqs.clear()
+            while (await s.status()).fragments[0].gradient_step:
+                await asyncio.sleep(0.01)
+            for replica in ("a", "b"):
+                await s.push(
+                    gradient(replica, 1), replica, incarnation=2, kind=GRADIENT, gradient_step=1
+                )
+            header, _ = await s.pull(gradient_step=1)
+            assert [c.incarnation for c in header.contributions] == [2, 2]
+            first = header.committed_tokens
+        async with service(tmp_path, RULES) as s:
+            s.members({"a": 2, "b": 2})
+            header, _ = await s.pull(gradient_step=1)
+            assert (header.committed_tokens, len(header.contributions)) == (first, 2)
+
+    asyncio.run(scenario())

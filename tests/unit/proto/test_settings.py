@@ -1,0 +1,118 @@
+"""A run's settings: presets give way to what is set, patches are partial, relations hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from syncline_proto.rest import RunCreate
+from syncline_proto.settings import (
+    LIVE,
+    PRESETS,
+    OuterSettings,
+    RunSettings,
+    TimeoutSettings,
+    changed,
+    valid_name,
+)
+
+
+def read(**given: Any) -> RunSettings:
+    return RunSettings.model_validate(given)
+
+
+def test_the_presets_are_the_designs() -> None:
+    edit = RunSettings()
+    assert (edit.outer.lr, edit.outer.momentum, edit.outer.clip) == (0.7, 0.9, 10.0)
+    rules = edit.penalty
+    assert (rules.ema, rules.z_max, rules.ratio_min, rules.ratio_max) == (0.02, 3.0, 2.0, 10.0)
+    assert (rules.norm_max, rules.detector_rounds, rules.kappa) == (None, 10, 0.5)
+    assert (rules.temperature, rules.step_power, rules.enabled) == (None, 0.0, True)
+    paper = read(strategy="edit-paper")
+    assert (paper.outer.lr, paper.outer.momentum, paper.outer.clip) == (0.8, 0.85, 10.0)
+    assert (paper.penalty.temperature, paper.penalty.ratio_min) == (1.0, 1.0)
+    average = read(strategy="local-sgd")
+    assert average.outer == OuterSettings(lr=1.0, momentum=0.0, clip=None)
+    assert not average.penalty.enabled
+    diloco = read(strategy="diloco")
+    assert diloco.outer == OuterSettings(lr=0.7, momentum=0.9, clip=None)
+    assert not diloco.penalty.enabled
+
+
+def test_what_is_set_wins_over_the_preset_and_leaves_the_rest_of_it() -> None:
+    settings = read(strategy="local-sgd", outer={"momentum": 0.5})
+    assert settings.outer == OuterSettings(lr=1.0, momentum=0.5, clip=None)
+
+
+@pytest.mark.parametrize("strategy", sorted(PRESETS))
+def test_settings_come_back_equal_from_json(strategy: str) -> None:
+    settings = read(strategy=strategy, outer={"lr": 0.25}, timeouts={"profile": "wan"})
+    assert RunSettings.model_validate_json(settings.model_dump_json()) == settings
+    assert RunSettings.model_validate(json.loads(json.dumps(settings.model_dump()))) == settings
+
+
+def test_a_patch_is_partial_and_checked() -> None:
+    settings = read(strategy="edit-paper")
+    patched = changed(settings, {"outer": {"lr": 0.5}, "sync_every": 8, "codec": {"up": "fp32"}})
+    assert (patched.outer.lr, patched.outer.momentum) == (0.5, 0.85)
+    assert (patched.sync_every, patched.codec.up, patched.codec.down) == (8, "fp32", "bf16")
+    assert patched.penalty == settings.penalty
+    assert settings == read(strategy="edit-paper")
+    for wrong in ({"outer": {"lr": -1}}, {"outer": {"speed": 1}}, {"nonsense": 1}, {"outer": 3}):
+        with pytest.raises(ValidationError):
+            changed(settings, wrong)
+
+
+def test_live_settings_exist() -> None:
+    assert RunSettings.model_fields.keys() >= LIVE
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"strategy": "sgd"},
+        {"strategy": ["edit"]},
+        {"sync_every": 0},
+        {"min_replicas": 0},
+        {"outer": {"momentum": 1.0}},
+        {"outer": {"lr": math.nan}},
+        {"outer": {"clip": math.inf}},
+        {"penalty": {"ratio_max": math.inf}},
+        {"penalty": {"ema": 0}},
+        {"codec": {"up": "int8"}},
+        {"timeouts": {"lease": 0.1}},
+        {"timeouts": {"lease": 20, "round_deadline": 20}},
+        {"timeouts": {"round_deadline": 5}},
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        RunSettings.model_validate(wrong)
+    with pytest.raises(ValidationError):
+        RunCreate.model_validate({"name": "run", "settings": wrong})
+
+
+@pytest.mark.parametrize("profile", ["lan", "wan"])
+def test_the_times_of_a_profile_fit_each_other(profile: str) -> None:
+    times = TimeoutSettings.model_validate({"profile": profile})
+    assert times.heartbeat_s < times.lease_s < times.round_deadline_s
+    assert times.connect_s < times.call_s < times.give_up_s
+
+
+@pytest.mark.parametrize("name", ["a", "my-run", "7b.v2_x", "a" * 63])
+def test_a_good_name(name: str) -> None:
+    assert valid_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "A", "-a", "a-", ".", "..", "a/b", "a\n", "\na", "a b", "ä", "a" * 64, "a\x00"]
+)
+def test_a_name_that_could_leave_its_folder_or_break_a_line_is_none(name: str) -> None:
+    assert not valid_name(name)
+    with pytest.raises(ValidationError):
+        RunCreate(name=name)

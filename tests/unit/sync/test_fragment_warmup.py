@@ -1,0 +1,176 @@
+"""The synchronous phase of a fragment: gradient steps, who may come late, and how it ends."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from syncline_proto.errors import InvalidRequest
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.fragment import Fragment
+from syncline_sync.core.record import ClosedBy, Closing, Judgement, Kind
+from syncline_testing.pure import whole_push
+
+ACCEPTED, STALE = pb.VERDICT_ACCEPTED, pb.VERDICT_STALE
+STEPS = 3
+
+
+class Phase:
+    """A fragment at revision 0 with STEPS gradient steps to go."""
+
+    def __init__(self, *replicas: str, **given: Any) -> None:
+        given = {"min_replicas": 2, "warmup_steps": STEPS, **given}
+        self.settings = RunSettings.model_validate(given)
+        self.core = Fragment(self.settings)
+        self.members = dict.fromkeys(replicas, 1)
+        self.seqs: dict[str, int] = {}
+        self.adopt()
+        self.offer(replicas[0], None)
+        self.close()
+
+    def adopt(self, **changed: int | None) -> tuple[str, ...]:
+        self.members = {r: i for r, i in {**self.members, **changed}.items() if i is not None}
+        return self.core.adopt(0.0, self.members, self.settings, True)
+
+    def push(self, replica: str, **given: Any) -> Judgement:
+        self.seqs[replica] = self.seqs.get(replica, 0) + 1
+        incarnation = self.members.get(replica, 1)
+        push = whole_push(replica, seq=self.seqs[replica], incarnation=incarnation, **given)
+        return self.core.judge(0.0, push)
+
+    def gradient(self, replica: str, step: int, **given: Any) -> Judgement:
+        return self.push(replica, kind=Kind.GRADIENT, gradient_step=step, base=None, **given)
+
+    def offer(self, replica: str, base: int | None) -> Judgement:
+        return self.push(replica, kind=Kind.PARAMETERS, base=base)
+
+    def close(self) -> Closing:
+        closed_by = self.core.due(0.0)
+        assert closed_by is not None
+        return self.core.close(closed_by)
+
+    def step(self, number: int, *replicas: str) -> Closing:
+        for replica in replicas:
+            assert self.gradient(replica, number).verdict == ACCEPTED
+        return self.close()
+
+
+def test_gradients_are_weighted_by_tokens_and_count_steps_not_revisions() -> None:
+    w = Phase("a", "b")
+    assert w.gradient("a", 1, tokens=30).weight == 30.0
+    assert w.gradient("b", 1, tokens=10).weight == 10.0
+    closing = w.close()
+    assert (closing.kind, closing.total_weight) == (Kind.GRADIENT, 40.0)
+    assert [c.share for c in closing.saved.contributions] == [0.75, 0.25]
+    saved = closing.saved
+    assert (saved.revision, saved.gradient_step, saved.committed_tokens) == (0, 1, 40)
+    assert saved.statistics.pooled.count == 0, "gradients are not pseudo-gradients"
+
+
+def test_a_gradient_that_is_not_finite_counts_for_nothing() -> None:
+    w = Phase("a", "b")
+    assert w.gradient("a", 1, norm=math.nan).verdict == pb.VERDICT_ANOMALOUS
+    w.gradient("b", 1)
+    assert w.close().total_weight == 1.0
+
+
+def test_a_late_gradient_is_stale_and_names_its_step() -> None:
+    w = Phase("a", "b", "c")
+    w.step(1, "a", "b")
+    late = w.gradient("c", 1)
+    assert (late.verdict, late.result) == (STALE, 1)
+    assert w.gradient("c", 2).verdict == ACCEPTED, "it has the mean of step 1, so it goes on"
+
+
+@pytest.mark.parametrize("step", [3, STEPS + 1, 1000])
+def test_a_gradient_from_the_future_is_refused(step: int) -> None:
+    w = Phase("a", "b")
+    w.step(1, "a", "b")
+    with pytest.raises(InvalidRequest, match="gradient_step"):
+        w.gradient("a", step)
+
+
+def test_no_step_follows_the_last_one() -> None:
+    """Or its open round would stand in the way of the parameters."""
+    w = Phase("a", "b")
+    for step in range(1, STEPS + 1):
+        w.step(step, "a", "b")
+    with pytest.raises(InvalidRequest, match="PARAMETERS"):
+        w.gradient("a", STEPS + 1)
+    assert w.offer("b", 0).sets
+
+
+def test_the_first_offer_after_the_last_step_becomes_revision_1() -> None:
+    w = Phase("a", "b")
+    with pytest.raises(InvalidRequest, match="step 0 of 3"):
+        w.offer("a", 0)
+    for step in range(1, STEPS + 1):
+        w.step(step, "a", "b")
+    assert w.offer("b", 0).result == 1
+    second = w.offer("a", 0)
+    assert (second.verdict, second.sets) == (STALE, False)
+    closing = w.close()
+    assert (closing.kind, closing.closed_by) == (Kind.PARAMETERS, ClosedBy.OFFER)
+    assert closing.saved.revision == 1
+    assert closing.saved.committed_tokens == 2 * STEPS
+    assert not w.core.synchronous
+    assert (w.offer("a", 0).verdict, w.gradient("a", 1).verdict) == (STALE, STALE)
+    assert w.push("a", base=1).verdict == ACCEPTED
+    assert w.core.expected == ("a", "b")
+
+
+def test_a_pseudo_gradient_in_the_phase_is_told_to_wait_for_revision_1() -> None:
+    w = Phase("a", "b")
+    early = w.push("a", base=0)
+    assert (early.verdict, early.result) == (STALE, 1)
+
+
+def test_whoever_is_left_finishes_the_phase_alone() -> None:
+    """Nobody can join it, so waiting for ``min_replicas`` would never end."""
+    w = Phase("a", "b")
+    w.step(1, "a", "b")
+    w.gradient("a", 2)
+    assert w.core.due(0.0) is None
+    w.adopt(b=2)  # b comes back, and waits for revision 1
+    assert w.close().closed_by == ClosedBy.LOSS
+    w.step(3, "a")
+    assert w.offer("a", 0).sets
+    w.close()
+    w.push("a", base=1)
+    assert w.core.due(0.0) is None, "from now on the minimum is the minimum"
+    assert w.push("b", base=1).verdict == ACCEPTED
+    assert w.core.due(0.0) == ClosedBy.EVERYONE
+
+
+def test_the_first_step_waits_for_the_minimum() -> None:
+    w = Phase("a", "b")
+    w.gradient("a", 1)
+    assert w.core.due(0.0) is None
+    w.adopt(b=None)
+    assert w.core.due(0.0) is None
+
+
+def test_the_phase_starts_again_when_everyone_in_it_is_gone() -> None:
+    w = Phase("a", "b")
+    w.step(1, "a", "b")
+    w.gradient("a", 2)
+    assert w.adopt(a=None) == ()
+    told = w.adopt(b=2, a=2)
+    assert told and "starts again" in told[0]
+    assert (w.core.saved.gradient_step, w.core.arrived) == (0, ())
+    w.seqs.clear()
+    w.step(1, "a", "b")
+    assert w.core.saved.gradient_step == 1
+
+
+def test_who_has_followed_into_the_open_step_keeps_the_phase_alive() -> None:
+    """Its push is in; if the phase started again it would wait for the answer for ever."""
+    w = Phase("a", "b", "c")
+    w.step(1, "a", "b")
+    assert w.gradient("c", 2).verdict == ACCEPTED
+    assert w.adopt(a=None, b=None) == ()
+    assert w.close().saved.gradient_step == 2
+    w.step(3, "c")

@@ -1,0 +1,146 @@
+"""The arithmetic of a round: however a push is cut it folds the same; the outer step is torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from syncline_proto.codec import Float32, encode, width
+from syncline_proto.settings import OuterSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import merge
+from syncline_testing.pure import payload_of
+
+PLAIN = OuterSettings(lr=1.0, momentum=0.0, clip=None)
+CODECS = st.sampled_from([pb.CODEC_FP32, pb.CODEC_BF16])
+seeds = st.integers(0, 2**32 - 1)
+
+
+def vectors(numel: int) -> st.SearchStrategy[Float32]:
+    return hnp.arrays(np.float32, numel, elements=st.floats(-1e3, 1e3, width=32))
+
+
+def cut(data: st.DataObject, values: Float32, codec: pb.Codec.ValueType) -> list[merge.Payload]:
+    """The same values as shards of some ranks: any runs in any order, in chunks of any length."""
+    edges = data.draw(st.sets(st.integers(1, values.size - 1), max_size=8)) | {0, values.size}
+    runs = list(zip(sorted(edges), sorted(edges)[1:], strict=False))
+    runs = data.draw(st.permutations(runs))
+    ranks = data.draw(st.integers(1, 3))
+    payloads = []
+    for rank in range(ranks):
+        mine = runs[rank::ranks]
+        parts = [values[a:b] for a, b in mine]
+        flat = np.concatenate([np.empty(0, np.float32), *parts])
+        raw = bytes(encode(flat, codec))
+        step = width(codec) * data.draw(st.integers(1, values.size))
+        chunks = tuple(raw[i : i + step] for i in range(0, len(raw), step))
+        where = np.array([[a, b - a] for a, b in mine], np.int64).reshape(-1, 2)
+        payloads.append(merge.Payload(codec, chunks, where))
+    return payloads
+
+
+@given(st.data(), vectors(40), CODECS, st.floats(1e-3, 1e3))
+def test_a_push_folds_the_same_however_it_is_cut(
+    data: st.DataObject, values: Float32, codec: pb.Codec.ValueType, weight: float
+) -> None:
+    start = np.linspace(-1, 1, 40, dtype=np.float32)
+    cut_up, whole = start.copy(), start.copy()
+    merge.fold(cut_up, cut(data, values, codec), weight)
+    raw = bytes(encode(values, codec))
+    merge.fold(whole, [merge.Payload(codec, (raw,), np.array([[0, 40]], np.int64))], weight)
+    assert np.array_equal(cut_up, whole)
+    if codec == pb.CODEC_FP32:
+        assert np.array_equal(whole, start + np.float32(weight) * values)
+        placed = np.empty(40, np.float32)
+        merge.place(placed, cut(data, values, codec))
+        assert np.array_equal(placed, values)
+
+
+def test_pieces_and_chunks_need_not_agree() -> None:
+    """A fragment of several pieces, in chunks that end anywhere."""
+    values = np.random.default_rng(0).standard_normal(3 * merge.PIECE + 17).astype(np.float32)
+    raw = values.tobytes()
+    chunks = tuple(raw[i : i + 4 * 100_003] for i in range(0, len(raw), 4 * 100_003))
+    runs = np.array([[5, 10], [15, values.size - 15], [0, 5]], np.int64)
+    accumulator = np.zeros_like(values)
+    merge.fold(accumulator, [merge.Payload(pb.CODEC_FP32, chunks, runs)], 1.0)
+    expected = np.concatenate([values[-5:], values[:-5]])
+    assert np.array_equal(accumulator, expected)
+
+
+@pytest.mark.parametrize(
+    "given_settings",
+    [{}, {"clip": None}, {"clip": 0.5}, {"momentum": 0.0}, {"lr": 0.8, "momentum": 0.85}],
+    ids=str,
+)
+def test_the_outer_step_is_torchs_nesterov(given_settings: dict[str, Any]) -> None:
+    outer = OuterSettings(**given_settings)
+    rng = np.random.default_rng(3)
+    size = merge.PIECE + 1000
+    parameters = rng.standard_normal(size).astype(np.float32)
+    momentum = np.zeros_like(parameters)
+    twin = torch.nn.Parameter(torch.from_numpy(parameters.copy()))
+    sgd = torch.optim.SGD([twin], lr=outer.lr, momentum=outer.momentum, nesterov=outer.momentum > 0)
+    for weights in ((1.0,), (0.25, 0.5), (3.0, 1.0, 2.0)):
+        pushes = [rng.standard_normal(size).astype(np.float32) * 0.01 for _ in weights]
+        accumulator = np.zeros_like(parameters)
+        for push, weight in zip(pushes, weights, strict=True):
+            merge.fold(accumulator, [payload_of(push)], weight)
+        outcome = merge.outer_step(parameters, momentum, accumulator, sum(weights), outer)
+        mean = np.average(np.stack(pushes), axis=0, weights=weights)
+        twin.grad = torch.from_numpy(mean.astype(np.float32))
+        if outer.clip is not None:
+            torch.nn.utils.clip_grad_norm_([twin], outer.clip)
+        sgd.step()
+        assert outcome.merged_norm == pytest.approx(np.linalg.norm(mean), rel=1e-5)
+        np.testing.assert_allclose(parameters, twin.detach().numpy(), rtol=1e-5, atol=1e-7)
+
+
+@given(st.lists(vectors(8), min_size=1, max_size=5), vectors(8))
+def test_with_lr_1_and_no_momentum_a_round_is_plain_averaging(
+    locals_: list[Float32], anchor: Float32
+) -> None:
+    accumulator, parameters = np.zeros(8, np.float32), anchor.copy()
+    for local in locals_:
+        merge.fold(accumulator, [payload_of(anchor - local)], 1.0)
+    merge.outer_step(parameters, np.zeros(8, np.float32), accumulator, len(locals_), PLAIN)
+    mean = np.mean(np.stack(locals_).astype(np.float64), axis=0)
+    scale = np.max(np.abs(np.stack([*locals_, anchor])), axis=0)
+    assert np.all(np.abs(parameters - mean) <= 8 * np.spacing(scale.astype(np.float32)))
+
+
+@given(vectors(16), vectors(16))
+@settings(max_examples=200)
+def test_one_replica_alone_keeps_its_progress_to_one_ulp(anchor: Float32, current: Float32) -> None:
+    accumulator, parameters = np.zeros(16, np.float32), anchor.copy()
+    merge.fold(accumulator, [payload_of(anchor - current)], 1.0)
+    merge.outer_step(parameters, np.zeros(16, np.float32), accumulator, 1.0, PLAIN)
+    ulp = np.spacing(np.maximum(np.abs(anchor), np.abs(current)))
+    assert np.all(np.abs(parameters - current) <= ulp)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, 3e38])
+def test_a_merge_that_is_not_finite_changes_nothing(poison: float) -> None:
+    parameters, momentum = np.ones(8, np.float32), np.full(8, 0.5, np.float32)
+    accumulator = np.zeros(8, np.float32)
+    accumulator[3] = poison
+    outcome = merge.outer_step(parameters, momentum, accumulator, 1.0, PLAIN)
+    assert outcome.clip == 0.0
+    assert np.array_equal(parameters, np.ones(8))
+    assert np.array_equal(momentum, np.full(8, 0.5))
+
+
+def test_the_norm_is_summed_in_double_precision() -> None:
+    assert merge.square_sum(np.full(3, 1e30, np.float32)) == pytest.approx(3e60)
+    assert np.isnan(merge.square_sum(np.array([1.0, np.nan], np.float32)))
+    assert np.isinf(merge.square_sum(np.array([1.0, np.inf], np.float32)))
+    signalling = np.array([0x7F800001], np.uint32).view(np.float32)
+    assert np.isnan(merge.square_sum(signalling))
+    long = np.full(10 * merge.PIECE + 1, 0.1, np.float32)
+    assert merge.square_sum(long) == pytest.approx(long.size * float(np.float32(0.1)) ** 2)

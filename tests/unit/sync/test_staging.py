@@ -1,0 +1,348 @@
+"""Pushes on their way in: within the budget, whole or not at all, none stuck behind another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syncline_proto.codec import chunks, encode
+from syncline_proto.errors import InvalidRequest, Overloaded, SynclineError
+from syncline_proto.layout import Box
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.budget import Budget
+from syncline_sync.core.record import Judgement
+from syncline_sync.staging import COUNT_MAX, RANKS_MAX, Shard, Staged, Staging
+from syncline_testing.service import flat_layout
+
+SIZE = 12
+BYTES = 4 * SIZE
+LAYOUT = flat_layout(SIZE, fragments=2)
+YES = Judgement(verdict=pb.VERDICT_ACCEPTED, judged=pb.VERDICT_ACCEPTED, result=1)
+NO = Judgement(verdict=pb.VERDICT_FENCED, result=0)
+
+
+def header(replica: str = "a", **given: Any) -> pb.PushHeader:
+    usual: dict[str, Any] = {
+        "run": "run",
+        "epoch": 1,
+        "incarnation": 1,
+        "seq": 1,
+        "ranks": 1,
+        "kind": pb.PUSH_KIND_PSEUDO_GRADIENT,
+        "base_revision": 0,
+        "codec": pb.CODEC_FP32,
+        "inner_steps": 1,
+        "boxes": [Box(given.get("fragment", 0), (0,), (SIZE,)).to_proto()],
+    }
+    return pb.PushHeader(replica=replica, **usual | given)
+
+
+def half(rank: int, replica: str = "a", **given: Any) -> pb.PushHeader:
+    """One of two ranks: rank 0 has the first third, rank 1 the rest."""
+    start, size = ((0, 4), (4, 8))[rank]
+    boxes = [Box(given.get("fragment", 0), (start,), (size,)).to_proto()]
+    return header(replica, rank=rank, ranks=2, boxes=boxes, **given)
+
+
+def fill(shard: Shard, value: float = 1.0) -> None:
+    values = np.full(shard.elements, value, np.float32)
+    for chunk in chunks(encode(values, pb.CODEC_FP32), pb.CODEC_FP32):
+        shard.take(chunk)
+
+
+def run(scenario: Callable[[Staging, Budget], Awaitable[None]], limit: int = 10 * BYTES) -> None:
+    async def main() -> None:
+        budget = Budget(limit)
+        await scenario(Staging(LAYOUT, budget), budget)
+
+    asyncio.run(main())
+
+
+def joined(staging: Staging, given_header: pb.PushHeader) -> tuple[Staged, Shard]:
+    shard = staging.shard(given_header)
+    return staging.join(shard), shard
+
+
+def sent(staging: Staging, given_header: pb.PushHeader) -> tuple[Staged, bool]:
+    """Join, send everything; and whether that made the push whole."""
+    staged, shard = joined(staging, given_header)
+    assert staged.expects(shard)
+    fill(shard)
+    return staged, staging.add(staged, shard)
+
+
+def test_a_push_is_whole_when_its_last_rank_is_in_and_one_answer_reaches_all() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        first, whole = sent(staging, half(1))
+        assert not whole
+        assert budget.used == BYTES, "room is taken for all ranks at once"
+        second, whole = sent(staging, half(0))
+        assert whole and second is first
+        assert first.norm == pytest.approx(SIZE**0.5)
+        assert [p.runs.tolist() for p in first.payloads()] == [[[0, 4]], [[4, 8]]]
+        staging.settle(first, YES)
+        assert (await first.answer, budget.used) == (YES, 0)
+        missed = staging.answered(half(0))
+        assert missed is not None
+        assert (missed.verdict, missed.judged) == (pb.VERDICT_DUPLICATE, pb.VERDICT_ACCEPTED)
+        assert staging.answered(half(0, seq=2)) is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"rank": 1, "ranks": 1}, "^rank:"),
+        ({"ranks": 0}, "^ranks:"),
+        ({"ranks": RANKS_MAX + 1}, "^ranks:"),
+        ({"fragment": 2, "boxes": []}, "^fragment:"),
+        ({"seq": 0}, "^seq:"),
+        ({"seq": 2**64 - 1}, "^seq:"),
+        ({"kind": 0}, "^kind:"),
+        ({"kind": 9}, "^kind:"),
+        ({"codec": 0}, "^codec:"),
+        ({"codec": 77}, "^codec:"),
+        ({"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 1, "codec": pb.CODEC_BF16}, "^codec:"),
+        ({"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 0}, "^gradient_step:"),
+        ({"base_revision": None}, "^base_revision:"),
+        ({"base_revision": COUNT_MAX + 1}, "^base_revision:"),
+        ({"inner_steps": 0}, "^inner_steps:"),
+        ({"inner_steps": 2**64 - 1}, "^inner_steps:"),
+        ({"tokens": 2**63}, "^tokens:"),
+        ({"first_step": 2, "last_step": 1}, "^first_step:"),
+        ({"boxes": [pb.Box(tensor=0, offsets=[0, 0], sizes=[1])]}, "^boxes:"),
+        ({"boxes": [pb.Box(tensor=0, offsets=[1], sizes=[SIZE])]}, "^boxes:"),
+        ({"boxes": [pb.Box(tensor=1, offsets=[0], sizes=[SIZE])]}, "^boxes:"),
+        ({"boxes": [pb.Box(tensor=0, offsets=[2**63], sizes=[2**63])]}, "^boxes:"),
+        ({"boxes": [pb.Box(tensor=0, offsets=[0], sizes=[SIZE])] * 2}, "^boxes:"),
+    ],
+    ids=str,
+)
+def test_a_header_that_breaks_a_rule_is_refused_and_takes_no_room(
+    wrong: dict[str, Any], word: str
+) -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        with pytest.raises(InvalidRequest, match=word):
+            joined(staging, header(**wrong))
+        assert budget.used == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"epoch": 2},
+        {"kind": pb.PUSH_KIND_PARAMETERS},
+        {"codec": pb.CODEC_BF16},
+        {"base_revision": 1},
+        {"inner_steps": 2},
+        {"tokens": 2},
+        {"last_step": 2},
+    ],
+    ids=str,
+)
+def test_ranks_that_disagree_are_told_in_what(other: dict[str, Any]) -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        staged, _ = sent(staging, half(0))
+        with pytest.raises(InvalidRequest, match=f"^{next(iter(other))}:"):
+            joined(staging, half(1, **other))
+        assert not staged.answer.done(), "the rank that was right is not harmed"
+
+    run(scenario)
+
+
+def test_ranks_that_do_not_tile_are_all_told() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        staged, _ = sent(staging, half(0))
+        short = pb.Box(tensor=0, offsets=[5], sizes=[7])
+        wrong, shard = joined(staging, header(rank=1, ranks=2, boxes=[short]))
+        fill(shard)
+        with pytest.raises(InvalidRequest, match="element 4 of 12 is missing"):
+            staging.add(wrong, shard)
+        with pytest.raises(InvalidRequest):
+            await staged.answer
+        assert budget.used == 0
+
+    run(scenario)
+
+
+def test_ranks_cannot_name_more_than_the_fragment_has() -> None:
+    """So what a push holds stays within its room, however many ranks it claims."""
+
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        staged, _ = joined(staging, header(rank=0, ranks=1000))
+        with pytest.raises(InvalidRequest, match="^boxes: rank 1 has 12 elements"):
+            joined(staging, header(rank=1, ranks=1000))
+        assert len(staged.coming) == 1
+
+    run(scenario)
+
+
+def test_a_rank_that_begins_again_replaces_what_it_has_sent() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        staged, broken = joined(staging, header())
+        again, shard = joined(staging, header())
+        assert again is staged
+        assert not staged.expects(broken)
+        staging.leave(staged, broken)  # the old call ends only now
+        assert staged.expects(shard)
+        fill(shard)
+        assert staging.add(staged, shard)
+        assert budget.used == BYTES
+
+    run(scenario)
+
+
+def test_a_rank_that_is_in_need_not_send_again() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        staged, _ = sent(staging, half(0))
+        again, shard = joined(staging, half(0))
+        assert again is staged and not staged.expects(shard)
+        staging.leave(staged, shard)
+        _, whole = sent(staging, half(1))
+        assert whole
+        late, shard = joined(staging, half(1))
+        assert late is staged and not staged.expects(shard)
+
+    run(scenario)
+
+
+def test_a_push_whose_calls_have_all_ended_gives_its_room_back() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        staged, shard = joined(staging, header())
+        staging.leave(staged, shard)
+        assert budget.used == 0
+        kept, whole = sent(staging, half(0))
+        assert not whole
+        other, shard = joined(staging, half(1))
+        staging.leave(other, shard)
+        assert other is kept and budget.used == BYTES, "rank 0 is in: it stays"
+
+    run(scenario)
+
+
+def test_a_newer_push_replaces_an_unfinished_older_one() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        old, shard = joined(staging, header(seq=1))
+        elsewhere, _ = joined(staging, header(seq=1, fragment=1))
+        new, _ = joined(staging, header(seq=2))
+        with pytest.raises(InvalidRequest, match="^seq:"):
+            await old.answer
+        staging.leave(old, shard)
+        assert not new.answer.done() and not elsewhere.answer.done()
+        assert budget.used == 2 * BYTES
+
+    run(scenario)
+
+
+def test_who_loses_its_lease_is_answered_and_its_room_is_free() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        lost, _ = joined(staging, half(0))
+        other, _ = joined(staging, header("b"))
+        submitted, _ = sent(staging, header(fragment=1))
+        staging.fence(lambda _, replica, __: NO if replica == "a" else None)
+        assert (await lost.answer).verdict == pb.VERDICT_FENCED
+        assert not other.answer.done()
+        assert not submitted.answer.done(), "it is whole: the fragment judges it"
+        assert budget.used == 2 * BYTES
+        assert staging.answered(half(0)) is None, "nothing is remembered of who is gone"
+
+    run(scenario)
+
+
+def test_ranks_of_one_push_share_one_place_in_the_queue() -> None:
+    """Or rank 1 could wait behind another replica that waits for rank 0's room: for ever."""
+
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        holder, _ = sent(staging, header("c"))
+        a0, _ = joined(staging, half(0, "a"))
+        b0, _ = joined(staging, half(0, "b"))
+        a1, _ = joined(staging, half(1, "a"))
+        b1, _ = joined(staging, half(1, "b"))
+        assert (a0, b0) == (a1, b1)
+        assert not a0.room.granted.done()
+        staging.settle(holder, YES)
+        assert a0.room.granted.done() and not b0.room.granted.done()
+        staging.settle(a0, YES)
+        assert b0.room.granted.done()
+        staging.settle(b0, YES)
+        assert budget.used == 0
+
+    run(scenario, limit=BYTES)
+
+
+def test_a_push_larger_than_the_budget_enters_alone() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        first, _ = joined(staging, header("a"))
+        second, _ = joined(staging, header("b"))
+        assert first.room.granted.done() and not second.room.granted.done()
+        staging.settle(first, YES)
+        assert second.room.granted.done()
+
+    run(scenario, limit=1)
+
+
+def test_who_goes_while_it_waits_holds_nobody_up() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        holder, _ = sent(staging, header("a"))
+        first, first_shard = joined(staging, header("b"))
+        second, _ = joined(staging, header("c", codec=pb.CODEC_BF16))
+        staging.leave(first, first_shard)
+        assert second.room.granted.done(), "24 bytes fit beside 48 in 72"
+        assert budget.used == BYTES + BYTES // 2
+        staging.settle(holder, YES)
+
+    run(scenario, limit=BYTES + BYTES // 2)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=40),
+    st.integers(1, 20),
+    st.randoms(use_true_random=False),
+)
+@settings(deadline=None)
+def test_a_budget_serves_in_order_and_keeps_its_limit(
+    asked: list[tuple[int, bool]], limit: int, chance: Any
+) -> None:
+    async def main() -> None:
+        budget = Budget(limit)
+        rooms = [(i, budget.ask(size), goes) for i, (size, goes) in enumerate(asked)]
+        live = [(i, room) for i, room, goes in rooms if not goes]
+        for _, room, goes in rooms:
+            if goes:
+                budget.give_back(room)
+        served: list[int] = []
+        while live:
+            granted = [(i, room) for i, room in live if room.granted.done()]
+            assert granted, "somebody must be able to go on"
+            assert granted == live[: len(granted)], "first come, first served"
+            held = sum(room.size for _, room in granted)
+            assert budget.used == held
+            assert held <= limit or len(granted) == 1
+            i, room = chance.choice(granted)
+            served.append(i)
+            live.remove((i, room))
+            budget.give_back(room)
+        assert budget.used == 0
+
+    asyncio.run(main())
+
+
+def test_too_many_waiters_are_told_to_try_later() -> None:
+    async def main() -> None:
+        budget = Budget(1, waiters_max=2)
+        for _ in range(3):
+            budget.ask(1)
+        with pytest.raises(Overloaded) as error:
+            budget.ask(1)
+        assert isinstance(error.value, SynclineError) and error.value.retry
+
+    asyncio.run(main())
