@@ -24,7 +24,7 @@ from syncline.join import Joined
 from syncline.ranks import Ranks
 from syncline.rounds import Phase, Rounds, RunOver, Tally, TookTooLong
 from syncline.warmup import WarmUp
-from syncline_proto.errors import SynclineError
+from syncline_proto.errors import RunConflict, SynclineError
 from syncline_proto.layout import Layout
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -199,9 +199,14 @@ class Session:
         while not taken:
             states = self._ranks.share(self._states)
             self._warm_up = None
-            if self.settings.warmup_steps == 0 or any(revision for revision, _ in states):
+            if self.settings.warmup_steps == 0 or all(revision for revision, _ in states):
                 taken = self._rounds.take([pull(f, Wanted()) for f in fragments])
-            elif any(step for _, step in states):
+            elif any(revision for revision, _ in states) and (0, 0) in states:
+                raise RunConflict(
+                    "Everybody was lost while the synchronous phase ended, and a part of the "
+                    "parameters with them: start another run."
+                )
+            elif any(step or revision for revision, step in states):
                 log.info("join.waits", why="the synchronous phase goes on without this replica")
                 taken = self._rounds.take([self._exchange.begin_waiting(f) for f in fragments])
             else:

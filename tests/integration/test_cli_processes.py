@@ -1,0 +1,266 @@
+"""No process outlives its launcher, however the launcher ends; and how children ended is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from syncline.launch import ranks
+from syncline.launch.probes import own_error, wait_ready
+from syncline.launch.processes import Command, Crew, Process
+from syncline_proto.errors import ProcessFailed, TrainingDiverged, Unreachable
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+WAIT_S = 20.0
+
+# Says when it is ready; tells at its end, unless it is killed.
+OBEDIENT = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print("bye", flush=True), sys.exit(0)))
+print("ready", flush=True)
+time.sleep(600)
+"""
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+# A child and a grandchild in sessions of their own, as torchrun and data loaders make them.
+FAMILY = """
+import subprocess, sys, time
+below = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', " \
+        "'import time; time.sleep(600)', sys.argv[1]], start_new_session=True); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", below, sys.argv[1]], start_new_session=True)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def until(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        if holds():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def alive(mark: str) -> list[str]:
+    """The command lines that hold ``mark``, zombies left out."""
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if mark in line:
+                found.append(line)
+    return found
+
+
+def command(folder: Path, script: str, name: str = "child", **how: object) -> Command:
+    argv = [sys.executable, "-c", script, str(folder)]
+    return Command(name=name, argv=argv, folder=folder, **how)  # pyright: ignore[reportArgumentType]
+
+
+def ready(process: Process) -> bool:
+    return until(lambda: "ready" in process.command.out.read_text())
+
+
+def test_a_stop_goes_stage_by_stage_and_waits_for_each(tmp_path: Path) -> None:
+    script = OBEDIENT.replace('print("bye"', 'print("bye", time.monotonic()')
+    with Crew() as crew:
+        stages = [crew.start(command(tmp_path, script, f"s{n}", stage=n)) for n in (0, 2, 1)]
+        assert all(ready(process) for process in stages)
+    ended = [
+        float(process.command.out.read_text().split("bye")[1])
+        for process in sorted(stages, key=lambda process: -process.command.stage)
+    ]
+    assert ended == sorted(ended)
+    assert not alive(str(tmp_path))
+
+
+def test_who_does_not_listen_is_killed_after_the_grace(tmp_path: Path) -> None:
+    with Crew() as crew:
+        process = crew.start(command(tmp_path, STUBBORN, grace_s=0.3))
+        assert ready(process)
+        assert process.exit_code is None
+    assert process.exit_code == 128 + signal.SIGKILL
+    assert not alive(str(tmp_path))
+
+
+def test_descendants_in_sessions_of_their_own_go_too(tmp_path: Path) -> None:
+    with Crew() as crew:
+        process = crew.start(command(tmp_path, FAMILY))
+        assert ready(process)
+        assert until(lambda: len(alive(str(tmp_path))) == 4)  # the guard and three generations
+    assert not alive(str(tmp_path))
+
+
+def test_what_a_dead_child_left_behind_goes_with_it(tmp_path: Path) -> None:
+    with Crew() as crew:
+        process = crew.start(command(tmp_path, FAMILY.replace("time.sleep(600)\n", "")))
+        assert until(lambda: process.exit_code == 0)
+        assert not alive(str(tmp_path))
+
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from syncline.launch.processes import Command, Crew
+folder, scripts = Path(sys.argv[1]), sys.argv[2:]
+try:
+    with Crew() as crew:
+        print("started", flush=True)
+        for n, script in enumerate(scripts):
+            argv = [sys.executable, "-c", script, str(folder)]
+            crew.start(Command(name=f"c{n}", argv=argv, folder=folder, stage=n, grace_s=30.0))
+        print("complete", flush=True)
+        time.sleep(600)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("after", ["started", "complete"])
+def test_nobody_outlives_the_launcher(tmp_path: Path, sign: signal.Signals, after: str) -> None:
+    argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), OBEDIENT, FAMILY, OBEDIENT]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as launcher:
+        try:
+            assert launcher.stdout is not None
+            while launcher.stdout.readline().strip() != after:
+                assert launcher.poll() is None
+            if after == "complete":
+                outs = [tmp_path / f"c{n}.out" for n in range(3)]
+                assert until(lambda: all("ready" in out.read_text() for out in outs))
+            launcher.send_signal(sign)
+            assert launcher.wait(WAIT_S) == (130 if sign == signal.SIGINT else -signal.SIGKILL)
+            assert until(lambda: not alive(str(tmp_path)))
+        finally:
+            launcher.kill()
+
+
+def test_a_second_ctrl_c_cuts_the_graces_short(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), STUBBORN, STUBBORN]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as launcher:
+        try:
+            outs = [tmp_path / f"c{n}.out" for n in range(2)]
+            assert until(lambda: all(o.exists() and "ready" in o.read_text() for o in outs))
+            launcher.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+            assert launcher.poll() is None  # in the grace of 30 s
+            launcher.send_signal(signal.SIGINT)
+            assert launcher.wait(WAIT_S) == 130
+            assert not alive(str(tmp_path))
+        finally:
+            launcher.kill()
+
+
+def test_the_end_of_a_child_is_told_with_its_last_words(tmp_path: Path) -> None:
+    script = "import sys; print('first\\nerror: the loss is NaN', file=sys.stderr); sys.exit(50)"
+    with Crew() as crew:
+        process = crew.start(command(tmp_path, script, "replica-0"))
+        with pytest.raises(TrainingDiverged, match=r"^replica-0: the loss is NaN"):
+            wait_ready(process, lambda: False)
+        said = process.failure().message
+        assert "exit code 50 (DIVERGED)" in said
+        assert str(tmp_path / "replica-0.log") in said and "the loss is NaN" in said
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("raise SystemExit(3)", "exit code 3"),
+    ],
+)
+def test_other_ends_are_told_as_what_they_are(tmp_path: Path, script: str, words: str) -> None:
+    with Crew() as crew:
+        process = crew.start(command(tmp_path, script))
+        assert until(lambda: process.exit_code is not None)
+        found = own_error(process)
+    assert isinstance(found, ProcessFailed) and words in found.message
+
+
+def test_a_command_that_cannot_start_is_told(tmp_path: Path) -> None:
+    with Crew() as crew:
+        process = crew.start(Command(name="none", argv=["/no/such/program"], folder=tmp_path))
+        assert until(lambda: process.exit_code == 127)
+        assert "/no/such/program" in process.failure().message
+
+
+def test_waiting_for_readiness_has_a_bound(tmp_path: Path) -> None:
+    with Crew() as crew:
+        process = crew.start(command(tmp_path, OBEDIENT))
+        with pytest.raises(Unreachable, match=r"child\.log"):
+            wait_ready(process, lambda: False, within_s=0.2)
+
+
+def test_lines_come_whole_and_once(tmp_path: Path) -> None:
+    (tmp_path / "child.out").write_text("of an earlier life\n")
+    script = "import time; print('a\\nb', end='', flush=True); time.sleep(0.3); print('c\\nd')"
+    heard: list[str] = []
+    with Crew() as crew:
+        process = crew.start(command(tmp_path, script))
+
+        def all_heard() -> bool:
+            ended = process.exit_code is not None
+            heard.extend(process.lines())
+            return ended
+
+        assert until(all_heard)
+    assert heard == ["a", "bc", "d"]
+
+
+RANK = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+assert os.environ["WORLD_SIZE"] == "3" and os.environ["LOCAL_RANK"] == str(rank)
+print(rank, os.environ["MASTER_PORT"], flush=True)
+"""
+
+
+def ranked(folder: Path, script: str) -> Command:
+    argv = [sys.executable, "-I", ranks.__file__, "3", sys.executable, "-c", RANK + script]
+    return Command(name="ranks", argv=[*argv, str(folder)], folder=folder)
+
+
+def test_ranks_know_their_places_and_end_with_0(tmp_path: Path) -> None:
+    with Crew() as crew:
+        process = crew.start(ranked(tmp_path, ""))
+        assert until(lambda: process.exit_code == 0)
+        told = [line.split() for line in process.lines()]
+    assert sorted(rank for rank, _ in told) == ["0", "1", "2"]
+    assert len({port for _, port in told}) == 1
+
+
+def test_the_first_rank_that_fails_gives_the_exit_code(tmp_path: Path) -> None:
+    script = "time.sleep(0.3 * (rank != 1)); sys.exit({0: 9, 1: 12, 2: 0}[rank])"
+    with Crew() as crew:
+        process = crew.start(ranked(tmp_path, script))
+        assert until(lambda: process.exit_code is not None)
+        assert process.exit_code == 12
+
+
+def test_a_stop_reaches_every_rank(tmp_path: Path) -> None:
+    script = (
+        "signal.signal(signal.SIGTERM, lambda *_: (print('drained', flush=True), sys.exit(0)))\n"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    with Crew() as crew:
+        process = crew.start(ranked(tmp_path, script))
+        assert until(lambda: process.command.out.read_text().count("ready") == 3)
+    assert process.exit_code == 0
+    assert process.command.out.read_text().count("drained") == 3
+    assert not alive(str(tmp_path))

@@ -1,0 +1,252 @@
+"""The commands against a real control plane: JSON shapes, sentences, exit codes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from syncline.cli.app import run
+from syncline.launch.client import OperatorClient
+from syncline.launch.ports import free_ports, require_free
+from syncline.launch.probes import http_ready, wait_ready
+from syncline.launch.processes import Command, Crew
+from syncline_proto.errors import PortInUse, SynclineError
+
+TOKEN = "a-secret"
+JOB = """
+[run]
+name = "from-file"
+token_budget = 10_000
+[model]
+config = { model_type = "llama" }
+[data]
+source = ["builtin"]
+"""
+
+
+@pytest.fixture(scope="module")
+def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A control plane that asks for a token; two runs and a replica are in it."""
+    folder = tmp_path_factory.mktemp("control")
+    port = free_ports(1)[0]
+    url = f"http://127.0.0.1:{port}"
+    argv = [sys.executable, "-m", "syncline_control", "--host", "127.0.0.1"]
+    argv += ["--port", str(port), "--database", str(folder / "control.db")]
+    started = Command(
+        name="control", argv=argv, folder=folder, env={"SYNCLINE_CONTROL_TOKEN": TOKEN}
+    )
+    with Crew() as crew:
+        process = crew.start(started)
+        wait_ready(process, lambda: http_ready(f"{url}/readyz"))
+        for name in ("first", "second"):
+            post(url, "/v1/runs", {"name": name, "settings": {"token_budget": 1_000_000}})
+        post(url, "/v1/runs/first/replicas", {"replica": "replica-0"})
+        yield url
+
+
+def post(url: str, path: str, body: dict[str, Any]) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    httpx.post(url + path, json=body, headers=headers, trust_env=False).raise_for_status()
+
+
+class Shell:
+    """Runs commands as a person would, with the address and token in the environment."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, line: str) -> tuple[int, str, str]:
+        code = run(line.split())
+        shown = self._capsys.readouterr()
+        return code, shown.out, shown.err
+
+    def json(self, line: str) -> Any:
+        code, out, err = self(f"{line} --json")
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    def refused(self, line: str) -> tuple[int, str]:
+        """The exit code and the sentence of a command that must fail."""
+        code, out, err = self(line)
+        assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+        return code, err
+
+
+@pytest.fixture
+def shell(
+    control: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Shell:
+    monkeypatch.setenv("SYNCLINE_CONTROL", control)
+    monkeypatch.setenv("SYNCLINE_TOKEN", TOKEN)
+    return Shell(capsys)
+
+
+def test_runs_are_listed_and_shown(shell: Shell) -> None:
+    assert {"first", "second"} <= {one["name"] for one in shell.json("runs ls")}
+    shown = shell.json("runs show first")
+    assert shown["settings"]["token_budget"] == 1_000_000
+    assert shown["state"] == "running"
+    code, out, _ = shell("runs show first")
+    assert code == 0 and "token_budget" in out and "outer.lr" in out
+
+
+def test_a_run_is_created_from_a_jobs_file(shell: Shell, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    made = shell.json(f"runs create {job} --set run.sync_every=7")
+    assert (made["name"], made["settings"]["sync_every"]) == ("from-file", 7)
+    assert made["job"]["data"]["source"] == ["builtin"]
+    assert shell.json(f"runs create {job} --name other")["name"] == "other"
+    code, said = shell.refused(f"runs create {job} --set run.sync_every=8")
+    assert code == 16 and "sync_every" in said
+
+
+def test_a_run_pauses_resumes_and_stops(shell: Shell) -> None:
+    assert shell.json("runs pause second")["state"] == "paused"
+    assert shell.json("runs resume second")["state"] == "running"
+    assert shell.json("runs stop second")["state"] == "stopped"
+    code, said = shell.refused("runs resume second")
+    assert code == 16 and "stopped" in said
+
+
+def test_settings_change_live(shell: Shell) -> None:
+    before = shell.json("runs show first")["settings_version"]
+    changed = shell.json("runs set first outer.lr=0.25 sync_every=32 outer.clip=none")
+    assert changed["settings_version"] == before + 1
+    assert changed["settings"]["outer"] == {"lr": 0.25, "momentum": 0.9, "clip": None}
+    for wrong in ("nonsense=1", "outer.lr=99", "token_budget=5"):
+        code, said = shell.refused(f"runs set first {wrong}")
+        assert code == 14 and wrong.partition("=")[0] in said
+    assert shell.refused("runs set first nonsense")[0] == 10
+
+
+def test_replicas_are_listed_drained_and_kicked(shell: Shell) -> None:
+    found = shell.json("replicas ls first")["first"]
+    assert [one["replica"] for one in found] == ["replica-0"]
+    assert found[0]["taking_part"] is False
+    assert "first" in shell.json("replicas ls")
+    assert shell.json("replicas drain first replica-0")["act"] == "drain"
+    assert shell.json("replicas kick first replica-0")["act"] == "kick"
+    assert shell.refused("replicas kick first nobody")[0] == 17
+
+
+def test_status_holds_everything(shell: Shell, control: str) -> None:
+    seen = shell.json("status")
+    assert seen["control"] == control
+    assert seen["sync_services"] == []
+    assert "first" in {one["name"] for one in seen["runs"]}
+    assert "first" in seen["replicas"]
+    code, out, _ = shell("status")
+    assert code == 0 and "first" in out and control in out
+
+
+def test_events_and_rounds(shell: Shell) -> None:
+    kinds = [event["kind"] for event in shell.json("events --run first")]
+    assert "replica.joined" in kinds
+    assert len(shell.json("events --limit 1")) == 1
+    assert shell.json("rounds first") == []
+    assert "No round" in shell("rounds first")[1]
+
+
+def test_events_are_followed_as_they_happen(shell: Shell, control: str) -> None:
+    with OperatorClient(control, TOKEN) as client:
+        last = client.events("first", None, 1)[-1].id
+        client.change_settings("first", {"sync_every": 31})
+        following = client.follow("first", last)
+        first = next(following)
+        assert first.id > last and first.kind == "settings.changed"
+        client.change_settings("first", {"sync_every": 30})
+        assert next(following).id > first.id
+        following.close()
+
+
+def test_the_doctor_finds_a_healthy_control_plane(shell: Shell) -> None:
+    found = shell.json("doctor")
+    verdicts = {one["check"]: one["verdict"] for one in found["checks"]}
+    assert found["ok"] is True
+    assert verdicts["control plane"] == "ok" and verdicts["clocks"] == "ok"
+    assert verdicts["sync service"] == "warn"
+    assert all(one["advice"] for one in found["checks"] if one["verdict"] != "ok")
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("runs show nowhere", 15),
+        ("rounds nowhere", 15),
+        ("replicas ls nowhere", 15),
+        ("runs ls --token wrong", 19),
+        ("runs ls --control http://127.0.0.1:1", 30),
+        ("events --follow --control http://127.0.0.1:1", 30),
+        ("status --watch --control http://127.0.0.1:1", 30),
+        ("runs ls --control ftp://127.0.0.1", 10),
+        ("runs ls --control http://:8500", 10),
+        ("runs create nowhere.toml", 12),
+        ("data inspect /nowhere", 13),
+        ("data prepare /nowhere --out /nowhere/out", 13),
+        ("train nowhere.toml --progress loud", 10),
+        ("up nowhere.toml", 12),
+    ],
+)
+def test_wrong_inputs_end_in_a_sentence_and_a_code(shell: Shell, line: str, code: int) -> None:
+    assert shell.refused(line)[0] == code
+
+
+def test_a_run_cannot_be_named_out_of_its_path(shell: Shell) -> None:
+    assert shell.refused("runs show ../runs/first")[0] in (14, 15)
+
+
+def test_the_doctor_tells_a_free_port_from_a_taken_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SYNCLINE_CONTROL", raising=False)
+    shell = Shell(capsys)
+    free = free_ports(1)[0]
+    code, out, _ = shell(f"doctor --json --control http://127.0.0.1:{free}")
+    last = json.loads(out)["checks"][-1]
+    assert code == 0 and last["verdict"] == "warn" and "is free" in last["what"]
+    with HTTPServer(("127.0.0.1", 0), Stranger) as stranger:
+        serving = threading.Thread(target=stranger.serve_forever)
+        serving.start()
+        try:
+            url = f"http://127.0.0.1:{stranger.server_port}"
+            code, out, _ = shell(f"doctor --json --control {url}")
+            last = json.loads(out)["checks"][-1]
+            assert code == 1 and last["verdict"] == "fail"
+            assert "not as a Syncline control plane" in shell.refused(f"runs ls --control {url}")[1]
+        finally:
+            stranger.shutdown()
+            serving.join()
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """Something else that listens."""
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_taken_port_is_named_with_the_setting_to_change() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match="up.control_port") as caught:
+            require_free(port, "up.control_port")
+        assert str(port) in caught.value.message and caught.value.exit_code == 11
+
+
+def test_the_client_closes_what_it_opened(control: str) -> None:
+    with pytest.raises(SynclineError), OperatorClient(control, "wrong") as client:
+        client.runs()

@@ -1,0 +1,189 @@
+"""The trainer without a run: it learns, resumes exactly, survives a NaN, and exports its model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from syncline.train.config import JobConfig
+from syncline.train.export import export_model, full_state
+from syncline.train.loop import Trainer
+from syncline.train.progress import Ending, JsonProgress, Snapshot
+from syncline.train.ranks import Ranks
+from syncline.train.sample import sample
+from syncline_proto.errors import ConfigError, FileMissing, TrainingDiverged
+from syncline_testing.training import LLAMA, STEP_TOKENS, Recorder, tiny_data, tiny_job
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_data(tmp_path_factory.mktemp("data") / "tokens")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SYNCLINE_CONTROL", "SYNCLINE_RUN", "SYNCLINE_REPLICA"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def train(job: JobConfig, *, resume: bool = False) -> tuple[Ending, Recorder, Trainer]:
+    recorder = Recorder()
+    trainer = Trainer(job, Ranks(), recorder, resume=resume)
+    ending = trainer.run()
+    assert recorder.ending == ending
+    return ending, recorder, trainer
+
+
+def test_thirty_steps_lower_the_loss(data: Path, tmp_path: Path) -> None:
+    job = tiny_job(data, steps=30, log={"every_steps": 1, "tensorboard": tmp_path / "board"})
+    ending, recorder, _ = train(job)
+    assert ending.reason == "budget"
+    assert ending.tokens == ending.own_tokens == 30 * STEP_TOKENS
+    assert ending.held_out_local is None and ending.bits_per_byte_merged is not None
+    assert ending.bits_per_byte_merged < ending.bits_per_byte_start - 1.0
+    assert recorder.losses[-1] < recorder.losses[0] - 0.5
+    assert [now.inner_step for now in recorder.snapshots] == list(range(1, 31))
+    assert list((tmp_path / "board" / "alone").glob("events.out.tfevents.*"))
+
+
+def test_accumulation_takes_the_same_steps_as_a_larger_batch(data: Path) -> None:
+    whole = tiny_job(data, steps=4, train={"micro_batch": 4})
+    parts = tiny_job(data, steps=4, train={"micro_batch": 2, "accumulate": 2})
+    assert train(parts)[1].losses == pytest.approx(train(whole)[1].losses, abs=1e-6)
+
+
+def test_a_resumed_training_goes_on_bit_for_bit(data: Path, tmp_path: Path) -> None:
+    dropout = {"config": {**LLAMA, "attention_dropout": 0.1}}
+    straight = tiny_job(data, steps=12, model=dropout)
+    _, uninterrupted, there = train(straight)
+
+    kept = {"folder": tmp_path / "kept", "every_steps": 4}
+    first = tiny_job(data, steps=12, model=dropout, checkpoint=kept)
+    recorder = Recorder()
+    trainer = Trainer(first, Ranks(), recorder)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.update = lambda now: _interrupt_at(6, now)
+        trainer.run()
+    _, resumed, here = train(first, resume=True)
+
+    assert resumed.losses == uninterrupted.losses[4:]
+    for name, tensor in full_state(here.model).items():
+        assert torch.equal(tensor, full_state(there.model)[name]), name
+    kept_steps = sorted(path.name for path in (tmp_path / "kept" / "alone").iterdir())
+    assert kept_steps == ["step-0000000008", "step-0000000012"]
+
+
+def _interrupt_at(step: int, now: Snapshot) -> None:
+    if now.inner_step == step:
+        raise KeyboardInterrupt
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(data: Path, tmp_path: Path) -> None:
+    folder = {"folder": tmp_path}
+    with pytest.raises(FileMissing, match="start without --resume"):
+        train(tiny_job(data, steps=2, checkpoint=folder), resume=True)
+    train(tiny_job(data, steps=2, checkpoint=folder))
+    with pytest.raises(ConfigError, match="of run tiny, not other"):
+        train(tiny_job(data, steps=4, run={"name": "other"}, checkpoint=folder), resume=True)
+    wider = {**LLAMA, "intermediate_size": 96}
+    job = tiny_job(data, steps=4, model={"config": wider}, checkpoint=folder)
+    with pytest.raises(ConfigError, match="does not fit this job"):
+        train(job, resume=True)
+
+
+def test_a_loss_that_is_not_finite_is_skipped(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tiny_job(data, steps=4)
+    recorder = Recorder()
+    trainer = Trainer(job, Ranks(), recorder)
+    _spoil(trainer, monkeypatch, calls={2, 3})
+    ending = trainer.run()
+    assert ending.skipped_steps == 2
+    assert ending.inner_step == 4 and ending.tokens == 4 * STEP_TOKENS
+    assert all(loss == loss for loss in recorder.losses)
+    assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
+
+
+def test_five_in_a_row_end_the_training(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(tiny_job(data, steps=9), Ranks(), Recorder())
+    _spoil(trainer, monkeypatch, calls=set(range(2, 7)))
+    with pytest.raises(TrainingDiverged, match="lower optimizer.lr"):
+        trainer.run()
+
+
+def _spoil(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:
+    """Let these forward passes in training (from 1) end in NaN, as an overflow would."""
+    forward, count = trainer.model.forward, 0
+
+    def spoiled(**batch: torch.Tensor) -> object:
+        nonlocal count
+        out = forward(**batch)
+        if trainer.model.training:
+            count += 1
+            if count in calls:
+                out.loss = out.loss * float("nan")
+        return out
+
+    monkeypatch.setattr(trainer.model, "forward", spoiled)
+
+
+def test_sigterm_ends_after_the_step_and_saves(data: Path, tmp_path: Path) -> None:
+    job = tiny_job(data, steps=50, checkpoint={"folder": tmp_path})
+    recorder = Recorder()
+    trainer = Trainer(job, Ranks(), recorder)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def update(now: Snapshot) -> None:
+        if now.inner_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    recorder.update = update
+    ending = trainer.run()
+    assert ending.reason == "drained" and ending.inner_step == 3
+    assert [path.name for path in (tmp_path / "alone").iterdir()] == ["step-0000000003"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_export_is_the_same_model_to_transformers(
+    data: Path, tmp_path: Path, tied: bool
+) -> None:
+    config = {**LLAMA, "tie_word_embeddings": tied}
+    job = tiny_job(data, steps=2, model={"config": config}, export={"folder": tmp_path / "out"})
+    ending, _, trainer = train(job)
+    assert ending.exported == str(tmp_path / "out")
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    ids = tokenizer("def main():", return_tensors="pt")["input_ids"]
+    assert ids.tolist() == [list(b"def main():")]
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, trainer.model.eval()(ids).logits)
+    said = sample(tmp_path / "out", "def ", max_new_tokens=8)
+    assert said.startswith("def ")
+    assert said == sample(tmp_path / "out", "def ", max_new_tokens=8)
+
+
+def test_a_training_goes_on_from_an_exported_folder(data: Path, tmp_path: Path) -> None:
+    job = tiny_job(data, steps=2)
+    _, _, trainer = train(job)
+    export_model(full_state(trainer.model), job, tmp_path)
+    again = Trainer(tiny_job(data, steps=2, model={"path": tmp_path, "config": None}), Ranks(),
+                    Recorder())  # fmt: skip
+    for name, tensor in full_state(again.model).items():
+        assert torch.equal(tensor, full_state(trainer.model)[name]), name
+
+
+def test_json_progress_is_one_object_a_line(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    with path.open("w") as out:
+        Trainer(tiny_job(data, steps=3), Ranks(), JsonProgress(out)).run()
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [one["event"] for one in told] == ["start", *["progress"] * 3, "end"]
+    assert told[-1]["bits_per_byte_start"] == told[0]["bits_per_byte"]
+    assert told[-2]["tokens"] == told[-1]["tokens"] == told[0]["tokens_total"]

@@ -1,0 +1,76 @@
+"""``python -m syncline.train`` with what is wrong: one sentence on standard error, an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from syncline_testing.training import tiny_data, tiny_job, to_toml
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "syncline.train", *arguments],
+        env={**kept, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    path = folder / "job.toml"
+    path.write_text(to_toml(tiny_job(tiny_data(folder / "tokens"), steps=100_000)))
+    return path
+
+
+def test_a_wrong_job_ends_in_one_sentence(tmp_path: Path, job: Path) -> None:
+    """Told before torch is imported, so each is quick."""
+    with command(str(tmp_path / "no.toml")) as missing:
+        assert ended(missing) == (
+            12,
+            f"cannot read the job {tmp_path / 'no.toml'}: No such file or directory; "
+            "give the path of a TOML file.\n",
+        )
+    with command(str(job), "--set", "train.micro_bach=2") as misspelt:
+        code, errors = ended(misspelt)
+    assert code == 10
+    assert errors.startswith(f"{job}: train.micro_bach is not a setting; did you mean micro_batch?")
+    assert errors.count("\n") == 1
+
+
+def test_what_only_building_shows_ends_in_one_sentence(tmp_path: Path, job: Path) -> None:
+    with command(str(job), "--set", f"data.path={tmp_path}") as process:
+        code, errors = ended(process)
+    assert code == 13
+    assert errors.startswith(f"{tmp_path} is not prepared data") and errors.count("\n") == 1
+
+
+def test_ctrl_c_ends_it_with_130(job: Path) -> None:
+    with command(str(job), "--progress", "json") as process:
+        assert process.stdout is not None
+        assert '"event": "start"' in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        code, errors = ended(process)
+    assert code == 130
+    assert "Traceback" not in errors

@@ -1,0 +1,83 @@
+"""The trainer over two ranks with FSDP2, as torchrun starts it, against one process.
+
+The same sequences, cut differently, must give the same losses; a checkpoint of two ranks goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from syncline.train.config import JobConfig
+from syncline.train.export import full_state
+from syncline.train.loop import Trainer
+from syncline.train.ranks import Ranks
+from syncline_testing.training import LLAMA, Recorder, tiny_data, tiny_job, to_toml
+
+STEPS, RESUMED_AT = 12, 8
+
+
+def environment() -> dict[str, str]:
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
+    return {**kept, "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(folder: Path, job: JobConfig, *arguments: str) -> list[dict[str, Any]]:
+    """Train on two ranks; what rank 0 told, line by line."""
+    path = folder / "job.toml"
+    path.write_text(to_toml(job))
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "syncline.train", str(path), "--progress", "json", *arguments]
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def losses(told: list[dict[str, Any]]) -> list[float]:
+    return [one["loss"] for one in told if one["event"] == "progress"]
+
+
+def test_two_ranks_train_as_one_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SYNCLINE_CONTROL", raising=False)
+    data = tiny_data(tmp_path / "tokens")
+    # Untied, so that embeddings, blocks and head are each a group of their own.
+    model = {"config": {**LLAMA, "tie_word_embeddings": False}}
+    one = Recorder()
+    alone = Trainer(tiny_job(data, steps=STEPS, model=model), Ranks(), one)
+    ending = alone.run()
+    kept = {"folder": tmp_path / "kept", "every_steps": RESUMED_AT}
+    two = tiny_job(
+        data,
+        steps=STEPS,
+        model=model,
+        train={"micro_batch": 2, "activation_checkpointing": True},
+        evaluate={"sequences": 7, "every_steps": 5},
+        checkpoint=kept,
+        export={"folder": tmp_path / "out"},
+    )
+    told = torchrun(tmp_path, two)
+    assert losses(told) == pytest.approx(one.losses, abs=1e-5)
+    assert told[-1]["own_tokens"] == ending.own_tokens
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    for name, tensor in full_state(alone.model).items():
+        torch.testing.assert_close(exported[name], tensor, atol=1e-5, rtol=0)
+
+    (tmp_path / "kept" / "alone" / f"step-{STEPS:010d}").rename(tmp_path / "aside")
+    resumed = torchrun(tmp_path, two, "--resume")
+    assert losses(resumed) == losses(told)[RESUMED_AT:]

@@ -1,0 +1,156 @@
+"""The trainer as a member of a run, against the real control plane and sync service."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from syncline.train.config import JobConfig
+from syncline.train.export import export_run
+from syncline_proto.errors import ConfigError, RunConflict, RunUnknown
+from syncline_proto.rest import RunCreate
+from syncline_testing.cluster import Cluster
+from syncline_testing.training import STEP_TOKENS, tiny_data, tiny_job, to_toml
+
+SYNC_EVERY = 4
+TIMEOUT_S = 100
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_data(tmp_path_factory.mktemp("data") / "tokens")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def settings(name: str, replicas: int, steps: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "sync_every": SYNC_EVERY,
+        "min_replicas": replicas,
+        "token_budget": replicas * steps * STEP_TOKENS,
+        "timeouts": {"lease": 5.0, "round_deadline": 60.0},
+    }
+
+
+@contextmanager
+def replica(
+    cluster: Cluster, folder: Path, job: JobConfig, name: str, *arguments: str, ranks: int = 1
+) -> Iterator[subprocess.Popen[str]]:
+    path = folder / f"{name}.toml"
+    path.write_text(to_toml(job))
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+    train = ["syncline.train", str(path), "--replica", name, "--progress", "json", *arguments]
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
+    with subprocess.Popen(
+        [sys.executable, "-m", *(launch if ranks > 1 else []), *train],
+        env={**kept, "OMP_NUM_THREADS": "1", "SYNCLINE_CONTROL": cluster.control_url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def told_by(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    lines, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, errors
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def test_replicas_of_one_and_two_ranks_end_with_one_model(
+    cluster: Cluster, data: Path, tmp_path: Path
+) -> None:
+    run = {**settings("pair", replicas=2, steps=24), "warmup_steps": 2}
+    one = tiny_job(data, steps=24, run=run)
+    two = tiny_job(data, steps=24, run=run, train={"micro_batch": 2})
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(replica(cluster, tmp_path, one, "one")),
+            stack.enter_context(replica(cluster, tmp_path, two, "two", ranks=2)),
+        ]
+        ends = [told_by(process)[-1] for process in running]
+
+    assert [end["reason"] for end in ends] == ["budget", "budget"]
+    assert ends[0]["tokens"] == ends[1]["tokens"] >= run["token_budget"]
+    assert ends[0]["rounds"] == ends[1]["rounds"] > 0
+    assert ends[0]["held_out_merged"] == pytest.approx(ends[1]["held_out_merged"], abs=1e-5)
+    for end in ends:
+        assert end["bits_per_byte_merged"] < end["bits_per_byte_start"] - 0.5
+        assert end["held_out_local"] is not None
+
+    view = cluster.get("/runs/pair")
+    assert view["state"] == "finished"
+    assert view["job"]["model"]["config"]["vocab_size"] == 257
+    kinds = {(series["replica"], series["kind"]) for series in cluster.get("/runs/pair/metrics")}
+    assert {("one", "train"), ("one", "held-out"), ("two", "merged")} <= kinds
+
+    exported = export_run("pair", cluster.control_url, tmp_path / "out")
+    assert exported.revision == ends[0]["revision"]
+    assert exported.committed_tokens == ends[0]["tokens"]
+    model = AutoModelForCausalLM.from_pretrained(exported.folder, local_files_only=True)
+    assert exported.parameters == sum(p.numel() for p in model.parameters())
+    # What everybody holds is what the bf16 downlink decodes to.
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, parameter.bfloat16().float()), name
+
+
+def test_a_drained_replica_leaves_and_comes_back(
+    cluster: Cluster, data: Path, tmp_path: Path
+) -> None:
+    kept = {"folder": tmp_path / "kept"}
+    endless = settings("drained", replicas=1, steps=100_000)
+    job = tiny_job(data, steps=4, run=endless, checkpoint=kept)
+    with replica(cluster, tmp_path, job, "first") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line).get("revision", 0) >= 1:
+                break
+        process.send_signal(signal.SIGTERM)
+        last = told_by(process)[-1]
+    assert last["event"] == "end" and last["reason"] == "drained"
+    (view,) = cluster.get("/runs/drained/replicas")
+    assert view["state"] == "left"
+    committed = cluster.get("/runs/drained")["committed_tokens"]
+    assert committed == last["inner_step"] * STEP_TOKENS, "what was done is pushed before leaving"
+
+    with replica(cluster, tmp_path, job, "first", "--resume") as process:
+        assert process.stdout is not None
+        told = (json.loads(line) for line in process.stdout)
+        first = next(one for one in told if one["event"] == "progress")
+        process.send_signal(signal.SIGTERM)
+        told_by(process)
+    assert first["inner_step"] == last["inner_step"] + 1
+    assert first["tokens"] == committed + STEP_TOKENS
+
+
+def test_only_a_run_of_the_trainer_that_has_begun_is_exported(
+    cluster: Cluster, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RunUnknown):
+        export_run("nobody", cluster.control_url, tmp_path)
+    cluster.post("/runs", RunCreate(name="own-loop").model_dump(mode="json"))
+    with pytest.raises(ConfigError, match="names no model"):
+        export_run("own-loop", cluster.control_url, tmp_path)
+    job = tiny_job(data, steps=4).to_job()
+    cluster.post("/runs", RunCreate(name="not-begun", job=job).model_dump(mode="json"))
+    with pytest.raises((RunConflict, RunUnknown)):
+        export_run("not-begun", cluster.control_url, tmp_path)

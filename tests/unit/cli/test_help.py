@@ -1,0 +1,77 @@
+"""Every command explains itself, and quickly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from syncline.cli.app import run
+
+COMMANDS = (
+    "demo",
+    "up",
+    "train",
+    "export",
+    "sample",
+    "status",
+    "events",
+    "rounds",
+    "runs ls",
+    "runs show",
+    "runs create",
+    "runs pause",
+    "runs resume",
+    "runs stop",
+    "runs set",
+    "replicas ls",
+    "replicas drain",
+    "replicas kick",
+    "data prepare",
+    "data inspect",
+    "doctor",
+    "version",
+    "exit-codes",
+)
+NO_JSON = {"train"}  # its progress has a form of its own
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"      syncline {command}" in shown or f"    syncline {command}" in shown
+    assert "Example" in shown
+    assert ("--json" in shown) == (command not in NO_JSON)
+
+
+def test_the_list_above_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = {"runs", "replicas", "data"}
+    found: set[str] = set()
+    for group in ("", *groups):
+        assert run([*group.split(), "--help"]) == 0
+        listed = capsys.readouterr().out.partition("Commands:\n")[2]
+        names = {line.split()[0] for line in listed.splitlines() if line.strip()}
+        found |= {f"{group} {name}".strip() for name in names - groups}
+    assert found == set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["runs", "nonsense"], ["status", "--nonsense"], ["runs", "show"]]
+)
+def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from syncline.cli.app import run\n"
+        "assert run(['--help']) == 0\n"
+        "heavy = {'torch', 'transformers', 'httpx', 'grpc', 'numpy', 'rich'}\n"
+        "sys.exit(repr(heavy & sys.modules.keys()) if heavy & sys.modules.keys() else 0)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

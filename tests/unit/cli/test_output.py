@@ -1,0 +1,78 @@
+"""What is printed is what was meant, whatever it holds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from syncline.cli import output
+from syncline.cli.about import exit_code_rows
+from syncline.cli.app import run
+from syncline_proto.errors import FileMissing, SynclineError, leaves
+from syncline_proto.rest import LossPoint
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (999, "999"),
+        (1000, "1 k"),
+        (12_345, "12.3 k"),
+        (1_234_567, "1.23 M"),
+        (2.5e9, "2.5 G"),
+    ],
+)
+def test_counts_have_three_digits(number: float | None, words: str) -> None:
+    assert output.count(number) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, "–"), (0.4, "0 s"), (59.4, "59 s"), (65, "1:05"), (7385, "2:03:05")],
+)
+def test_durations_read_like_a_clock(seconds: float | None, words: str) -> None:
+    assert output.duration(seconds) == words
+
+
+def test_names_are_never_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show([], False, lambda: output.table(("name",), [("a[red]b",)], empty=""))
+    output.error(FileMissing("there is no [bold]/tmp/x[/bold]"))
+    shown = capsys.readouterr()
+    assert "a[red]b" in shown.out
+    assert shown.err == "error: there is no [bold]/tmp/x[/bold]\n"
+
+
+def test_json_holds_models_in_any_nesting(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show({"a": [LossPoint(tokens=3, loss=1.5)], "b": None}, True, lambda: "unused")
+    found = json.loads(capsys.readouterr().out)
+    assert found["a"][0]["tokens"] == 3
+    assert found["b"] is None
+
+
+def test_every_error_is_in_the_table_of_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = exit_code_rows()
+    codes = [row["exit"] for row in rows]
+    assert codes == sorted(set(codes))
+    ours = {kind.exit_code for kind in leaves() if kind is not SynclineError}
+    assert ours | {0, 1, 2, 13, 130} <= set(codes)
+    assert run(["exit-codes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == rows
+
+
+def test_an_unforeseen_fault_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(as_json: bool = False) -> None:
+        raise ZeroDivisionError("a planted fault\nwith two lines")
+
+    monkeypatch.setattr("syncline.cli.about.exit_code_rows", fail)
+    assert run(["exit-codes"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    assert "a planted fault" in said and "SYNCLINE_DEBUG" in said
+    monkeypatch.setenv("SYNCLINE_DEBUG", "1")
+    assert run(["exit-codes"]) == 1
+    assert "Traceback" in capsys.readouterr().err

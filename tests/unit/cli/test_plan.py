@@ -1,0 +1,99 @@
+"""A job's file and a person's flags become one launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syncline.launch.commands import devices, trainer
+from syncline.launch.plan import locked, plan_up
+from syncline_proto.errors import ConfigError, FileMissing
+
+JOB = """
+[run]
+name = "tiny"
+token_budget = 10_000
+[model]
+config = { model_type = "llama" }
+[data]
+source = ["builtin"]
+[up]
+replicas = 3
+ranks = 2
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return str(path)
+
+
+def test_the_run_expects_the_replicas_that_are_started(job: str, tmp_path: Path) -> None:
+    launch = plan_up(job, str(tmp_path), [], None, 3, None)
+    assert (launch.replicas, launch.ranks, launch.restarts) == (3, 2, 3)
+    assert launch.job.settings.replicas == 3
+    more = plan_up(job, str(tmp_path), ["run.expected_replicas=7"], None, 3, None)
+    assert (more.replicas, more.job.settings.replicas) == (3, 7)
+    flag = plan_up(job, str(tmp_path), ["run.expected_replicas=7"], 5, 3, None)
+    assert (flag.replicas, flag.job.settings.replicas) == (5, 5)
+
+
+def test_replicas_are_given_what_made_the_plan(job: str, tmp_path: Path) -> None:
+    launch = plan_up(job, str(tmp_path), ["run.sync_every=5"], 2, 0, None)
+    again = launch.job.load(launch.job_file, list(launch.overrides))
+    assert again == launch.job
+    assert again.run.sync_every == 5
+
+
+def test_a_run_comes_back_to_its_folder(job: str, tmp_path: Path) -> None:
+    first, second = (plan_up(job, str(tmp_path / "out"), [], None, 3, None) for _ in range(2))
+    assert first.folder == second.folder == tmp_path / "out" / "tiny"
+    assert first.job.checkpoint.folder == first.folder / "checkpoints"
+
+
+def test_one_launch_at_a_time_uses_a_folder(tmp_path: Path) -> None:
+    with locked(tmp_path / "a"):
+        with pytest.raises(ConfigError, match="--out"), locked(tmp_path / "a"):
+            pass
+        with locked(tmp_path / "b"):
+            pass
+    with locked(tmp_path / "a"):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--out"), locked(tmp_path / "file" / "below"):
+        pass
+
+
+def test_wrong_jobs_are_told_before_anything_starts(job: str, tmp_path: Path) -> None:
+    with pytest.raises(FileMissing):
+        plan_up(str(tmp_path / "none.toml"), None, [], None, 3, None)
+    with pytest.raises(ConfigError, match="sync_evry"):
+        plan_up(job, None, ["run.sync_evry=5"], None, 3, None)
+
+
+def test_gpus_are_dealt_out_without_giving_one_twice_to_a_replica() -> None:
+    assert devices(2, 1, []) == [{}, {}]
+    assert devices(2, 2, ["0", "1", "2", "3"]) == [
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {"CUDA_VISIBLE_DEVICES": "2,3"},
+    ]
+    assert devices(3, 1, ["a", "b"]) == [{"CUDA_VISIBLE_DEVICES": name} for name in "aba"]
+    assert devices(1, 2, ["0"]) == [{}]
+    for given in devices(5, 3, ["0", "1", "2", "3"]):
+        names = given["CUDA_VISIBLE_DEVICES"].split(",")
+        assert len(set(names)) == 3
+
+
+def test_the_trainer_is_started_once_for_each_rank() -> None:
+    alone = trainer("job.toml", replica="replica-0", overrides=["a.b=1", "c.d=x y"])
+    assert alone[1:3] == ["-m", "syncline.train"]
+    assert alone[-4:] == ["--set", "a.b=1", "--set", "c.d=x y"]
+    shared = trainer("job.toml", ranks=2, resume=True)
+    assert "ranks.py" in shared[2] and shared[3] == "2"
+    assert shared[-1] == "--resume"

@@ -1,0 +1,125 @@
+"""What replicas say is folded into what a screen shows and what a launch ends with."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from syncline.cli import live
+from syncline.launch.view import ReplicaNow, View, result
+from syncline.train.progress import Ending, JsonProgress, Snapshot, Start
+
+START = Start(
+    run="tiny",
+    replica="replica-0",
+    parameters=1000,
+    tokens_total=1_000_000,
+    held_out_loss=5.5,
+    bits_per_byte=8.0,
+)
+NOW = Snapshot(
+    phase="training",
+    inner_step=40,
+    tokens=400_000,
+    tokens_total=1_000_000,
+    loss=2.5,
+    bits_per_byte=3.6,
+    held_out_loss=2.6,
+    held_out_bits_per_byte=3.75,
+    lr=1e-3,
+    grad_norm=1.0,
+    tokens_per_second=1000.0,
+    round=3,
+    revision=3,
+    exposed_sync_s=1.0,
+    exposed_sync_share=0.1,
+    seconds=10.0,
+    eta_s=30.0,
+)
+END = Ending(
+    reason="budget",
+    bits_per_byte_start=8.0,
+    held_out_local=2.0,
+    bits_per_byte_local=2.9,
+    held_out_merged=1.9,
+    bits_per_byte_merged=2.8,
+    tokens=1_000_000,
+    own_tokens=500_000,
+    seconds=100.0,
+    tokens_per_second=5000.0,
+    exposed_sync_s=2.0,
+    exposed_sync_share=0.02,
+    rounds=9,
+    revision=9,
+    inner_step=100,
+    skipped_steps=0,
+    exported=None,
+)
+
+
+def told(*, now: Snapshot = NOW, end: Ending | None = None) -> list[str]:
+    """The lines that a replica really writes."""
+    out = io.StringIO()
+    progress = JsonProgress(out)
+    progress.start(START)
+    progress.update(now)
+    progress.close(end)
+    return out.getvalue().splitlines()
+
+
+def view(*ends: Ending | None) -> View:
+    replicas = {f"replica-{i}": ReplicaNow(name=f"replica-{i}") for i in range(len(ends))}
+    for replica, end in zip(replicas.values(), ends, strict=True):
+        replica.hear(told(end=end))
+    return View(run="tiny", page="http://127.0.0.1:1/", replicas=replicas)
+
+
+def test_the_trainers_own_lines_are_understood() -> None:
+    replica = ReplicaNow(name="replica-0")
+    assert replica.stage == "starting"
+    replica.hear(["a library said this", '"and this"', *told(end=END)])
+    assert (replica.begun, replica.latest, replica.ending) == (START, NOW, END)
+    assert replica.stage == "training"
+
+
+def test_sums_over_the_replicas() -> None:
+    seen = view(None, None)
+    assert seen.tokens_per_second == 2000.0
+    assert seen.tokens == 400_000  # of the run: each replica counts everybody's
+    assert seen.eta_s == pytest.approx(300.0)
+    assert seen.exposed_sync_share == pytest.approx(0.1)
+
+
+def test_a_result_needs_one_replica_at_its_end() -> None:
+    assert result(view(None, None), "folder", 1.0) is None
+    newer = replace(END, revision=10, bits_per_byte_merged=2.7)
+    found = result(view(END, newer, None), "folder", 120.0)
+    assert found is not None
+    assert found.failed == ["replica-2"]
+    assert found.bits_per_byte_end == 2.7
+    assert found.tokens_per_second == 10_000.0
+    assert found.as_dict()["replicas"]["replica-0"]["held_out_local"] == 2.0
+
+
+def test_a_number_that_is_not_finite_does_not_stop_the_screen() -> None:
+    seen = view(None)
+    seen.replicas["replica-0"].hear(
+        told(now=replace(NOW, loss=float("nan"), grad_norm=float("inf")))
+    )
+    drawn = io.StringIO()
+    Console(file=drawn, width=160).print(live.picture(seen))
+    assert "replica-0" in drawn.getvalue()
+    assert "revision 3" in live.line(seen)
+
+
+def test_the_end_shows_every_replica_and_the_merged_model() -> None:
+    found = result(view(END, None), "folder", 120.0)
+    assert found is not None
+    drawn = io.StringIO()
+    Console(file=drawn, width=160).print(live.ending(found))
+    shown = drawn.getvalue()
+    for word in ("replica-0", "replica-1", "failed", "merged", "1.9000", "2.800", "folder"):
+        assert word in shown

@@ -1,0 +1,149 @@
+"""A job is read whole or refused in one sentence."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from syncline.train.config import JobConfig
+from syncline_proto.errors import ConfigError, FileMissing, SynclineError
+
+SMALLEST = """
+[run]
+name = "one"
+token_budget = 1000
+[model]
+config = { model_type = "llama" }
+[data]
+source = ["builtin"]
+"""
+
+
+def write(folder: Path, text: str = SMALLEST) -> Path:
+    path = folder / "job.toml"
+    path.write_text(text)
+    return path
+
+
+def refused(folder: Path, text: str = SMALLEST, *overrides: str) -> SynclineError:
+    with pytest.raises(ConfigError) as raised:
+        JobConfig.load(write(folder, text), list(overrides))
+    assert "\n" not in raised.value.message
+    return raised.value
+
+
+def test_the_smallest_job_has_defaults_for_all_else(tmp_path: Path) -> None:
+    job = JobConfig.load(write(tmp_path))
+    assert job.settings.strategy == "edit"
+    assert job.settings.token_budget == 1000
+    assert job.train.clip == 1.0
+
+
+def test_the_presets_of_a_strategy_hold_in_a_job(tmp_path: Path) -> None:
+    job = JobConfig.load(write(tmp_path), ["run.strategy=local-sgd", "run.outer.clip=2"])
+    assert (job.settings.outer.lr, job.settings.outer.momentum) == (1.0, 0.0)
+    assert job.settings.outer.clip == 2.0
+    assert not job.settings.penalty.enabled
+
+
+def test_a_job_survives_the_way_through_json(tmp_path: Path) -> None:
+    job = JobConfig.load(write(tmp_path), ["run.outer.lr=0.5", "data.source=['a b', 'c']"])
+    assert JobConfig.from_job(job.to_job()) == job
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("train.micro_batch=3", "train", "micro_batch", 3),
+        ("optimizer.lr = 1e-2", "optimizer", "lr", 0.01),
+        ("optimizer.betas=[0.8, 0.9]", "optimizer", "betas", (0.8, 0.9)),
+        ("train.compile=true", "train", "compile", True),
+        ("train.clip=none", "train", "clip", None),
+        ("data.tokenizer=bpe:512", "data", "tokenizer", "bpe:512"),
+        ("export.folder=a=b", "export", "folder", Path("a=b")),
+    ],
+)
+def test_overrides_are_toml_or_text(
+    tmp_path: Path, override: str, section: str, key: str, value: object
+) -> None:
+    job = JobConfig.load(write(tmp_path), [override])
+    assert getattr(getattr(job, section), key) == value
+
+
+def test_an_unknown_key_is_named_with_what_is_allowed(tmp_path: Path) -> None:
+    error = refused(tmp_path, SMALLEST + "[train]\nmicro_bach = 2\n")
+    assert error.message.startswith(f"{tmp_path / 'job.toml'}: train.micro_bach is not a setting")
+    assert "did you mean micro_batch?" in error.message
+    assert "accumulate" in error.message
+    assert error.exit_code == 10
+
+
+def test_an_unknown_key_of_the_run_is_found_as_well(tmp_path: Path) -> None:
+    assert "run.outer.momentun is not a setting" in refused(
+        tmp_path, SMALLEST, "run.outer.momentun=0.5"
+    ).message  # fmt: skip
+    assert "sync_evry is not a setting" in refused(tmp_path, SMALLEST, "run.sync_evry=5").message
+    assert "trian is not a setting" in refused(tmp_path, SMALLEST, "trian.clip=5").message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.micro_batch=many", "train.micro_batch: input should be a valid integer"),
+        ("train.micro_batch=0", "greater than or equal to 1, not 0"),
+        ("train.precision=fp8", "'fp32' or 'bf16', not 'fp8'"),
+        ("run.name=No Name", "run.name: string should match"),
+        ("optimizer.betas=[0.9, 1.0]", "optimizer: betas: each must be at least 0 and below 1"),
+        ("run.timeouts.lease=500", "run.timeouts: timeouts: the lease (500.0 s)"),
+        ("train=5", "train: input should be a valid dictionary or instance of TrainSection"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(
+    tmp_path: Path, override: str, expected: str
+) -> None:
+    assert expected in refused(tmp_path, SMALLEST, override).message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["run.token_budget=none"], 'optimizer.schedule "cosine" needs an end'),
+        (["optimizer.warmup_tokens=1000"], "must be below run.token_budget (1000)"),
+        (["data.path=here"], "data: give either path (a prepared folder) or source"),
+        (["model.path=here"], "model: give either config or path"),
+        (["model.config={}"], "config needs a model_type"),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused(
+    tmp_path: Path, overrides: list[str], expected: str
+) -> None:
+    assert expected in refused(tmp_path, SMALLEST, *overrides).message
+
+
+def test_a_missing_section_is_named(tmp_path: Path) -> None:
+    assert refused(tmp_path, "[run]\nname = 'one'\n").message.endswith("model is missing.")
+
+
+def test_what_is_no_toml_is_refused_with_its_line(tmp_path: Path) -> None:
+    assert "line 2" in refused(tmp_path, "[run]\nname = \n").message
+
+
+@pytest.mark.parametrize("override", ["train", "=3", "train..clip=3", "run.name.first=3"])
+def test_an_override_must_name_a_key(tmp_path: Path, override: str) -> None:
+    assert f"--set {override}" in refused(tmp_path, SMALLEST, override).message
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileMissing, match="No such file or directory") as raised:
+        JobConfig.load(tmp_path / "no.toml")
+    assert raised.value.exit_code == 12
+
+
+def test_every_preset_is_a_job() -> None:
+    presets = list(Path(str(files("syncline.train").joinpath("presets"))).glob("*.toml"))
+    assert presets
+    for path in presets:
+        job = JobConfig.load(path)
+        assert job.run.token_budget and job.run.min_replicas == job.up.replicas, path

@@ -1,0 +1,69 @@
+"""What a job's model may be, and where it is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from syncline.train.model import blocks_of, build_config, build_model
+from syncline_proto.errors import ConfigError, FileMissing
+from syncline_testing.training import LLAMA, tiny_job
+
+VOCABULARY, END = 257, 256
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64}
+
+
+def build(config: dict[str, Any], **sections: Any) -> Any:
+    job = tiny_job(Path("nowhere"), steps=1, model={"config": config}, **sections)
+    return build_model(job, VOCABULARY, END)
+
+
+def test_the_vocabulary_follows_the_tokenizer_where_the_job_is_silent() -> None:
+    job = tiny_job(Path("nowhere"), steps=1)
+    config = build_config(job.model, VOCABULARY, END)
+    assert (config.vocab_size, config.eos_token_id) == (VOCABULARY, END)
+    larger = tiny_job(Path("nowhere"), steps=1, model={"config": {**LLAMA, "vocab_size": 320}})
+    assert build_config(larger.model, VOCABULARY, END).vocab_size == 320
+
+
+def test_the_same_seed_gives_the_same_parameters_whatever_came_before() -> None:
+    one = build(LLAMA)
+    torch.rand(3)
+    two, other = build(LLAMA), build(LLAMA, train={"seed": 1})
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
+
+
+@pytest.mark.parametrize(("config", "count"), [(LLAMA, 2), (GPT2, 3)])
+def test_the_blocks_are_found(config: dict[str, Any], count: int) -> None:
+    assert len(blocks_of(build(config))) == count
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "nonesuch"}, "model.config: "),
+        ({**LLAMA, "hidden_sizee": 3}, "model.config.hidden_sizee is not a setting of llama"),
+        ({**LLAMA, "hidden_size": "x"}, "hidden_size"),
+        ({**LLAMA, "num_attention_heads": 5}, "not a multiple of the number of attention heads"),
+        ({**LLAMA, "vocab_size": 100}, "the model has 100 token ids and the tokenizer 257"),
+        ({**LLAMA, "max_position_embeddings": 16}, "data.sequence_length 32 is more than the 16"),
+        ({"model_type": "t5"}, "model: "),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(config: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        build(config)
+    assert expected in raised.value.message
+    assert "\n" not in raised.value.message
+
+
+def test_a_folder_without_a_config_is_missing(tmp_path: Path) -> None:
+    job = tiny_job(Path("nowhere"), steps=1, model={"config": None, "path": tmp_path})
+    with pytest.raises(FileMissing, match=r"holds no config\.json"):
+        build_model(job, VOCABULARY, END)

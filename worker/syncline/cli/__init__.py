@@ -1,0 +1,1 @@
+"""The command line. Imports torch and transformers only inside the commands that need them."""

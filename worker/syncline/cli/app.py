@@ -1,0 +1,80 @@
+"""``syncline``: the commands put together, and the one place where their errors end.
+
+Every error of ours ends in one sentence and its exit code, every other fault in one sentence that
+says how to see more, Ctrl+C in 130. A traceback is for SYNCLINE_DEBUG=1 alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from syncline.cli import about, data, doctor, output, replicas, runs, train, up, watch
+from syncline_proto.errors import SynclineError
+
+FAULT = 1
+INTERRUPTED = 130
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help is read as fast as it is printed
+    help="""Train one language model on machines that cannot afford to talk at every step.
+
+    \b
+    First steps:
+      syncline demo                 watch two replicas train, then sample from the result
+      syncline up job.toml          do the same with a job of your own
+      syncline doctor               see whether this machine is ready
+    """,
+)
+app.command()(up.demo)
+app.command()(up.up)
+app.command()(train.train)
+app.command()(train.export)
+app.command()(train.sample)
+app.command()(watch.status)
+app.command()(watch.events)
+app.command()(watch.rounds)
+app.add_typer(runs.app, name="runs")
+app.add_typer(replicas.app, name="replicas")
+app.add_typer(data.app, name="data")
+app.command()(doctor.doctor)
+app.command()(about.version)
+app.command("exit-codes")(about.exit_codes)
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; return the exit code."""
+    try:
+        app(arguments, prog_name="syncline")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SynclineError as problem:
+        _trace_if_asked()
+        return output.error(problem)
+    except Exception as fault:
+        _trace_if_asked()
+        said = f"{type(fault).__name__}: {fault}".partition("\n")[0]
+        output.error(
+            SynclineError(f"A fault of ours ({said}); SYNCLINE_DEBUG=1 shows where, please report.")
+        )
+        return FAULT
+    return 0
+
+
+def _trace_if_asked() -> None:
+    if os.environ.get("SYNCLINE_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exc()

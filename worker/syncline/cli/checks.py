@@ -1,0 +1,239 @@
+"""What ``syncline doctor`` looks at, check by check, cheapest first.
+
+Each check answers with findings and never raises for what it was made to find.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+from syncline_proto.errors import SynclineError, Unreachable
+
+if TYPE_CHECKING:
+    from syncline.launch.client import OperatorClient
+
+Verdict = Literal["ok", "warn", "fail"]
+
+GIB = 1 << 30
+DISK_WARN_BYTES = 5 * GIB
+DISK_FAIL_BYTES = GIB // 2
+MEMORY_WARN_BYTES = 2 * GIB
+MEMORY_FAIL_BYTES = GIB // 2
+SKEW_WARN_S = 2.0
+"""The Date header has whole seconds, so smaller differences cannot be seen."""
+CALL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    check: str
+    verdict: Verdict
+    what: str
+    advice: str = ""
+    """What to do; empty when all is well."""
+
+
+def all_checks(folder: str, control: str, token: str | None) -> Iterator[Finding]:
+    """Yield every finding, as soon as it is there."""
+    yield python()
+    yield from packages()
+    yield threads()
+    yield disk(Path(folder))
+    yield memory()
+    yield gpu()
+    yield from services(control, token)
+
+
+def python() -> Finding:
+    """Which one it is; an older one than this package needs cannot get here."""
+    return Finding(check="python", verdict="ok", what=platform.python_version())
+
+
+def packages() -> Iterator[Finding]:
+    """What training needs, and what the services need if they are to run here."""
+    from syncline.cli.about import installed
+
+    for name in ("torch", "transformers"):
+        version = installed(name)
+        advice = "" if version else "Training needs it: pip install 'syncline[worker]'."
+        what = version or "not installed"
+        yield Finding(check=name, verdict="ok" if version else "fail", what=what, advice=advice)
+    missing = [name for name in ("fastapi", "uvicorn", "sqlalchemy") if not installed(name)]
+    if missing:
+        yield Finding(
+            check="services",
+            verdict="warn",
+            what=f"without {', '.join(missing)}",
+            advice="syncline up and demo need them: pip install 'syncline[sync,control]'.",
+        )
+
+
+def threads() -> Finding:
+    """More threads than cores make every replica on the machine slow."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    what = f"{cores} cores, OMP_NUM_THREADS {wanted or 'not set'}"
+    if cores and wanted.isdecimal() and int(wanted) > cores:
+        advice = f"Set OMP_NUM_THREADS to at most {cores}."
+        return Finding(check="threads", verdict="warn", what=what, advice=advice)
+    return Finding(check="threads", verdict="ok", what=what)
+
+
+def disk(folder: Path) -> Finding:
+    """Room where the store, checkpoints and exports go."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    if not os.access(place, os.W_OK):
+        advice = "Choose a folder that you may write to with --folder."
+        return Finding(check="disk", verdict="fail", what=f"{place} is not writable", advice=advice)
+    free = shutil.disk_usage(place).free
+    return _room(
+        "disk", free, f"at {place}", DISK_WARN_BYTES, DISK_FAIL_BYTES, "Make room on this disk."
+    )
+
+
+def memory() -> Finding:
+    """Memory that can be taken without pushing others out."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return Finding(check="memory", verdict="ok", what="this system does not say")
+    values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    free = values.get("MemAvailable", values.get("MemFree", 0))
+    advice = "Close other programs, or train a smaller model."
+    return _room("memory", free, "", MEMORY_WARN_BYTES, MEMORY_FAIL_BYTES, advice)
+
+
+def _room(check: str, free: int, where: str, warn: int, fail: int, advice: str) -> Finding:
+    what = f"{free / GIB:.1f} GiB free {where}".rstrip()
+    verdict: Verdict = "fail" if free < fail else "warn" if free < warn else "ok"
+    return Finding(
+        check=check, verdict=verdict, what=what, advice="" if verdict == "ok" else advice
+    )
+
+
+def gpu() -> Finding:
+    """Whether PyTorch sees a GPU; training on the CPU is fine for small models."""
+    try:
+        import torch
+    except ImportError:
+        return Finding(
+            check="gpu", verdict="warn", what="unknown without torch", advice="Install torch."
+        )
+    if not torch.cuda.is_available():
+        driver = Path("/proc/driver/nvidia/version").exists()
+        if driver:
+            advice = "A driver is loaded, but this PyTorch does not use it: install a CUDA build."
+            return Finding(check="gpu", verdict="warn", what="not usable", advice=advice)
+        return Finding(check="gpu", verdict="ok", what="none; training runs on the CPU")
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return Finding(check="gpu", verdict="ok", what=f"{len(names)}: {', '.join(sorted(set(names)))}")
+
+
+def services(control: str, token: str | None) -> Iterator[Finding]:
+    """Control plane, clocks, sync services; or whether the port is free for a first start."""
+    from syncline.launch.client import OperatorClient
+
+    try:
+        with OperatorClient(control, token, call_s=CALL_S) as client:
+            yield from _control(client)
+            yield from _sync_services(client)
+    except Unreachable as away:
+        yield _nobody(control, away)
+    except SynclineError as problem:
+        yield Finding(
+            check="control plane",
+            verdict="fail",
+            what=problem.message,
+            advice="Check --control and --token.",
+        )
+
+
+def _nobody(control: str, away: Unreachable) -> Finding:
+    """Tell a port that is free from one that somebody else holds."""
+    from syncline.launch.ports import LOOPBACK, require_free
+
+    address = urlsplit(control)
+    if address.hostname in (LOOPBACK, "localhost") and address.port:
+        try:
+            require_free(address.port, "--port")
+        except SynclineError as taken:
+            return Finding(
+                check="control plane",
+                verdict="fail",
+                what=f"something that is no control plane holds port {address.port}",
+                advice=taken.message,
+            )
+        return Finding(
+            check="control plane",
+            verdict="warn",
+            what=f"none at {control}; port {address.port} is free",
+            advice="Start one with syncline-control; syncline up and demo bring their own.",
+        )
+    return Finding(
+        check="control plane",
+        verdict="fail",
+        what=away.message,
+        advice="Check the address, the network and the firewall.",
+    )
+
+
+def _control(client: OperatorClient) -> Iterator[Finding]:
+    before = time.time()
+    server = client.server_time()
+    after = time.time()
+    if not client.ready():
+        yield Finding(
+            check="control plane",
+            verdict="fail",
+            what=f"{client.url} is up, but its database does not answer",
+            advice="Look into its log, and at its --database.",
+        )
+        return
+    runs = len(client.runs())
+    yield Finding(check="control plane", verdict="ok", what=f"{client.url}, {runs} runs")
+    if server is None:
+        return
+    # The header was written somewhere in [before, after], and cut to whole seconds.
+    skew = max(0.0, before - server - 1.0, server - after)
+    if skew <= SKEW_WARN_S:
+        yield Finding(check="clocks", verdict="ok", what=f"within {SKEW_WARN_S:.0f} s")
+        return
+    advice = "Set both clocks by NTP; times in events and on the page look odd until then."
+    yield Finding(check="clocks", verdict="warn", what=f"{skew:.0f} s apart", advice=advice)
+
+
+def _sync_services(client: OperatorClient) -> Iterator[Finding]:
+    from syncline.launch.probes import grpc_serving
+
+    found = client.sync_services()
+    if not found:
+        yield Finding(
+            check="sync service",
+            verdict="warn",
+            what="none has announced itself",
+            advice="Start one with syncline-sync --control, or nobody can train.",
+        )
+    for one in found:
+        name = f"{one.name} at {one.address}"
+        verdict: Verdict = "fail"
+        if not one.alive:
+            what = f"{name} is lost"
+            advice = "Start it again; replicas wait for it within their timeouts."
+        elif not grpc_serving(one.address, CALL_S):
+            what = f"{name} is alive, but its gRPC health does not answer here"
+            advice = "Open the way to its port from here, and check the address it announces."
+        else:
+            verdict, what, advice = "ok", name, ""
+        yield Finding(check="sync service", verdict=verdict, what=what, advice=advice)

@@ -1,0 +1,109 @@
+"""``syncline data``: from text to token shards, and a look at them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from syncline.cli import output
+from syncline.cli.options import Json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from syncline.data.prepare import Summary
+
+app = typer.Typer(no_args_is_help=True, help="Turn text into token shards, and look at them.")
+
+
+@app.command("prepare")
+def prepare_data(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Text, JSON lines or Parquet files, folders or globs of them; "
+            "builtin (Python's own source); hf:OWNER/NAME for a Hugging Face dataset.",
+        ),
+    ],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="The new folder.")],
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="byte, bpe:VOCAB to train one, or a tokenizer.json or its folder."
+        ),
+    ] = "byte",
+    held_out: Annotated[
+        float, typer.Option(min=0.0, max=0.99, help="Share of the documents for evaluation.")
+    ] = 0.05,
+    text_field: Annotated[
+        str, typer.Option(metavar="NAME", help="The text's field in JSON lines and Parquet.")
+    ] = "text",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace prepared data of an earlier time.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Tokenize sources into a folder of memory-mapped shards, split into train and held-out.
+
+    \b
+    Examples:
+      syncline data prepare builtin --out data/python
+      syncline data prepare books/ notes.jsonl --out data/books --tokenizer bpe:8192
+    """
+    from syncline.data.prepare import prepare
+
+    made = prepare(
+        sources,
+        out,
+        tokenizer,
+        held_out,
+        text_field=text_field,
+        overwrite=overwrite,
+        progress=not as_json,
+    )
+    output.show(made.as_dict(), as_json, lambda: _picture(made))
+
+
+@app.command("inspect")
+def inspect_data(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A prepared folder.")],
+    as_json: Json = False,
+) -> None:
+    """Check every byte of a prepared folder and say what it holds.
+
+    \b
+    Example:
+      syncline data inspect data/python
+    """
+    from syncline.data.prepare import inspect
+
+    found = inspect(folder, progress=not as_json)
+    output.show(found.as_dict(), as_json, lambda: _picture(found))
+
+
+def _picture(summary: Summary) -> RenderableType:
+    from rich.console import Group
+
+    columns = ("split", ">documents", ">bytes", ">tokens", ">shards", ">bytes/token")
+    rows = (
+        (
+            split.name,
+            f"{split.documents:,}",
+            output.count(split.bytes),
+            output.count(split.tokens),
+            split.shards,
+            output.decimals(split.bytes_per_token, 2),
+        )
+        for split in summary.splits
+    )
+    facts = output.facts(
+        [
+            ("folder", summary.folder),
+            ("tokenizer", f"{summary.tokenizer}, {summary.vocab_size:,} tokens, {summary.dtype}"),
+            ("fingerprint", summary.fingerprint),
+            ("took", output.duration(summary.seconds)),
+        ]
+    )
+    return Group(facts, "", output.table(columns, rows, empty="It is empty."))

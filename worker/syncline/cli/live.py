@@ -1,0 +1,214 @@
+"""The screen of ``demo`` and ``up``: live on a terminal, a line now and then in a log.
+
+It only shows; what is shown is ``launch.view``'s business.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from syncline.cli import output
+from syncline.launch.view import ReplicaNow, Result, View
+
+LINE_S = 10.0
+"""Between two lines where there is no terminal."""
+
+
+class RunScreen(Protocol):
+    """A screen for one launch, as a context manager."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+    def say(self, sentence: str) -> None: ...
+    def update(self, view: View) -> None: ...
+
+
+class LiveScreen:
+    """A picture that is drawn anew four times a second, below what has been said."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, sentence: str) -> None:
+        self._console.print(Text(sentence, style="dim"))
+
+    def update(self, view: View) -> None:
+        if self._live is None:
+            # Not earlier, so that the bar of data preparation has the screen to itself.
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        self._live.update(picture(view))
+
+
+class LineScreen:
+    """One line of text every ten seconds, for logs and for pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._told_at = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def say(self, sentence: str) -> None:
+        self._console.print(sentence, markup=False, soft_wrap=True)
+
+    def update(self, view: View) -> None:
+        now = time.monotonic()
+        if view.speaking and now - self._told_at >= LINE_S:
+            self._told_at = now
+            self.say(line(view))
+
+
+def screen_for(as_json: bool) -> RunScreen:
+    """Return the screen that fits; with JSON it speaks on standard error."""
+    console = output.console(stderr=as_json)
+    return LiveScreen(console) if console.is_terminal else LineScreen(console)
+
+
+def line(view: View) -> str:
+    """Return how it goes in one line."""
+    losses = [one.loss for one in view.speaking]
+    bits = [one.bits_per_byte for one in view.speaking]
+    return "  ".join(
+        (
+            f"{output.count(view.tokens)} of {output.count(view.tokens_total)} tokens",
+            f"{output.count(view.tokens_per_second)} tokens/s",
+            f"loss {' '.join(map(output.decimals, losses))}",
+            f"bits/byte {' '.join(map(output.decimals, bits))}",
+            f"revision {view.revision}",
+            f"exposed sync {output.share(view.exposed_sync_share)}",
+            f"left {output.duration(view.eta_s)}",
+        )
+    )
+
+
+def picture(view: View) -> RenderableType:
+    """Return how it goes as a screen."""
+    title = Text.assemble((f"{view.run}  ", "bold"), ("live page: ", "dim"), view.page)
+    return Group("", title, _bar(view), "", _replicas(view), "", _sums(view), "")
+
+
+def ending(result: Result) -> RenderableType:
+    """Return how it ended: a line for each replica, and one for the merged model."""
+    columns = ("model", ">held-out loss", ">bits/byte", ">tokens", ">seconds", ">exposed sync")
+    rows: list[tuple[object, ...]] = [
+        (
+            name,
+            output.decimals(end.held_out_local, 4),
+            output.decimals(end.bits_per_byte_local),
+            output.count(end.own_tokens),
+            f"{end.seconds:.0f}",
+            output.share(end.exposed_sync_share),
+        )
+        for name, end in result.replicas.items()
+    ]
+    rows += [(name, "failed", *[None] * 4) for name in result.failed]
+    rows.append(
+        (
+            Text("merged", style="bold"),
+            Text(output.decimals(result.held_out_merged, 4), style="bold"),
+            Text(output.decimals(result.bits_per_byte_end), style="bold"),
+            output.count(result.tokens),
+            f"{result.seconds:.0f}",
+            output.share(result.exposed_sync_share),
+        )
+    )
+    facts = [
+        ("before", f"{result.bits_per_byte_start:.3f} bits/byte"),
+        ("rounds", f"{result.rounds} over all fragments, {result.revision} of each"),
+        ("excluded", f"{result.exclusions} pushes"),
+        ("speed", f"{output.count(result.tokens_per_second)} tokens/s"),
+        ("page", result.page),
+        ("folder", result.folder),
+        ("model", result.export),
+    ]
+    return Group("", output.table(columns, rows, empty=""), "", output.facts(facts), "")
+
+
+def _bar(view: View) -> RenderableType:
+    made = Table.grid(padding=(0, 2, 0, 0))
+    total = view.tokens_total
+    words = (
+        f"{output.count(view.tokens)} of {output.count(total)} tokens"
+        if total
+        else f"{output.count(view.tokens)} tokens"
+    )
+    made.add_row(
+        ProgressBar(total=total or 1, completed=view.tokens if total else 0, width=36),
+        words,
+        f"{output.count(view.tokens_per_second)} tokens/s",
+        Text(f"{output.duration(view.eta_s)} left", style="dim"),
+    )
+    return made
+
+
+def _replicas(view: View) -> RenderableType:
+    columns = (
+        ("replica", "phase", ">step", ">loss", ">bits/byte", ">held-out", ">tokens/s")
+        + (">rounds", ">exposed sync")
+    )  # fmt: skip
+    return output.table(columns, map(_row, view.replicas.values()), empty="")
+
+
+def _row(replica: ReplicaNow) -> tuple[object, ...]:
+    now = replica.latest
+    if now is None:
+        return (replica.name, replica.stage, *[None] * 7)
+    return (
+        replica.name,
+        now.phase if replica.stage == "training" else replica.stage,
+        now.inner_step,
+        output.decimals(now.loss),
+        output.decimals(now.bits_per_byte),
+        output.decimals(now.held_out_bits_per_byte),
+        output.count(now.tokens_per_second),
+        now.round,
+        output.share(now.exposed_sync_share),
+    )
+
+
+def _sums(view: View) -> RenderableType:
+    state = view.state
+    parts = [f"revision {view.revision}", f"exposed sync {output.share(view.exposed_sync_share)}"]
+    if state is not None:
+        parts += [
+            f"{state.rounds} rounds over all fragments",
+            f"{state.exclusions} excluded",
+            f"{state.replicas_alive} alive, {state.replicas_taking_part} taking part",
+        ]
+    return Text("   ".join(parts), style="dim")

@@ -1,0 +1,166 @@
+"""``syncline train``, ``export`` and ``sample``: one replica, and what comes out of a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from syncline.cli import output
+from syncline.cli.options import (
+    DEFAULT_CONTROL,
+    Control,
+    JobFile,
+    Json,
+    Overrides,
+    RunName,
+    Token,
+)
+
+
+def train(
+    job: JobFile,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="NAME", help="The run instead of the file's.")
+    ] = None,
+    replica: Annotated[
+        str | None,
+        typer.Option("--replica", metavar="NAME", help="This replica's name in the run."),
+    ] = None,
+    ranks: Annotated[
+        int, typer.Option("--ranks", min=1, max=1024, help="Processes that share this replica.")
+    ] = 1,
+    overrides: Overrides = None,
+    progress: Annotated[
+        str, typer.Option("--progress", metavar="KIND", help="bar, json (lines) or none.")
+    ] = "bar",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from this replica's own checkpoint.")
+    ] = False,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            "--control",
+            metavar="URL",
+            envvar="SYNCLINE_CONTROL",
+            help="The control plane to join a run of; without it the replica trains alone.",
+        ),
+    ] = None,
+    token: Token = None,
+) -> None:
+    """Train one replica of a job, in a run or alone.
+
+    It takes part in a run if there is a control plane, and trains alone otherwise.
+
+    \b
+    Examples:
+      syncline train job.toml
+      syncline train job.toml --control http://10.0.0.5:8500 --replica gpu-box-3 --ranks 8
+      syncline train job.toml --set optimizer.lr=1e-3 --resume
+    """
+    from syncline.launch.commands import trainer
+    from syncline_proto.errors import ConfigError
+
+    if progress not in ("bar", "json", "none"):
+        raise ConfigError(f"--progress {progress} is not one of bar, json, none.")
+    argv = trainer(
+        job,
+        run=run,
+        replica=replica,
+        ranks=ranks,
+        overrides=overrides or [],
+        progress=progress,
+        resume=resume,
+    )
+    given = {"SYNCLINE_CONTROL": control, "SYNCLINE_TOKEN": token}
+    # The trainer takes this process's place, so signals and the terminal are its own.
+    os.execve(argv[0], argv, os.environ | {key: value for key, value in given.items() if value})
+
+
+def export(
+    run: RunName,
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write the model to.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="A prepared folder for its tokenizer, where the run's own data is not at hand.",
+        ),
+    ] = None,
+    control: Control = DEFAULT_CONTROL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Write a run's merged model for transformers.
+
+    Taking it changes nothing in the run and may be done while it goes on.
+
+    \b
+    Examples:
+      syncline export my-run --out model
+      syncline export my-run --out model --control http://10.0.0.5:8500 --json
+    """
+    _quiet_transformers()
+    from syncline.train.export import export_run
+
+    made = export_run(run, control, out, token=token, data=data)
+    folder = os.path.abspath(made.folder)
+    done = {
+        "run": made.run,
+        "folder": folder,
+        "revision": made.revision,
+        "committed_tokens": made.committed_tokens,
+        "parameters": made.parameters,
+    }
+    output.show(
+        done,
+        as_json,
+        lambda: (
+            f"Revision {made.revision} of {run}, {output.count(made.parameters)} parameters after "
+            f"{output.count(made.committed_tokens)} tokens, is in {folder}."
+        ),
+    )
+
+
+def sample(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder that export wrote.")],
+    prompt: Annotated[
+        str, typer.Option("--prompt", metavar="TEXT", help="What the text begins with.")
+    ] = "def ",
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, max=100_000, help="How many tokens to add.")
+    ] = 200,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0, max=10, help="0 takes the likeliest token.")
+    ] = 0.8,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed, the same text.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Load an exported model with transformers and let it write.
+
+    \b
+    Examples:
+      syncline sample model --prompt "import "
+      syncline sample model --prompt "def main" --temperature 0 --json
+    """
+    _quiet_transformers()
+    from syncline.train.sample import sample as write
+
+    text = write(folder, prompt, max_new_tokens=tokens, temperature=temperature, seed=seed)
+    done = {"folder": folder, "prompt": prompt, "text": text}
+    if as_json:
+        output.show(done, True, lambda: "")
+    else:
+        sys.stdout.write(text + "\n")
+
+
+def _quiet_transformers() -> None:
+    """Keep what is not the result off the screen; a user's own setting wins."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

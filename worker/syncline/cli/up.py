@@ -1,0 +1,141 @@
+"""``syncline demo`` and ``syncline up``: a whole run on this machine, from one command."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from syncline.cli import output
+from syncline.cli.options import JobFile, Json, Overrides
+
+if TYPE_CHECKING:
+    from syncline.launch.local import LocalRun
+    from syncline.launch.plan import Launch
+    from syncline.launch.view import Result
+
+DEMO_PROMPT = "def "
+
+Keep = Annotated[
+    bool, typer.Option("--keep", help="Leave the page and the services running until Ctrl+C.")
+]
+SecondsLimit = Annotated[
+    float | None,
+    typer.Option("--seconds-limit", min=1, help="Stop the run after this long."),
+]
+
+
+def demo(
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="A new folder goes in here. [./syncline-demo]"),
+    ] = None,
+    keep: Keep = False,
+    seconds_limit: SecondsLimit = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Train a small language model with two replicas, here and now.
+
+    Starts the control plane, the sync service and two replicas as local processes, trains on the
+    source code of Python's standard library, exports the merged model and lets it write.
+
+    \b
+    Examples:
+      syncline demo
+      syncline demo --keep
+      syncline demo --out /tmp/demo --json
+    """
+    from syncline.launch.plan import plan_demo
+
+    launch = plan_demo(out, overrides or [], seconds_limit)
+    _run(launch, keep=keep, as_json=as_json, prompt=DEMO_PROMPT)
+
+
+def up(
+    job: JobFile,
+    replicas: Annotated[
+        int | None,
+        typer.Option("--replicas", min=1, max=1024, help="How many, instead of the file's."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="RUN's folder goes in here. [./syncline-runs]"),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=0, max=1000, help="For each process that dies.")
+    ] = 3,
+    keep: Keep = False,
+    seconds_limit: SecondsLimit = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", metavar="TEXT", help="Let the exported model go on from this."),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Train a job with all its replicas on this machine.
+
+    Ends with an export of the merged model. Everything lies in DIR/RUN; the same command again
+    goes on from the last committed round.
+
+    \b
+    Examples:
+      syncline up job.toml
+      syncline up job.toml --replicas 4 --set run.sync_every=128
+      syncline up job.toml --set up.control_port=8500 --keep
+    """
+    from syncline.launch.plan import plan_up
+
+    launch = plan_up(job, out, overrides or [], replicas, restarts, seconds_limit)
+    _run(launch, keep=keep, as_json=as_json, prompt=prompt)
+
+
+def _run(launch: Launch, *, keep: bool, as_json: bool, prompt: str | None) -> None:
+    """Launch, watch, export, sample, tell; whatever happens, leave no process behind."""
+    from syncline.cli.live import screen_for
+    from syncline.launch.local import LocalRun
+
+    # A service manager's stop is Ctrl+C by another name.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with LocalRun(launch, screen := screen_for(as_json)) as local:
+            with screen:
+                local.start()
+                if launch.job.up.page:
+                    screen.say(f"The live page is at {local.view.page}")
+                trained = local.follow()
+            _tell(_exported(local, trained, launch, prompt), as_json)
+            if keep:
+                output.note(f"The page stays at {local.view.page} until Ctrl+C.")
+                local.keep()
+    except KeyboardInterrupt:
+        output.note(f"Stopped; what was done is in {launch.folder}.")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exported(local: LocalRun, trained: Result, launch: Launch, prompt: str | None) -> Result:
+    """Write the merged model where the job wants it; let it write if there is a prompt."""
+    from dataclasses import replace
+
+    out = Path(launch.job.export.folder or local.place.export).absolute()
+    local.export(out)
+    told = replace(trained, export=str(out))
+    return told if prompt is None else replace(told, sample=local.sample(out, prompt))
+
+
+def _tell(result: Result, as_json: bool) -> None:
+    if as_json:
+        output.show(result.as_dict(), True, lambda: "")
+        return
+    from syncline.cli.live import ending
+
+    output.console().print(ending(result))
+    if result.sample is not None:
+        output.console().print("A sample of the merged model:", style="dim")
+        sys.stdout.write(result.sample + "\n")

@@ -1,0 +1,219 @@
+"""``syncline status``, ``events`` and ``rounds``: what goes on, once or again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from syncline.cli import output, replicas, runs
+from syncline.cli.options import (
+    DEFAULT_CONTROL,
+    Control,
+    Json,
+    MaybeRun,
+    RunName,
+    Token,
+    connect,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from syncline.launch.client import OperatorClient
+    from syncline_proto.rest import Event, RoundReport, SyncEndpoint
+
+EVENTS_MAX = 10_000
+ROUNDS_MAX = 2_000
+
+
+def status(
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl+C.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option("--every", min=0.2, max=3600, help="Seconds between two looks.")
+    ] = 1.0,
+    control: Control = DEFAULT_CONTROL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Show runs, replicas and sync services at one glance.
+
+    \b
+    Examples:
+      syncline status
+      syncline status --watch
+      syncline status --json
+    """
+    with connect(control, token) as client:
+        if not watch:
+            seen = _look(client)
+            output.show(seen, as_json, lambda: _picture(seen))
+        elif as_json:
+            while True:
+                output.show_line(_look(client))
+                time.sleep(every)
+        else:
+            _watch(client, every)
+
+
+def events(
+    run: MaybeRun = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as they happen, until Ctrl+C.")
+    ] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=EVENTS_MAX, help="The newest so many.")
+    ] = 50,
+    control: Control = DEFAULT_CONTROL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Show what happened, in plain words.
+
+    With --follow and --json each event is one line of JSON.
+
+    \b
+    Examples:
+      syncline events
+      syncline events --run my-run --follow
+    """
+    with connect(control, token) as client:
+        found = client.events(run, None, limit)
+        if not follow:
+            output.show(found, as_json, lambda: _events_table(found))
+            return
+        for event in found:
+            _tell(event, as_json)
+        for event in client.follow(run, found[-1].id if found else 0):
+            _tell(event, as_json)
+
+
+def rounds(
+    run: RunName,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=ROUNDS_MAX, help="The newest so many.")
+    ] = 20,
+    control: Control = DEFAULT_CONTROL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Show the last rounds: who was merged, and who was not.
+
+    \b
+    Examples:
+      syncline rounds my-run
+      syncline rounds my-run -n 100 --json
+    """
+    with connect(control, token) as client:
+        found = client.rounds(run, limit)
+    output.show(found, as_json, lambda: _rounds_table(found))
+
+
+def _look(client: OperatorClient) -> dict[str, Any]:
+    """Return all that the control plane knows of what goes on now."""
+    found = client.runs()
+    return {
+        "control": client.url,
+        "runs": found,
+        "replicas": {run.name: client.replicas(run.name) for run in found if run.ended_at is None},
+        "sync_services": client.sync_services(),
+    }
+
+
+def _picture(seen: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+
+    return Group(
+        runs.runs_table(seen["runs"]),
+        "",
+        replicas.replicas_table(seen["replicas"]),
+        "",
+        _services_table(seen["sync_services"]),
+        "",
+        f"The live page is at {seen['control']}/",
+    )
+
+
+def _watch(client: OperatorClient, every: float) -> None:
+    """Draw the picture over and over: in one place on a terminal, one below the other in a log."""
+    from rich.live import Live
+
+    console = output.console()
+    pictures = _pictures(client, every)
+    if not console.is_terminal:
+        for picture in pictures:
+            console.print(picture)
+    with Live(next(pictures), console=console, auto_refresh=False) as live:
+        for picture in pictures:
+            live.update(picture, refresh=True)
+
+
+def _pictures(client: OperatorClient, every: float) -> Iterator[RenderableType]:
+    """Yield what goes on, for ever; a control plane that was there may go and come back."""
+    from rich.text import Text
+
+    from syncline_proto.errors import Unreachable
+
+    yield _picture(_look(client))
+    while True:
+        time.sleep(every)
+        try:
+            yield _picture(_look(client))
+        except Unreachable as away:
+            yield Text(away.message, style="yellow")
+
+
+def _services_table(services: Sequence[SyncEndpoint]) -> RenderableType:
+    rows = (
+        (one.name, one.address, f"{one.index + 1} of {one.shards}", "yes" if one.alive else "no")
+        for one in services
+    )
+    columns = ("sync service", "address", "share", "alive")
+    return output.table(columns, rows, empty="No sync service has announced itself yet.")
+
+
+def _events_table(found: Sequence[Event]) -> RenderableType:
+    rows = (
+        (output.clock(event.time), event.run, event.replica, event.kind, event.message)
+        for event in found
+    )
+    columns = ("time", "run", "replica", "kind", "what happened")
+    return output.table(columns, rows, empty="Nothing has happened yet.")
+
+
+def _tell(event: Event, as_json: bool) -> None:
+    if as_json:
+        output.show_line(event)
+        return
+    where = " ".join(name for name in (event.run, event.replica) if name)
+    output.console().print(
+        f"{output.clock(event.time)}  {where:20}  {event.kind:24}  {event.message}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _rounds_table(found: Sequence[RoundReport]) -> RenderableType:
+    columns = ("time", "fragment", "kind", ">revision", "closed by", ">seconds", ">in", "excluded")
+    rows = (
+        (
+            output.clock(one.committed_at),
+            one.fragment_name,
+            one.kind,
+            one.revision,
+            one.closed_by,
+            output.decimals(one.seconds),
+            sum(part.verdict == "accepted" for part in one.contributions),
+            ", ".join(p.replica for p in one.contributions if p.verdict == "anomalous"),
+            output.decimals(one.effective_sample_size, 2),
+            output.decimals(one.merged_norm),
+            output.decimals(one.clip_factor),
+        )
+        for one in found
+    )
+    more = (">effective", ">norm", ">clip")
+    return output.table((*columns, *more), rows, empty="No round is committed yet.")

@@ -1,0 +1,157 @@
+"""The command lines of everything that a launch starts. Builds them, and starts nothing.
+
+The services are named as modules of their own programs (``python -m syncline_sync``), never
+imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from syncline.launch import ranks as rank_runner
+from syncline.launch.ports import LOOPBACK
+from syncline.launch.processes import Command
+
+STAGE_CONTROL, STAGE_SYNC, STAGE_REPLICA, STAGE_TOOL = range(4)
+
+CONTROL_GRACE_S = 5.0
+SYNC_GRACE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one launch lives: its folder, and its services' ports on this machine."""
+
+    folder: Path
+    control_port: int
+    sync_port: int
+    sync_health_port: int
+    sync_metrics_port: int
+
+    @property
+    def control_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.control_port}"
+
+    @property
+    def sync_address(self) -> str:
+        return f"{LOOPBACK}:{self.sync_port}"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def export(self) -> Path:
+        return self.folder / "export"
+
+
+def control_plane(place: Place) -> Command:
+    """The control plane, with its database in the launch's folder."""
+    token = os.environ.get("SYNCLINE_TOKEN")
+    return Command(
+        name="control",
+        argv=[
+            *_module("syncline_control"),
+            *("--host", LOOPBACK, "--port", str(place.control_port)),
+            *("--database", str(place.folder / "control.db")),
+        ],
+        folder=place.logs,
+        stage=STAGE_CONTROL,
+        grace_s=CONTROL_GRACE_S,
+        env={"SYNCLINE_CONTROL_TOKEN": token} if token else {},
+    )
+
+
+def sync_service(place: Place) -> Command:
+    """The sync service, with its store in the launch's folder."""
+    token = os.environ.get("SYNCLINE_TOKEN")
+    return Command(
+        name="sync",
+        argv=[
+            *_module("syncline_sync"),
+            *("--control", place.control_url, "--name", "sync-0", "--host", LOOPBACK),
+            *("--port", str(place.sync_port), "--health-port", str(place.sync_health_port)),
+            *("--metrics-port", str(place.sync_metrics_port)),
+            *("--advertise", place.sync_address),
+            *("--data", str(place.folder / "store")),
+        ],
+        folder=place.logs,
+        stage=STAGE_SYNC,
+        grace_s=SYNC_GRACE_S,
+        env={"SYNCLINE_SYNC_TOKEN": token} if token else {},
+    )
+
+
+def replica(
+    place: Place, name: str, argv: Sequence[str], *, grace_s: float, env: Mapping[str, str]
+) -> Command:
+    """One replica, all its ranks; ``argv`` is from ``trainer``."""
+    return Command(
+        name=name,
+        argv=argv,
+        folder=place.logs,
+        stage=STAGE_REPLICA,
+        grace_s=grace_s,
+        env={"SYNCLINE_CONTROL": place.control_url, **env},
+    )
+
+
+def tool(place: Place, name: str, arguments: Sequence[str]) -> Command:
+    """One of our own commands, in a process of its own."""
+    argv = [*_module("syncline.cli"), *arguments]
+    env = {"SYNCLINE_CONTROL": place.control_url}
+    return Command(name=name, argv=argv, folder=place.logs, stage=STAGE_TOOL, env=env)
+
+
+def trainer(
+    job: str | Path,
+    *,
+    run: str | None = None,
+    replica: str | None = None,
+    ranks: int = 1,
+    overrides: Sequence[str] = (),
+    progress: str = "json",
+    resume: bool = False,
+) -> list[str]:
+    """The trainer for one replica, with all its ranks."""
+    argv = [sys.executable, "-I", rank_runner.__file__, str(ranks)] if ranks > 1 else []
+    argv += [*_module("syncline.train"), str(job), "--progress", progress]
+    argv += ["--run", run] if run else []
+    argv += ["--replica", replica] if replica else []
+    argv += ["--resume"] if resume else []
+    for override in overrides:
+        argv += ["--set", override]
+    return argv
+
+
+def devices(replicas: int, ranks: int, gpus: Sequence[str]) -> list[dict[str, str]]:
+    """Deal the GPUs out, going round when there are fewer than ranks of all replicas.
+
+    ``gpus`` are the names that CUDA_VISIBLE_DEVICES takes; the answer is each replica's
+    environment. A replica never gets one GPU twice: where its ranks are too many for that, the
+    trainer refuses in its own words.
+    """
+    if len(gpus) < ranks:  # none at all above all
+        return [{} for _ in range(replicas)]
+    dealt = [
+        [gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks)]
+        for number in range(replicas)
+    ]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(names)} for names in dealt]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that children may use, found without loading CUDA."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for name in given.split(",") if name.strip()]
+    found = Path("/proc/driver/nvidia/gpus")
+    return [str(i) for i in range(len(list(found.iterdir())))] if found.is_dir() else []
+
+
+def _module(name: str) -> list[str]:
+    return [sys.executable, "-m", name]

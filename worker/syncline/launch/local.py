@@ -1,0 +1,302 @@
+"""A whole run on this machine: services, replicas, and an eye on all of them.
+
+One thread looks at everything a few times a second; children write to files, so nothing here can
+block them. Leaving the context stops the replicas first, then the sync service, then the control
+plane; being killed has the same end, since every child hangs on a lifeline (``guard``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from syncline.launch import commands
+from syncline.launch.client import OperatorClient
+from syncline.launch.commands import Place
+from syncline.launch.plan import Launch, locked
+from syncline.launch.ports import free_ports, require_free
+from syncline.launch.probes import grpc_serving, http_ready, own_error, wait_ready
+from syncline.launch.processes import Crew, Process, describe_exit
+from syncline.launch.view import ReplicaNow, Result, View, result
+from syncline.train.folder import prepared_folder
+from syncline_proto.errors import (
+    ProcessFailed,
+    RunConflict,
+    RunUnknown,
+    SynclineError,
+    Unreachable,
+)
+from syncline_proto.rest import RunView
+
+LOOK_S = 0.2
+STATE_S = 1.0
+"""Between two questions to the control plane."""
+STATE_CALL_S = 2.0
+TOOL_S = 600.0
+"""An export or a sample takes no longer."""
+SAMPLE_TOKENS = 240
+
+UNDER_WAY = ("starting", "training")
+HOPELESS = range(10, 20)
+"""Exit codes of wrong settings, files and models: a restart would end in the same way."""
+
+
+class Screen(Protocol):
+    """Somebody who shows how it goes."""
+
+    def say(self, sentence: str) -> None:
+        """Tell what happens now."""
+        ...
+
+    def update(self, view: View) -> None:
+        """Show the newest view; called several times a second."""
+        ...
+
+
+class LocalRun:
+    """The processes of one launch, as a context manager that leaves none behind."""
+
+    def __init__(self, launch: Launch, screen: Screen) -> None:
+        self._launch = launch
+        self._screen = screen
+        self._stack = ExitStack()
+        self._services: dict[str, Process] = {}
+        self._replicas: dict[str, Process] = {}
+        self._restarts: dict[str, int] = {}
+        self._failure: SynclineError | None = None
+        self._state_at = 0.0
+        self._began = time.monotonic()
+        names = [f"replica-{number}" for number in range(launch.replicas)]
+        devices = commands.devices(len(names), launch.ranks, commands.visible_gpus())
+        self._devices = dict(zip(names, devices, strict=True))
+        self.view = View(
+            run=launch.job.run.name,
+            page="",
+            replicas={name: ReplicaNow(name=name) for name in names},
+        )
+
+    def __enter__(self) -> Self:
+        """Take the folder.
+
+        Raises:
+            PortInUse: a wanted port is taken.
+            ConfigError: the folder cannot be written, or another launch uses it.
+        """
+        launch = self._launch
+        with self._stack as until_whole:
+            until_whole.enter_context(locked(launch.folder))
+            free = iter(free_ports(4))
+            self.place = Place(
+                folder=launch.folder,
+                control_port=_port(launch.control_port, "up.control_port", free),
+                sync_port=_port(launch.sync_port, "up.sync_port", free),
+                sync_health_port=next(free),
+                sync_metrics_port=next(free),
+            )
+            self.view.page = f"{self.place.control_url}/"
+            token = os.environ.get("SYNCLINE_TOKEN")
+            self._client = until_whole.enter_context(
+                OperatorClient(self.place.control_url, token, call_s=STATE_CALL_S)
+            )
+            self._crew = until_whole.enter_context(Crew())
+            self._stack = until_whole.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def start(self) -> None:
+        """Prepare the data, start the services, then the replicas.
+
+        Raises:
+            SynclineError: something could not be started; the message names it and its log.
+        """
+        self._prepare_data()
+        self._screen.say("Starting the control plane and the sync service.")
+        self._services["control"] = self._crew.start(commands.control_plane(self.place))
+        ready = f"{self.place.control_url}/readyz"
+        wait_ready(self._services["control"], lambda: http_ready(ready))
+        self._refuse_ended_run()
+        self._services["sync"] = self._crew.start(commands.sync_service(self.place))
+        wait_ready(self._services["sync"], lambda: grpc_serving(self.place.sync_address))
+        count = len(self.view.replicas)
+        self._screen.say(f"Starting {count} replicas; loading PyTorch takes some seconds.")
+        for name in self.view.replicas:
+            self._start_replica(name)
+
+    def follow(self) -> Result:
+        """Watch until the replicas have ended; return how.
+
+        Raises:
+            ProcessFailed: a service died once too often, or no replica came to its end.
+            SynclineError: the same, where the settings, files or model were wrong.
+        """
+        self.look()
+        while any(now.stage in UNDER_WAY for now in self.view.replicas.values()):
+            time.sleep(LOOK_S)
+            self.look()
+        self._ask_state()
+        seconds = time.monotonic() - self._began
+        ended = result(self.view, str(self._launch.folder), seconds)
+        if ended is None:
+            raise self._failure or ProcessFailed(
+                f"The replicas left before the run's end; their logs are in {self.place.logs}."
+            )
+        return ended
+
+    def look(self) -> None:
+        """Look once at every process and at the run, and show it."""
+        self._keep_services()
+        for name, process in tuple(self._replicas.items()):
+            code = process.exit_code  # before its last lines, so that none is missed
+            self.view.replicas[name].hear(process.lines())
+            if code is not None and self.view.replicas[name].stage in UNDER_WAY:
+                self._replica_ended(name, process, code)
+        if time.monotonic() - self._state_at > STATE_S:
+            self._ask_state()
+            self._stop_if_due()
+        self._screen.update(self.view)
+
+    def export(self, out: Path) -> None:
+        """Write the merged model as a folder that transformers loads."""
+        self._screen.say(f"Exporting the merged model to {out}.")
+        self._tool("export", ["export", self.view.run, "--out", str(out), "--json"])
+
+    def sample(self, folder: Path, prompt: str) -> str:
+        """Load an export with transformers in a process of its own; return what it writes."""
+        self._screen.say("Loading the export with transformers for a sample.")
+        length = ("--tokens", str(SAMPLE_TOKENS))
+        told = self._tool("sample", ["sample", str(folder), "--prompt", prompt, *length, "--json"])
+        return str(told["text"])
+
+    def keep(self) -> None:
+        """Keep the services running until the caller is interrupted."""
+        while True:
+            self._keep_services()
+            time.sleep(LOOK_S)
+
+    def _refuse_ended_run(self) -> None:
+        """A folder of an earlier launch may hold this run, and only a run under way goes on."""
+        try:
+            found = self._client.run(self.view.run)
+        except RunUnknown:
+            return
+        if found.ended_at is not None:
+            raise RunConflict(
+                f"The run {found.name} in {self._launch.folder} is {found.state.value}; start "
+                "another with --set run.name=NAME, or in another folder with --out."
+            )
+
+    def _prepare_data(self) -> None:
+        data = self._launch.job.data
+        if data.path is not None:
+            return
+        self._screen.say(f"Preparing the data ({', '.join(data.source or [])}).")
+        prepared_folder(data, progress=True)
+
+    def _start_replica(self, name: str) -> None:
+        launch = self._launch
+        argv = commands.trainer(
+            launch.job_file,
+            replica=name,
+            ranks=launch.ranks,
+            overrides=launch.overrides,
+            resume=self._has_checkpoint(name),
+        )
+        env = {"OMP_NUM_THREADS": launch.threads, **self._devices[name]}
+        command = commands.replica(self.place, name, argv, grace_s=launch.grace_s, env=env)
+        self._replicas[name] = self._crew.start(command)
+
+    def _replica_ended(self, name: str, process: Process, code: int) -> None:
+        """Take note of a replica's end; start it again where that helps."""
+        now = self.view.replicas[name]
+        if code == 0:
+            now.stage = "ended"
+            if now.ending is None:
+                self._screen.say(f"{name} has left.")
+            return
+        failure = own_error(process)
+        # What a person can put right ends the launch in its own words, all else with the log's end.
+        self._failure = self._failure or (failure if code in HOPELESS else process.failure())
+        if code not in HOPELESS and self._may_restart(name):
+            self._screen.say(f"{name} ended with {describe_exit(code)}; starting it again.")
+            now.restarts += 1
+            now.stage = "starting"
+            self._crew.remove(process)
+            self._start_replica(name)
+            return
+        now.stage = "failed"
+        alive = sum(p.exit_code is None for p in self._replicas.values())
+        rest = f"the other {alive} go on" if alive > 1 else "the other one goes on"
+        self._screen.say(f"{failure.message} — {rest}." if alive else failure.message)
+
+    def _keep_services(self) -> None:
+        """Start a service that died again, on the same ports and store, or end."""
+        for name, process in tuple(self._services.items()):
+            code = process.exit_code
+            if code is None:
+                continue
+            if not self._may_restart(name):
+                raise process.failure()
+            self._screen.say(f"{name} ended with {describe_exit(code)}; starting it again.")
+            self._crew.remove(process)
+            self._services[name] = self._crew.start(process.command)
+
+    def _may_restart(self, name: str) -> bool:
+        used = self._restarts.get(name, 0)
+        self._restarts[name] = used + 1
+        return used < self._launch.restarts
+
+    def _has_checkpoint(self, name: str) -> bool:
+        """Whether an earlier life of the replica left its inner state."""
+        folder = self._launch.job.checkpoint.folder
+        return folder is not None and any((folder / name).glob("step-*"))
+
+    def _ask_state(self) -> None:
+        self._state_at = time.monotonic()
+        try:
+            self.view.state = self._client.run(self.view.run)
+        except SynclineError:
+            return  # not created yet, or the control plane is on its way back; the last one stands
+
+    def _stop_if_due(self) -> None:
+        limit, state = self._launch.seconds_limit, self.view.state
+        if limit is None or state is None or state.ended_at is not None:
+            return
+        if time.monotonic() - self._began > limit:
+            self._screen.say(f"{limit:.0f} seconds are over; stopping the run.")
+            self.view.state = self._stopped()
+
+    def _stopped(self) -> RunView | None:
+        try:
+            return self._client.move_run(self.view.run, "stop")
+        except Unreachable:
+            return self.view.state  # asked again with the next look
+
+    def _tool(self, name: str, arguments: Sequence[str]) -> dict[str, Any]:
+        """Run one of our own commands beside the services; return the JSON that it prints."""
+        process = self._crew.start(commands.tool(self.place, name, arguments))
+        end = time.monotonic() + TOOL_S
+        while process.exit_code is None and time.monotonic() < end:
+            self._keep_services()
+            time.sleep(LOOK_S)
+        if process.exit_code != 0:
+            raise own_error(process)
+        told = json.loads("\n".join(process.lines()))
+        self._crew.remove(process)
+        return told
+
+
+def _port(wanted: int, setting: str, free: Iterator[int]) -> int:
+    return require_free(wanted, f"--set {setting}=PORT") if wanted else next(free)

@@ -1,0 +1,159 @@
+"""What to launch: a job's file and a person's flags become one ``Launch``.
+
+Reads the job and chooses names, counts and the folder; starts nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from syncline.train.config import JobConfig
+from syncline_proto.errors import ConfigError
+
+DEMO_GRACE_S = 5.0
+DEMO_FOLDER = "syncline-demo"
+UP_FOLDER = "syncline-runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to start."""
+
+    job_file: Path
+    job: JobConfig
+    overrides: Sequence[str]
+    """What made ``job`` of the file; the replicas get the same."""
+    folder: Path
+    """Everything of the launch lies in it."""
+    replicas: int
+    ranks: int = 1
+    restarts: int = 0
+    """How often each process is started again when it dies."""
+    control_port: int = 0
+    """0: any free one."""
+    sync_port: int = 0
+    grace_s: float = 15.0
+    """For a replica to push what it did and leave, when all is stopped."""
+    seconds_limit: float | None = None
+    """Stop the run after this long, if it has not ended."""
+
+    @property
+    def threads(self) -> str:
+        """CPU threads of each rank: the job's word, the user's, or an even share of the cores."""
+        if self.job.train.threads is not None:
+            return str(self.job.train.threads)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        share = max(1, (cores or 1) // (self.replicas * self.ranks))
+        return os.environ.get("OMP_NUM_THREADS") or str(share)
+
+
+def plan_demo(out: str | None, overrides: Sequence[str], seconds_limit: float | None) -> Launch:
+    """Return the built-in job in a new folder below ``out``.
+
+    Raises:
+        ConfigError: an override is wrong.
+    """
+    job_file = Path(str(files("syncline.train").joinpath("presets", "demo.toml")))
+    folder = _new_folder(Path(out or DEMO_FOLDER).absolute())
+    given = [f"data.cache={folder / 'data'}", *overrides]
+    job, given = _expecting(job_file, given, None)
+    return Launch(
+        job_file=job_file,
+        job=job,
+        overrides=given,
+        folder=folder,
+        replicas=job.up.replicas,
+        ranks=job.up.ranks,
+        control_port=job.up.control_port,
+        sync_port=job.up.sync_port,
+        grace_s=DEMO_GRACE_S,
+        seconds_limit=seconds_limit,
+    )
+
+
+def plan_up(
+    job_file: str,
+    out: str | None,
+    overrides: Sequence[str],
+    replicas: int | None,
+    restarts: int,
+    seconds_limit: float | None,
+) -> Launch:
+    """Return a job of one's own, in the folder that has its run's name, so that it can go on.
+
+    Raises:
+        FileMissing: there is no such job.
+        ConfigError: it, or an override, is wrong.
+    """
+    path = Path(job_file).absolute()
+    job, given = _expecting(path, overrides, replicas)
+    folder = Path(out or UP_FOLDER).absolute() / job.run.name
+    if job.checkpoint.folder is None:
+        # So that a replica that is started again finds its optimizer.
+        job, given = _loaded(path, [*given, f"checkpoint.folder={folder / 'checkpoints'}"])
+    return Launch(
+        job_file=path,
+        job=job,
+        overrides=given,
+        folder=folder,
+        replicas=job.up.replicas,
+        ranks=job.up.ranks,
+        restarts=restarts,
+        control_port=job.up.control_port,
+        sync_port=job.up.sync_port,
+        seconds_limit=seconds_limit,
+    )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the launch's folder for one launch at a time.
+
+    Raises:
+        ConfigError: it cannot be made or written, or another launch holds it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {folder} cannot be used ({error.strerror}); choose another with --out."
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"Another launch is using {folder}; stop that one, or choose another folder with "
+                "--out."
+            ) from None
+        yield
+
+
+def _expecting(
+    path: Path, overrides: Sequence[str], replicas: int | None
+) -> tuple[JobConfig, list[str]]:
+    """Load the job, and let the run expect as many replicas as will be started."""
+    given = [*overrides, *([f"up.replicas={replicas}"] if replicas else [])]
+    job, given = _loaded(path, given)
+    if job.run.expected_replicas is None or replicas:
+        job, given = _loaded(path, [*given, f"run.expected_replicas={job.up.replicas}"])
+    return job, given
+
+
+def _loaded(path: Path, overrides: list[str]) -> tuple[JobConfig, list[str]]:
+    return JobConfig.load(path, overrides), overrides
+
+
+def _new_folder(parent: Path) -> Path:
+    """Return a folder's name that is not taken: the time, and a number where that is not enough."""
+    stamp = time.strftime("%Y-%m-%d-%H%M%S")
+    numbered = (parent / (f"{stamp}-{number}" if number else stamp) for number in range(1000))
+    return next(folder for folder in numbered if not folder.exists())

@@ -1,0 +1,45 @@
+"""Ports on this machine: free ones, and whether a wanted one is free."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import ExitStack
+
+from syncline_proto.errors import ConfigError, PortInUse
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now; all different, since held together."""
+    with ExitStack() as held:
+        return [_bound(held, LOOPBACK, 0) for _ in range(count)]
+
+
+def require_free(port: int, flag: str, host: str = LOOPBACK) -> int:
+    """Return ``port`` if it is free.
+
+    Raises:
+        PortInUse: another process listens on it; ``flag`` names the setting to change.
+        ConfigError: it cannot be used at all.
+    """
+    with ExitStack() as held:
+        try:
+            return _bound(held, host, port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(
+                    f"Port {port} is taken by another process; stop that one, or choose another "
+                    f"port with {flag} (0 takes any free one)."
+                ) from None
+            reason = error.strerror or error
+            raise ConfigError(f"Port {port} cannot be used ({reason}); change {flag}.") from None
+
+
+def _bound(held: ExitStack, host: str, port: int) -> int:
+    listener = held.enter_context(socket.socket())
+    # As the services do: a port in TIME_WAIT is free, one with a listener is not.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    return listener.getsockname()[1]

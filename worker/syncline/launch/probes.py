@@ -1,0 +1,81 @@
+"""Is a service ready? Asked over the wire, with a bound on every question."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import grpc
+import httpx
+
+from syncline.launch.processes import Process, error_of_exit
+from syncline_proto.errors import SynclineError, Unreachable
+
+ASK_S = 1.0
+PAUSE_S = 0.05
+READY_S = 60.0
+"""Imports on a cold, slow disk included."""
+
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+_SERVING = b"\x08\x01"
+"""HealthCheckResponse(status=SERVING), as grpc.health.v1 has it on the wire."""
+
+_SPEAKER = re.compile(r"^(error|syncline[a-z-]*): ")
+"""How our programs begin their last sentence."""
+
+CHANNEL_OPTIONS = (("grpc.enable_http_proxy", 0),)
+
+
+def wait_ready(
+    process: Process, is_ready: Callable[[], bool], *, within_s: float = READY_S
+) -> None:
+    """Return when the process is ready.
+
+    Raises:
+        SynclineError: it ended, with the class of its exit code and its own last words.
+        Unreachable: it was not ready within the time.
+    """
+    end = time.monotonic() + within_s
+    while not is_ready():
+        if process.exit_code is not None:
+            raise own_error(process)
+        if time.monotonic() > end:
+            raise Unreachable(
+                f"{process.name} was not ready within {within_s:.0f} s; "
+                f"its log is {process.command.log}."
+            )
+        time.sleep(PAUSE_S)
+
+
+def own_error(process: Process) -> SynclineError:
+    """Return the error with which a process ended, said as it said it; else ProcessFailed."""
+    failure = process.failure()
+    words = process.last_words(1)
+    kind = error_of_exit(process.exit_code or 0)
+    if kind is None or not words:
+        return failure
+    said = _SPEAKER.sub("", words[0])
+    return kind(f"{process.name}: {said} (log: {process.command.log})")
+
+
+def http_ready(url: str) -> bool:
+    """Whether the URL answers with 200."""
+    try:
+        return httpx.get(url, timeout=ASK_S, trust_env=False).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def grpc_serving(address: str, within_s: float = ASK_S) -> bool:
+    """Whether the standard gRPC health service there says SERVING."""
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        check = channel.unary_unary(
+            _HEALTH_CHECK,
+            request_serializer=bytes,
+            response_deserializer=bytes,
+        )
+        try:
+            return check(b"", timeout=within_s, wait_for_ready=True) == _SERVING
+        except grpc.RpcError:
+            return False

@@ -1,0 +1,89 @@
+"""``python -m syncline.train JOB.toml``: one rank of one replica; the composition root.
+
+Started as it is, or by torchrun. Whatever is wrong ends in one sentence on standard error and the
+error's exit code; only rank 0 speaks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import structlog
+
+from syncline_proto.errors import ProcessFailed, SynclineError
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train; return the exit code."""
+    given = _parser().parse_args(arguments)
+    leads = os.environ.get("RANK", "0") == "0"
+    _configure_log(leads)
+    try:
+        _train(given)
+    except SynclineError as error:
+        # The other ranks fail of the same cause, or of this one's end: one sentence is enough.
+        if leads or not isinstance(error, ProcessFailed):
+            sys.stderr.write(f"{error.message}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _train(given: argparse.Namespace) -> None:
+    from syncline.train.config import JobConfig
+
+    named = [] if given.run is None else [f"run.name={json.dumps(given.run)}"]
+    job = JobConfig.load(given.job, [*given.set, *named])
+    # torch and transformers take seconds to import, and a wrong job should be told at once.
+    from syncline.train.loop import Trainer
+    from syncline.train.progress import listener
+    from syncline.train.ranks import joined_ranks
+
+    with joined_ranks() as ranks:
+        progress = listener(given.progress, leads=ranks.leads)
+        try:
+            Trainer(job, ranks, progress, replica=given.replica, resume=given.resume).run()
+        finally:
+            progress.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m syncline.train",
+        description="Train one replica of a run; alone, unless SYNCLINE_CONTROL is set.",
+    )
+    parser.add_argument("job", metavar="JOB.toml")
+    parser.add_argument("--run", metavar="NAME", help="take part in this run (run.name)")
+    parser.add_argument("--replica", metavar="NAME", help="this replica's name in the run")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="override a setting, such as train.micro_batch=4",
+    )
+    parser.add_argument("--progress", choices=("bar", "json", "none"), default="bar")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    return parser
+
+
+def _configure_log(leads: bool) -> None:
+    """Standard error, since standard output is for progress that programs read."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.INFO if leads else logging.ERROR
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""The books of one training: counts, means and times, and telling them to all who listen.
+
+It decides nothing but when it is time to tell. Rank 0 tells; the others only count.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Literal
+
+from syncline import Replica
+from syncline.data import bits_per_byte
+from syncline.train.board import Board
+from syncline.train.config import JobConfig
+from syncline.train.evaluate import HeldOut
+from syncline.train.progress import Ending, Progress, Snapshot, Start
+from syncline.train.ranks import Ranks
+from syncline.train.step import StepReport
+
+
+class Every:
+    """Says when a count has grown by ``step`` since it last said so; never, for a step of 0."""
+
+    def __init__(self, step: int, count: int) -> None:
+        self._step = step
+        self._last = count
+
+    def due(self, count: int) -> bool:
+        if not self._step or count - self._last < self._step:
+            return False
+        self._last = count
+        return True
+
+
+class Books:
+    """What one replica has done so far."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        own: str,
+        *,
+        bytes_per_token: float,
+        ranks: Ranks,
+        progress: Progress,
+    ) -> None:
+        self.inner_step = 0
+        self._job = job
+        self._bytes_per_token = bytes_per_token
+        self._leads = ranks.leads
+        self._progress = progress
+        folder = job.log.tensorboard
+        self._board = Board(folder / own if folder is not None and ranks.leads else None)
+        self._own_tokens = 0
+        self._own_tokens_told = 0
+        self._losses: list[float] = []
+        self._last: StepReport | None = None
+        self._first: HeldOut | None = None
+        self._held_out: HeldOut | None = None
+        self._budget: int | None = None
+        self._started = self._told = time.monotonic()
+        self._run_tokens_at_start = 0
+        self._every = Every(job.log.every_steps, 0)
+
+    def open(
+        self,
+        first: HeldOut,
+        replica: Replica,
+        *,
+        parameters: int,
+        run_tokens: int,
+        budget: int | None,
+    ) -> None:
+        """Training begins now, from a model of this held-out loss."""
+        self._first = self._held_out = first
+        self._budget = budget
+        self._run_tokens_at_start = run_tokens
+        self._started = self._told = time.monotonic()
+        self._every = Every(self._job.log.every_steps, self.inner_step)
+        self._progress.start(
+            Start(
+                run=self._job.run.name,
+                replica=replica.name if replica.active else None,
+                parameters=parameters,
+                tokens_total=budget,
+                held_out_loss=first.loss,
+                bits_per_byte=first.bits_per_byte,
+            )
+        )
+
+    def note(self, report: StepReport, tokens: int) -> None:
+        """Count an inner step of the whole replica's ``tokens``; skipped ones count as none."""
+        if not report.taken:
+            return
+        self.inner_step += 1
+        self._own_tokens += tokens
+        self._losses.append(report.loss)
+        self._last = report
+
+    def held_out(
+        self, kind: Literal["held-out", "merged"], found: HeldOut, replica: Replica, tokens: int
+    ) -> None:
+        """Draw an evaluation into the run's curves."""
+        self._held_out = found
+        if self._leads:
+            replica.add_point(kind, found.loss)
+            self._board.held_out(kind, tokens, found.loss, found.bits_per_byte)
+
+    def tell_if_due(self, replica: Replica, run_tokens: int) -> None:
+        """Every few steps, tell the control plane, the listener and TensorBoard."""
+        if self._last is None or not self._every.due(self.inner_step):
+            return
+        now = self._snapshot(self._last, replica, run_tokens)
+        self._losses.clear()
+        self._told, self._own_tokens_told = time.monotonic(), self._own_tokens
+        if self._leads:
+            replica.report(
+                loss=now.loss,
+                grad_norm=now.grad_norm,
+                lr=now.lr,
+                tokens_per_second=now.tokens_per_second,
+            )
+            self._board.snapshot(now)
+            self._progress.update(now)
+
+    def ending(
+        self,
+        reason: Literal["budget", "stopped", "drained"],
+        replica: Replica,
+        *,
+        tokens: int,
+        local: HeldOut | None,
+        merged: HeldOut | None,
+        skipped: int,
+        exported: Path | None,
+    ) -> Ending:
+        """The last record."""
+        seconds = time.monotonic() - self._started
+        stats = replica.stats
+        assert self._first is not None
+        return Ending(
+            reason=reason,
+            bits_per_byte_start=self._first.bits_per_byte,
+            held_out_local=local and local.loss,
+            bits_per_byte_local=local and local.bits_per_byte,
+            held_out_merged=merged and merged.loss,
+            bits_per_byte_merged=merged and merged.bits_per_byte,
+            tokens=tokens,
+            own_tokens=self._own_tokens,
+            seconds=seconds,
+            tokens_per_second=self._own_tokens / seconds,
+            exposed_sync_s=stats.exposed_sync_s,
+            exposed_sync_share=stats.exposed_sync_s / seconds,
+            rounds=stats.rounds,
+            revision=replica.revision,
+            inner_step=self.inner_step,
+            skipped_steps=skipped,
+            exported=None if exported is None else str(exported),
+        )
+
+    def close(self, ending: Ending | None) -> None:
+        """No more will come; ``None`` when training did not end well."""
+        self._progress.close(ending)
+        self._board.close()
+
+    def _snapshot(self, last: StepReport, replica: Replica, run_tokens: int) -> Snapshot:
+        now = time.monotonic()
+        seconds = now - self._started
+        loss = math.fsum(self._losses) / len(self._losses)
+        held_out, stats = self._held_out, replica.stats
+        return Snapshot(
+            phase=str(replica.phase) if replica.active else "training",
+            inner_step=self.inner_step,
+            tokens=run_tokens,
+            tokens_total=self._budget,
+            loss=loss,
+            bits_per_byte=bits_per_byte(loss, self._bytes_per_token),
+            held_out_loss=held_out and held_out.loss,
+            held_out_bits_per_byte=held_out and held_out.bits_per_byte,
+            lr=last.lr,
+            grad_norm=last.grad_norm,
+            tokens_per_second=(self._own_tokens - self._own_tokens_told) / (now - self._told),
+            round=stats.rounds,
+            revision=replica.revision,
+            exposed_sync_s=stats.exposed_sync_s,
+            exposed_sync_share=stats.exposed_sync_s / seconds,
+            seconds=seconds,
+            eta_s=self._eta(run_tokens, seconds),
+        )
+
+    def _eta(self, run_tokens: int, seconds: float) -> float | None:
+        """Seconds to the budget at the run's mean speed so far; None where there is no saying."""
+        done = run_tokens - self._run_tokens_at_start
+        if self._budget is None or done <= 0:
+            return None
+        return max(0, self._budget - run_tokens) * seconds / done

@@ -1,0 +1,200 @@
+"""A replica's inner state on its own disk: optimizer, data position, step, random numbers.
+
+One folder a checkpoint, one safetensors file and one JSON file a rank: nothing that could run code
+when it is read. A checkpoint appears whole or not at all, under the name of its step. Parameters
+are in it too; a replica that takes part in a run gets newer ones from the service when it joins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from syncline.train.ranks import Ranks
+from syncline_proto.errors import ConfigError, FileMissing
+
+FORMAT = 1
+STEP_FOLDER = re.compile(r"step-(\d{10})$")
+PARAMETER, STATE, RANDOM = "parameter/", "optimizer/", "random/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a replica stands, beside its tensors."""
+
+    run: str
+    inner_step: int
+    tokens: int
+    """The run's tokens that schedules count, at this step."""
+    stream: dict[str, int]
+    """The state of its ``SequenceStream``."""
+    world: int
+    format: int = FORMAT
+
+
+class Checkpoints:
+    """The checkpoints of one replica, in one folder that all its ranks share."""
+
+    def __init__(self, folder: Path, *, keep: int, ranks: Ranks) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._ranks = ranks
+
+    def __bool__(self) -> bool:
+        """Whether there is one to load."""
+        return bool(self._found())
+
+    def save(self, position: Position, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
+        """Write one and remove the oldest beyond ``keep``. All ranks must call it.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+        """
+        final = self._folder / f"step-{position.inner_step:010d}"
+        hidden = self._folder / f".{final.name}.writing"
+        failure = ""
+        try:
+            if self._ranks.leads:
+                shutil.rmtree(hidden, ignore_errors=True)
+                hidden.mkdir(parents=True)
+            self._ranks.wait()
+            tensors = dict(_tensors(model, optimizer, self._ranks))
+            save_file(tensors, hidden / f"rank-{self._ranks.rank}.safetensors")
+            text = json.dumps(asdict(position), indent=2)
+            (hidden / f"rank-{self._ranks.rank}.json").write_text(text)
+        except (OSError, SafetensorError) as error:
+            failure = str(error)
+        if self._ranks.sum([float(bool(failure))])[0]:
+            raise ConfigError(
+                f"checkpoint.folder: cannot write {self._folder}: {failure or 'see another rank'}."
+            )
+        if self._ranks.leads:
+            shutil.rmtree(final, ignore_errors=True)
+            hidden.rename(final)
+            for old in self._found()[: -self._keep]:
+                shutil.rmtree(old, ignore_errors=True)
+        self._ranks.wait()
+        return final
+
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, run: str) -> Position:
+        """Take up the newest one: parameters, optimizer, random numbers. All ranks must call it.
+
+        Raises:
+            FileMissing: there is none.
+            ConfigError: it is of another run, model or number of ranks, or damaged.
+        """
+        found = self._found()
+        if not found:
+            raise FileMissing(f"there is no checkpoint in {self._folder}; start without --resume.")
+        newest = found[-1]
+        position = _read_position(newest / f"rank-{self._ranks.rank}.json", newest)
+        for name, saved, here in (
+            ("run", position.run, run),
+            ("number of ranks", position.world, self._ranks.world),
+        ):
+            if saved != here:
+                raise ConfigError(
+                    f"the checkpoint {newest} is of {name} {saved}, not {here}; "
+                    "start as it was made, or without --resume."
+                )
+        try:
+            tensors = load_file(newest / f"rank-{self._ranks.rank}.safetensors")
+            _restore(tensors, model, optimizer, self._ranks)
+        except (OSError, SafetensorError, KeyError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"the checkpoint {newest} does not fit this job ({error}); start as it was made, "
+                "or without --resume."
+            ) from None
+        return position
+
+    def _found(self) -> list[Path]:
+        """All whole checkpoints, oldest first."""
+        if not self._folder.is_dir():
+            return []
+        return sorted(path for path in self._folder.iterdir() if STEP_FOLDER.match(path.name))
+
+
+def _read_position(path: Path, folder: Path) -> Position:
+    try:
+        position = TypeAdapter(Position).validate_json(path.read_bytes())
+    except OSError:
+        raise ConfigError(
+            f"the checkpoint {folder} has no {path.name}; start with as many ranks as it was made "
+            "with, or without --resume."
+        ) from None
+    except ValidationError:
+        raise ConfigError(f"{path} is damaged; remove {folder} to use an older one.") from None
+    if position.format != FORMAT:
+        raise ConfigError(f"{path} is of format {position.format}; start without --resume.")
+    return position
+
+
+def _tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """This rank's tensors under names that do not depend on the parameters' order."""
+    for name, parameter in model.named_parameters():
+        yield PARAMETER + name, _local(parameter.detach()).cpu().contiguous()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            yield f"{STATE}{key}/{name}", _local(value.detach()).cpu().contiguous()
+    yield RANDOM + "cpu", torch.get_rng_state()
+    if ranks.device.type == "cuda":
+        yield RANDOM + "cuda", torch.cuda.get_rng_state(ranks.device)
+
+
+@torch.no_grad()
+def _restore(
+    tensors: dict[str, torch.Tensor],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ranks: Ranks,
+) -> None:
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        _local(parameter).copy_(_of_shape(tensors[PARAMETER + name], _local(parameter), name))
+    for name, saved in tensors.items():
+        if name.startswith(STATE):
+            key, _, of = name.removeprefix(STATE).partition("/")
+            parameter = parameters[of]
+            optimizer.state[parameter][key] = _like(saved, parameter)
+    torch.set_rng_state(tensors[RANDOM + "cpu"])
+    if ranks.device.type == "cuda" and RANDOM + "cuda" in tensors:
+        torch.cuda.set_rng_state(tensors[RANDOM + "cuda"], ranks.device)
+
+
+def _like(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """An optimizer's value for the parameter: a scalar counter, or sharded as it is."""
+    if saved.ndim == 0 and parameter.ndim > 0:
+        return saved  # AdamW counts its steps on the CPU
+    local = _of_shape(saved, _local(parameter), "optimizer").to(_local(parameter).device)
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _of_shape(saved: torch.Tensor, wanted: torch.Tensor, name: str) -> torch.Tensor:
+    if saved.shape != wanted.shape:
+        raise ValueError(f"{name} has shape {list(saved.shape)}, not {list(wanted.shape)}")
+    return saved
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

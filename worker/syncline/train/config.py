@@ -1,0 +1,228 @@
+"""What a job is: the sections of its TOML file, checked before anything is built.
+
+Reading a job touches the file and nothing else. An unknown key, a value of the wrong type or two
+settings that contradict one another end here, in one sentence that names the file, the key and
+what is allowed. Paths in a job are taken from the working directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from syncline.train.reading import apply_overrides, read_toml, sentence
+from syncline_proto.errors import ConfigError
+from syncline_proto.settings import NAME_PATTERN, RunSettings, Section
+
+Precision = Literal["fp32", "bf16"]
+ScheduleKind = Literal["cosine", "wsd", "constant"]
+
+
+class RunSection(RunSettings):
+    """The run's name, and the settings that all its replicas share."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+
+    @property
+    def settings(self) -> RunSettings:
+        return RunSettings.model_validate(self.model_dump(exclude={"name"}))
+
+
+class ModelSection(Section):
+    """Any causal language model that transformers knows."""
+
+    config: dict[str, Any] | None = None
+    """A transformers configuration: ``model_type`` and what differs from that type's defaults."""
+    path: Path | None = None
+    """A folder with a config.json and, to start from them, safetensors weights."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.config is None) == (self.path is None):
+            raise ValueError("give either config or path")
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError('config needs a model_type, such as "llama"')
+        return self
+
+
+class DataSection(Section):
+    """What is read: a prepared folder, or sources that are prepared on first use."""
+
+    path: Path | None = None
+    source: list[str] | None = None
+    """Text, JSON lines or Parquet files, folders or globs of such, ``builtin``, or ``hf:NAME``."""
+    tokenizer: str = "byte"
+    """For sources: ``byte``, ``bpe:VOCAB``, or a tokenizer.json; a path brings its own."""
+    text_field: str = "text"
+    held_out_fraction: float = Field(default=0.05, gt=0, lt=1)
+    cache: Path | None = None
+    """Where sources are prepared; None: the user's cache folder."""
+    sequence_length: int = Field(default=1024, ge=2, le=1 << 20)
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.path is None) == (self.source is None):
+            raise ValueError("give either path (a prepared folder) or source")
+        return self
+
+
+class TrainSection(Section):
+    """One inner step, as each rank takes it."""
+
+    micro_batch: int = Field(default=8, ge=1)
+    """Sequences of one forward pass, on each rank."""
+    accumulate: int = Field(default=1, ge=1)
+    """Forward passes to one inner step."""
+    seed: int = Field(default=0, ge=0)
+    """Of the first parameters and of dropout."""
+    precision: Precision = "fp32"
+    """What the forward and backward passes compute in; parameters are held in fp32."""
+    clip: float | None = Field(default=1.0, gt=0)
+    """Upper bound of the gradient's global norm; None: none."""
+    activation_checkpointing: bool = False
+    compile: bool = False
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """CPU threads of each rank; None: what PyTorch takes."""
+    reshard_after_forward: bool = True
+    """Free gathered parameters between forward and backward (FSDP2)."""
+
+
+class OptimizerSection(Section):
+    """AdamW, and its learning rate over the run's tokens."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(default=3e-4, gt=0, le=10)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Of matrices; norms, biases and other vectors are never decayed."""
+    schedule: ScheduleKind = "cosine"
+    warmup_tokens: int = Field(default=0, ge=0)
+    decay_share: float = Field(default=0.2, gt=0, le=1)
+    """Of the token budget, at its end: where wsd decays."""
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    """The last learning rate, as a share of ``lr``."""
+
+    @model_validator(mode="after")
+    def _betas_below_one(self) -> Self:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError("betas: each must be at least 0 and below 1")
+        return self
+
+
+class EvaluateSection(Section):
+    """Held-out loss, at the start, now and then, and at the end."""
+
+    every_rounds: int = Field(default=0, ge=0)
+    """Counted in revisions, when the replica takes part in a run; 0: not in between."""
+    every_steps: int = Field(default=0, ge=0)
+    """Counted in inner steps, when it trains alone; 0: not in between."""
+    sequences: int = Field(default=64, ge=1)
+
+
+class CheckpointSection(Section):
+    """The replica's inner state on its own disk; parameters of a run are the service's."""
+
+    folder: Path | None = None
+    every_rounds: int = Field(default=0, ge=0)
+    """0: only when the replica leaves."""
+    every_steps: int = Field(default=0, ge=0)
+    keep: int = Field(default=2, ge=1)
+
+
+class LogSection(Section):
+    """What is told while training."""
+
+    tensorboard: Path | None = None
+    every_steps: int = Field(default=10, ge=1)
+
+
+class ExportSection(Section):
+    """Where the trained model goes, as a folder that transformers loads."""
+
+    folder: Path | None = None
+    """Written at the end of training alone, and by ``syncline up`` at the end of a run."""
+
+
+class UpSection(Section):
+    """What ``syncline up`` starts on this machine."""
+
+    replicas: int = Field(default=2, ge=1, le=1024)
+    ranks: int = Field(default=1, ge=1, le=1024)
+    """Of each replica."""
+    control_port: int = Field(default=0, ge=0, le=65535)
+    """0: any free port."""
+    sync_port: int = Field(default=0, ge=0, le=65535)
+    page: bool = True
+    """Tell the address of the live page."""
+
+
+class JobConfig(Section):
+    """A whole job."""
+
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    train: TrainSection = TrainSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    log: LogSection = LogSection()
+    export: ExportSection = ExportSection()
+    up: UpSection = UpSection()
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: list[str] | None = None) -> JobConfig:
+        """Read a job's file, with ``section.key=value`` overrides on top.
+
+        Raises:
+            FileMissing: there is no such file.
+            ConfigError: it is no TOML, or a setting is unknown, missing or wrong.
+        """
+        values = apply_overrides(read_toml(Path(path)), overrides or [])
+        return cls.checked(values, str(path))
+
+    @classmethod
+    def from_job(cls, job: dict[str, Any], origin: str = "the run's job") -> JobConfig:
+        """Read back what ``to_job`` gave.
+
+        Raises:
+            ConfigError: the run was not made by this trainer, or by a newer one.
+        """
+        return cls.checked(job, origin)
+
+    @classmethod
+    def checked(cls, values: dict[str, Any], origin: str) -> JobConfig:
+        """Build a job of plain values; ``origin`` is what an error's sentence begins with."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(f"{origin}: {sentence(cls, error)}") from None
+
+    def to_job(self) -> dict[str, Any]:
+        """The job as plain values, ready for JSON: what the control plane keeps with the run."""
+        return self.model_dump(mode="json")
+
+    @property
+    def settings(self) -> RunSettings:
+        """What the run's replicas and services must agree on."""
+        return self.run.settings
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> Self:
+        budget, optimizer = self.run.token_budget, self.optimizer
+        if budget is None and optimizer.schedule != "constant":
+            raise ValueError(
+                f'optimizer.schedule "{optimizer.schedule}" needs an end: set run.token_budget, '
+                'or use "constant"'
+            )
+        if budget is not None and optimizer.warmup_tokens >= budget:
+            raise ValueError(
+                f"optimizer.warmup_tokens ({optimizer.warmup_tokens}) must be below "
+                f"run.token_budget ({budget})"
+            )
+        return self

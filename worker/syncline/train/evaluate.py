@@ -1,0 +1,76 @@
+"""Held-out loss: the same sequences every time, dealt over the ranks.
+
+It reads parameters as they are; whether those are a replica's own or the merged ones is the
+caller's affair (``Replica.unsynced`` and ``Replica.finish``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from syncline.data import SequenceStream, TokenDataset, bits_per_byte
+from syncline.train.inputs import HELD_OUT, collated
+from syncline.train.ranks import Ranks
+
+SAMPLE_SEED = 1
+"""Fixed: losses of any two runs on the same data can be compared, whatever their seeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """One evaluation."""
+
+    loss: float
+    """Nats per token."""
+    bits_per_byte: float
+
+
+class Evaluator:
+    """A fixed sample of the held-out split."""
+
+    def __init__(
+        self, folder: Path, *, length: int, sequences: int, micro_batch: int, ranks: Ranks
+    ) -> None:
+        """Raises DataError where there is no held-out split, or one too short."""
+        self._dataset = TokenDataset.open(folder, HELD_OUT, length=length)
+        self._bytes_per_token = self._dataset.shards.bytes_per_token
+        self._micro_batch = micro_batch
+        self._ranks = ranks
+        sample = SequenceStream(len(self._dataset), SAMPLE_SEED, 0, 1)
+        self._indices, _ = sample.next(min(sequences, len(self._dataset)))
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> HeldOut:
+        """The model's mean loss over the sample, the same on every rank. All ranks must call it."""
+        was_training = model.training
+        model.eval()
+        total, count = torch.zeros((), device=self._ranks.device), 0
+        stride = self._micro_batch * self._ranks.world
+        for start in range(0, len(self._indices), stride):
+            mine = self._indices[start + self._ranks.rank : start + stride : self._ranks.world]
+            # FSDP2 gathers in every forward pass: a rank without sequences goes along unheard.
+            batch = collated(self._dataset, mine if len(mine) else self._indices[:1],
+                             self._ranks.device)  # fmt: skip
+            total += model(**batch).loss.float() * len(mine)
+            count += len(mine)
+        model.train(was_training)
+        _free_gathered(model)
+        loss_sum, sequences = self._ranks.sum([float(total), float(count)])
+        loss = loss_sum / sequences
+        return HeldOut(loss=loss, bits_per_byte=bits_per_byte(loss, self._bytes_per_token))
+
+
+def _free_gathered(model: nn.Module) -> None:
+    """What FSDP2 gathers for good is freed in the backward pass, and here there was none.
+
+    Whoever looked at parameters now would find whole ones, and later writes to the shards would
+    not be seen by the next forward pass.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -1,0 +1,58 @@
+"""Where a job's data lies: a prepared folder, made of the job's sources on first use.
+
+Imports no torch, so that a launcher can prepare data before it starts anybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from syncline.data.errors import DataError
+from syncline.data.manifest import MANIFEST_FILE
+from syncline.data.sources import resolve
+from syncline.train.config import DataSection
+
+
+def prepared_folder(section: DataSection, *, progress: bool = False) -> Path:
+    """The job's prepared data; sources are prepared on first use and found again afterwards.
+
+    Raises:
+        DataError: a source or the folder cannot be used.
+    """
+    if section.path is not None:
+        return section.path
+    assert section.source is not None
+    folder = (section.cache or _user_cache()) / _cache_name(section)
+    if (folder / MANIFEST_FILE).is_file():
+        return folder
+    from syncline.data.prepare import prepare  # pyarrow is slow to import, and seldom needed
+
+    try:
+        prepare(
+            section.source,
+            folder,
+            section.tokenizer,
+            section.held_out_fraction,
+            text_field=section.text_field,
+            progress=progress,
+        )
+    except DataError:
+        # Another replica on this machine may have been faster; its folder is as good as ours.
+        if not (folder / MANIFEST_FILE).is_file():
+            raise
+    return folder
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "syncline" / "data"
+
+
+def _cache_name(section: DataSection) -> str:
+    """Names the sources by what can be seen without reading them: names and sizes."""
+    found = [(source.name, source.size_bytes) for source in resolve(section.source or [])]
+    key = [found, section.tokenizer, section.text_field, section.held_out_fraction]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    return f"tokens-{digest[:16]}"

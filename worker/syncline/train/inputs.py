@@ -1,0 +1,88 @@
+"""What this rank reads: its own micro-batches of its replica's slice of the data.
+
+A replica's slice of the data is one stream; its ranks deal each batch among themselves. So slices
+stay disjoint whatever the number of ranks, and a replica may come back with another number.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+
+from syncline.data import SequenceStream, TokenDataset
+from syncline.data.order import StreamState
+from syncline.train.config import DataSection, TrainSection
+from syncline.train.folder import prepared_folder as prepared_folder
+from syncline.train.ranks import Ranks
+
+TRAIN, HELD_OUT = "train", "held-out"
+Batch = dict[str, torch.Tensor]
+
+
+class Feed:
+    """This rank's share of its replica's sequences, micro-batch by micro-batch, without an end.
+
+    Invariants:
+        - all ranks of a replica make the same calls, and their stream is at the same place;
+        - together they read each sequence of the slice once an epoch.
+    """
+
+    def __init__(self, dataset: TokenDataset, stream: SequenceStream, ranks: Ranks) -> None:
+        self._dataset = dataset
+        self._stream = stream
+        self._ranks = ranks
+
+    @classmethod
+    def open(
+        cls, folder: Path, data: DataSection, *, ordinal: int, replicas: int, ranks: Ranks
+    ) -> Feed:
+        """The slice of the replica that joined as number ``ordinal`` of a run of ``replicas``.
+
+        More may join than a run expects: those walk the slices again, in another order.
+
+        Raises:
+            DataError: the folder cannot be read, or holds too little.
+        """
+        dataset = TokenDataset.open(folder, TRAIN, length=data.sequence_length)
+        lap, index = divmod(ordinal, replicas)
+        # Any odd constant keeps the seeds of laps apart from the neighbours of data.seed.
+        seed = data.seed + lap * 0x9E3779B1
+        stream = SequenceStream(len(dataset), seed, index, replicas)
+        return cls(dataset, stream, ranks)
+
+    def next(self, micro_batch: int) -> Batch:
+        """``input_ids`` and ``labels``, int64 [micro_batch, length], on this rank's device."""
+        indices, _ = self._stream.next(micro_batch * self._ranks.world)
+        start = self._ranks.rank * micro_batch
+        return collated(self._dataset, indices[start : start + micro_batch], self._ranks.device)
+
+    def skip_to(self, tokens: int) -> None:
+        """Go on as if the replica had trained ``tokens`` of its slice: where a joiner starts."""
+        epoch, position = divmod(tokens // self._dataset.length, self._stream.slice_size)
+        state = self._stream.state_dict()
+        self._stream.load_state_dict({**state, "epoch": epoch, "position": position})
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the slice is read; the same on all ranks."""
+        return cast(dict[str, int], dict(self._stream.state_dict()))
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Raises DataError where the saved position is of other data or another slice."""
+        self._stream.load_state_dict(cast(StreamState, state))
+
+
+def tokens_of_step(data: DataSection, train: TrainSection) -> int:
+    """Tokens that one rank reads in one inner step."""
+    return train.micro_batch * train.accumulate * data.sequence_length
+
+
+def collated(dataset: TokenDataset, indices: np.ndarray, device: torch.device) -> Batch:
+    """The sequences as one batch on ``device``."""
+    rows = [dataset[int(index)] for index in indices]
+    return {
+        key: torch.stack([row[key] for row in rows]).to(device, non_blocking=True)
+        for key in rows[0]
+    }

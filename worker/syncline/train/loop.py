@@ -1,0 +1,300 @@
+"""Training, as one would write it by hand around ``syncline.Replica``.
+
+Read ``Trainer.run`` first. With a control plane the replica takes part in a run, and the token
+budget is everyone's; without one the very same loop trains alone. Who starts the process, and
+what becomes of an error, is ``__main__``'s business.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import structlog
+import torch
+
+from syncline import Replica
+from syncline.data.manifest import Manifest, read_manifest
+from syncline.train.books import Books, Every
+from syncline.train.checkpoint import Checkpoints, Position
+from syncline.train.config import CheckpointSection, EvaluateSection, JobConfig
+from syncline.train.evaluate import Evaluator, HeldOut
+from syncline.train.export import export_model, full_state, portable
+from syncline.train.folder import prepared_folder
+from syncline.train.inputs import TRAIN, Batch, Feed, tokens_of_step
+from syncline.train.model import build_model, shard_model
+from syncline.train.optim import build_optimizer
+from syncline.train.progress import Ending, Progress
+from syncline.train.ranks import Ranks
+from syncline.train.schedules import Schedule
+from syncline.train.signals import Stop, heeding_sigterm
+from syncline.train.step import InnerStep
+from syncline_proto.errors import FileMissing
+from syncline_proto.settings import RunSettings
+
+log = structlog.get_logger()
+
+
+class Trainer:
+    """One replica's training, from the first evaluation to the last.
+
+    Invariants:
+        - every rank runs the same evaluations, checkpoints and steps in the same order;
+        - nothing is written outside of the folders that the job names.
+    """
+
+    def __init__(
+        self,
+        job: JobConfig,
+        ranks: Ranks,
+        progress: Progress,
+        *,
+        replica: str | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Build everything that the job asks for; nothing is trained yet.
+
+        Raises:
+            ConfigError, FileMissing, DataError: the job cannot be built as it stands.
+        """
+        self.job, self.ranks = job, ranks
+        if job.train.threads is not None:
+            torch.set_num_threads(job.train.threads)
+        self._folder = _prepared(job, ranks)
+        manifest = read_manifest(self._folder)
+        tokenizer = manifest.tokenizer
+        self.model = build_model(job, tokenizer.vocab_size, tokenizer.eos_id)
+        shard_model(self.model, ranks.mesh, job.train)
+        # Parameters were equal on all ranks; dropout must not be.
+        torch.manual_seed(job.train.seed + ranks.rank)
+        self.optimizer = build_optimizer(self.model, job.optimizer)
+        self.replica = Replica(
+            self.model,
+            self.optimizer,
+            run=job.run.name,
+            name=replica,
+            settings=job.settings,
+            job=portable(job, self.model.config).to_job(),
+        )
+        self._stop = Stop()
+        self._step = InnerStep(self.model, self.optimizer, job.train, ranks)
+        self._evaluator = Evaluator(
+            self._folder,
+            length=job.data.sequence_length,
+            sequences=job.evaluate.sequences,
+            micro_batch=job.train.micro_batch,
+            ranks=ranks,
+        )
+        # Replicas on one machine, started from one job, must not write into one folder.
+        self._own = self.replica.name if self.replica.active else "alone"
+        self._checkpoints = self._checkpoints_of(job)
+        self._position = self._resumed() if resume else None
+        self._books = Books(
+            job,
+            self._own,
+            bytes_per_token=_bytes_per_token(manifest),
+            ranks=ranks,
+            progress=progress,
+        )
+
+    def run(self) -> Ending:
+        """Train until the budget is spent, the run ends, or somebody asks to leave.
+
+        Raises:
+            TrainingDiverged: the loss stays not finite.
+            SynclineError: what Replica raises.
+        """
+        replica = self.replica
+        ending: Ending | None = None
+        try:
+            with heeding_sigterm(self._stop, replica.request_drain), replica:
+                self._begin()
+                while not self._over():
+                    report = self._step(self._next_batch, lr=self._lr, before_update=self._count)
+                    self._books.note(report, self._step_tokens())
+                    if replica.last_round:
+                        self._settle()
+                    self._look_around()
+                ending = self._end()
+            return ending
+        finally:
+            self._books.close(ending)
+
+    def _begin(self) -> None:
+        """After joining: the parameters are the run's, so data, schedule and books follow it."""
+        active = self.replica.active
+        self.settings: RunSettings = self.replica.settings if active else self.job.settings
+        self._replicas = self.settings.replicas if active else 1
+        self._feed = Feed.open(
+            self._folder,
+            self.job.data,
+            ordinal=self.replica.ordinal if active else 0,
+            replicas=self._replicas,
+            ranks=self.ranks,
+        )
+        self._tokens = 0
+        if self._position is not None:
+            self._feed.load_state_dict(self._position.stream)
+            self._tokens, self._books.inner_step = self._position.tokens, self._position.inner_step
+        elif active:
+            self._feed.skip_to(self.replica.committed_tokens // self._replicas)
+        optimizer = self.job.optimizer
+        self._schedule = Schedule(
+            kind=optimizer.schedule,
+            peak=optimizer.lr,
+            warmup_tokens=optimizer.warmup_tokens,
+            total_tokens=self.settings.token_budget,
+            decay_share=optimizer.decay_share,
+            min_ratio=optimizer.min_lr_ratio,
+        )
+        self._every_evaluation = self._every(self.job.evaluate)
+        self._every_checkpoint = self._every(self.job.checkpoint)
+        self._local: HeldOut | None = None
+        self._merged: HeldOut | None = None
+        first = self._evaluate("merged")
+        self._books.open(
+            first,
+            self.replica,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            run_tokens=self._run_tokens(),
+            budget=self.settings.token_budget,
+        )
+
+    def _next_batch(self) -> Batch:
+        return self._feed.next(self.job.train.micro_batch)
+
+    def _lr(self) -> float:
+        """Of the step being taken: everyone is taken to do as much as this replica meanwhile."""
+        return self._schedule.lr(self._run_tokens() + self._step_tokens() * self._replicas)
+
+    def _count(self) -> bool:
+        """Just before the optimizer's step, so that a push at its end names these tokens.
+
+        False where the run has ended in this step's forward pass: its last value stays as it is.
+        """
+        if self.replica.done:
+            return False
+        self.replica.count_tokens(tokens_of_step(self.job.data, self.job.train))
+        self._tokens += self._step_tokens()
+        return True
+
+    def _over(self) -> bool:
+        """Asked by all ranks before each step: whoever got the SIGTERM, all of them leave."""
+        return self._is_complete() or self.ranks.sum([float(self._stop.asked)])[0] > 0
+
+    def _is_complete(self) -> bool:
+        """Equal on all ranks without a word."""
+        return self.replica.done if self.replica.active else self._spent()
+
+    def _look_around(self) -> None:
+        """What happens now and then, between two steps; the end does it anyway."""
+        self._books.tell_if_due(self.replica, self._run_tokens())
+        if self._is_complete():
+            return
+        if self._every_evaluation.due(self._clock()):
+            with self.replica.unsynced():
+                self._evaluate("held-out")
+        if self._every_checkpoint.due(self._clock()):
+            self._save()
+
+    def _settle(self) -> None:
+        """Around the last round: evaluate the replica's own parameters, then the merged ones."""
+        with self.replica.unsynced():
+            self._local = self._evaluate("held-out")
+        self.replica.finish()
+        self._merged = self._evaluate("merged")
+
+    def _end(self) -> Ending:
+        """Before leaving: the last evaluation, checkpoint and export."""
+        spent = self._spent()
+        if spent and self._merged is None:
+            self.replica.finish()
+            self._merged = self._evaluate("merged")
+        if self._checkpoints is not None:
+            self._save()
+        exported = None
+        if spent and not self.replica.active and self.job.export.folder is not None:
+            exported = self.job.export.folder
+            state = full_state(self.model)
+            if self.ranks.leads:
+                export_model(state, self.job, exported)
+        return self._books.ending(
+            self._reason(spent),
+            self.replica,
+            tokens=self._run_tokens(),
+            local=self._local,
+            merged=self._merged,
+            skipped=self._step.skipped,
+            exported=exported,
+        )
+
+    def _reason(self, spent: bool) -> Literal["budget", "stopped", "drained"]:
+        if spent:
+            return "budget"
+        return "drained" if self._stop.asked or self.replica.drained else "stopped"
+
+    def _spent(self) -> bool:
+        """Whether the token budget is reached, and not only somebody's patience."""
+        budget = self.settings.token_budget
+        done = self.replica.committed_tokens if self.replica.active else self._tokens
+        return budget is not None and done >= budget
+
+    def _evaluate(self, kind: Literal["held-out", "merged"]) -> HeldOut:
+        held_out = self._evaluator(self.model)
+        self._books.held_out(kind, held_out, self.replica, self._run_tokens())
+        return held_out
+
+    def _save(self) -> None:
+        if self._checkpoints is not None:
+            position = Position(
+                run=self.job.run.name,
+                inner_step=self._books.inner_step,
+                tokens=self._run_tokens(),
+                stream=self._feed.state_dict(),
+                world=self.ranks.world,
+            )
+            self._checkpoints.save(position, self.model, self.optimizer)
+
+    def _resumed(self) -> Position | None:
+        """What was saved; a replica of a run may do without, since the run has its parameters."""
+        if self._checkpoints is None:
+            raise FileMissing("--resume needs checkpoint.folder; set it in the job.")
+        if self.replica.active and not self._checkpoints:
+            log.info("no checkpoint: the inner optimizer starts anew")
+            return None
+        return self._checkpoints.load(self.model, self.optimizer, run=self.job.run.name)
+
+    def _checkpoints_of(self, job: JobConfig) -> Checkpoints | None:
+        section = job.checkpoint
+        if section.folder is None:
+            return None
+        return Checkpoints(section.folder / self._own, keep=section.keep, ranks=self.ranks)
+
+    def _every(self, section: EvaluateSection | CheckpointSection) -> Every:
+        """Rounds pace a replica of a run, and steps one that trains alone."""
+        step = section.every_rounds if self.replica.active else section.every_steps
+        return Every(step, self._clock())
+
+    def _clock(self) -> int:
+        return self.replica.revision if self.replica.active else self._books.inner_step
+
+    def _run_tokens(self) -> int:
+        return self.replica.run_tokens if self.replica.active else self._tokens
+
+    def _step_tokens(self) -> int:
+        """Of the whole replica."""
+        return tokens_of_step(self.job.data, self.job.train) * self.ranks.world
+
+
+def _prepared(job: JobConfig, ranks: Ranks) -> Path:
+    """The job's data; rank 0 prepares it, if need be, before the others look."""
+    if ranks.leads:
+        prepared_folder(job.data)
+    ranks.wait()
+    return prepared_folder(job.data)
+
+
+def _bytes_per_token(manifest: Manifest) -> float:
+    """Of the training split."""
+    split = manifest.splits[TRAIN]
+    return split.bytes / max(1, split.tokens)

@@ -1,0 +1,204 @@
+"""Any causal language model of transformers, built from a job and cut over the ranks by FSDP2.
+
+Parameters are fp32 and equal on all ranks from the seed on; what they compute in is the mixed
+precision policy's. Nothing here is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from syncline.train.config import JobConfig, ModelSection, TrainSection
+from syncline_proto.errors import ConfigError, FileMissing
+
+log = structlog.get_logger()
+
+SAID_MAX = 240
+"""Letters of what transformers says; it likes to list every model there is."""
+
+OLDER_KEYS = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
+"""Names that transformers still translates, though no configuration lists them."""
+
+
+def build_config(section: ModelSection, vocab_size: int, eos_id: int) -> PreTrainedConfig:
+    """The transformers configuration of a job's model.
+
+    ``vocab_size`` and the special tokens follow the tokenizer where the job is silent.
+
+    Raises:
+        FileMissing: ``path`` holds no config.json.
+        ConfigError: transformers knows no such model or key, or refuses a value.
+    """
+    if section.path is not None:
+        if not (section.path / "config.json").is_file():
+            raise FileMissing(f"model.path: {section.path} holds no config.json.")
+        return _accepted("model.path", AutoConfig.from_pretrained, section.path)
+    given = dict(section.config or {})
+    model_type = given.pop("model_type")
+    _refuse_unknown(_accepted("model.config", AutoConfig.for_model, model_type), given)
+    settings = {
+        "vocab_size": vocab_size,
+        "bos_token_id": eos_id,
+        "eos_token_id": eos_id,
+        "pad_token_id": None,
+    }
+    return _accepted("model.config", AutoConfig.for_model, model_type, **(settings | given))
+
+
+def build_model(job: JobConfig, vocab_size: int, eos_id: int) -> PreTrainedModel:
+    """The job's model in fp32 on the CPU: random from ``train.seed``, or a folder's weights.
+
+    Raises:
+        FileMissing, ConfigError: as ``build_config``; also when the tokenizer has more ids than
+            the model, or sequences are longer than it takes.
+    """
+    config = build_config(job.model, vocab_size, eos_id)
+    _check_fit(config, vocab_size, job.data.sequence_length)
+    folder = job.model.path
+    with torch.random.fork_rng(devices=[]), without_bars():
+        torch.manual_seed(job.train.seed)
+        model = _instance(config, folder, job.model.attention)
+    # Keys and values of earlier tokens are for generating; in training they are only memory.
+    model.config.use_cache = False
+    if job.train.activation_checkpointing:
+        _checkpoint_blocks(model)
+    return model.train()
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep transformers' own progress bars off the screen; ours says enough."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks: the longest list of modules of one class that hold parameters."""
+    lists = [
+        list(module)
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList)
+        and len({type(child) for child in module}) == 1
+        and next(module.parameters(), None) is not None
+    ]
+    return max(lists, key=len, default=[])
+
+
+def shard_model(model: PreTrainedModel, mesh: DeviceMesh | None, train: TrainSection) -> None:
+    """Cut the model over the mesh in place: each block, the embeddings, norm and head, the rest.
+
+    Tied embeddings stay with the root, where both of their uses see them. Without a mesh nothing
+    is cut. Blocks are compiled here, one by one, so that hooks stay outside of the graphs.
+    """
+    blocks = blocks_of(model)
+    if mesh is not None:
+        policy = _policy(train, mesh)
+        options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
+        for block in blocks:
+            fully_shard(block, reshard_after_forward=train.reshard_after_forward, **options)
+        embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+        if isinstance(head, nn.Module) and head.weight is not embeddings.weight:
+            fully_shard(embeddings, reshard_after_forward=train.reshard_after_forward, **options)
+            # Needed again first thing in the backward pass: freeing them would be for nothing.
+            fully_shard([*_after(model, blocks), head], reshard_after_forward=False, **options)
+        fully_shard(model, **options)
+    elif train.precision == "bf16":
+        log.warning("train.precision bf16 is for GPUs; computing in fp32 on this CPU")
+    if train.compile:
+        for block in blocks:
+            block.forward = torch.compile(block.forward)
+
+
+def _policy(train: TrainSection, mesh: DeviceMesh) -> MixedPrecisionPolicy:
+    if train.precision == "fp32":
+        return MixedPrecisionPolicy()
+    if mesh.device_type == "cpu":
+        log.warning("train.precision bf16 is very slow on a CPU; fp32 is faster here")
+    # Gradients are summed over ranks in fp32, or small ones would be lost.
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def _after(model: PreTrainedModel, blocks: list[nn.Module]) -> list[nn.Module]:
+    """Modules with parameters of their own beside and behind the blocks: the final norm."""
+    if not blocks:
+        return []
+    names = {id(module): name for name, module in model.named_modules()}
+    siblings, _, _ = names[id(blocks[0])].rpartition(".")
+    parent, _, list_name = siblings.rpartition(".")
+    children = list(model.get_submodule(parent).named_children())
+    behind = [name for name, _ in children].index(list_name) + 1
+    return [child for _, child in children[behind:] if next(child.parameters(), None) is not None]
+
+
+def _checkpoint_blocks(model: PreTrainedModel) -> None:
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"train.activation_checkpointing: {type(model).__name__} does not support it."
+        )
+    # transformers 5.23 renamed it, with the re-entrant form that FSDP2 cannot bear gone by default.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    if enable is not None:
+        enable()
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def _instance(config: PreTrainedConfig, folder: Path | None, attention: str) -> PreTrainedModel:
+    options: dict[str, Any] = {"attn_implementation": attention, "dtype": torch.float32}
+    if folder is not None and any(folder.glob("*.safetensors")):
+        return _accepted(
+            "model.path", AutoModelForCausalLM.from_pretrained, folder,
+            config=config, local_files_only=True, use_safetensors=True, **options,
+        )  # fmt: skip
+    return _accepted("model", AutoModelForCausalLM.from_config, config, **options)
+
+
+def _check_fit(config: PreTrainedConfig, vocab_size: int, sequence_length: int) -> None:
+    if config.vocab_size < vocab_size:
+        raise ConfigError(
+            f"the model has {config.vocab_size} token ids and the tokenizer {vocab_size}; "
+            "leave model.config.vocab_size out, or prepare the data with the model's tokenizer."
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and longest < sequence_length:
+        raise ConfigError(
+            f"data.sequence_length {sequence_length} is more than the {longest} positions of the "
+            "model; shorten it, or raise model.config.max_position_embeddings."
+        )
+
+
+def _refuse_unknown(plain: PreTrainedConfig, given: dict[str, Any]) -> None:
+    """transformers keeps whatever it is given; a misspelt key would be lost without a word."""
+    known = {*plain.to_dict(), *plain.attribute_map}
+    for key in given:
+        if key not in known and key not in OLDER_KEYS:
+            raise ConfigError(
+                f"model.config.{key} is not a setting of {plain.model_type}; "
+                f"it takes {', '.join(sorted(known))}."
+            )
+
+
+def _accepted(what: str, build: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call transformers; what it refuses becomes a ConfigError of one line."""
+    try:
+        return build(*args, **kwargs)
+    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{what}: {said[:SAID_MAX]}") from error

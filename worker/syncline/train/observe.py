@@ -1,0 +1,120 @@
+"""Looking at a run from outside: its merged parameters, whole, all of one revision.
+
+An observer holds no lease, pushes nothing and delays nobody: it asks for revisions that are
+published already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from syncline.control import ControlClient, first_alive
+from syncline.link import Link, Stalled
+from syncline_proto.codec import Float32
+from syncline_proto.errors import RevisionGone, RunConflict, Unreachable
+from syncline_proto.layout import Layout, layout_from_proto
+from syncline_proto.rest import RunView
+from syncline_proto.v1 import sync_pb2 as pb
+
+CUTS_MAX = 10
+"""Attempts at one cut. A busy run may publish twice while we pull, and forget our revision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Merged parameters of equal revision, fp32 on the CPU, under their canonical names."""
+
+    tensors: dict[str, torch.Tensor]
+    revision: int
+    committed_tokens: int
+
+
+class _Observing(Link):
+    """A link that may open a run without a replica, a lease or a layout."""
+
+    def observe(self, run: str) -> pb.OpenRunResponse:
+        with self._errors():
+            return self._stub.OpenRun(
+                pb.OpenRunRequest(run=run), timeout=self._timeouts.call_s, metadata=self._metadata
+            )
+
+
+def newest_cut(view: RunView, client: ControlClient, token: str | None) -> Cut:
+    """Pull every fragment of a run at the newest revision that all of them have.
+
+    Raises:
+        RunConflict: nobody has set the run's parameters yet.
+        Unreachable: a sync service does not answer, or no living one owns a fragment.
+        RevisionGone: revisions were forgotten faster than they could be pulled, again and again.
+    """
+    timeouts = view.settings.timeouts
+    with ExitStack() as stack:
+        links = [
+            stack.enter_context(closing(_Observing(service.address, timeouts, token)))
+            for service in first_alive(client.sync_services(), client.url)
+        ]
+        for attempt in range(CUTS_MAX):
+            layout, owners, revision = _standing(view.name, links)
+            try:
+                return _pulled(view.name, layout, owners, revision)
+            except RevisionGone:
+                if attempt == CUTS_MAX - 1:
+                    raise
+    raise AssertionError("a cut is returned or an error raised")
+
+
+def assembled(layout: Layout, fragments: Iterable[Float32]) -> dict[str, torch.Tensor]:
+    """Tensors from the flat vectors of all fragments, in order."""
+    tensors = {spec.name: np.empty(spec.shape, np.float32) for spec in layout.tensors}
+    for spec, values in zip(layout.fragments, fragments, strict=True):
+        at = 0
+        for box in spec.boxes:
+            place = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
+            part = values[at : at + box.numel].reshape(box.sizes)
+            tensors[layout.tensors[box.tensor].name][place] = part
+            at += box.numel
+    return {name: torch.from_numpy(values) for name, values in tensors.items()}
+
+
+def _standing(run: str, links: list[_Observing]) -> tuple[Layout, dict[int, Link], int]:
+    """The run's layout, who owns each fragment, and the smallest revision over them."""
+    layout: Layout | None = None
+    owners: dict[int, Link] = {}
+    revisions: list[int] = []
+    for link in links:
+        answer = link.observe(run)
+        if not all(state.initialised for state in answer.fragments) or not answer.layout.tensors:
+            raise RunConflict(
+                f"the run {run} has no parameters yet; wait until a replica has joined it."
+            )
+        layout = layout or layout_from_proto(answer.layout)
+        for state in answer.fragments:
+            owners[state.fragment] = link
+            revisions.append(state.revision)
+    assert layout is not None
+    for number, fragment in enumerate(layout.fragments):
+        if number not in owners:
+            raise Unreachable(f"No sync service that is alive owns fragment {fragment.name}.")
+    return layout, owners, min(revisions)
+
+
+def _pulled(run: str, layout: Layout, owners: dict[int, Link], revision: int) -> Cut:
+    flat: list[Float32] = []
+    committed: list[int] = []
+    for number, spec in enumerate(layout.fragments):
+        request = pb.PullRequest(run=run, fragment=number, revision=revision)
+        try:
+            pulled = owners[number].pull(request, spec.numel)
+        except Stalled:
+            raise Unreachable(
+                f"The sync service at {owners[number].address} does not send what it has; "
+                "try again."
+            ) from None
+        flat.append(pulled.values)
+        committed.append(pulled.header.committed_tokens)
+    return Cut(tensors=assembled(layout, flat), revision=revision, committed_tokens=min(committed))

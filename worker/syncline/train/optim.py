@@ -1,0 +1,51 @@
+"""The inner optimizer: AdamW with its parameter groups, and clipping by the global norm.
+
+Works on plain tensors and on FSDP2's DTensors alike; the learning rate comes from ``schedules``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from syncline.train.config import OptimizerSection
+
+
+def build_optimizer(model: nn.Module, section: OptimizerSection) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; only those of two dimensions or more are decayed.
+
+    Call it after ``shard_model``, which replaces the parameters.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": section.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=section.lr,
+        betas=section.betas,
+        eps=section.eps,
+        foreach=True,
+    )
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def clip_gradients(model: nn.Module, limit: float | None) -> float:
+    """Scale all gradients so that their global norm is at most ``limit``; return it from before.
+
+    None measures and leaves them as they are. A norm that is not finite leaves them, too.
+    """
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    total = float(norm)
+    if limit is not None and limit < total < float("inf"):
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    return total

@@ -1,0 +1,226 @@
+"""The port through which a trainer tells how far it is, and who listens behind it.
+
+``bar`` is for people, ``json`` (one object a line on standard output) for programs such as
+``syncline up``, ``none`` for tests and for ranks other than 0. Telling never decides anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal, Protocol, TextIO
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+ProgressKind = Literal["bar", "json", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Told once, before the first step."""
+
+    run: str
+    replica: str | None
+    """None when training alone."""
+    parameters: int
+    tokens_total: int | None
+    """The run's token budget; None: no end."""
+    held_out_loss: float
+    bits_per_byte: float
+    """Of the held-out sample, at the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Told every few steps."""
+
+    phase: str
+    inner_step: int
+    tokens: int
+    """Of the run: committed by everyone, plus this replica's share since."""
+    tokens_total: int | None
+    loss: float
+    """Mean since the last snapshot, nats per token."""
+    bits_per_byte: float
+    """The same, per byte of source text."""
+    held_out_loss: float | None
+    held_out_bits_per_byte: float | None
+    lr: float
+    grad_norm: float
+    tokens_per_second: float
+    """Of this replica."""
+    round: int
+    """Rounds merged since this replica joined."""
+    revision: int
+    exposed_sync_s: float
+    exposed_sync_share: float
+    """Of the time since the start."""
+    seconds: float
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Told once, when training ended well. Losses are nats per token."""
+
+    reason: Literal["budget", "stopped", "drained"]
+    bits_per_byte_start: float
+    held_out_local: float | None
+    """Of this replica's own parameters before the last round; None if there was none."""
+    bits_per_byte_local: float | None
+    held_out_merged: float | None
+    """Of the merged parameters (the only ones, when training alone); None unless the budget is
+    spent."""
+    bits_per_byte_merged: float | None
+    tokens: int
+    """Of the run."""
+    own_tokens: int
+    """Trained by this replica since it started."""
+    seconds: float
+    tokens_per_second: float
+    """Of this replica, evaluations and waiting included."""
+    exposed_sync_s: float
+    exposed_sync_share: float
+    rounds: int
+    revision: int
+    inner_step: int
+    skipped_steps: int
+    """Inner steps left out because their loss or gradient was not finite."""
+    exported: str | None
+    """The folder of the exported model, when training alone."""
+
+
+class Progress(Protocol):
+    """Somebody who wants to know."""
+
+    def start(self, start: Start) -> None: ...
+
+    def update(self, now: Snapshot) -> None: ...
+
+    def close(self, ending: Ending | None = None) -> None:
+        """No more will come; ``None`` when training did not end well. May be called twice."""
+        ...
+
+
+class NoProgress:
+    """Nobody listens."""
+
+    def start(self, start: Start) -> None:
+        pass
+
+    def update(self, now: Snapshot) -> None:
+        pass
+
+    def close(self, ending: Ending | None = None) -> None:
+        pass
+
+
+class JsonProgress:
+    """One JSON object a line: events ``start``, ``progress`` and ``end``.
+
+    Numbers that are not finite become null, since JSON has none such.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def start(self, start: Start) -> None:
+        self._tell("start", start)
+
+    def update(self, now: Snapshot) -> None:
+        self._tell("progress", now)
+
+    def close(self, ending: Ending | None = None) -> None:
+        if ending is not None:
+            self._tell("end", ending)
+
+    def _tell(self, event: str, what: Start | Snapshot | Ending) -> None:
+        fields = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in asdict(what).items()
+        }
+        self._out.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
+        self._out.flush()
+
+
+class _Bar(RichProgress):
+    """A bar, and beneath it a line of words, so that both fit 80 columns."""
+
+    words = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.words, style="dim")
+
+
+class BarProgress:
+    """A bar with a line of numbers, for people; a summary when it ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = _Bar(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self._task = self._bar.add_task("training", total=None)
+
+    def start(self, start: Start) -> None:
+        who = f"{start.run}/{start.replica}" if start.replica else f"{start.run} (alone)"
+        self._say(
+            f"{who}: {start.parameters:,} parameters, "
+            f"{start.bits_per_byte:.3f} bits per held-out byte at the start"
+        )
+        self._bar.update(self._task, description=start.run, total=start.tokens_total)
+        self._bar.start()
+
+    def update(self, now: Snapshot) -> None:
+        words = [
+            f"{now.tokens_per_second:,.0f} tokens/s",
+            f"loss {now.loss:.3f}",
+            f"{now.bits_per_byte:.3f} bits/byte",
+        ]
+        if now.held_out_bits_per_byte is not None:
+            words.append(f"held-out {now.held_out_bits_per_byte:.3f}")
+        if now.revision:
+            words += [
+                f"round {now.round}",
+                f"revision {now.revision}",
+                f"sync {now.exposed_sync_share:.1%}",
+            ]
+        if now.phase != "training":
+            words.append(now.phase)
+        self._bar.words = "  ".join(words)
+        self._bar.update(self._task, completed=now.tokens)
+
+    def close(self, ending: Ending | None = None) -> None:
+        if self._bar.live.is_started:
+            self._bar.stop()
+        if ending is None:
+            return
+        result = ending.bits_per_byte_merged
+        found = f"{result:.3f} bits per held-out byte" if result is not None else ending.reason
+        self._say(f"{found} after {ending.tokens:,} tokens in {ending.seconds:,.0f} s")
+        if ending.exported:
+            self._say(f"exported to {ending.exported}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def listener(kind: ProgressKind, *, leads: bool) -> Progress:
+    """The listener that the command line asked for; only rank 0 has one."""
+    if not leads or kind == "none":
+        return NoProgress()
+    if kind == "json":
+        return JsonProgress(sys.stdout)
+    return BarProgress(Console(stderr=True))

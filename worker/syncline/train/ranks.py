@@ -1,0 +1,96 @@
+"""The ranks of this replica: who this process is, on which device, and what all must agree on.
+
+torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK) keeps its meaning. On a CPU alone there is no
+process group at all; everywhere else there is one, since FSDP2 needs it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from syncline_proto.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process's place in its replica."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = torch.device("cpu")
+    mesh: DeviceMesh | None = None
+    """One dimension over all ranks; None for one process on a CPU."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, who decides and who speaks."""
+        return self.rank == 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums over all ranks, the same on each. Every rank must call it."""
+        if self.world == 1:
+            return list(values)
+        summed = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(summed, group=dist.group.WORLD)
+        return summed.tolist()
+
+    def wait(self) -> None:
+        """Return when every rank is here."""
+        self.sum([0.0])
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks]:
+    """Take this process's place among the ranks, and give it up at the end.
+
+    Raises:
+        ConfigError: the environment names a place that cannot be, or fewer GPUs than ranks.
+    """
+    rank, world = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if not 0 <= rank < world:
+        raise ConfigError(f"RANK={rank} of WORLD_SIZE={world} cannot be; start with torchrun.")
+    if not torch.cuda.is_available() and world == 1:
+        yield Ranks()
+        return
+    device = _device(_number("LOCAL_RANK", 0))
+    # Numbers that ranks agree on live on the CPU, so gloo is there beside NCCL.
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    if world == 1 and "MASTER_ADDR" not in os.environ:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group(backend)
+    try:
+        mesh = init_device_mesh(device.type, (world,))
+        yield Ranks(rank=rank, world=world, device=device, mesh=mesh)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"local rank {local_rank} has no GPU, there are {torch.cuda.device_count()}; start "
+            "no more ranks than GPUs, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _number(name: str, otherwise: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return otherwise
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text} is not a number; start with torchrun.") from None

@@ -1,0 +1,94 @@
+"""From a TOML file and ``key=value`` overrides to plain values, and from pydantic's findings to
+one sentence a person can act on. Knows nothing of what the settings mean.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from syncline_proto.errors import ConfigError, FileMissing
+
+NOTHING = frozenset({"none", "null"})
+"""How an override says None, for which TOML has no word."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's tables.
+
+    Raises:
+        FileMissing: it cannot be read.
+        ConfigError: it is not TOML; the message has the line.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileMissing(
+            f"cannot read the job {path}: {error.strerror}; give the path of a TOML file."
+        ) from None
+    except ValueError as error:  # TOML and UTF-8 faults alike
+        raise ConfigError(f"{path} is not a TOML file: {error}.") from None
+
+
+def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Set ``a.b=value`` for each override; values are TOML, or else text.
+
+    Raises:
+        ConfigError: an override is not ``section.key=value``.
+    """
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        names = [name.strip() for name in key.split(".")]
+        if not equals or not all(names):
+            raise ConfigError(f"--set {override}: write it as section.key=value.")
+        table = values
+        for name in names[:-1]:
+            below = table.setdefault(name, {})
+            if not isinstance(below, dict):
+                raise ConfigError(f"--set {override}: {name} is a value, not a section.")
+            table = cast(dict[str, Any], below)
+        table[names[-1]] = _value(text.strip())
+    return values
+
+
+def sentence(root: type[BaseModel], error: ValidationError) -> str:
+    """The first finding in one sentence: the key, what is wrong, what is allowed."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return _unknown(root, first)
+    if first["type"] == "missing":
+        return f"{key} is missing."
+    said = first["msg"].removeprefix("Value error, ")
+    said = said if said.startswith("give") else said[:1].lower() + said[1:]
+    given = first["input"]
+    shown = "" if isinstance(given, dict | BaseModel) else f", not {given!r}"
+    return f"{key}: {said.rstrip('.')}{shown}." if key else f"{said.rstrip('.')}."
+
+
+def _value(text: str) -> Any:
+    if text in NOTHING:
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _unknown(root: type[BaseModel], error: ErrorDetails) -> str:
+    *above, name = (str(part) for part in error["loc"])
+    section = root
+    for part in above:
+        kind = section.model_fields[part].annotation
+        assert isinstance(kind, type) and issubclass(kind, BaseModel)
+        section = kind
+    known = sorted(section.model_fields)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    where = f"[{'.'.join(above)}]" if above else "a job"
+    return f"{'.'.join([*above, name])} is not a setting; {hint}{where} takes {', '.join(known)}."

@@ -1,0 +1,102 @@
+"""One inner step: forward and backward over the micro-batches, and whether to take what came out.
+
+The ranks of a replica settle here, once a step and before the optimizer moves, what they must not
+differ in: the loss and the learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import torch
+from torch import nn
+
+from syncline.train.config import TrainSection
+from syncline.train.inputs import Batch
+from syncline.train.optim import clip_gradients, set_lr
+from syncline.train.ranks import Ranks
+from syncline_proto.errors import TrainingDiverged
+
+log = structlog.get_logger()
+
+SKIPS_MAX = 5
+"""Inner steps in a row without a finite loss; one is bad luck, this many are a sick model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What came of one inner step, the same on every rank."""
+
+    loss: float
+    """Mean over all micro-batches of all ranks, nats per token."""
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+    taken: bool
+    """False when nothing was changed: not finite, or there was no call for it any more."""
+
+
+class InnerStep:
+    """Takes inner steps, and counts those it had to skip."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, train: TrainSection, ranks: Ranks
+    ) -> None:
+        self.skipped = 0
+        self._skipped_in_a_row = 0
+        self._model = model
+        self._optimizer = optimizer
+        self._train = train
+        self._ranks = ranks
+
+    def __call__(
+        self,
+        next_batch: Callable[[], Batch],
+        *,
+        lr: Callable[[], float],
+        before_update: Callable[[], bool],
+    ) -> StepReport:
+        """Take one step, unless its loss or gradient is not finite.
+
+        Rank 0's ``lr`` counts; it is asked after the backward pass, when all that this step's
+        forward merged is known. ``before_update`` runs just before the optimizer's step and may
+        call it off, on all ranks alike.
+
+        Raises:
+            TrainingDiverged: SKIPS_MAX steps in a row were not finite.
+        """
+        loss = torch.zeros((), device=self._ranks.device)
+        for _ in range(self._train.accumulate):
+            part = self._model(**next_batch()).loss / self._train.accumulate
+            part.backward()
+            loss += part.detach().float()
+        norm = clip_gradients(self._model, self._train.clip)
+        mean, rate = self._ranks.sum(
+            [float(loss) / self._ranks.world, lr() if self._ranks.leads else 0.0]
+        )
+        finite = math.isfinite(mean) and math.isfinite(norm)
+        taken = finite and before_update()
+        if taken:
+            set_lr(self._optimizer, rate)
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        report = StepReport(loss=mean, grad_norm=norm, lr=rate, taken=taken)
+        if finite:
+            self._skipped_in_a_row = 0
+        else:
+            self._skip(report)
+        return report
+
+    def _skip(self, report: StepReport) -> None:
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        if self._ranks.leads:
+            log.warning("step skipped: not finite", loss=report.loss, grad_norm=report.grad_norm)
+        if self._skipped_in_a_row >= SKIPS_MAX:
+            raise TrainingDiverged(
+                f"the loss or its gradient was not finite in {SKIPS_MAX} steps in a row; lower "
+                "optimizer.lr, or raise optimizer.warmup_tokens."
+            )
