@@ -7,6 +7,7 @@ strategy is a preset of the one pipeline; whatever is set beside it wins over th
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -21,6 +22,14 @@ NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 def valid_name(name: str) -> bool:
     """Whether this may be the name of a run or replica."""
     return re.fullmatch(NAME_PATTERN, name) is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host; a name other than localhost counts as not."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Section(BaseModel):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from typing import Any, Self
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from syncline_proto.errors import ConfigError
+from syncline_proto.settings import is_loopback
 
 
 class ControlSettings(BaseSettings):
@@ -33,14 +33,6 @@ class ControlSettings(BaseSettings):
                 "give --token (or SYNCLINE_CONTROL_TOKEN), or --insecure if the network is yours."
             )
         return self
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host; a name other than localhost counts as not."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def resolved(flags: dict[str, Any]) -> ControlSettings:

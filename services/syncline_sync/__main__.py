@@ -150,11 +150,15 @@ def run(
     data: Annotated[Path | None, typer.Option(help="Folder of the store")] = None,
     name: Annotated[str | None, typer.Option(help="Name among the sync services")] = None,
     staging_bytes: Annotated[int | None, typer.Option(help="Room for pushes in flight")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="No token although others can reach us")
+    ] = None,
     log_json: Annotated[bool | None, typer.Option(help="Log as JSON lines")] = None,
 ) -> None:
     """Run the sync service.
 
-    Every flag can come from the environment as SYNCLINE_SYNC_NAME (SYNCLINE_SYNC_PORT=50051).
+    Every flag can come from the environment (SYNCLINE_SYNC_PORT=50051). SYNCLINE_SYNC_TOKEN is the
+    token that the control plane and all callers share.
 
     Example: syncline-sync --control http://control:8500 --host 0.0.0.0 --data /data
     """
@@ -163,7 +167,9 @@ def run(
         settings = SyncSettings(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}.") from error
+        flags = "".join(f"--{part}: ".replace("_", "-") for part in first["loc"])
+        why = str(first["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{flags}{why}.") from error
     _configure_logging(settings.log_json)
     asyncio.run(serve(settings))
 

@@ -19,6 +19,7 @@ from prometheus_client import start_http_server
 
 from syncline_proto.errors import PortInUse
 from syncline_proto.v1 import sync_pb2, sync_pb2_grpc
+from syncline_sync.guard import TokenGuard
 from syncline_sync.metrics import Metrics
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.settings import SyncSettings
@@ -77,7 +78,8 @@ def bind(settings: SyncSettings, servicer: SyncServicer, metrics: Metrics) -> Do
         PortInUse: another process has one of them; the message names it.
     """
     status = health.aio.HealthServicer()
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    guards = [TokenGuard(settings.token)] if settings.token else []
+    server = grpc.aio.server(interceptors=guards, options=CHANNEL_OPTIONS)
     sync_pb2_grpc.add_SyncServiceServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)

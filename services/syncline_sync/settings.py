@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from syncline_proto.settings import NAME_PATTERN
+from syncline_proto.settings import NAME_PATTERN, is_loopback
 
 
 class SyncSettings(BaseSettings):
@@ -17,6 +18,9 @@ class SyncSettings(BaseSettings):
 
     control: str = Field(default="http://127.0.0.1:8500", pattern=r"^https?://[^/]")
     token: str = ""
+    """Bearer token: sent to the control plane, and asked of everyone who calls us."""
+    insecure: bool = False
+    """Allow strangers: no token although other machines can reach us."""
     host: str = "127.0.0.1"
     port: int = Field(default=50051, ge=0, le=65535)
     health_port: int = Field(default=50052, ge=0, le=65535)
@@ -30,3 +34,12 @@ class SyncSettings(BaseSettings):
     threads: int = Field(default=0, ge=0, le=256)
     """Pool threads for arithmetic and disk; 0: one per core, at least 4."""
     log_json: bool = False
+
+    @model_validator(mode="after")
+    def _no_open_doors(self) -> Self:
+        if not (self.token or self.insecure or is_loopback(self.host)):
+            raise ValueError(
+                f"{self.host} can be reached from other machines and there is no token; set "
+                "SYNCLINE_SYNC_TOKEN, or give --insecure if the network is yours"
+            )
+        return self

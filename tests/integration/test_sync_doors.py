@@ -16,6 +16,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from syncline_proto.errors import PortInUse
 from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import SERVICE, Doors, bind
 from syncline_sync.settings import SyncSettings
@@ -25,9 +27,9 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 @asynccontextmanager
-async def doors(folder: Path) -> AsyncIterator[tuple[Doors, Service]]:
+async def doors(folder: Path, token: str = "") -> AsyncIterator[tuple[Doors, Service]]:
     async with service(folder, RunSettings()) as s:
-        settings = SyncSettings(port=0, health_port=0, metrics_port=0)
+        settings = SyncSettings(port=0, health_port=0, metrics_port=0, token=token)
         opened = bind(settings, SyncServicer(s.host, s.shared), s.shared.metrics)
         await opened.open()
         try:
@@ -90,3 +92,37 @@ def test_a_port_in_use_is_named(tmp_path: Path, which: str) -> None:
                 bind(SyncSettings(**ports), SyncServicer(s.host, s.shared), s.shared.metrics)
 
     asyncio.run(scenario())
+
+
+def test_with_a_token_only_who_has_it_may_call_and_health_is_free(tmp_path: Path) -> None:
+    async def refused(call: Any) -> bool:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call
+        trailer = dict(error.value.trailing_metadata() or ())
+        return trailer.get("syncline-code") == "FORBIDDEN"
+
+    async def first(stream: Any) -> Any:
+        return await anext(aiter(stream))
+
+    async def scenario() -> None:
+        async with doors(tmp_path, token="secret") as (opened, _):
+            assert await health(opened.port, "") == SERVING
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
+                stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
+                ask = pb.GetRunStatusRequest(run="none")
+                assert await refused(stub.GetRunStatus(ask, timeout=10))
+                assert await refused(stub.Push(iter([pb.PushRequest()]), timeout=10))
+                assert await refused(first(stub.Pull(pb.PullRequest(run="none"), timeout=10)))
+                wrong = (("authorization", "Bearer other"),)
+                assert await refused(stub.GetRunStatus(ask, timeout=10, metadata=wrong))
+                right = (("authorization", "Bearer secret"),)
+                assert not await refused(stub.GetRunStatus(ask, timeout=10, metadata=right))
+
+    asyncio.run(scenario())
+
+
+def test_strangers_are_not_let_in_without_a_token() -> None:
+    with pytest.raises(ValueError, match="there is no token"):
+        SyncSettings(host="0.0.0.0")
+    assert SyncSettings(host="0.0.0.0", token="secret").token
+    assert SyncSettings(host="0.0.0.0", insecure=True).insecure

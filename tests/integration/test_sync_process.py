@@ -23,7 +23,7 @@ from syncline_proto.rest import Member, Membership, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
-from syncline_testing.cluster import free_ports
+from syncline_testing.cluster import free_ports, wait_until
 from syncline_testing.service import RUN, flat_layout, iter_push
 
 NOBODY = "http://127.0.0.1:9"
@@ -265,6 +265,8 @@ def test_with_the_control_plane_away_it_serves_and_keeps_trying(tmp_path: Path) 
             p.open()  # waits until the word of the run has come
             p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
             assert p.pull(0)[0] == 1.0
+            both = {"GET /v1/membership", "PUT /v1/sync-services/sync-0"}
+            wait_until(lambda: both <= set(asked), 20, "the service has said hello too")
         finally:
             control.shutdown()
             serving.join()
@@ -274,7 +276,6 @@ def test_with_the_control_plane_away_it_serves_and_keeps_trying(tmp_path: Path) 
         p.push(0.5, "a", seq=2, base_revision=0)  # and it is away again
         p.push(0.5, "b", base_revision=0)
         assert p.pull(1)[0] == 0.5
-    assert {"GET /v1/membership", "PUT /v1/sync-services/sync-0"} <= set(asked)
 
 
 def test_what_answers_but_is_no_control_plane_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Who may call: with a token configured, whoever sends it; health checks are free.
+
+Without one everybody may, and the settings see to it that only this machine can reach us then.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+
+from syncline_proto.errors import Forbidden
+from syncline_proto.status import CODE_TRAILER, status_of
+
+FREE = "/grpc.health.v1.Health/"
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_REFUSED = Forbidden("The sync service asks for a token: set SYNCLINE_TOKEN to the run's.")
+
+
+class TokenGuard(grpc.aio.ServerInterceptor):
+    """Refuses calls whose metadata lack `authorization: Bearer TOKEN`."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler: Handler | None = await continuation(handler_call_details)
+        free = handler_call_details.method.startswith(FREE)
+        if handler is None or free or self._knows(handler_call_details):
+            return handler
+        return _refusing(handler)
+
+    def _knows(self, details: grpc.HandlerCallDetails) -> bool:
+        given = dict(details.invocation_metadata or ()).get("authorization", "")
+        sent = given.encode() if isinstance(given, str) else given
+        return hmac.compare_digest(sent, self._expected)
+
+
+def _refusing(handler: Handler) -> Handler:
+    """A handler of the same kind that refuses every call."""
+
+    async def refuse(_: Any, context: Context) -> None:
+        context.set_trailing_metadata(((CODE_TRAILER, _REFUSED.code),))
+        await context.abort(status_of(_REFUSED), _REFUSED.message)
+
+    if handler.request_streaming and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(refuse)  # pyright: ignore[reportArgumentType]
+    if handler.request_streaming:
+        return grpc.stream_unary_rpc_method_handler(refuse)  # pyright: ignore[reportArgumentType]
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(refuse)  # pyright: ignore[reportArgumentType]
+    return grpc.unary_unary_rpc_method_handler(refuse)  # pyright: ignore[reportArgumentType]
