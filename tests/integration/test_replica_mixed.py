@@ -19,7 +19,7 @@ from syncline_proto.codec import chunks, encode
 from syncline_proto.layout import layout_from_proto
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
-from syncline_testing.cluster import Cluster
+from syncline_testing.cluster import Cluster, wait_until
 from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, published
 
 RUN = "mixed"
@@ -70,6 +70,11 @@ class ByHand:
         parts += [pb.PushRequest(chunk=chunk) for chunk in chunks(payload, pb.CODEC_FP32)]
         return self.stub.Push(iter(parts), timeout=20)
 
+    def waits_in(self, fragments: range) -> bool:
+        """Whether the open round of each fragment holds a push."""
+        states = self.stub.GetRunStatus(pb.GetRunStatusRequest(run=RUN), timeout=10).fragments
+        return all(states[fragment].arrived for fragment in fragments)
+
     def published(self, fragment: int, revision: int) -> pb.PullHeader:
         request = pb.PullRequest(run=RUN, fragment=fragment, revision=revision, header_only=True)
         return next(self.stub.Pull(request, timeout=20)).header
@@ -100,7 +105,8 @@ def test_late_for_some_fragments_it_comes_earlier_next_time_and_loses_nothing(
     assert any(not torch.equal(late[name], start[name]) for name in late)
     trial.step(1)
     assert trial.replica.stats.rounds == 0  # the last fragment's progress is still to come
-    trial.step(1)  # half the interval: pushes again
+    trial.step(1)  # half the interval: pushes again, and now before the other
+    wait_until(lambda: other.waits_in(fragments[1:]), 20, "the pushes are in")
     for fragment in fragments[1:]:
         other.push(fragment, base=1)
     trial.replica.finish()
