@@ -74,3 +74,26 @@ def test_ctrl_c_ends_it_with_130(job: Path) -> None:
         code, errors = ended(process)
     assert code == 130
     assert "Traceback" not in errors
+
+
+def test_a_fault_of_ours_ends_in_one_sentence_too(job: Path) -> None:
+    faulty = (
+        "import sys\n"
+        "from syncline.train import __main__ as program, config\n"
+        "config.JobConfig.load = lambda *_: 1 / 0\n"
+        "sys.exit(program.main(sys.argv[1:]))\n"
+    )
+
+    def said(**debug: str) -> tuple[int, str]:
+        kept = {name: text for name, text in os.environ.items() if name != "SYNCLINE_DEBUG"}
+        command = [sys.executable, "-c", faulty, str(job)]
+        done = subprocess.run(command, env=kept | debug, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stderr
+
+    sentence = (
+        "A fault of ours (ZeroDivisionError: division by zero); "
+        "SYNCLINE_DEBUG=1 shows where, please report.\n"
+    )
+    assert said() == (1, sentence)
+    code, traced = said(SYNCLINE_DEBUG="1")
+    assert code == 1 and traced.startswith("Traceback") and traced.endswith(sentence)

@@ -1,7 +1,7 @@
 """``python -m syncline.train JOB.toml``: one rank of one replica; the composition root.
 
 Started as it is, or by torchrun. Whatever is wrong ends in one sentence on standard error and the
-error's exit code; only rank 0 speaks.
+error's exit code, any other fault with exit code 1; what all ranks would say, only rank 0 does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from syncline.faults import FAULT, said_of, trace_if_asked
 from syncline_proto.errors import ProcessFailed, SynclineError
 
 INTERRUPTED = 130
@@ -34,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception as fault:
+        trace_if_asked()
+        sys.stderr.write(f"{said_of(fault)}\n")
+        return FAULT
     return 0
 
 

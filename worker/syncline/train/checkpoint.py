@@ -8,9 +8,11 @@ are in it too; a replica that takes part in a run gets newer ones from the servi
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -59,32 +61,25 @@ class Checkpoints:
         """Write one and remove the oldest beyond ``keep``. All ranks must call it.
 
         Raises:
-            ConfigError: the folder cannot be written.
+            ConfigError: the folder cannot be written; on all ranks, if one of them cannot.
         """
         final = self._folder / f"step-{position.inner_step:010d}"
         hidden = self._folder / f".{final.name}.writing"
-        failure = ""
-        try:
+        with self._agreed():
             if self._ranks.leads:
                 shutil.rmtree(hidden, ignore_errors=True)
                 hidden.mkdir(parents=True)
-            self._ranks.wait()
+        with self._agreed():
             tensors = dict(_tensors(model, optimizer, self._ranks))
-            save_file(tensors, hidden / f"rank-{self._ranks.rank}.safetensors")
-            text = json.dumps(asdict(position), indent=2)
-            (hidden / f"rank-{self._ranks.rank}.json").write_text(text)
-        except (OSError, SafetensorError) as error:
-            failure = str(error)
-        if self._ranks.sum([float(bool(failure))])[0]:
-            raise ConfigError(
-                f"checkpoint.folder: cannot write {self._folder}: {failure or 'see another rank'}."
-            )
-        if self._ranks.leads:
-            shutil.rmtree(final, ignore_errors=True)
-            hidden.rename(final)
-            for old in self._found()[: -self._keep]:
-                shutil.rmtree(old, ignore_errors=True)
-        self._ranks.wait()
+            path = hidden / f"rank-{self._ranks.rank}.safetensors"
+            save_file(tensors, path)
+            _to_disk(path)
+            path = path.with_suffix(".json")
+            path.write_text(json.dumps(asdict(position), indent=2))
+            _to_disk(path)
+        with self._agreed():
+            if self._ranks.leads:
+                self._show(hidden, final)
         return final
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, run: str) -> Position:
@@ -118,11 +113,42 @@ class Checkpoints:
             ) from None
         return position
 
+    @contextmanager
+    def _agreed(self) -> Iterator[None]:
+        """Wait for all ranks behind a part of a save; what one could not write fails on each."""
+        failure = ""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            failure = str(error) or type(error).__name__
+        if self._ranks.sum([float(bool(failure))])[0]:
+            raise ConfigError(
+                f"checkpoint.folder: cannot write {self._folder}: {failure or 'see another rank'}."
+            )
+
+    def _show(self, hidden: Path, final: Path) -> None:
+        """Give a whole checkpoint its name, and remove the oldest."""
+        _to_disk(hidden)
+        shutil.rmtree(final, ignore_errors=True)
+        hidden.rename(final)
+        _to_disk(self._folder)
+        for old in self._found()[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
     def _found(self) -> list[Path]:
         """All whole checkpoints, oldest first."""
         if not self._folder.is_dir():
             return []
         return sorted(path for path in self._folder.iterdir() if STEP_FOLDER.match(path.name))
+
+
+def _to_disk(path: Path) -> None:
+    """Return when a file's bytes, or a folder's names, would outlive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _read_position(path: Path, folder: Path) -> Position:

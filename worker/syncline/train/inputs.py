@@ -15,7 +15,6 @@ import torch
 from syncline.data import SequenceStream, TokenDataset
 from syncline.data.order import StreamState
 from syncline.train.config import DataSection, TrainSection
-from syncline.train.folder import prepared_folder as prepared_folder
 from syncline.train.ranks import Ranks
 
 TRAIN, HELD_OUT = "train", "held-out"
