@@ -1,17 +1,28 @@
 """The control plane's REST bodies, shared by those who serve them and those who call.
 
-Requests refuse unknown keys; answers may grow, so readers ignore keys they do not know. Times
-are seconds since 1970 (UTC) as floats; durations are seconds.
+Requests refuse unknown keys, at every depth; answers may grow, so readers ignore keys they do not
+know. What a request and an answer share (``Progress``, ``RoundReport``) is an answer that a request
+reads strictly. Times are seconds since 1970 (UTC) as floats; durations are seconds. A number that
+may be missing may come as NaN or infinity, and is then kept as missing; any other (but the loss of
+a point) must be finite.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from syncline_proto.settings import NAME_PATTERN, RunSettings
+
+LINE_PATTERN = r"^[^\x00-\x1f]*$"
+"""A text without control characters."""
+
+KIND_PATTERN = r"^[a-z0-9_-]+(\.[a-z0-9_-]+)*$"
+
+Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+"""Fits the control plane's tables."""
 
 
 class Request(BaseModel):
@@ -20,6 +31,11 @@ class Request(BaseModel):
 
 class Answer(BaseModel):
     model_config = ConfigDict(extra="ignore")
+
+
+def _strictly(kind: type[Answer]) -> BeforeValidator:
+    """Inside a request, refuse the keys that readers of this answer would ignore."""
+    return BeforeValidator(lambda value: kind.model_validate(value, extra="forbid"))
 
 
 class RunState(StrEnum):
@@ -70,6 +86,7 @@ class RunView(Answer):
     exclusions: int = 0
     """Pushes judged anomalous, over all fragments."""
     committed_tokens: int = 0
+    """Of the fragment with the highest number; others may lack a push, excluded or late."""
     loss: float | None = None
     """Mean of the replicas' last training losses, nats per token."""
 
@@ -85,9 +102,9 @@ class ReplicaRegister(Request):
 
     replica: str = Field(pattern=NAME_PATTERN, examples=["replica-0"])
     ranks: int = Field(default=1, ge=1, le=65536)
-    host: str = ""
-    pid: int = 0
-    fingerprint: str = ""
+    host: str = Field(default="", max_length=255, pattern=LINE_PATTERN)
+    pid: Count = 0
+    fingerprint: str = Field(default="", max_length=128, pattern=LINE_PATTERN)
 
 
 class SyncEndpoint(Answer):
@@ -111,13 +128,14 @@ class Registration(Answer):
     sync_services: list[SyncEndpoint]
 
 
-class LossPoint(Answer):
+class LossPoint(Request):
     """One point of a loss curve, in nats per token."""
 
     kind: Literal["train", "held-out", "merged"] = "train"
-    tokens: int
+    tokens: Count
     """Run tokens: committed by everyone, plus the replica's own since."""
     loss: float
+    """A point whose loss is not finite is passed over."""
     inner_step: int = 0
 
 
@@ -136,16 +154,16 @@ class Progress(Answer):
     grad_norm: float | None = None
     inner_lr: float | None = None
     tokens_per_second: float | None = None
-    exposed_sync_s: float = 0.0
+    exposed_sync_s: FiniteFloat = 0.0
     """Time that training has waited for synchronisation, since the start."""
-    wall_s: float = 0.0
+    wall_s: FiniteFloat = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
 
 
 class Heartbeat(Request):
     incarnation: int
-    progress: Progress = Progress()
+    progress: Annotated[Progress, _strictly(Progress)] = Progress()
     points: list[LossPoint] = Field(default_factory=list[LossPoint], max_length=1000)
 
 
@@ -205,10 +223,10 @@ class SyncServiceHello(Request):
     """A sync service announces itself, and says so again within every ``lease_s``."""
 
     name: str = Field(pattern=NAME_PATTERN, examples=["sync-0"])
-    address: str = Field(examples=["127.0.0.1:50051"])
-    index: int = Field(default=0, ge=0)
-    shards: int = Field(default=1, ge=1)
-    instance: str
+    address: str = Field(max_length=255, pattern=LINE_PATTERN, examples=["127.0.0.1:50051"])
+    index: Count = 0
+    shards: Count = Field(default=1, ge=1)
+    instance: str = Field(max_length=128, pattern=LINE_PATTERN)
 
 
 class SyncServiceAnswer(Answer):
@@ -221,7 +239,7 @@ class ContributionView(Answer):
     replica: str
     incarnation: int
     verdict: Literal["accepted", "anomalous"]
-    weight: float
+    weight: FiniteFloat
     norm: float | None = None
     """None if it was not finite."""
     z: float | None = None
@@ -233,15 +251,15 @@ class ContributionView(Answer):
 class RoundReport(Answer):
     """One committed round of one fragment."""
 
-    fragment: int
+    fragment: Count
     fragment_name: str
     kind: Literal["pseudo-gradient", "gradient", "parameters"]
-    revision: int
-    gradient_step: int = 0
-    committed_at: float
-    seconds: float
+    revision: Count
+    gradient_step: Count = 0
+    committed_at: FiniteFloat
+    seconds: FiniteFloat
     """From the round's first push to its publication."""
-    committed_tokens: int = 0
+    committed_tokens: Count = 0
     closed_by: Literal["everyone", "deadline", "loss", "offer"] = "everyone"
     effective_sample_size: float | None = None
     merged_norm: float | None = None
@@ -252,15 +270,17 @@ class RoundReport(Answer):
 class EventIn(Request):
     """Something worth a line in the run's log, in plain words."""
 
-    kind: str = Field(examples=["replica.joined"])
+    kind: str = Field(max_length=64, pattern=KIND_PATTERN, examples=["replica.joined"])
     message: str
-    replica: str | None = None
+    replica: str | None = Field(default=None, max_length=63)
 
 
 class Reports(Request):
     """What a sync service tells of a run, in one batch."""
 
-    rounds: list[RoundReport] = Field(default_factory=list[RoundReport], max_length=10_000)
+    rounds: list[Annotated[RoundReport, _strictly(RoundReport)]] = Field(
+        default_factory=list[RoundReport], max_length=10_000
+    )
     events: list[EventIn] = Field(default_factory=list[EventIn], max_length=10_000)
 
 

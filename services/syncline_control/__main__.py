@@ -1,6 +1,7 @@
 """`syncline-control`: reads the settings, sets up the log, serves until told to end.
 
-Ctrl+C ends with 130, SIGTERM with 0, an error of ours with its exit code and one sentence.
+Ctrl+C ends with 130, SIGTERM with 0, an error of ours with its exit code and one sentence; a
+fault of ours with 1, one sentence, and where it happened in the log.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def configure_logs(*, as_json: bool) -> None:
         cache_logger_on_first_use=True,
     )
 
+
+log = structlog.get_logger()
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -99,8 +102,14 @@ def run(
 
 
 def main() -> None:
-    """Entry point of the command."""
-    app()
+    """Entry point of the command: every end is one sentence and a documented exit code."""
+    try:
+        app()
+    except Exception as fault:  # the outermost loop of this process
+        log.exception("control_plane.failed")
+        said = f"{type(fault).__name__}: {fault}".partition("\n")[0]
+        typer.echo(f"syncline-control: A fault of ours ({said}); please report it.", err=True)
+        sys.exit(SynclineError.exit_code)
 
 
 if __name__ == "__main__":

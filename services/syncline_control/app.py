@@ -7,7 +7,7 @@ in tests, nobody does unless asked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -49,16 +49,27 @@ PAGE_HEADERS = {
 log = structlog.get_logger()
 
 
-def create_app(state: State, *, token: str | None = None) -> FastAPI:
+def create_app(
+    state: State, *, token: str | None = None, on_fault: Callable[[], None] | None = None
+) -> FastAPI:
     """Return the control plane's app over an open state, which stays the caller's to close.
 
     Args:
         token: what callers below /v1 must send as a bearer token; None: nothing.
+        on_fault: called when leases are looked after no more, which no server should outlive.
     """
+
+    async def keep() -> None:
+        try:
+            await _look_after_leases(state)
+        except Exception:  # the outermost loop of this task
+            log.exception("leases.abandoned")
+            if on_fault is not None:
+                on_fault()
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
-        keeper = asyncio.create_task(_look_after_leases(state))
+        keeper = asyncio.create_task(keep())
         try:
             yield
         finally:

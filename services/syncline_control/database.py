@@ -7,8 +7,9 @@ or changed on its own has a column. Decides nothing.
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
@@ -209,6 +210,32 @@ def connect(url: str) -> Engine:
     return engine
 
 
+def only_owner(engine: Engine) -> IO[bytes] | None:
+    """Lock a SQLite file until the answer is closed, or the process ends, however it ends.
+
+    None for a database that is no file of ours; there, nothing keeps a second owner away.
+
+    Raises:
+        ConfigError: another control plane has it.
+        StoreError: the lock file cannot be made.
+    """
+    name = engine.url.database
+    if engine.dialect.name != "sqlite" or not name or name == ":memory:":
+        return None
+    path = Path(f"{name}.lock")
+    try:
+        lock = path.open("wb")
+    except OSError as error:
+        raise StoreError(f"Cannot write {path} ({error.strerror}); choose --database.") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        why = f"Another control plane keeps its state in {name}; stop it, or choose --database."
+        raise ConfigError(why) from error
+    return lock
+
+
 def prepare(engine: Engine) -> None:
     """Make the tables that are missing.
 
@@ -233,7 +260,8 @@ def prepare(engine: Engine) -> None:
 def refused(engine: Engine, error: SQLAlchemyError) -> StoreError:
     """Return our error for a database that does not do what it was asked, in one sentence."""
     cause = getattr(error, "orig", None) or error
-    reason = str(cause).strip().splitlines()[0].rstrip(".")
+    said = str(cause).strip() or type(cause).__name__
+    reason = said.splitlines()[0].rstrip(".")
     where = engine.url.database if engine.dialect.name == "sqlite" else engine.url.host
     return StoreError(
         f"The database at {where} failed ({reason}); check that it is up and can be written."

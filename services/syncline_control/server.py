@@ -12,6 +12,7 @@ import errno
 import signal
 import socket
 from collections.abc import Generator
+from dataclasses import dataclass
 
 import structlog
 import uvicorn
@@ -19,7 +20,7 @@ import uvicorn
 from syncline_control.app import create_app
 from syncline_control.settings import ControlSettings
 from syncline_control.state import State
-from syncline_proto.errors import ConfigError, PortInUse
+from syncline_proto.errors import ConfigError, PortInUse, SynclineError
 
 SHUTDOWN_S = 2
 """Answers under way get this long after the waits were ended."""
@@ -53,28 +54,50 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"Cannot listen on {host} port {port} ({error.strerror}).") from None
 
 
+@dataclass(slots=True)
+class End:
+    """Why the server stops: a signal, or a fault of ours."""
+
+    number: signal.Signals | None = None
+    fault: str | None = None
+
+
 async def serve(settings: ControlSettings) -> signal.Signals:
-    """Serve until a signal comes, and return which one."""
+    """Serve until a signal comes, and return which one.
+
+    Raises:
+        PortInUse, ConfigError, StoreError: what the settings name cannot be had.
+        SynclineError: the server could not start, or leases are looked after no more.
+    """
+    end = End()
     with listen(settings.host, settings.port) as sock:
         async with await State.open(settings.database) as state:
+
+            def stop(number: signal.Signals | None = None, fault: str | None = None) -> None:
+                end.number, end.fault = end.number or number, end.fault or fault
+                state.end_waits()
+                server.should_exit = True
+
+            def abandoned() -> None:
+                stop(fault="Leases are looked after no more")
+
             token = settings.token.get_secret_value() if settings.token else None
-            app = create_app(state, token=token)
+            app = create_app(state, token=token, on_fault=abandoned)
             config = uvicorn.Config(
                 app, log_config=None, access_log=False, timeout_graceful_shutdown=SHUTDOWN_S
             )
             server = Server(config)
-            caught: list[signal.Signals] = []
-
-            def end(number: signal.Signals) -> None:
-                caught.append(number)
-                state.end_waits()
-                server.should_exit = True
-
             for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, end, number)
+                asyncio.get_running_loop().add_signal_handler(number, stop, number)
             host, port = sock.getsockname()[:2]
             name = f"[{host}]" if ":" in host else host
             log.info("control_plane.listens", url=f"http://{name}:{port}", port=port)
-            await server.serve(sockets=[sock])
+            try:
+                await server.serve(sockets=[sock])
+            except SystemExit:  # uvicorn's word for a start that failed
+                stop(fault="The server could not start")
             log.info("control_plane.ended")
-            return caught[0] if caught else signal.SIGTERM
+    if end.fault or end.number is None:
+        why = end.fault or "The server could not start"
+        raise SynclineError(f"{why}; the log says why, please report it.")
+    return end.number

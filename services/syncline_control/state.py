@@ -2,7 +2,7 @@
 
 A single thread runs them in order, so operations need no locks and the event loop never waits
 for a disk. Bells ring after the commit. One process owns a database at a time: a second one
-would not hear the first one's bells.
+would not hear the first one's bells. For a SQLite file, a lock sees to that.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import IO, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Engine
+from sqlalchemy.event import listen
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -45,11 +46,14 @@ class State:
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine = engine
+        self._lock: IO[bytes] | None = None
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._pending = 0
         self._closed = False
         self._review_due: float | None = None
+        self._failing_since: float | None = None
+        """Since when writes fail; on the database's thread."""
         self.membership_bell = Bell()
         self.events_bell = Bell()
         self.event_counts: Counter[str] = Counter()
@@ -59,12 +63,13 @@ class State:
         """Open the database and give every held lease a full length: we were the ones away.
 
         Raises:
-            ConfigError: the path or URL is wrong.
+            ConfigError: the path or URL is wrong, or another control plane has the SQLite file.
             StoreError: the database cannot be opened or was made by another version.
         """
         state = cls(database.connect(database.database_url(path_or_url)), clock)
         loop = asyncio.get_running_loop()
         try:
+            state._lock = database.only_owner(state._engine)
             await loop.run_in_executor(state._thread, database.prepare, state._engine)
             await state.do(sweep.welcome_back)
         except BaseException:
@@ -81,6 +86,8 @@ class State:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._engine.dispose)
         self._thread.shutdown()
+        if self._lock is not None:
+            self._lock.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -120,6 +127,11 @@ class State:
         job.add_done_callback(self._settle)
         return (await asyncio.shield(job))[0]
 
+    @property
+    def writes_fail(self) -> bool:
+        """Whether the database has refused a write, and taken none since."""
+        return self._failing_since is not None
+
     async def review_leases(self) -> float:
         """Mark what has run out; return the seconds until leases should be looked at again."""
         every_s = await self.do(sweep.review_leases)
@@ -138,16 +150,28 @@ class State:
                 return view
 
     def _transact(self, operation: Callable[[Transaction], T]) -> tuple[T, Transaction]:
-        """Runs on the database's thread."""
+        """Runs on the database's thread.
+
+        While writes fail (a full disk) renewals are lost and reads go on. That is our delay, not
+        the replicas': nobody may lose a lease for it.
+        """
         now = self._clock()
         late_s = 0.0 if self._review_due is None else max(0.0, now - self._review_due)
+        if self._failing_since is not None:
+            late_s = max(late_s, now - self._failing_since)
+        flushed: list[bool] = []
         try:
             with Session(self._engine, expire_on_commit=False) as session, session.begin():
+                listen(session, "after_flush", lambda *_: flushed.append(True))
                 tx = Transaction(session=session, now=now, late_s=late_s)
                 answer = operation(tx)
                 tx.forget_old_events()
         except SQLAlchemyError as error:
+            if self._failing_since is None:
+                self._failing_since = now
             raise database.refused(self._engine, error) from error
+        if flushed:
+            self._failing_since = None
         return answer, tx
 
     def _settle(self, job: asyncio.Future[tuple[T, Transaction]]) -> None:

@@ -41,15 +41,21 @@ class End:
     """Why and when the process stops: a signal, or the first error."""
 
     came: asyncio.Event = field(default_factory=asyncio.Event)
+    sign: signal.Signals | None = None
     error: BaseException | None = None
 
     def come(self, error: BaseException | None = None) -> None:
         self.error = self.error or error
         self.came.set()
 
+    def ask(self, sign: signal.Signals) -> None:
+        """A signal has come: the first one counts."""
+        self.sign = self.sign or sign
+        self.come()
 
-async def serve(settings: SyncSettings) -> None:
-    """Serve until SIGTERM or SIGINT, or until something is wrong for good.
+
+async def serve(settings: SyncSettings) -> signal.Signals | None:
+    """Serve until SIGTERM or SIGINT, and return which; or until something is wrong for good.
 
     Raises:
         SynclineError: a port is taken, the store refuses, or a stored file is damaged.
@@ -57,7 +63,7 @@ async def serve(settings: SyncSettings) -> None:
     end = End()
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, end.come)
+        loop.add_signal_handler(sign, end.ask, sign)
     data = _data_folder(settings.data)
     metrics = Metrics()
     pool = ThreadPoolExecutor(settings.threads or max(os.cpu_count() or 1, 4), "compute")
@@ -75,8 +81,8 @@ async def serve(settings: SyncSettings) -> None:
     async with httpx.AsyncClient(
         base_url=settings.control, headers=headers, trust_env=False
     ) as client:
-        link = ControlLink(client, hello, host.adopt, reports, data / "membership.json")
-        link.adopt_snapshot()
+        link = ControlLink(client, hello, host.follow, reports, data / "membership.json")
+        await link.adopt_snapshot()
         await doors.open()
         log.info("serving", address=hello.address, data=str(data), control=settings.control)
         tasks = [asyncio.create_task(_guard(work, end)) for work in (link.run, host.sweep)]
@@ -90,6 +96,7 @@ async def serve(settings: SyncSettings) -> None:
     mine.close()
     if end.error is not None:
         raise end.error
+    return end.sign
 
 
 async def _guard(work: Callable[[], Awaitable[None]], end: End) -> None:
@@ -130,9 +137,12 @@ def _configure_logging(as_json: bool) -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,  # without locals: a token is among them
             structlog.processors.JSONRenderer()
             if as_json
-            else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+            else structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
@@ -171,21 +181,31 @@ def run(
         why = str(first["msg"]).removeprefix("Value error, ")
         raise ConfigError(f"{flags}{why}.") from error
     _configure_logging(settings.log_json)
-    asyncio.run(serve(settings))
+    sign = asyncio.run(serve(settings))
+    raise typer.Exit(130 if sign is signal.SIGINT else 0)
 
 
 def main() -> None:
     """Entry point: every end is one sentence and a documented exit code."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(run)
+    _configure_logging(as_json=False)  # until the settings are known
     try:
         app()
     except SynclineError as error:
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"syncline-sync: {error.message}\n")
+        _say(error.message)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:  # the outermost loop of the process
+        log.exception("a fault of ours")
+        _say(f"a fault of ours: {type(error).__name__}; see the log.")
+        sys.exit(1)
+
+
+def _say(sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"syncline-sync: {sentence}\n")
 
 
 if __name__ == "__main__":

@@ -7,16 +7,17 @@ so over a restart too), and reports wait in a bounded queue.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import structlog
 from pydantic import ValidationError
 
-from syncline_proto.errors import ConfigError
+from syncline_proto.errors import ConfigError, Forbidden
 from syncline_proto.rest import EventIn, Membership, Reports, RoundReport, SyncServiceHello
 from syncline_sync.store import replace_file
 
@@ -28,6 +29,9 @@ FLUSH_S = 0.2
 RETRY_S = (0.2, 5.0)
 """First and longest pause between attempts; doubled in between, with jitter."""
 
+REPORT_TRIES = 10
+"""Attempts at reports that the control plane answers with a failure of its own."""
+
 QUEUE_MAX = 20_000
 BATCH_MAX = 500
 
@@ -36,10 +40,17 @@ class ReportQueue:
     """What waits for the control plane; past the bound the oldest is dropped."""
 
     def __init__(self) -> None:
-        self._items: deque[tuple[str, RoundReport | EventIn]] = deque(maxlen=QUEUE_MAX)
+        self._items: deque[tuple[str, RoundReport | EventIn]] = deque()
         self._filled = asyncio.Event()
+        self.dropped = 0
+        """Since the control plane last took something; told when it does so again."""
 
     def put(self, run: str, what: RoundReport | EventIn) -> None:
+        if len(self._items) >= QUEUE_MAX:
+            self._items.popleft()
+            if not self.dropped:
+                log.warning("too many reports wait; dropping the oldest", waiting=QUEUE_MAX)
+            self.dropped += 1
         self._items.append((run, what))
         self._filled.set()
 
@@ -49,6 +60,9 @@ class ReportQueue:
             self._filled.clear()
             await self._filled.wait()
             await asyncio.sleep(FLUSH_S)
+        if self.dropped:
+            log.warning("reports were dropped", count=self.dropped)
+            self.dropped = 0
         run = self._items[0][0]
         batch: list[RoundReport | EventIn] = []
         while self._items and self._items[0][0] == run and len(batch) < BATCH_MAX:
@@ -63,7 +77,7 @@ class ControlLink:
         self,
         client: httpx.AsyncClient,
         hello: SyncServiceHello,
-        adopt: Callable[[Membership], None],
+        adopt: Callable[[Membership], Awaitable[None]],
         reports: ReportQueue,
         snapshot: Path,
     ) -> None:
@@ -71,15 +85,16 @@ class ControlLink:
         self._reports, self._snapshot = reports, snapshot
         self._away = False
 
-    def adopt_snapshot(self) -> None:
+    async def adopt_snapshot(self) -> None:
         """Go on with the last known membership, until the control plane answers."""
         if self._snapshot.exists():
             try:
-                self._adopt(Membership.model_validate_json(self._snapshot.read_bytes()))
+                membership = Membership.model_validate_json(self._snapshot.read_bytes())
             except ValidationError as error:
                 raise ConfigError(
                     f"{self._snapshot} is not a membership of this version; remove it."
                 ) from error
+            await self._adopt(membership)
 
     async def run(self) -> None:
         """Hello, membership and reports, each in a loop of its own, until cancelled."""
@@ -100,8 +115,8 @@ class ControlLink:
             membership = self._read(answer)
             if membership.version != version:
                 version = membership.version
-                self._adopt(membership)
-                replace_file(self._snapshot, answer)
+                await self._adopt(membership)
+                await asyncio.to_thread(replace_file, self._snapshot, answer)
 
     def _read(self, answer: bytes) -> Membership:
         try:
@@ -122,13 +137,25 @@ class ControlLink:
             rounds=[what for what in batch if isinstance(what, RoundReport)],
             events=[what for what in batch if isinstance(what, EventIn)],
         )
-        await self._try("POST", f"/v1/runs/{run}/reports", reports.model_dump_json())
+        path = f"/v1/runs/{run}/reports"
+        await self._try("POST", path, reports.model_dump_json(), failures_max=REPORT_TRIES)
 
     async def _try(
-        self, method: str, path: str, body: str | None = None, timeout_s: float = 10.0
+        self,
+        method: str,
+        path: str,
+        body: str | None = None,
+        timeout_s: float = 10.0,
+        failures_max: float = math.inf,
     ) -> bytes:
-        """Call until it answers; an answer that refuses is logged and taken as one."""
-        pause_s = RETRY_S[0]
+        """Call until it answers; an answer that refuses is logged and taken as one.
+
+        So is the last of ``failures_max`` answers that tell of a failure of its own (5xx).
+
+        Raises:
+            Forbidden: it asks for another token than ours.
+        """
+        pause_s, failures = RETRY_S[0], 0
         while True:
             try:
                 answer = await self._client.request(
@@ -141,7 +168,14 @@ class ControlLink:
                 if answer.is_success:
                     self._back()
                     return answer.content
-                if answer.status_code < 500 and method != "GET":
+                if answer.status_code in (401, 403):
+                    raise Forbidden(
+                        f"The control plane at {self._client.base_url} refuses our token: set "
+                        "SYNCLINE_SYNC_TOKEN to its own."
+                    )
+                failures += answer.status_code >= 500
+                refused = answer.status_code < 500 and method != "GET"
+                if refused or failures >= failures_max:
                     log.warning("control plane refused", path=path, answer=answer.text[:300])
                     return answer.content
                 self._gone(f"{answer.status_code} {answer.text[:200]}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.metrics import Metrics
 from syncline_sync.pool import P, T, compute
-from syncline_sync.runner import Adopt, Runner, Surroundings
+from syncline_sync.runner import Adopt, Runner, Stored, Surroundings
 from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
 
@@ -35,6 +35,9 @@ MEMBER_WAIT_S = 10.0
 
 ENDED_KEPT_S = 600.0
 """An ended run stays in memory this long, for its last pulls and its export."""
+
+ENDED_MAX = 16
+"""Ended runs in memory at once; the one that was asked for the longest ago is put away first."""
 
 SWEEP_S = 30.0
 
@@ -58,14 +61,42 @@ class Shared:
         return await compute(self.pool, work, *args, **kwargs)
 
 
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What the store has of a run; nothing if no replica has ever opened it."""
+
+    layout: Layout | None
+    fragments: tuple[Stored, ...]
+
+    @classmethod
+    def read(cls, store: RunStore) -> Recalled:
+        """Heavy where there is something: call it in the pool.
+
+        Raises:
+            StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
+        """
+        if not store.exists:
+            return cls(None, ())
+        layout = store.load_layout()
+        return cls(layout, _stored(store, layout))
+
+
+def _stored(store: RunStore, layout: Layout) -> tuple[Stored, ...]:
+    return tuple(Stored.read(store.fragment(i)) for i in range(len(layout.fragments)))
+
+
 class RunHost:
     """One run: its layout, its fragments, the pushes on their way in."""
 
-    def __init__(self, name: str, settings: RunSettings, shared: Shared) -> None:
+    def __init__(
+        self, name: str, settings: RunSettings, recalled: Recalled, shared: Shared
+    ) -> None:
         self.name = name
         self.settings = settings
         self.members: Mapping[str, int] = {}
-        self.ended_at_s: float | None = None
+        self.ended_at_s: float | None = time.monotonic()
+        """Since when the control plane does not name it; None while it does."""
+        self.asked_at_s = time.monotonic()
         self.layout: Layout | None = None
         self.fingerprint = ""
         self.staging: Staging | None = None
@@ -74,8 +105,8 @@ class RunHost:
         self._shared = shared
         self._store = RunStore(shared.root, name)
         self._running = True
-        if self._store.exists:
-            self._start(self._store.load_layout())
+        if recalled.layout is not None:
+            self._start(recalled.layout, recalled.fragments)
 
     def adopt(self, membership: RunMembership) -> None:
         """Take over members, settings and state; every fragment hears of it in its own order."""
@@ -102,7 +133,7 @@ class RunHost:
         """
         if self.layout is None:
             self._store.save_layout(layout)
-            self._start(layout)
+            self._start(layout, _stored(self._store, layout))
             self._spread()
         elif layout.fingerprint() != self.fingerprint:
             raise LayoutMismatch(
@@ -128,7 +159,7 @@ class RunHost:
     async def stop(self) -> None:
         await asyncio.gather(*(runner.stop() for runner in self.runners))
 
-    def _start(self, layout: Layout) -> None:
+    def _start(self, layout: Layout, fragments: Sequence[Stored]) -> None:
         self.layout, self.fingerprint = layout, layout.fingerprint()
         self.staging = Staging(layout, self._shared.budget)
         around = Surroundings(
@@ -137,14 +168,12 @@ class RunHost:
             pool=self._shared.pool,
             metrics=self.metrics,
             tell_round=lambda report: self._shared.report(self.name, report),
-            tell=lambda kind, text: self._shared.report(
-                self.name, EventIn(kind=kind, message=text)
-            ),
+            tell=lambda event: self._shared.report(self.name, event),
             fail=self._shared.fail,
         )
         self.runners = [
-            Runner(i, spec.name, spec.numel, self.settings, self._store.fragment(i), around)
-            for i, spec in enumerate(layout.fragments)
+            Runner(i, spec.name, spec.numel, self.settings, stored, around)
+            for i, (spec, stored) in enumerate(zip(layout.fragments, fragments, strict=True))
         ]
 
     def _spread(self) -> None:
@@ -164,7 +193,15 @@ class Host:
         self.instance = uuid.uuid4().hex
         self._shared = shared
         self._runs: dict[str, RunHost] = {}
+        self._loads: dict[str, asyncio.Task[RunHost]] = {}
+        """One at a time for a run: two would write to the same files."""
         self._changed = asyncio.Event()
+
+    async def follow(self, membership: Membership) -> None:
+        """``adopt``, once every run that it names has been read from the store."""
+        while missing := [r for r in membership.runs if r.run not in self._runs]:
+            await asyncio.gather(*(self._loaded(r.run, r.settings) for r in missing))
+        self.adopt(membership)
 
     def adopt(self, membership: Membership) -> None:
         """Take over the control plane's word on every run that has not ended."""
@@ -172,7 +209,10 @@ class Host:
         for run in membership.runs:
             host = self._runs.get(run.run)
             if host is None:
-                host = self._runs[run.run] = RunHost(run.run, run.settings, self._shared)
+                recalled = Recalled.read(RunStore(self._shared.root, run.run))
+                host = RunHost(run.run, run.settings, recalled, self._shared)
+                self._runs[run.run] = host
+            if host.ended_at_s is not None:
                 log.info("run", run=run.run, state=run.state, known=host.layout is not None)
             host.adopt(run)
         named = {run.run for run in membership.runs}
@@ -187,11 +227,21 @@ class Host:
         """Free the memory of runs that ended long ago, for ever; their files stay."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            now_s = time.monotonic()
-            for name, host in list(self._runs.items()):
-                if host.ended_at_s is not None and now_s - host.ended_at_s > ENDED_KEPT_S:
-                    del self._runs[name]
-                    await host.stop()
+            await self._put_away()
+
+    async def _put_away(self) -> None:
+        """Free the ended runs that are too many, or have been kept long enough."""
+        kept_from_s = time.monotonic() - ENDED_KEPT_S
+        ended = [host for host in self._runs.values() if host.ended_at_s is not None]
+        ended.sort(key=lambda host: host.asked_at_s, reverse=True)
+        gone = [
+            host
+            for place, host in enumerate(ended)
+            if place >= ENDED_MAX or (host.ended_at_s or 0.0) < kept_from_s
+        ]
+        for host in gone:
+            del self._runs[host.name]
+        await asyncio.gather(*(host.stop() for host in gone))
 
     async def member(self, run: str, replica: str, incarnation: int) -> RunHost:
         """The run, once this replica is known to hold its lease.
@@ -222,7 +272,7 @@ class Host:
             f"{replica} (incarnation {incarnation}) holds no lease in {run}; register again."
         )
 
-    def run(self, name: str) -> RunHost:
+    async def run(self, name: str) -> RunHost:
         """The run, for anybody: from memory, or an ended one from the store.
 
         Raises:
@@ -233,9 +283,29 @@ class Host:
             store = RunStore(self._shared.root, name)
             if not store.exists or not store.has_settings:
                 raise RunUnknown(f"There is no run {name} here.")
-            host = self._runs[name] = RunHost(name, store.load_settings(), self._shared)
-            host.end(time.monotonic())
+            host = await self._loaded(name, store.load_settings())
+            await self._put_away()
+        host.asked_at_s = time.monotonic()
         return host
 
+    async def _loaded(self, name: str, settings: RunSettings) -> RunHost:
+        """The run, read from the store in the pool; whoever else asks meanwhile gets the same."""
+        task = self._loads.get(name)
+        if task is None:
+            task = self._loads[name] = asyncio.create_task(self._load(name, settings))
+        return await asyncio.shield(task)  # who stops waiting does not stop the others
+
+    async def _load(self, name: str, settings: RunSettings) -> RunHost:
+        try:
+            recalled = await self._shared.compute(Recalled.read, RunStore(self._shared.root, name))
+            host = self._runs[name] = RunHost(name, settings, recalled, self._shared)
+            return host
+        finally:
+            del self._loads[name]
+
     async def stop(self) -> None:
+        loads = list(self._loads.values())
+        for load in loads:
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
         await asyncio.gather(*(host.stop() for host in self._runs.values()))

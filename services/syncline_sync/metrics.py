@@ -11,7 +11,7 @@ from importlib.metadata import version
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core.record import Closing, Kind
+from syncline_sync.core.record import Closing, Kind, Saved
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
@@ -39,7 +39,10 @@ class Metrics:
             "syncline_staged_bytes", "Encoded pushes that are not folded yet.", registry=r
         )
         self.pushes = Counter(
-            "syncline_pushes_total", "Whole pushes judged.", ["run", "verdict"], registry=r
+            "syncline_pushes_total",
+            "Whole pushes judged; one that need not be, counts for every rank that is told so.",
+            ["run", "verdict"],
+            registry=r,
         )
         self.bytes = Counter(
             "syncline_bytes_total", "Payload bytes moved.", ["run", "direction"], registry=r
@@ -65,20 +68,18 @@ class Metrics:
             "syncline_fragment_revision", "Newest revision.", ["run", "fragment"], registry=r
         )
         self.tokens = Gauge(
-            "syncline_committed_tokens", "Tokens folded so far.", ["run"], registry=r
+            "syncline_committed_tokens",
+            "Tokens folded so far into the fragment that has the fewest.",
+            ["run"],
+            registry=r,
         )
         self.sample_size = Gauge(
             "syncline_effective_sample_size", "1 / sum of squared weights.", ["run"], registry=r
         )
-        self.weight = Gauge(
-            "syncline_replica_weight", "Share of the last round.", ["run", "replica"], registry=r
-        )
-        self.z = Gauge(
-            "syncline_replica_z", "z-score of the last round.", ["run", "replica"], registry=r
-        )
-        self.norm = Gauge(
-            "syncline_replica_norm", "Norm of the last push.", ["run", "replica"], registry=r
-        )
+        each = ["run", "fragment", "replica"]
+        self.weight = Gauge("syncline_replica_weight", "Share of the last round.", each, registry=r)
+        self.z = Gauge("syncline_replica_z", "z-score of the last round.", each, registry=r)
+        self.norm = Gauge("syncline_replica_norm", "Norm of the last push.", each, registry=r)
 
     def of(self, run: str) -> RunMetrics:
         return RunMetrics(self, run)
@@ -89,7 +90,10 @@ class RunMetrics:
 
     def __init__(self, metrics: Metrics, run: str) -> None:
         self._metrics, self._run = metrics, run
-        self._replicas: set[str] = set()
+        self._tokens: dict[int, int] = {}
+        """Committed, by fragment."""
+        self._replicas: set[tuple[str, str]] = set()
+        """(fragment, replica) of the series there are."""
 
     def judged(self, verdict: pb.Verdict.ValueType) -> None:
         self._metrics.pushes.labels(self._run, _VERDICT[verdict]).inc()
@@ -101,24 +105,32 @@ class RunMetrics:
     def commit_seconds(self) -> AbstractContextManager[object]:
         return self._metrics.commit_seconds.labels(self._run).time()
 
+    def stands(self, fragment: int, saved: Saved) -> None:
+        """Where a fragment stands: when it starts, and after every round."""
+        m, run = self._metrics, self._run
+        self._tokens[fragment] = saved.committed_tokens
+        m.revision.labels(run, str(fragment)).set(saved.revision)
+        m.tokens.labels(run).set(min(self._tokens.values()))
+
     def closed(self, fragment: int, closing: Closing, seconds: float) -> None:
         m, run = self._metrics, self._run
         m.rounds.labels(run, closing.kind.value, closing.closed_by.value).inc()
         m.round_seconds.labels(run).observe(seconds)
-        m.revision.labels(run, str(fragment)).set(closing.saved.revision)
-        m.tokens.labels(run).set(closing.saved.committed_tokens)
+        self.stands(fragment, closing.saved)
         if closing.kind is not Kind.PSEUDO_GRADIENT:
             return
         m.sample_size.labels(run).set(closing.effective_sample_size or 0.0)
         for c in closing.saved.contributions:
-            self._replicas.add(c.replica)
-            m.weight.labels(run, c.replica).set(c.share)
-            m.z.labels(run, c.replica).set(c.z)
-            m.norm.labels(run, c.replica).set(c.norm)
+            series = (str(fragment), c.replica)
+            self._replicas.add(series)
+            m.weight.labels(run, *series).set(c.share)
+            m.z.labels(run, *series).set(c.z)
+            m.norm.labels(run, *series).set(c.norm)
 
     def members(self, replicas: set[str]) -> None:
         """Drop the series of replicas that have gone."""
-        for gone in self._replicas - replicas:
+        gone = {series for series in self._replicas if series[1] not in replicas}
+        for series in gone:
             for gauge in (self._metrics.weight, self._metrics.z, self._metrics.norm):
-                gauge.remove(self._run, gone)
-        self._replicas &= replicas
+                gauge.remove(self._run, *series)
+        self._replicas -= gone

@@ -17,18 +17,18 @@ import numpy as np
 
 from syncline_proto.codec import CODEC_BY_NAME, Float32
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.rest import RoundReport
+from syncline_proto.rest import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
 from syncline_sync.core.fragment import Fragment
-from syncline_sync.core.record import ClosedBy, Closing, Kind, WholePush
+from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved, WholePush
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.published import Published, Shelf
 from syncline_sync.report import round_report
 from syncline_sync.staging import Staged, Staging
-from syncline_sync.store import FragmentStore, Loaded
+from syncline_sync.store import FragmentStore
 
 KIND = {
     pb.PUSH_KIND_PSEUDO_GRADIENT: Kind.PSEUDO_GRADIENT,
@@ -55,10 +55,44 @@ class Surroundings:
     pool: ThreadPoolExecutor
     metrics: RunMetrics
     tell_round: Callable[[RoundReport], None]
-    tell: Callable[[str, str], None]
-    """(kind, sentence): a line for the run's event log."""
+    tell: Callable[[EventIn], None]
+    """A line for the run's event log."""
     fail: Callable[[BaseException], None]
     """Stop the whole process: a fragment that cannot go on must not pretend to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A fragment as its files have it: its own arrays, and what was published, encoded again.
+
+    ``saved`` is None, and all is empty, before the first commit.
+    """
+
+    store: FragmentStore
+    saved: Saved | None
+    parameters: Float32
+    momentum: Float32
+    revisions: tuple[Published, ...]
+    gradients: tuple[Published, ...]
+
+    @classmethod
+    def read(cls, store: FragmentStore) -> Stored:
+        """Heavy: call it in the pool.
+
+        Raises:
+            StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
+        """
+        loaded = store.load()
+        if loaded is None:
+            return cls(store, None, np.zeros(0, np.float32), np.zeros(0, np.float32), (), ())
+        return cls(
+            store,
+            loaded.saved,
+            loaded.parameters.copy(),
+            loaded.momentum.copy(),
+            tuple(Published.of(s, values, CODEC_BY_NAME[s.down]) for s, values in loaded.revisions),
+            tuple(Published.of(s, values, pb.CODEC_FP32) for s, values in loaded.gradients),
+        )
 
 
 class Runner:
@@ -70,25 +104,26 @@ class Runner:
         name: str,
         numel: int,
         settings: RunSettings,
-        store: FragmentStore,
+        stored: Stored,
         around: Surroundings,
     ) -> None:
         self.number, self.name, self.numel = number, name, numel
         self.revisions = Shelf(f"fragment {number}: revision")
         self.gradients = Shelf(f"fragment {number}: gradient step")
-        self._store, self._around = store, around
+        self._store, self._around = stored.store, around
         self._inbox: asyncio.Queue[Staged | Adopt] = asyncio.Queue()
         self._accumulator: Float32 | None = None
-        loaded = store.load()
-        self.core = Fragment(settings, loaded.saved if loaded else None)
+        self.core = Fragment(settings, stored.saved)
         self.latest = self.core.saved
         """Where the fragment stands, as published."""
-        self._parameters = loaded.parameters.copy() if loaded else np.zeros(0, np.float32)
-        self._momentum = loaded.momentum.copy() if loaded else np.zeros(0, np.float32)
-        if loaded:
-            self._restore(loaded)
+        self._parameters, self._momentum = stored.parameters, stored.momentum
+        for value in stored.revisions:
+            self.revisions.put(value.saved.revision, value)
+        for value in stored.gradients:
+            self.gradients.put(value.saved.gradient_step, value)
         if not self.core.synchronous:
             self._end_gradients()
+        around.metrics.stands(number, self.core.saved)
         self._task = asyncio.create_task(self._run(), name=f"fragment {around.run}/{number}")
 
     def submit(self, staged: Staged) -> None:
@@ -104,15 +139,6 @@ class Runner:
         newest = self.latest.revision
         for shelf in (self.revisions, self.gradients):
             shelf.end(f"The run is put away; revision {newest} is its newest.", newest)
-
-    def _restore(self, loaded: Loaded) -> None:
-        """Publish again what was published before: the same values, from the same files."""
-        for saved, parameters in loaded.revisions:
-            value = Published.of(saved, parameters, CODEC_BY_NAME[saved.down])
-            self.revisions.put(saved.revision, value)
-        for saved, gradient in loaded.gradients:
-            value = Published.of(saved, gradient, pb.CODEC_FP32)
-            self.gradients.put(saved.gradient_step, value)
 
     async def _run(self) -> None:
         try:
@@ -146,7 +172,7 @@ class Runner:
     def _adopt(self, change: Adopt) -> None:
         now_s = time.monotonic()
         for sentence in self.core.adopt(now_s, change.members, change.settings, change.running):
-            self._around.tell("fragment.changed", f"fragment {self.name}: {sentence}")
+            self._tell("fragment.changed", sentence)
         if not self.core.arrived:
             self._accumulator = None
         if self.core.synchronous and self.core.saved.gradient_step == 0:
@@ -169,12 +195,11 @@ class Runner:
             if judgement.sets:
                 await self._compute(merge.place, accumulator, payloads)
             else:
-                if judgement.rescale != 1.0:
-                    accumulator *= np.float32(judgement.rescale)
-                await self._compute(merge.fold, accumulator, payloads, judgement.weight)
+                weight, rescale = judgement.weight, judgement.rescale
+                await self._compute(merge.fold, accumulator, payloads, weight, rescale)
         self._around.metrics.judged(judgement.verdict)
         if judgement.verdict == pb.VERDICT_ANOMALOUS:
-            self._around.tell("push.excluded", f"fragment {self.name}: {judgement.reason}")
+            self._tell("push.excluded", judgement.reason, push.replica)
         self._around.staging.settle(staged, judgement)
 
     async def _close(self, closed_by: ClosedBy) -> None:
@@ -185,7 +210,7 @@ class Runner:
         seconds = time.monotonic() - closing.opened_s
         self._around.metrics.closed(self.number, closing, seconds)
         for sentence in closing.told:
-            self._around.tell("fragment.norms", f"fragment {self.name}: {sentence}")
+            self._tell("fragment.norms", sentence)
         self._around.tell_round(
             round_report(self.number, self.name, closing, outcome, seconds, time.time())
         )
@@ -229,6 +254,10 @@ class Runner:
     def _end_gradients(self) -> None:
         why = "gradient_step: the synchronous phase is over; pull revisions."
         self.gradients.end(why, self.latest.revision)
+
+    def _tell(self, kind: str, sentence: str, replica: str | None = None) -> None:
+        message = f"fragment {self.name}: {sentence}"
+        self._around.tell(EventIn(kind=kind, message=message, replica=replica))
 
     async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await compute(self._around.pool, work, *args, **kwargs)

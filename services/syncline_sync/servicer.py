@@ -1,14 +1,16 @@
 """gRPC <-> host: reads requests, hands them on, writes answers. Decides nothing.
 
-``translated`` is the only place where errors meet gRPC statuses. Whatever is not a SynclineError
-is a fault of ours: the call ends INTERNAL and the process is asked to stop.
+``_translated``, with its twin for streams, is the only place where errors meet gRPC statuses.
+Whatever is not a SynclineError is a fault of ours: the call ends INTERNAL and the process is asked
+to stop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -21,6 +23,7 @@ from syncline_proto.errors import (
     StoreDamaged,
     StoreError,
     SynclineError,
+    Unreachable,
 )
 from syncline_proto.layout import Box, boxes_from_proto, layout_from_proto, runs
 from syncline_proto.settings import valid_name
@@ -38,8 +41,15 @@ OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunR
 PushContext: TypeAlias = grpc.aio.ServicerContext[pb.PushRequest, pb.PushResponse]
 PullContext: TypeAlias = grpc.aio.ServicerContext[pb.PullRequest, pb.PullResponse]
 StatusContext: TypeAlias = grpc.aio.ServicerContext[pb.GetRunStatusRequest, pb.GetRunStatusResponse]
+AnyContext: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
 
 HEADER_WAIT_S = 30.0
+
+CHUNK_WAIT_S = 60.0
+"""A push that stands still this long is cut, so that it cannot hold room for ever."""
 
 _RESIDUAL = {
     pb.VERDICT_ACCEPTED: pb.RESIDUAL_ACTION_KEEP,
@@ -49,57 +59,80 @@ _RESIDUAL = {
 }
 
 
+def _translated(
+    call: Callable[Concatenate[SyncServicer, P], Awaitable[Answer]],
+) -> Callable[Concatenate[SyncServicer, P], Awaitable[Answer]]:
+    """A call with one answer, whose errors end it with their status; its context comes last."""
+
+    @wraps(call)
+    async def translated(servicer: SyncServicer, *args: P.args, **kwargs: P.kwargs) -> Answer:
+        try:
+            return await call(servicer, *args, **kwargs)
+        except BaseException as error:
+            await servicer.abort(cast(AnyContext, args[-1]), error)
+            raise
+
+    return translated
+
+
+def _translated_stream(
+    call: Callable[Concatenate[SyncServicer, P], AsyncIterator[Answer]],
+) -> Callable[Concatenate[SyncServicer, P], AsyncIterator[Answer]]:
+    """A call that streams its answers, whose errors end it with their status."""
+
+    @wraps(call)
+    async def translated(
+        servicer: SyncServicer, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncIterator[Answer]:
+        try:
+            async for answer in call(servicer, *args, **kwargs):
+                yield answer
+        except BaseException as error:
+            await servicer.abort(cast(AnyContext, args[-1]), error)
+            raise
+
+    return translated
+
+
 class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     """The calls of ``syncline.sync.v1.SyncService``."""
 
     def __init__(self, host: Host, shared: Shared) -> None:
         self._host, self._shared = host, shared
 
+    @_translated
     async def OpenRun(self, request: pb.OpenRunRequest, context: OpenContext) -> pb.OpenRunResponse:
-        try:
-            return await self._open(request)
-        except BaseException as error:
-            await self._abort(context, error)
-            raise
+        return await self._open(request)
 
+    @_translated
     async def Push(
         self, request_iterator: AsyncIterator[pb.PushRequest], context: PushContext
     ) -> pb.PushResponse:
-        try:
-            return await self._push(_read(request_iterator))
-        except BaseException as error:
-            await self._abort(context, error)
-            raise
+        return await self._push(_read(request_iterator))
 
+    @_translated_stream
     async def Pull(
         self, request: pb.PullRequest, context: PullContext
     ) -> AsyncIterator[pb.PullResponse]:
-        try:
-            async for part in self._pull(request):
-                yield part
-        except BaseException as error:
-            await self._abort(context, error)
-            raise
+        async for part in self._pull(request):
+            yield part
 
+    @_translated
     async def GetRunStatus(
         self, request: pb.GetRunStatusRequest, context: StatusContext
     ) -> pb.GetRunStatusResponse:
-        try:
-            run = self._host.run(_name("run", request.run))
-            return pb.GetRunStatusResponse(
-                epoch=_epoch(run),
-                fingerprint=run.fingerprint,
-                instance=self._host.instance,
-                fragments=run.states(),
-            )
-        except BaseException as error:
-            await self._abort(context, error)
-            raise
+        run = await self._host.run(_name("run", request.run))
+        return pb.GetRunStatusResponse(
+            epoch=_epoch(run),
+            fingerprint=run.fingerprint,
+            instance=self._host.instance,
+            fragments=run.states(),
+        )
 
     async def _open(self, request: pb.OpenRunRequest) -> pb.OpenRunResponse:
         observer = not request.replica
         if observer:
-            run = self._host.run(_name("run", request.run))
+            run = await self._host.run(_name("run", request.run))
             if run.layout is None:
                 raise RunUnknown(f"Run {run.name} has no layout yet: no replica has opened it.")
         else:
@@ -116,7 +149,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
 
     async def _push(self, parts: AsyncIterator[pb.PushRequest]) -> pb.PushResponse:
         header = await _header(parts)
-        run = self._host.run(_name("run", header.run))
+        run = await self._host.run(_name("run", header.run))
         runner, staging = _runner(run, header.fragment), run.staging
         assert staging is not None
         shard = await self._shared.compute(staging.shard, header)
@@ -124,6 +157,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         early = early or staging.answered(header)
         early = early or runner.core.known(header.replica, header.incarnation, header.seq)
         if early is not None:
+            run.metrics.judged(early.verdict)
             return _response(early, runner)
         staged = staging.join(shard)
         work = asyncio.create_task(self._receive(parts, run, staged, shard))
@@ -152,7 +186,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         assert run.staging is not None
         if not staged.expects(shard):
             return  # this rank is in already: it sends again because it missed the answer
-        async for part in parts:
+        async for part in _moving(parts):
             if part.WhichOneof("part") != "chunk":
                 raise InvalidRequest("push: after the header only chunks may follow.")
             await self._shared.compute(shard.take, part.chunk)
@@ -167,7 +201,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             _runner(run, shard.header.fragment).submit(staged)
 
     async def _pull(self, request: pb.PullRequest) -> AsyncIterator[pb.PullResponse]:
-        run = self._host.run(_name("run", request.run))
+        run = await self._host.run(_name("run", request.run))
         runner = _runner(run, request.fragment)
         if request.epoch and request.epoch != _epoch(run):
             raise EpochChanged(
@@ -189,7 +223,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             run.metrics.moved("down", len(data))
             yield pb.PullResponse(chunk=pb.Chunk(data=data, crc32c=crc32c(data)))
 
-    async def _abort(self, context: _Abortable, error: BaseException) -> None:
+    async def abort(self, context: AnyContext, error: BaseException) -> None:
         """End the call with the error's status; a fault or a refusing disk stops the process."""
         if isinstance(error, StoreError) and not isinstance(error, StoreDamaged):
             self._shared.fail(error)
@@ -202,9 +236,6 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
             self._shared.fail(error)
             await context.abort(grpc.StatusCode.INTERNAL, "The sync service failed; see its log.")
-
-
-_Abortable: TypeAlias = OpenContext | PushContext | PullContext | StatusContext
 
 
 async def _read(parts: AsyncIterator[pb.PushRequest]) -> AsyncIterator[pb.PushRequest]:
@@ -225,6 +256,20 @@ async def _header(parts: AsyncIterator[pb.PushRequest]) -> pb.PushHeader:
     if first is None or first.WhichOneof("part") != "header":
         raise InvalidRequest("push: the first message must be the header.")
     return first.header
+
+
+async def _moving(parts: AsyncIterator[pb.PushRequest]) -> AsyncIterator[pb.PushRequest]:
+    """The parts that follow the header, as long as they keep coming."""
+    while True:
+        try:
+            part = await asyncio.wait_for(anext(parts, None), CHUNK_WAIT_S)
+        except TimeoutError:
+            raise Unreachable(
+                f"push: no chunk came within {CHUNK_WAIT_S:g} s; send it again."
+            ) from None
+        if part is None:
+            return
+        yield part
 
 
 def _name(field: str, value: str) -> str:

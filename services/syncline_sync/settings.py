@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from syncline_proto.settings import NAME_PATTERN, is_loopback
@@ -34,6 +35,20 @@ class SyncSettings(BaseSettings):
     threads: int = Field(default=0, ge=0, le=256)
     """Pool threads for arithmetic and disk; 0: one per core, at least 4."""
     log_json: bool = False
+
+    @field_validator("control")
+    @classmethod
+    def _is_an_address(cls, control: str) -> str:
+        try:
+            parts = urlsplit(control)
+            named = parts.hostname is not None and parts.port != 0
+        except ValueError:
+            named = False
+        if not named:
+            raise ValueError(
+                f"{control} is not a URL; write http://HOST:PORT, with a port to 65535"
+            )
+        return control
 
     @model_validator(mode="after")
     def _no_open_doors(self) -> Self:

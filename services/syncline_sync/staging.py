@@ -149,6 +149,11 @@ class Staging:
         self._staged: dict[tuple[int, str, int, int], Staged] = {}
         self._answered: dict[tuple[int, str], tuple[int, int, Judgement]] = {}
         """The last judgement of each (fragment, replica), for a rank that did not hear it."""
+        self._left: dict[tuple[int, str], tuple[int, int, int]] = {}
+        """(incarnation, seq, place in the budget's line) of a push whose calls have all ended.
+
+        By (fragment, replica): a client whose call is cut while it waits for room asks again.
+        """
 
     def answered(self, header: pb.PushHeader) -> Judgement | None:
         """The judgement of a push that this process has answered already, as a DUPLICATE."""
@@ -214,7 +219,8 @@ class Staging:
             self._drop_older(key)
             size = self._numel(key) * width(header.codec)
             answer: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
-            staged = Staged(key, header, self._budget.ask(size), answer)
+            room = self._budget.ask(size, self._place(key))
+            staged = Staged(key, header, room, answer)
             self._staged[key] = staged
         _agree(staged.header, header)
         before = staged.shards.get(header.rank)
@@ -242,10 +248,15 @@ class Staging:
         return True
 
     def leave(self, staged: Staged, shard: Shard) -> None:
-        """A rank's call has ended: forget its shard if that is not whole, and an empty push."""
+        """A rank's call has ended: forget its shard if that is not whole, and an empty push.
+
+        The push keeps its place in the line, for when it is sent again.
+        """
         if staged.expects(shard):
             staged.discard(shard.header.rank)
         if not staged.coming and not staged.shards and self._staged.get(staged.key) is staged:
+            fragment, replica, incarnation, seq = staged.key
+            self._left[fragment, replica] = (incarnation, seq, staged.room.place)
             self.drop(staged, InvalidRequest("push: its ranks have ended their calls."))
 
     def settle(self, staged: Staged, judgement: Judgement) -> None:
@@ -275,6 +286,7 @@ class Staging:
         self._answered = {
             key: known for key, known in self._answered.items() if not fenced(*key, known[0])
         }
+        self._left = {key: left for key, left in self._left.items() if not fenced(*key, left[0])}
 
     def _forget(self, staged: Staged) -> None:
         if self._staged.get(staged.key) is staged:
@@ -287,6 +299,11 @@ class Staging:
         for staged in list(self._staged.values()):
             if staged.key[:2] == key[:2] and staged.key < key and not staged.submitted:
                 self.drop(staged, InvalidRequest("seq: a newer push has replaced this one."))
+
+    def _place(self, key: tuple[int, str, int, int]) -> int | None:
+        """Where in the line this push was before; a newer one gives up its older one's place."""
+        left = self._left.pop(key[:2], None)
+        return left[2] if left is not None and left[:2] == key[2:] else None
 
     def _numel(self, key: tuple[int, str, int, int]) -> int:
         return self._layout.fragments[key[0]].numel

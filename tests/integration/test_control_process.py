@@ -127,6 +127,17 @@ def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:
     assert len(said.splitlines()) == 1 and f"port {port}" in said and "--port" in said
 
 
+def test_a_database_file_has_one_control_plane(tmp_path: Path) -> None:
+    database = tmp_path / "c.db"
+    with control_plane(database):
+        for second in (str(database), f"sqlite:///{database}"):
+            code, said = fails(["--port", "0", "--database", second])
+            assert code == 10
+            assert len(said.splitlines()) == 1 and "--database" in said
+    with control_plane(database) as (_, url), client_of(url) as api:
+        assert api.get("/readyz").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from syncline_control.app import create_app
+from syncline_control.core import leases
+from syncline_control.core.leases import Lease
 from syncline_control.operations import replicas
 from syncline_control.state import State
 from syncline_proto.rest import ReplicaRegister
@@ -269,6 +271,9 @@ async def test_who_is_unknown_is_told_so(api: httpx.AsyncClient) -> None:
     assert (await beat(api, "nobody")).json()["code"] == "REPLICA_UNKNOWN"
     assert (await api.get("/v1/runs/nothing/replicas")).json()["code"] == "RUN_UNKNOWN"
     assert (await api.get("/v1/runs/nothing/membership")).json()["code"] == "RUN_UNKNOWN"
+    for path in ("/v1/events", "/v1/events/stream"):
+        answer = await api.get(path, params={"run": "nothing"}, headers={"Last-Event-ID": "0"})
+        assert (answer.status_code, answer.json()["code"]) == (404, "RUN_UNKNOWN")
 
 
 async def test_a_run_has_only_so_many_replicas(
@@ -343,3 +348,25 @@ async def test_a_caller_who_hangs_up_does_not_undo_what_he_asked(
     assert (await polling).version > known
     assert asking.cancelled()
     assert await members(api) == [("a", 1)]
+
+
+async def test_a_review_that_is_a_little_late_looks_only_at_what_can_change(
+    api: httpx.AsyncClient, state: State, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        await register(api, name)
+    looked_at: list[float] = []
+    review = leases.review
+
+    def noted(lease: Lease, now: float, late_s: float = 0.0) -> Lease:
+        looked_at.append(late_s)
+        return review(lease, now, late_s)
+
+    every_s = await state.review_leases()
+    monkeypatch.setattr(leases, "review", noted)
+    clock.now += every_s + 0.01
+    every_s = await state.review_leases()
+    assert looked_at == []
+    clock.now += every_s + 0.6 * LEASE_S
+    await state.review_leases()
+    assert looked_at == [pytest.approx(0.6 * LEASE_S)] * 2

@@ -15,6 +15,8 @@ from syncline_control import transaction
 from syncline_control.app import create_app
 from syncline_control.operations import points, reports, services
 from syncline_control.state import State
+from syncline_proto import layout
+from syncline_proto.rest import RoundReport
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +82,10 @@ async def report(api: httpx.AsyncClient, *rounds: dict[str, Any], **more: Any) -
     return await api.post("/v1/runs/r/reports", json={"rounds": list(rounds), **more})
 
 
+async def beat(api: httpx.AsyncClient, **rest: Any) -> httpx.Response:
+    return await api.post("/v1/runs/r/replicas/a/heartbeat", json={"incarnation": 1, **rest})
+
+
 async def run(api: httpx.AsyncClient) -> dict[str, Any]:
     return (await api.get("/v1/runs/r")).json()
 
@@ -95,6 +101,12 @@ async def test_a_run_stands_where_its_slowest_fragment_stands(api: httpx.AsyncCl
     assert (view["revision"], view["rounds"], view["committed_tokens"]) == (1, 3, 100)
     await report(api, round_of(1, 2))
     assert (await run(api))["revision"] == 2
+
+
+async def test_the_last_fragment_counts_the_tokens_of_the_run(api: httpx.AsyncClient) -> None:
+    excluded = round_of(0, 1, push("a", 1.0), push("b", 0.0), committed_tokens=100)
+    await report(api, excluded, round_of(1, 1, committed_tokens=200))
+    assert (await run(api))["committed_tokens"] == 200
 
 
 async def test_a_report_that_comes_late_moves_nothing_back_and_a_restore_does(
@@ -182,6 +194,30 @@ async def test_a_report_that_does_not_fit_changes_nothing(api: httpx.AsyncClient
     assert (await run(api))["rounds"] == 0
 
 
+def test_a_run_may_have_as_many_fragments_as_a_layout() -> None:
+    assert reports.FRAGMENTS_MAX == layout.FRAGMENTS_MAX
+
+
+async def test_what_is_reported_after_the_end_still_counts(api: httpx.AsyncClient) -> None:
+    await report(api, round_of(0, 1, push("a", 1.0)))
+    await api.post("/v1/runs/r/finish")
+    await report(api, round_of(0, 2, push("a", 1.0)))
+    view = await run(api)
+    assert (view["state"], view["rounds"], view["committed_tokens"]) == ("finished", 2, 200)
+
+
+async def test_an_unknown_key_is_refused_at_every_depth(api: httpx.AsyncClient) -> None:
+    for answer, where in (
+        (await report(api, round_of(0, 1, more=1)), "rounds.0.more"),
+        (await report(api, round_of(0, 1, push("a", 1.0, more=1))), "contributions.0.more"),
+        (await beat(api, progress={"more": 1}), "progress.more"),
+        (await beat(api, points=[{"tokens": 1, "loss": 1.0, "more": 1}]), "points.0.more"),
+    ):
+        assert answer.status_code == 422 and where in answer.json()["detail"]
+    newer = {**round_of(0, 1, push("a", 1.0, more=1)), "more": 1}
+    assert RoundReport.model_validate(newer).contributions[0].replica == "a"
+
+
 async def test_curves_are_kept_apart_and_thinned_evenly(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +258,7 @@ async def test_events_are_in_order_bounded_and_filtered(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await api.post("/v1/runs", json={"name": "other"})
-    await report(api, events=[{"kind": "replica.excluded", "message": "why", "replica": "a"}])
+    await report(api, events=[{"kind": "push.excluded", "message": "why", "replica": "a"}])
     everything = (await api.get("/v1/events")).json()
     assert [one["id"] for one in everything] == sorted(one["id"] for one in everything)
     last = everything[-1]

@@ -15,6 +15,7 @@ import torch
 from structlog.testing import capture_logs
 
 from syncline import Replica
+from syncline.hooks import Hooks
 from syncline_proto.errors import (
     LayoutMismatch,
     LeaseLost,
@@ -54,6 +55,11 @@ def steps_until(trial: Trial, holds: Callable[[], bool], seconds: float = 20) ->
 def same(a: Trial, b: Trial) -> bool:
     values = b.parameters()
     return all(torch.equal(values[name], p) for name, p in a.parameters().items())
+
+
+def watches() -> set[threading.Thread]:
+    """The threads that look after open links."""
+    return {thread for thread in threading.enumerate() if thread.name == "syncline-watch"}
 
 
 def test_a_drain_brings_in_what_was_done_and_ends_the_loop(cluster: Cluster) -> None:
@@ -173,10 +179,30 @@ def test_other_settings_and_other_models_are_refused_with_the_difference(cluster
         model = TinyModel(blocks=3)
         optimizer = torch.optim.SGD(model.parameters())
         wide = Replica(model, optimizer, run="other", name="wide", control=cluster.control_url)
+        links = watches()
         with pytest.raises(LayoutMismatch, match="blocks"):
             wide.start()
+        wait_until(lambda: watches() <= links, 20, "who is refused leaves no link open")
         states = {v["replica"]: v["state"] for v in cluster.get("/runs/other/replicas")}
         assert states["wide"] == "left", "who is refused holds no lease"
+
+
+def test_the_lease_goes_back_whatever_fails_before(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = Trial(cluster.control_url, "untidy", 0, settings=ALONE)
+    links = watches()
+    trial.replica.start()
+
+    def fail(hooks: Hooks) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Hooks, "remove", fail)
+    with pytest.raises(ZeroDivisionError):
+        trial.replica.close()
+    (view,) = cluster.get("/runs/untidy/replicas")
+    assert view["state"] == "left"
+    wait_until(lambda: watches() <= links, 20, "its links are closed")
 
 
 def test_nobody_at_the_address_is_said_in_a_sentence() -> None:

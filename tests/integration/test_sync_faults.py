@@ -18,7 +18,7 @@ from syncline_proto.errors import StoreError
 from syncline_proto.rest import EventIn, Membership, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_testing.service import Service, flat_layout, iter_push, rank_header, service
+from syncline_testing.service import RUN, Service, flat_layout, iter_push, rank_header, service
 
 SIZE = 600_000  # several chunks
 LAYOUT = flat_layout(SIZE)
@@ -180,9 +180,12 @@ def test_poison_counts_for_nothing_and_is_told(tmp_path: Path, poison: float) ->
             assert report.contributions[0].norm is None
             assert report.contributions[0].verdict == "anomalous"
             events = [e for e in s.reports if isinstance(e, EventIn)]
-            assert [e.kind for e in events] == ["push.excluded"]
+            assert [(e.kind, e.replica) for e in events] == [("push.excluded", "a")]
             again = await s.push(values, "a", base_revision=0, seq=s.seqs["a", 1, 0])
             assert (again.verdict, again.non_finite) == (pb.VERDICT_DUPLICATE, True)
+            told = {"run": RUN, "verdict": "duplicate"}
+            registry = s.shared.metrics.registry
+            assert registry.get_sample_value("syncline_pushes_total", told) == 1.0
 
     asyncio.run(scenario())
 

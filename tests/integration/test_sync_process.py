@@ -159,7 +159,14 @@ def test_a_damaged_store_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [{"control": "127.0.0.1:8500"}, {"name": "No Name"}, {"port": 99999}], ids=str
+    "flags",
+    [
+        {"control": "127.0.0.1:8500"},
+        {"control": "http://127.0.0.1:99999"},
+        {"name": "No Name"},
+        {"port": 99999},
+    ],
+    ids=str,
 )
 def test_a_wrong_setting_is_named(tmp_path: Path, flags: dict[str, Any]) -> None:
     with process(tmp_path, **flags) as p:
@@ -189,8 +196,12 @@ def test_a_store_has_one_writer(tmp_path: Path) -> None:
             third.ready()
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
-def test_it_ends_well_with_calls_open(tmp_path: Path, sign: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("sign", "exit_code"),
+    [(signal.SIGTERM, 0), (signal.SIGINT, 130)],
+    ids=["SIGTERM", "SIGINT"],
+)
+def test_it_ends_well_with_calls_open(tmp_path: Path, sign: signal.Signals, exit_code: int) -> None:
     known_run(tmp_path)
     with process(tmp_path) as p:
         p.ready()
@@ -205,7 +216,7 @@ def test_it_ends_well_with_calls_open(tmp_path: Path, sign: signal.Signals) -> N
         assert p.pull(0)[0] == 1.0
         p.signal(sign)
         code, said = p.ended()
-        assert code == 0, said
+        assert code == exit_code, said
         assert "Traceback" not in said
         with pytest.raises(grpc.RpcError):
             next(pull)
@@ -278,10 +289,17 @@ def test_with_the_control_plane_away_it_serves_and_keeps_trying(tmp_path: Path) 
         assert p.pull(1)[0] == 0.5
 
 
-def test_what_answers_but_is_no_control_plane_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "exit_code", "word"),
+    [(200, 10, "--control"), (401, 19, "SYNCLINE_SYNC_TOKEN"), (403, 19, "SYNCLINE_SYNC_TOKEN")],
+)
+def test_what_answers_but_is_not_our_control_plane_is_told(
+    tmp_path: Path, status: int, exit_code: int, word: str
+) -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            self.send_response(status)
             self.end_headers()
             self.wfile.write(b"<html>hello</html>")
 
@@ -300,5 +318,15 @@ def test_what_answers_but_is_no_control_plane_is_told(tmp_path: Path) -> None:
         other.shutdown()
         serving.join()
         other.server_close()
-    assert code == 10
-    assert "--control" in one_sentence(said)
+    assert code == exit_code
+    assert word in one_sentence(said)
+
+
+def test_a_fault_of_ours_is_one_sentence_with_the_traceback_in_the_log(tmp_path: Path) -> None:
+    (tmp_path / "membership.json").mkdir()  # nothing of ours makes a folder there
+    with process(tmp_path) as p:
+        code, said = p.ended()
+    assert code == 1
+    *log, last = said.strip().splitlines()
+    assert last.startswith("syncline-sync: a fault of ours: IsADirectoryError"), said
+    assert "Traceback (most recent call last):" in "\n".join(log)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from syncline_proto.codec import check_chunk, decode, published
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync import host
+from syncline_sync.store import RunStore
 from syncline_testing.service import RUN, Service, code_of, service
 
 ROWS, COLUMNS = 700, 1500  # 1.05 million elements: two chunks in bf16, four and a bit in fp32
@@ -187,9 +191,44 @@ def test_a_run_that_was_put_away_ends_the_pulls_that_wait_for_it(tmp_path: Path)
             call = s.stub.Pull(pb.PullRequest(run=RUN, revision=9))
             waiting = asyncio.ensure_future(call.read())
             await asyncio.sleep(0.1)
-            await s.host.run(RUN).stop()
+            await (await s.host.run(RUN)).stop()
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await waiting
             assert code_of(ended.value) == "REVISION_GONE"
 
     asyncio.run(scenario())
+
+
+def test_an_ended_run_is_read_once_off_the_loop_and_few_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "ENDED_MAX", 2)
+    threads: list[tuple[str, threading.Thread]] = []
+    read = host.Recalled.read
+
+    def watched(store: RunStore) -> host.Recalled:
+        threads.append((store.folder.name, threading.current_thread()))
+        return read(store)
+
+    async def scenario() -> None:
+        async with service(tmp_path, rules("fp32")) as s:
+            await started(s)
+            await s.pull(revision=0, header_only=True)
+        for name in ("x", "y", "z"):
+            shutil.copytree(tmp_path / "runs" / RUN, tmp_path / "runs" / name)
+        monkeypatch.setattr(host.Recalled, "read", watched)
+
+        async with service(tmp_path, rules("fp32")) as s:
+
+            async def newest(name: str) -> int:
+                request = pb.PullRequest(run=name, newest=True, header_only=True)
+                return [part async for part in s.stub.Pull(request, timeout=20)][0].header.elements
+
+            asked = await asyncio.gather(*(newest("x") for _ in range(5)))
+            assert asked == [LAYOUT.numel] * 5
+            for name in ("y", "x", "z", "x", "y"):
+                await newest(name)
+
+    asyncio.run(scenario())
+    assert [name for name, _ in threads] == ["x", "y", "z", "y"], "y was asked for the longest ago"
+    assert threading.main_thread() not in [thread for _, thread in threads]

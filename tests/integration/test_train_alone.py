@@ -15,7 +15,7 @@ from syncline.train.config import JobConfig
 from syncline.train.export import export_model, full_state
 from syncline.train.loop import Trainer
 from syncline.train.progress import Ending, JsonProgress, Snapshot
-from syncline.train.ranks import Ranks
+from syncline.train.ranks import RankGroup
 from syncline.train.sample import sample
 from syncline_proto.errors import ConfigError, FileMissing, TrainingDiverged
 from syncline_testing.training import LLAMA, STEP_TOKENS, Recorder, tiny_data, tiny_job
@@ -34,7 +34,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(job: JobConfig, *, resume: bool = False) -> tuple[Ending, Recorder, Trainer]:
     recorder = Recorder()
-    trainer = Trainer(job, Ranks(), recorder, resume=resume)
+    trainer = Trainer(job, RankGroup(), recorder, resume=resume)
     ending = trainer.run()
     assert recorder.ending == ending
     return ending, recorder, trainer
@@ -66,7 +66,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(data: Path, tmp_path: Path) -> N
     kept = {"folder": tmp_path / "kept", "every_steps": 4}
     first = tiny_job(data, steps=12, model=dropout, checkpoint=kept)
     recorder = Recorder()
-    trainer = Trainer(first, Ranks(), recorder)
+    trainer = Trainer(first, RankGroup(), recorder)
     with pytest.raises(KeyboardInterrupt):
         recorder.update = lambda now: _interrupt_at(6, now)
         trainer.run()
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(data: Path, tmp_path: Path) -
 def test_a_loss_that_is_not_finite_is_skipped(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tiny_job(data, steps=4)
     recorder = Recorder()
-    trainer = Trainer(job, Ranks(), recorder)
+    trainer = Trainer(job, RankGroup(), recorder)
     _spoil(trainer, monkeypatch, calls={2, 3})
     ending = trainer.run()
     assert ending.skipped_steps == 2
@@ -110,7 +110,7 @@ def test_a_loss_that_is_not_finite_is_skipped(data: Path, monkeypatch: pytest.Mo
 
 
 def test_five_in_a_row_end_the_training(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Trainer(tiny_job(data, steps=9), Ranks(), Recorder())
+    trainer = Trainer(tiny_job(data, steps=9), RankGroup(), Recorder())
     _spoil(trainer, monkeypatch, calls=set(range(2, 7)))
     with pytest.raises(TrainingDiverged, match="lower optimizer.lr"):
         trainer.run()
@@ -135,7 +135,7 @@ def _spoil(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, calls: set[int]) -
 def test_sigterm_ends_after_the_step_and_saves(data: Path, tmp_path: Path) -> None:
     job = tiny_job(data, steps=50, checkpoint={"folder": tmp_path})
     recorder = Recorder()
-    trainer = Trainer(job, Ranks(), recorder)
+    trainer = Trainer(job, RankGroup(), recorder)
     before = signal.getsignal(signal.SIGTERM)
 
     def update(now: Snapshot) -> None:
@@ -173,7 +173,7 @@ def test_a_training_goes_on_from_an_exported_folder(data: Path, tmp_path: Path) 
     job = tiny_job(data, steps=2)
     _, _, trainer = train(job)
     export_model(full_state(trainer.model), job, tmp_path)
-    again = Trainer(tiny_job(data, steps=2, model={"path": tmp_path, "config": None}), Ranks(),
+    again = Trainer(tiny_job(data, steps=2, model={"path": tmp_path, "config": None}), RankGroup(),
                     Recorder())  # fmt: skip
     for name, tensor in full_state(again.model).items():
         assert torch.equal(tensor, full_state(trainer.model)[name]), name
@@ -182,7 +182,7 @@ def test_a_training_goes_on_from_an_exported_folder(data: Path, tmp_path: Path) 
 def test_json_progress_is_one_object_a_line(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "lines"
     with path.open("w") as out:
-        Trainer(tiny_job(data, steps=3), Ranks(), JsonProgress(out)).run()
+        Trainer(tiny_job(data, steps=3), RankGroup(), JsonProgress(out)).run()
     told = [json.loads(line) for line in path.read_text().splitlines()]
     assert [one["event"] for one in told] == ["start", *["progress"] * 3, "end"]
     assert told[-1]["bits_per_byte_start"] == told[0]["bits_per_byte"]

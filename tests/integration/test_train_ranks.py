@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from syncline.train.config import JobConfig
 from syncline.train.export import full_state
 from syncline.train.loop import Trainer
-from syncline.train.ranks import Ranks
+from syncline.train.ranks import RankGroup
 from syncline_testing.training import LLAMA, Recorder, tiny_data, tiny_job, to_toml
 
 STEPS, RESUMED_AT = 12, 8
@@ -59,7 +59,7 @@ def test_two_ranks_train_as_one_process_does(
     # Untied, so that embeddings, blocks and head are each a group of their own.
     model = {"config": {**LLAMA, "tie_word_embeddings": False}}
     one = Recorder()
-    alone = Trainer(tiny_job(data, steps=STEPS, model=model), Ranks(), one)
+    alone = Trainer(tiny_job(data, steps=STEPS, model=model), RankGroup(), one)
     ending = alone.run()
     kept = {"folder": tmp_path / "kept", "every_steps": RESUMED_AT}
     two = tiny_job(

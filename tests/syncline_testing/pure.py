@@ -93,8 +93,8 @@ class PureFragment:
             self.now_s, self._push(replica, Kind.PSEUDO_GRADIENT, values, base, steps)
         )
         if judgement.weight > 0.0:
-            self.accumulator *= np.float32(judgement.rescale)
-            merge.fold(self.accumulator, [payload_of(values)], judgement.weight)
+            weight, rescale = judgement.weight, judgement.rescale
+            merge.fold(self.accumulator, [payload_of(values)], weight, rescale)
         return judgement
 
     def close(self) -> Closing:

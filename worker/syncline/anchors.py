@@ -2,6 +2,7 @@
 
 Reads and writes the model's parameters and gradients as flat fp32 vectors, shard by shard. Knows
 nothing of services or threads: the training thread calls, and nobody else changes what is here.
+Only ``revisions`` is read by another thread, the heartbeat's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Anchors:
     def __init__(self, shards: tuple[RankShard, ...]) -> None:
         self.shards = shards
         self.revisions = [0] * len(shards)
+        """By fragment; the list keeps its length, so a reader meets whole numbers at any time."""
         self._pinned = any(piece.parameter.is_cuda for shard in shards for piece in shard.pieces)
         self._values = [torch.empty(0) for _ in shards]
         self._deltas = [self._buffer(shard.numel) for shard in shards]

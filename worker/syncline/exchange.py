@@ -118,9 +118,13 @@ class Exchange:
     ) -> None:
         """``links`` gives the service that owns each fragment."""
         self.paused = False
-        """The run stands still, so waiting for a round costs no patience."""
+        """The run stands still, so waiting for a round costs no patience.
+
+        Set by the training thread, read by exchanges: one word, and a look too late costs nothing.
+        """
         self._identity, self._layout, self._shards, self._links = identity, layout, shards, links
         self._epoch = epoch
+        self._epoch_lock = threading.Lock()
         self._timeouts = timeouts
         self._seqs = [0] * len(shards)
         self._line = threading.Semaphore(PUSHES_MAX)
@@ -181,10 +185,10 @@ class Exchange:
         patience = RoundPatience(self._timeouts, lambda: self.paused)
         while True:
             instance = link.instance
-            header.epoch = self._epoch
+            header.epoch = epoch = self._epoch
             with self._line:
                 answer = self._keep_asking(lambda: link.push(header, payload))
-            self._epoch = answer.epoch or self._epoch
+            self._learn_epoch(epoch, answer.epoch or epoch)
             judged = answer.judged if answer.verdict == pb.VERDICT_DUPLICATE else answer.verdict
             if judged == pb.VERDICT_FENCED:
                 return Outcome(answer=Answer.FENCED, reason=answer.reason)
@@ -215,6 +219,7 @@ class Exchange:
         """
         link = self._links[push.fragment]
         while True:
+            epoch = self._epoch
             try:
                 return self._pull(push.fragment, wanted)
             except Stalled:
@@ -224,13 +229,19 @@ class Exchange:
             except (Unreachable, Overloaded):
                 return None
             except EpochChanged:
-                self._epoch = 0
+                self._learn_epoch(epoch, 0)
                 return None
             except RevisionGone:
                 if wanted.gradient_step is not None:
                     raise
                 # Others went on without us; what we pushed is in the newest, or was judged.
                 wanted = Wanted()
+
+    def _learn_epoch(self, asked_in: int, told: int) -> None:
+        """Take up an answer's epoch (0: any), unless another exchange has learnt one since."""
+        with self._epoch_lock:
+            if self._epoch == asked_in:
+                self._epoch = told
 
     def _wait_for_first(self, fragment: int) -> Outcome:
         patience = RoundPatience(self._timeouts, lambda: self.paused)

@@ -45,7 +45,6 @@ class News:
     settings_version: int
     run_state: RunState
     drain: bool = False
-    replicas_alive: int = 1
     lost: str | None = None
     """Why the lease is lost; None while it is held."""
 
@@ -89,15 +88,22 @@ class Pulse:
         """Stop the thread; ``tell``: with a last heartbeat for what is still to be told."""
         self._stop.set()
         self._thread.join()
-        if tell and self.news.lost is None and not self._away:
-            self._send()
-        self._client.close()
+        try:
+            if tell and self.news.lost is None and not self._away:
+                self._send()
+        finally:
+            self._client.close()
 
     def _beat(self) -> None:
-        while self.news.lost is None:
-            self._send()
-            if self._stop.wait(self._registration.heartbeat_s):
-                return
+        try:
+            while self.news.lost is None:
+                self._send()
+                if self._stop.wait(self._registration.heartbeat_s):
+                    return
+        except Exception as fault:
+            # The lease will run out unheard; the training thread must not train on without it.
+            log.exception("heartbeat.failed")
+            self.news = replace(self.news, lost=f"the heartbeat failed: {fault!r}")
 
     def _send(self) -> None:
         points = list(self._points)
@@ -125,7 +131,6 @@ class Pulse:
             settings_version=answer.settings_version,
             run_state=answer.run_state,
             drain=answer.drain,
-            replicas_alive=answer.replicas_alive,
         )
 
     def _refused(self, error: SynclineError) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from syncline.layout import ModelLayout, blocks
+from syncline.layout import ModelLayout, blocks_in
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Modules that have no forward."""
@@ -69,7 +69,11 @@ class Hooks:
 
 
 def reshard_all(model: nn.Module) -> None:
-    """Bring an FSDP2 model into the state in which its parameters are the optimizer's."""
+    """Bring an FSDP2 model into the state in which its parameters are the optimizer's.
+
+    Some of what a forward pass gathers stays until the backward pass. Without one, who looks at
+    parameters finds whole ones, and the next forward pass does not see later writes to the shards.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -77,7 +81,7 @@ def reshard_all(model: nn.Module) -> None:
 
 def places(model: nn.Module, described: ModelLayout) -> list[list[nn.Module]]:
     """For each fragment the modules whose forward must wait for it; the same on all ranks."""
-    found = blocks(model)
+    found = blocks_in(model)
     stack = None if found is None else found[1]
     paths = _paths(model)
     per_tensor = [

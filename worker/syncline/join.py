@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +69,7 @@ def register(wish: Wish, ranks: Ranks, fingerprint: str) -> Registration:
 
 
 def open_run(wish: Wish, registration: Registration, ranks: Ranks, layout: Layout) -> Joined:
-    """Open the run at every sync service; on all ranks.
+    """Open the run at every sync service; on all ranks. The links that it gives are open.
 
     Raises:
         LayoutMismatch: the run trains another model; the first difference is named.
@@ -78,7 +79,9 @@ def open_run(wish: Wish, registration: Registration, ranks: Ranks, layout: Layou
     links: dict[str, Link] = {}
 
     def link(address: str) -> Link:
-        return links.setdefault(address, Link(address, timeouts, wish.token))
+        if address not in links:
+            links[address] = Link(address, timeouts, wish.token)
+        return links[address]
 
     def opened() -> dict[str, Any]:
         owners: dict[str, str] = {}
@@ -100,14 +103,24 @@ def open_run(wish: Wish, registration: Registration, ranks: Ranks, layout: Layou
                 raise Unreachable(f"No sync service that is alive owns fragment {fragment.name}.")
         return {"owners": owners, "initialised": initialised, "epoch": epoch}
 
-    told = ranks.share(opened)
-    owners = {int(number): link(address) for number, address in told["owners"].items()}
+    try:
+        told = ranks.share(opened)
+        owners = {int(number): link(address) for number, address in told["owners"].items()}
+    except BaseException:
+        _close(links.values())
+        raise
+    _close(set(links.values()) - set(owners.values()))  # services that own no fragment
     return Joined(
         registration=registration,
         links=owners,
         epoch=told["epoch"],
         initialised=frozenset(told["initialised"]),
     )
+
+
+def _close(links: Iterable[Link]) -> None:
+    for link in links:
+        link.close()
 
 
 def _register(wish: Wish, ranks: int, fingerprint: str) -> Registration:

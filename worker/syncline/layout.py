@@ -1,6 +1,7 @@
 """A model -> the run's layout, and the part of it that this rank holds.
 
-The one place that knows about wrappers (DDP, FSDP2, checkpointing, compile) and unwraps DTensor.
+The one place that knows about wrappers (DDP, FSDP2, checkpointing, compile); who needs a DTensor's
+own part or its whole asks here (``local_part``, ``whole``).
 Reads the model; changes nothing in it. The layout is the same however the model is sharded.
 """
 
@@ -82,7 +83,7 @@ def describe(
     Raises:
         ConfigError: the model has something that cannot be synchronised; it is named.
     """
-    names = canonical_names(model)
+    names = CanonicalNames(model)
     _refuse_buffers(model, names)
     tied: dict[nn.Parameter, list[str]] = {}
     for raw, parameter in model.named_parameters(remove_duplicate=False):
@@ -110,7 +111,13 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-class canonical_names:
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor, detached. Collective if it is sharded."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class CanonicalNames:
     """Map a raw dotted name of a model to the name without wrapper prefixes."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -129,7 +136,7 @@ class canonical_names:
         return attribute == "module" and isinstance(self._modules.get(owner), wrappers)
 
 
-def blocks(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
+def blocks_in(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
     """The longest outermost list of equal modules with parameters: the transformer blocks.
 
     Returns:
@@ -157,9 +164,9 @@ def _kind(module: nn.Module) -> type[nn.Module]:
     return next(kind for kind in type(module).__mro__ if not issubclass(kind, FSDPModule))
 
 
-def _groups(model: nn.Module, names: canonical_names) -> dict[str, str]:
+def _groups(model: nn.Module, names: CanonicalNames) -> dict[str, str]:
     """The fragment group of every canonical parameter name, in forward order of the groups."""
-    found = blocks(model)
+    found = blocks_in(model)
     raw = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     if found is None:
         return {names(name): names(name).split(".")[0] for name in raw}
@@ -184,7 +191,7 @@ def _dtype(name: str, parameter: nn.Parameter) -> str:
     return dtype
 
 
-def _refuse_buffers(model: nn.Module, names: canonical_names) -> None:
+def _refuse_buffers(model: nn.Module, names: CanonicalNames) -> None:
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is None or name in module._non_persistent_buffers_set:
@@ -207,11 +214,10 @@ def _frozen_sha256(frozen: list[tuple[str, nn.Parameter]]) -> str:
         return ""
     digest = hashlib.sha256()
     for name, parameter in sorted(frozen, key=lambda pair: pair[0]):
-        value = parameter.detach()
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        dtype = str(whole.dtype).removeprefix("torch.")
-        digest.update(f"{name}\0{dtype}\0{list(whole.shape)}\0".encode())
-        flat = whole.cpu().contiguous().reshape(-1)
+        value = whole(parameter)
+        dtype = str(value.dtype).removeprefix("torch.")
+        digest.update(f"{name}\0{dtype}\0{list(value.shape)}\0".encode())
+        flat = value.cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -226,8 +232,8 @@ class _Held:
 
 def _held(index: int, name: str, parameter: nn.Parameter, ranks: Ranks) -> _Held:
     if not isinstance(parameter, DTensor):
-        whole = Box(index, (0,) * parameter.dim(), tuple(parameter.shape))
-        return _Held(whole, ranks.first)
+        everything = Box(index, (0,) * parameter.dim(), tuple(parameter.shape))
+        return _Held(everything, ranks.first)
     mesh = parameter.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:

@@ -7,6 +7,7 @@ order, and lets go of them in order, in whatever state they are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import structlog
 from torch import nn
@@ -64,22 +65,29 @@ class Life:
         return self._session(joined, model, optimizer, described, ranks)
 
     def release(self, failed: bool) -> None:
-        """End every thread and call, then give the lease back; each rank on its own."""
-        if self._hooks is not None:
-            self._hooks.remove()
-        if self._exchange is not None:
-            self._exchange.close()
-        if self.pulse is not None:
-            self.pulse.close(tell=not failed)
-        if self._client is not None and self.registration is not None:
-            me = self.registration
-            try:
-                self._client.leave(me.run.name, me.replica, me.incarnation)
-            except SynclineError as error:
-                log.warning("replica.left", why=error.message, so="the lease will run out")
-            self._client.close()
-        if self._ranks is not None and not failed:
-            self._ranks.close()
+        """End every thread and call, then give the lease back; each rank on its own.
+
+        Each part is let go of whatever became of those before it; a fault is raised at the end.
+        """
+        with ExitStack() as first_in_last_out:
+            after = first_in_last_out.callback
+            if self._ranks is not None and not failed:
+                after(self._ranks.close)
+            if self._client is not None and self.registration is not None:
+                after(self._client.close)
+                after(self._leave, self._client, self.registration)
+            if self.pulse is not None:
+                after(self.pulse.close, tell=not failed)
+            if self._exchange is not None:
+                after(self._exchange.close)
+            if self._hooks is not None:
+                after(self._hooks.remove)
+
+    def _leave(self, client: ControlClient, me: Registration) -> None:
+        try:
+            client.leave(me.run.name, me.replica, me.incarnation)
+        except SynclineError as error:
+            log.warning("replica.left", why=error.message, so="the lease will run out")
 
     def _heartbeat(self, registration: Registration) -> Pulse:
         # One lost answer must not cost the lease: a call ends well before it.

@@ -52,7 +52,11 @@ class Link:
     def __init__(self, address: str, timeouts: TimeoutSettings, token: str | None) -> None:
         self.address = address
         self.instance = ""
-        """Of the service process, as last heard."""
+        """Of the service process, as last heard.
+
+        Written by every call, read by any thread: one word, replaced whole. Who compares it has its
+        own copy from before; at worst a push comes once more, which the service tells apart.
+        """
         self.bytes_up = 0
         self.bytes_down = 0
         self._timeouts = timeouts

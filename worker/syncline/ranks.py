@@ -10,15 +10,25 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from syncline_proto.errors import ProcessFailed, SynclineError, from_code
+from syncline_proto.settings import TimeoutSettings
 
 POLL_S_MIN, POLL_S_MAX = 20e-6, 5e-3
 """Between two looks at a collective: short at first, since most end at once."""
+
+ALONE_S = 2 * TimeoutSettings(profile="wan").give_up_s
+"""How long the others wait for a rank that lives and does not come.
+
+Rank 0 may ask a service that is away for ``give_up_s`` while the others wait for its word, and the
+group is older than the run's settings: twice the longest there is. A rank that dies is noticed at
+once, by its connection.
+"""
 
 
 class Ranks:
@@ -34,7 +44,7 @@ class Ranks:
         self.index = dist.get_rank() if together else 0
         self._group: dist.ProcessGroup | None = None
         if together:
-            group = dist.new_group(backend="gloo")
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=ALONE_S))
             assert isinstance(group, dist.ProcessGroup)
             self._group = group
 

@@ -129,8 +129,6 @@ class Replica:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
 
-    # What it is ----------------------------------------------------------------------------------
-
     @property
     def _registration(self) -> Registration | None:
         return self._life.registration if self._life else None
@@ -220,8 +218,6 @@ class Replica:
             anomalous=tally.anomalous,
         )
 
-    # What a loop does with it --------------------------------------------------------------------
-
     def shard(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield this replica's batches: batch i goes to ordinal i mod ``settings.replicas``.
 
@@ -294,8 +290,6 @@ class Replica:
         May be called from a signal handler; with several ranks rank 0's word counts.
         """
         self._session.ask_to_drain()
-
-    # Its life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Join the run: returns with the run's parameters in the model and hooks in the loop.

@@ -41,7 +41,11 @@ class TookTooLong(Exception):
 
 @dataclass(slots=True)
 class Tally:
-    """What a replica has counted since it joined."""
+    """What a replica has counted since it joined.
+
+    Only the training thread writes. The heartbeat reads each number by itself, and a number that
+    is older than its neighbour by one step is good enough for a report.
+    """
 
     inner_step: int = 0
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""What a worker reads from its environment. The only place that does."""
+"""What says where a worker takes part, from its environment; and how to check such words."""
 
 from __future__ import annotations
 

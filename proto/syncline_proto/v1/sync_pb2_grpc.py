@@ -30,7 +30,8 @@ class SyncServiceStub(object):
 
     A call that cannot be served ends in a gRPC status; the trailer `syncline-code` names our own
     code for it and the status message is one plain sentence. What a healthy system expects
-    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict.
+    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
+    service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
     """
 
     def __init__(self, channel):
@@ -66,7 +67,8 @@ class SyncServiceServicer(object):
 
     A call that cannot be served ends in a gRPC status; the trailer `syncline-code` names our own
     code for it and the status message is one plain sentence. What a healthy system expects
-    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict.
+    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
+    service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
     """
 
     def OpenRun(self, request, context):
@@ -74,7 +76,7 @@ class SyncServiceServicer(object):
 
         The first caller's layout becomes the run's; every later one must have the same fingerprint.
         Idempotent. Errors: NOT_FOUND (RUN_UNKNOWN), FAILED_PRECONDITION (LAYOUT_MISMATCH, with the
-        first difference in the message), PERMISSION_DENIED (FENCED), INVALID_ARGUMENT.
+        first difference in the message), PERMISSION_DENIED (LEASE_LOST), INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,7 +149,8 @@ class SyncService(object):
 
     A call that cannot be served ends in a gRPC status; the trailer `syncline-code` names our own
     code for it and the status message is one plain sentence. What a healthy system expects
-    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict.
+    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
+    service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
     """
 
     @staticmethod

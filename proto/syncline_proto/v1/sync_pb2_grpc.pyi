@@ -34,7 +34,8 @@ class SyncServiceStub:
 
     A call that cannot be served ends in a gRPC status; the trailer `syncline-code` names our own
     code for it and the status message is one plain sentence. What a healthy system expects
-    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict.
+    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
+    service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
     """
 
     @_typing.overload
@@ -46,7 +47,7 @@ class SyncServiceStub:
 
     The first caller's layout becomes the run's; every later one must have the same fingerprint.
     Idempotent. Errors: NOT_FOUND (RUN_UNKNOWN), FAILED_PRECONDITION (LAYOUT_MISMATCH, with the
-    first difference in the message), PERMISSION_DENIED (FENCED), INVALID_ARGUMENT.
+    first difference in the message), PERMISSION_DENIED (LEASE_LOST), INVALID_ARGUMENT.
     """
     Push: _grpc.StreamUnaryMultiCallable[_sync_pb2.PushRequest, _sync_pb2.PushResponse]
     """Sends one rank's shard of one push: a header, then chunks in order.
@@ -73,7 +74,8 @@ class SyncServiceAsyncStub(SyncServiceStub):
 
     A call that cannot be served ends in a gRPC status; the trailer `syncline-code` names our own
     code for it and the status message is one plain sentence. What a healthy system expects
-    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict.
+    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
+    service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -82,7 +84,7 @@ class SyncServiceAsyncStub(SyncServiceStub):
 
     The first caller's layout becomes the run's; every later one must have the same fingerprint.
     Idempotent. Errors: NOT_FOUND (RUN_UNKNOWN), FAILED_PRECONDITION (LAYOUT_MISMATCH, with the
-    first difference in the message), PERMISSION_DENIED (FENCED), INVALID_ARGUMENT.
+    first difference in the message), PERMISSION_DENIED (LEASE_LOST), INVALID_ARGUMENT.
     """
     Push: _aio.StreamUnaryMultiCallable[_sync_pb2.PushRequest, _sync_pb2.PushResponse]  # type: ignore[assignment]
     """Sends one rank's shard of one push: a header, then chunks in order.
@@ -108,7 +110,8 @@ class SyncServiceServicer(metaclass=_abc_1.ABCMeta):
 
     A call that cannot be served ends in a gRPC status; the trailer `syncline-code` names our own
     code for it and the status message is one plain sentence. What a healthy system expects
-    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict.
+    (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
+    service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
     """
 
     @_abc_1.abstractmethod
@@ -121,7 +124,7 @@ class SyncServiceServicer(metaclass=_abc_1.ABCMeta):
 
         The first caller's layout becomes the run's; every later one must have the same fingerprint.
         Idempotent. Errors: NOT_FOUND (RUN_UNKNOWN), FAILED_PRECONDITION (LAYOUT_MISMATCH, with the
-        first difference in the message), PERMISSION_DENIED (FENCED), INVALID_ARGUMENT.
+        first difference in the message), PERMISSION_DENIED (LEASE_LOST), INVALID_ARGUMENT.
         """
 
     @_abc_1.abstractmethod

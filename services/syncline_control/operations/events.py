@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, or_, select
 
 from syncline_control.database import EventRow
+from syncline_control.operations import runs
 from syncline_control.transaction import Transaction
 from syncline_proto.rest import Event
 
@@ -15,9 +16,13 @@ def listed(tx: Transaction, run: str | None, after: int | None, limit: int) -> l
     Args:
         run: only those of this run, and those that are of no run and so concern all of them.
         after: the ``limit`` events that follow this id; None: the newest ``limit``.
+
+    Raises:
+        RunUnknown: there is no such run.
     """
     query = select(EventRow).limit(limit)
     if run is not None:
+        runs.find(tx, run)
         query = query.where(or_(EventRow.run == run, EventRow.run.is_(None)))
     if after is not None:
         rows = tx.session.scalars(query.where(EventRow.id > after).order_by(EventRow.id)).all()
@@ -36,6 +41,12 @@ def listed(tx: Transaction, run: str | None, after: int | None, limit: int) -> l
     ]
 
 
-def newest_id(tx: Transaction) -> int:
-    """Return the id of the newest event, 0 if there is none."""
+def newest_id(tx: Transaction, run: str | None) -> int:
+    """Return the id of the newest event of all, 0 if there is none.
+
+    Raises:
+        RunUnknown: a run is named and there is no such run.
+    """
+    if run is not None:
+        runs.find(tx, run)
     return tx.session.scalar(select(func.max(EventRow.id))) or 0

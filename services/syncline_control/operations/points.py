@@ -11,7 +11,6 @@ from sqlalchemy import delete, func, select
 from syncline_control.core.curves import thinned
 from syncline_control.database import Point, Run
 from syncline_control.operations import runs
-from syncline_control.operations.checks import counted
 from syncline_control.transaction import Transaction
 from syncline_proto.rest import LossPoint, MetricSeries
 
@@ -27,7 +26,7 @@ def add(tx: Transaction, run_row: Run, replica: str, points: Sequence[LossPoint]
                 run_id=run_row.id,
                 replica=replica,
                 kind=point.kind,
-                tokens=counted(point.tokens, "points.tokens"),
+                tokens=point.tokens,
                 loss=point.loss,
                 time=tx.now,
             )

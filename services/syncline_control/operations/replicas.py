@@ -11,7 +11,7 @@ from syncline_control.core import leases
 from syncline_control.core.leases import HELD, Lease
 from syncline_control.database import Replica, Run
 from syncline_control.operations import points, runs, services
-from syncline_control.operations.checks import counted, finite, short, stored
+from syncline_control.operations.checks import finite
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import Overloaded, ReplicaUnknown
 from syncline_proto.rest import (
@@ -34,7 +34,6 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
     Raises:
         RunUnknown, RunConflict: there is no such run, or it has ended.
         Overloaded: the run has too many replicas.
-        InvalidRequest: a field does not fit.
     """
     run_row = runs.find(tx, run)
     runs.refuse_if_ended(run_row)
@@ -46,9 +45,9 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
         row = _new_row(tx, run_row, body.replica)
     row.joined_at = tx.now
     row.ranks = body.ranks
-    row.host = short(body.host, "host", 255)
-    row.pid = counted(body.pid, "pid")
-    row.fingerprint = short(body.fingerprint, "fingerprint", 128)
+    row.host = body.host
+    row.pid = body.pid
+    row.fingerprint = body.fingerprint
     row.progress = Progress().model_dump_json()
     row.loss, row.taking_part, row.shares = None, False, "{}"
     _keep(row, lease)
@@ -90,7 +89,7 @@ def heartbeat(tx: Transaction, run: str, replica: str, body: Heartbeat) -> Heart
     """
     run_row, row = find(tx, run, replica)
     _keep(row, leases.renew(lease_of(row), body.incarnation, tx.now, tx.late_s))
-    row.progress = stored(body.progress, "progress")
+    row.progress = body.progress.model_dump_json()
     if body.progress.loss is not None:
         row.loss = finite(body.progress.loss)
     points.add(tx, run_row, replica, body.points)

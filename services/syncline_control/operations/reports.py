@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 
 from sqlalchemy import delete, select
 
 from syncline_control.core.leases import HELD
 from syncline_control.database import Fragment, Replica, Round, Run
 from syncline_control.operations import runs
-from syncline_control.operations.checks import counted, finite, stored
+from syncline_control.operations.checks import finite
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.rest import ContributionView, EventIn, Reports, RoundReport
+from syncline_proto.layout import FRAGMENTS_MAX
+from syncline_proto.rest import ContributionView, Reports, RoundReport
 
 ROUNDS_KEPT = 2_000
-FRAGMENTS_MAX = 10_000
-
-KIND_PATTERN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-KIND_CHARACTERS_MAX = 64
 
 
 def add(tx: Transaction, run: str, body: Reports) -> None:
@@ -27,13 +23,13 @@ def add(tx: Transaction, run: str, body: Reports) -> None:
 
     Raises:
         RunUnknown: there is no such run.
-        InvalidRequest: a field does not fit; nothing of the batch is kept.
+        InvalidRequest: too many fragments; nothing of the batch is kept.
     """
     run_row = runs.find(tx, run)
     if body.rounds:
         _add_rounds(tx, run_row, body.rounds)
     for event in body.events:
-        _add_event(tx, run, event)
+        tx.record(event.kind, event.message, run=run, replica=event.replica)
 
 
 def newest_rounds(tx: Transaction, run: str, limit: int) -> list[RoundReport]:
@@ -62,7 +58,8 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
             for contribution in report.contributions:
                 _judge(run_row, replicas.get(contribution.replica), report, contribution)
     run_row.revision = min(row.revision for row in fragments.values())
-    run_row.committed_tokens = min(row.committed_tokens for row in fragments.values())
+    # As for replicas, the last fragment counts: another may lack a push that was excluded or late.
+    run_row.committed_tokens = fragments[max(fragments)].committed_tokens
     present = {tuple(one) for row in fragments.values() for one in json.loads(row.contributors)}
     for row in replicas.values():
         row.taking_part = row.state in HELD and (row.name, row.incarnation) in present
@@ -74,10 +71,10 @@ def _add_round(tx: Transaction, run_row: Run, report: RoundReport) -> bool:
     """Keep the report; False if it is there already."""
     same = select(Round.id).where(
         Round.run_id == run_row.id,
-        Round.fragment == counted(report.fragment, "rounds.fragment"),
+        Round.fragment == report.fragment,
         Round.kind == report.kind,
-        Round.revision == counted(report.revision, "rounds.revision"),
-        Round.gradient_step == counted(report.gradient_step, "rounds.gradient_step"),
+        Round.revision == report.revision,
+        Round.gradient_step == report.gradient_step,
         Round.committed_at == report.committed_at,
     )
     if tx.session.scalar(same) is not None:
@@ -89,7 +86,7 @@ def _add_round(tx: Transaction, run_row: Run, report: RoundReport) -> bool:
         revision=report.revision,
         gradient_step=report.gradient_step,
         committed_at=report.committed_at,
-        report=stored(report, "rounds"),
+        report=report.model_dump_json(),
     )
     tx.session.add(row)
     return True
@@ -99,7 +96,6 @@ def _move_fragment(
     tx: Transaction, run_row: Run, fragments: dict[int, Fragment], report: RoundReport
 ) -> None:
     """Let the fragment stand where its latest round left it; a restore may move it back."""
-    tokens = counted(report.committed_tokens, "rounds.committed_tokens")
     row = fragments.get(report.fragment)
     if row is None:
         if len(fragments) >= FRAGMENTS_MAX:
@@ -110,7 +106,7 @@ def _move_fragment(
     elif report.committed_at < row.committed_at:
         return
     row.revision = report.revision
-    row.committed_tokens = tokens
+    row.committed_tokens = report.committed_tokens
     row.committed_at = report.committed_at
     if report.kind != "parameters":
         row.contributors = json.dumps(
@@ -129,19 +125,8 @@ def _judge(
     replica.exclusions += excluded
     if replica.incarnation == contribution.incarnation:
         shares = json.loads(replica.shares)
-        shares[str(report.fragment)] = [finite(contribution.weight), finite(contribution.z)]
+        shares[str(report.fragment)] = [contribution.weight, finite(contribution.z)]
         replica.shares = json.dumps(shares)
-
-
-def _add_event(tx: Transaction, run: str, event: EventIn) -> None:
-    if len(event.kind) > KIND_CHARACTERS_MAX or not KIND_PATTERN.fullmatch(event.kind):
-        raise InvalidRequest(
-            f"events.kind: {event.kind[:80]!r} is not like replica.joined "
-            f"(lower case, dots, at most {KIND_CHARACTERS_MAX} characters)."
-        )
-    if event.replica is not None and len(event.replica) > 63:
-        raise InvalidRequest("events.replica: longer than 63 characters.")
-    tx.record(event.kind, event.message, run=run, replica=event.replica)
 
 
 def _forget_old_rounds(tx: Transaction, run_row: Run) -> None:

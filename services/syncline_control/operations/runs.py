@@ -189,9 +189,12 @@ def _view(row: Run, crowd: Crowd) -> RunView:
 
 def _job_text(job: dict[str, Any]) -> str:
     try:
-        text = json.dumps(job, allow_nan=False)
+        text = json.dumps(job, allow_nan=False, ensure_ascii=False)
+        text.encode()
     except ValueError:
-        raise InvalidRequest("job: every number must be finite.") from None
+        raise InvalidRequest(
+            "job: every number must be finite, and every text must be valid Unicode."
+        ) from None
     if len(text) > JOB_CHARACTERS_MAX:
         raise InvalidRequest(f"job: longer than {JOB_CHARACTERS_MAX} characters as JSON.")
     return text

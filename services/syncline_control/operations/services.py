@@ -5,7 +5,6 @@ from __future__ import annotations
 from sqlalchemy import delete, func, select
 
 from syncline_control.database import SyncService
-from syncline_control.operations.checks import counted, short
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import InvalidRequest, Overloaded
 from syncline_proto.rest import SyncEndpoint, SyncServiceAnswer, SyncServiceHello
@@ -21,7 +20,7 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
     """Write down where the service listens and renew its lease.
 
     Raises:
-        InvalidRequest: the names in path and body differ, or a field does not fit.
+        InvalidRequest: the names in path and body differ, or the index is not one of the shards.
         Overloaded: there are too many sync services.
     """
     if body.name != name:
@@ -39,10 +38,10 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
         tx.record("sync.started", f"Sync service {name} {act} at {body.address}.")
     elif not row.alive:
         tx.record("sync.back", f"Sync service {name} answers again at {body.address}.")
-    row.address = short(body.address, "address", 255)
-    row.index = counted(body.index, "index")
-    row.shards = counted(body.shards, "shards")
-    row.instance = short(body.instance, "instance", 128)
+    row.address = body.address
+    row.index = body.index
+    row.shards = body.shards
+    row.instance = body.instance
     row.lease_until = tx.now + LEASE_S
     row.alive = True
     return SyncServiceAnswer(lease_s=LEASE_S)

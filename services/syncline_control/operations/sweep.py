@@ -16,10 +16,14 @@ def review_leases(tx: Transaction) -> float:
     services.review(tx)
     held = Replica.state.in_(HELD)
     query = select(Replica, Run).join(Run, Run.id == Replica.run_id).where(held)
-    if not tx.late_s:
-        # Only these can change; in a large fleet that is nearly nobody.
-        early, ahead = Replica.lease_until <= tx.now, Replica.lease_until > tx.now + Replica.lease_s
-        query = query.where(or_(early, ahead))
+    # Only these can change; in a large fleet that is nearly nobody, unless we were held up.
+    query = query.where(
+        or_(
+            Replica.lease_until <= tx.now,
+            Replica.lease_until > tx.now + Replica.lease_s,
+            Replica.lease_s < 2 * tx.late_s,
+        )
+    )
     for row, run_row in tx.session.execute(query.order_by(Replica.id)):
         lease = leases.review(replicas.lease_of(row), tx.now, tx.late_s)
         row.lease_until = lease.until

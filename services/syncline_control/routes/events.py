@@ -48,7 +48,8 @@ async def stream_events(
 
     Each is `id:` and `data:` with the JSON of an Event; a comment comes every 15 s.
     """
-    after = last_event_id if last_event_id is not None else await state.do(events.newest_id)
+    newest = await state.do(events.newest_id, run)  # an unknown run is refused while it can be
+    after = last_event_id if last_event_id is not None else newest
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(_lines(state, run, after), 200, headers, "text/event-stream")
 

@@ -7,7 +7,7 @@ from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy import text
 
-from syncline_control import metrics
+from syncline_control.operations import fleet
 from syncline_control.routes.asking import Control, Registry
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import StoreError, Unreachable
@@ -23,9 +23,11 @@ async def healthz() -> PlainTextResponse:
 
 @router.get("/readyz")
 async def readyz(state: Control) -> PlainTextResponse:
-    """The database answers, too."""
+    """The database answers, too, and takes what is written."""
     try:
         await state.do(_ask)
+        if state.writes_fail:
+            raise StoreError("The database takes no writes; see the log.")
     except StoreError as error:
         raise Unreachable(error.message) from error
     return PlainTextResponse("ready\n")
@@ -34,8 +36,8 @@ async def readyz(state: Control) -> PlainTextResponse:
 @router.get("/metrics")
 async def prometheus(state: Control, registry: Registry) -> Response:
     """Metrics in Prometheus' text format."""
-    fleet = await state.do(metrics.snapshot)
-    return Response(registry.text(fleet, state.event_counts), media_type=CONTENT_TYPE_LATEST)
+    snapshot = await state.do(fleet.snapshot)
+    return Response(registry.text(snapshot, state.event_counts), media_type=CONTENT_TYPE_LATEST)
 
 
 def _ask(tx: Transaction) -> None:

@@ -51,7 +51,7 @@ ROUND: dict[str, Example] = {
             ],
             "events": [
                 {
-                    "kind": "replica.excluded",
+                    "kind": "push.excluded",
                     "message": "replica-1 was excluded from round 7 of embeddings.",
                     "replica": "replica-1",
                 }

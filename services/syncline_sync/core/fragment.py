@@ -26,6 +26,7 @@ from syncline_sync.core.record import (
     LastPush,
     Saved,
     WholePush,
+    remembered,
 )
 from syncline_sync.core.round import Round
 
@@ -170,6 +171,8 @@ class Fragment:
                 for c in contributions
             ]
             statistics, told = detector.closed(statistics, self.settings.penalty, seen)
+        pushes = {c.replica: LastPush.of(c, r.result) for c in contributions}
+        inside = [c.replica for c in contributions]
         accepted = [c for c in contributions if c.verdict == ACCEPTED]
         gradient = r.kind is Kind.GRADIENT
         if r.kind is not Kind.PARAMETERS:
@@ -180,20 +183,10 @@ class Fragment:
             revision=self.saved.revision if gradient else r.result,
             gradient_step=r.result if gradient else self.saved.gradient_step,
             committed_tokens=self.saved.committed_tokens + sum(c.tokens for c in accepted),
-            statistics=statistics,
-            last={
-                **self.saved.last,
-                **{
-                    c.replica: LastPush(
-                        incarnation=c.incarnation,
-                        seq=c.seq,
-                        verdict=c.verdict,
-                        result=r.result,
-                        non_finite=not detector.is_finite(c.norm),
-                    )
-                    for c in contributions
-                },
-            },
+            statistics=replace(
+                statistics, replicas=remembered(statistics.replicas, inside, self.members)
+            ),
+            last=remembered({**self.saved.last, **pushes}, inside, self.members),
             contributions=contributions,
             down=self.settings.codec.down,
             taking_part=dict(self._taking_part),

@@ -52,8 +52,12 @@ def square_sum(values: Float32) -> float:
     return total
 
 
-def fold(accumulator: Float32, payloads: Iterable[Payload], weight: float) -> None:
-    """accumulator += weight * D, for the shards of one whole, finite push."""
+def fold(
+    accumulator: Float32, payloads: Iterable[Payload], weight: float, rescale: float = 1.0
+) -> None:
+    """accumulator = rescale * accumulator + weight * D, for the shards of one finite push."""
+    if rescale != 1.0:
+        accumulator *= np.float32(rescale)
     scratch = np.empty(PIECE, np.float32)
     factor = np.float32(weight)
     for at, piece in _pieces(payloads, scratch):

@@ -6,13 +6,19 @@ restart, so a service that comes back judges as before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core.detector import Statistics
+from syncline_sync.core.detector import Statistics, is_finite
+
+STRANGERS_MAX = 1_000
+"""Replicas that are remembered (norms, last push) although they hold no lease: the newest."""
+
+T = TypeVar("T")
 
 
 class Kind(StrEnum):
@@ -103,6 +109,28 @@ class LastPush:
     verdict: pb.Verdict.ValueType
     result: int
     non_finite: bool = False
+
+    @classmethod
+    def of(cls, c: Contribution, result: int) -> LastPush:
+        return cls(
+            incarnation=c.incarnation,
+            seq=c.seq,
+            verdict=c.verdict,
+            result=result,
+            non_finite=not is_finite(c.norm),
+        )
+
+
+def remembered(
+    rows: Mapping[str, T], newest: Sequence[str], members: Collection[str]
+) -> dict[str, T]:
+    """``rows`` by replica, the ``newest`` put last, without the oldest of too many strangers."""
+    now = set(newest)
+    ordered = [name for name in rows if name not in now]
+    ordered += [name for name in newest if name in rows]
+    strangers = [name for name in ordered if name not in members]
+    forgotten = set(strangers[:-STRANGERS_MAX])
+    return {name: rows[name] for name in ordered if name not in forgotten}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

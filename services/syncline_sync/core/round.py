@@ -48,9 +48,9 @@ class Round:
         weight, rescale = 0.0, 1.0
         if not finding.bad:
             weight, rescale = self._weight(push, settings)
-            self.arrived = {
-                name: replace(c, share=c.share * rescale) for name, c in self.arrived.items()
-            }
+            if rescale != 1.0:
+                for name, c in self.arrived.items():
+                    self.arrived[name] = replace(c, share=c.share * rescale)
             self.total = self.total * rescale + weight
         entered = Contribution(
             replica=push.replica,

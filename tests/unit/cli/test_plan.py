@@ -97,3 +97,8 @@ def test_the_trainer_is_started_once_for_each_rank() -> None:
     shared = trainer("job.toml", ranks=2, resume=True)
     assert "ranks.py" in shared[2] and shared[3] == "2"
     assert shared[-1] == "--resume"
+
+
+def test_fewer_replicas_than_a_round_needs_are_refused(job: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no round would ever close"):
+        plan_up(job, str(tmp_path), ["run.min_replicas=3"], 2, 0, None)

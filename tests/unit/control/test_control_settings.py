@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
-from syncline_control.database import connect, database_url, prepare
+from syncline_control.database import connect, database_url, prepare, refused
 from syncline_control.notify import Bell
 from syncline_control.settings import is_loopback, resolved
 from syncline_proto.errors import ConfigError, StoreError
@@ -49,6 +51,12 @@ def test_a_path_is_a_sqlite_file_whose_folder_is_made(tmp_path: Path) -> None:
     assert database_url(str(tmp_path / "a" / "b.db")) == f"sqlite:///{tmp_path}/a/b.db"
     assert (tmp_path / "a").is_dir()
     assert database_url("postgresql+psycopg://host/name") == "postgresql+psycopg://host/name"
+
+
+def test_a_database_that_fails_without_a_word_is_still_a_sentence() -> None:
+    silent = DBAPIError(None, None, sqlite3.OperationalError())
+    said = refused(connect("sqlite://"), silent).message
+    assert "OperationalError" in said and said.endswith(".")
 
 
 def test_a_folder_is_not_a_database(tmp_path: Path) -> None:

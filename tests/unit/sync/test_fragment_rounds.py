@@ -10,6 +10,7 @@ import pytest
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import record
 from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.record import ClosedBy, Closing, Judgement, Kind
 from syncline_testing.pure import whole_push
@@ -359,3 +360,23 @@ def test_other_changes_and_a_plain_restart_leave_the_norms_as_they_are() -> None
     w.core = Fragment(w.settings, w.core.saved)
     assert w.adopt() == ()
     assert w.core.saved.statistics == before
+
+
+def test_of_replicas_that_have_gone_only_the_newest_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(record, "STRANGERS_MAX", 2)
+    w = World("a", min_replicas=1)
+    w.push("a")
+    w.closes(ClosedBy.EVERYONE)
+    for name in ("b", "c", "d", "b", "e"):
+        incarnation = w.seqs.get(name, 0) + 1
+        w.adopt(True, **{name: incarnation})
+        w.push(name)
+        w.push("a")
+        w.closes(ClosedBy.EVERYONE)
+        w.adopt(True, **{name: None})
+    w.push("a")
+    w.closes(ClosedBy.EVERYONE)
+    saved = w.core.saved
+    assert saved.last.keys() == saved.statistics.replicas.keys() == {"a", "b", "e"}

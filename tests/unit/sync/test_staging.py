@@ -303,6 +303,45 @@ def test_who_goes_while_it_waits_holds_nobody_up() -> None:
     run(scenario, limit=BYTES + BYTES // 2)
 
 
+@pytest.mark.parametrize("granted", [False, True], ids=["waiting", "granted"])
+def test_who_asks_again_keeps_its_place(granted: bool) -> None:
+    """Or a client whose call is cut while it waits starts behind everyone, time and again."""
+
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        holder, _ = sent(staging, header("a"))
+        cut, cut_shard = joined(staging, header("b"))
+        behind, _ = joined(staging, header("c"))
+        if granted:
+            staging.settle(holder, YES)
+            assert cut.room.granted.done()
+            holder, _ = joined(staging, header("a", seq=2))
+        staging.leave(cut, cut_shard)
+        if granted:
+            assert behind.room.granted.done(), "a place in the line holds nobody up"
+        again, _ = joined(staging, header("b"))
+        staging.settle(behind if granted else holder, YES)
+        assert again.room.granted.done()
+        assert (holder if granted else behind).room.granted.done() is False
+
+    run(scenario, limit=BYTES)
+
+
+@pytest.mark.parametrize("end", ["newer", "fenced"])
+def test_a_place_in_the_line_ends_with_the_lease_and_with_a_newer_push(end: str) -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        holder, _ = sent(staging, header("a"))
+        cut, cut_shard = joined(staging, header("b"))
+        behind, _ = joined(staging, header("c"))
+        staging.leave(cut, cut_shard)
+        if end == "fenced":
+            staging.fence(lambda _, replica, __: NO if replica == "b" else None)
+        joined(staging, header("b", seq=2 if end == "newer" else 1))
+        staging.settle(holder, YES)
+        assert behind.room.granted.done()
+
+    run(scenario, limit=BYTES)
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=40),
     st.integers(1, 20),

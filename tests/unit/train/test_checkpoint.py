@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from syncline.train.checkpoint import Checkpoints, Position
-from syncline.train.ranks import Ranks
+from syncline.train.ranks import RankGroup
 from syncline_proto.errors import ConfigError
 
 WORLD = 2
@@ -26,7 +26,7 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat(Ranks):
+class Seat(RankGroup):
     """One rank at the table."""
 
     world: int = WORLD
@@ -35,7 +35,7 @@ class Seat(Ranks):
     def sum(self, values: list[float]) -> list[float]:  # type: ignore[override]
         self.table.numbers[self.rank] = values
         self.table.barrier.wait()
-        told = [sum(column) for column in zip(*self.table.numbers, strict=True)]
+        told = [float(sum(column)) for column in zip(*self.table.numbers, strict=True)]
         self.table.barrier.wait()
         return told
 

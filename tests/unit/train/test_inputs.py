@@ -9,7 +9,7 @@ import pytest
 from syncline.train.config import DataSection
 from syncline.train.folder import prepared_folder
 from syncline.train.inputs import Feed
-from syncline.train.ranks import Ranks
+from syncline.train.ranks import RankGroup
 from syncline_proto.errors import SynclineError
 from syncline_testing.training import tiny_data
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def feed(folder: Path, ordinal: int, replicas: int, rank: int = 0, world: int = 1) -> Feed:
     section = DataSection(path=folder, sequence_length=LENGTH)
-    ranks = Ranks(rank=rank, world=world)
+    ranks = RankGroup(rank=rank, world=world)
     return Feed.open(folder, section, ordinal=ordinal, replicas=replicas, ranks=ranks)
 
 

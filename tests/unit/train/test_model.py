@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from syncline.train.model import blocks_of, build_config, build_model
+from syncline.layout import blocks_in
+from syncline.train.model import build_config, build_model
 from syncline_proto.errors import ConfigError, FileMissing
 from syncline_testing.training import LLAMA, tiny_job
 
@@ -41,7 +42,8 @@ def test_the_same_seed_gives_the_same_parameters_whatever_came_before() -> None:
 
 @pytest.mark.parametrize(("config", "count"), [(LLAMA, 2), (GPT2, 3)])
 def test_the_blocks_are_found(config: dict[str, Any], count: int) -> None:
-    assert len(blocks_of(build(config))) == count
+    found = blocks_in(build(config))
+    assert found is not None and len(found[1]) == count
 
 
 @pytest.mark.parametrize(

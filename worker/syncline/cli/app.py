@@ -6,15 +6,14 @@ says how to see more, Ctrl+C in 130. A traceback is for SYNCLINE_DEBUG=1 alone.
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
 
 from syncline.cli import about, data, doctor, output, replicas, runs, train, up, watch
+from syncline.faults import FAULT, said_of, trace_if_asked
 from syncline_proto.errors import SynclineError
 
-FAULT = 1
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -61,20 +60,10 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except SynclineError as problem:
-        _trace_if_asked()
+        trace_if_asked()
         return output.error(problem)
     except Exception as fault:
-        _trace_if_asked()
-        said = f"{type(fault).__name__}: {fault}".partition("\n")[0]
-        output.error(
-            SynclineError(f"A fault of ours ({said}); SYNCLINE_DEBUG=1 shows where, please report.")
-        )
+        trace_if_asked()
+        output.error(SynclineError(said_of(fault)))
         return FAULT
     return 0
-
-
-def _trace_if_asked() -> None:
-    if os.environ.get("SYNCLINE_DEBUG") == "1":
-        import traceback
-
-        traceback.print_exc()

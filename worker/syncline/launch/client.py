@@ -18,7 +18,6 @@ from syncline.settings import control_url
 from syncline_proto.errors import ConfigError, SynclineError, Unreachable, from_code
 from syncline_proto.rest import (
     Event,
-    MetricSeries,
     Problem,
     ReplicaView,
     RoundReport,
@@ -113,9 +112,6 @@ class OperatorClient:
 
     def rounds(self, run: str, limit: int) -> list[RoundReport]:
         return self._get(TypeAdapter(list[RoundReport]), _path("runs", run, "rounds"), limit=limit)
-
-    def metrics(self, run: str) -> list[MetricSeries]:
-        return self._get(TypeAdapter(list[MetricSeries]), _path("runs", run, "metrics"))
 
     def sync_services(self) -> list[SyncEndpoint]:
         return self._get(TypeAdapter(list[SyncEndpoint]), "/v1/sync-services")

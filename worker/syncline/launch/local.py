@@ -32,7 +32,6 @@ from syncline_proto.errors import (
     SynclineError,
     Unreachable,
 )
-from syncline_proto.rest import RunView
 
 LOOK_S = 0.2
 STATE_S = 1.0
@@ -231,7 +230,6 @@ class LocalRun:
         self._failure = self._failure or (failure if code in HOPELESS else process.failure())
         if code not in HOPELESS and self._may_restart(name):
             self._screen.say(f"{name} ended with {describe_exit(code)}; starting it again.")
-            now.restarts += 1
             now.stage = "starting"
             self._crew.remove(process)
             self._start_replica(name)
@@ -276,13 +274,15 @@ class LocalRun:
             return
         if time.monotonic() - self._began > limit:
             self._screen.say(f"{limit:.0f} seconds are over; stopping the run.")
-            self.view.state = self._stopped()
+            self._stop()
 
-    def _stopped(self) -> RunView | None:
+    def _stop(self) -> None:
         try:
-            return self._client.move_run(self.view.run, "stop")
+            self.view.state = self._client.move_run(self.view.run, "stop")
         except Unreachable:
-            return self.view.state  # asked again with the next look
+            return  # asked again with the next look
+        except RunConflict:
+            self._ask_state()  # it has just come to its end by itself
 
     def _tool(self, name: str, arguments: Sequence[str]) -> dict[str, Any]:
         """Run one of our own commands beside the services; return the JSON that it prints."""
@@ -291,6 +291,12 @@ class LocalRun:
         while process.exit_code is None and time.monotonic() < end:
             self._keep_services()
             time.sleep(LOOK_S)
+        if process.exit_code is None:
+            self._crew.remove(process)
+            raise ProcessFailed(
+                f"{name} did not end within {TOOL_S:.0f} s and was stopped; "
+                f"its log is {process.command.log}."
+            )
         if process.exit_code != 0:
             raise own_error(process)
         told = json.loads("\n".join(process.lines()))

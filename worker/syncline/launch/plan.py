@@ -140,11 +140,20 @@ def locked(folder: Path) -> Iterator[None]:
 def _expecting(
     path: Path, overrides: Sequence[str], replicas: int | None
 ) -> tuple[JobConfig, list[str]]:
-    """Load the job, and let the run expect as many replicas as will be started."""
+    """Load the job, and let the run expect as many replicas as will be started.
+
+    Raises:
+        ConfigError: fewer are started than a round needs.
+    """
     given = [*overrides, *([f"up.replicas={replicas}"] if replicas else [])]
     job, given = _loaded(path, given)
     if job.run.expected_replicas is None or replicas:
         job, given = _loaded(path, [*given, f"run.expected_replicas={job.up.replicas}"])
+    if job.run.min_replicas > job.up.replicas:
+        raise ConfigError(
+            f"run.min_replicas is {job.run.min_replicas} and {job.up.replicas} are started, so no "
+            "round would ever close: start more (up.replicas), or ask for fewer."
+        )
     return job, given
 
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -62,7 +62,6 @@ class Process:
     def __init__(self, command: Command) -> None:
         """Start it. What its files already held is not read again."""
         self.command = command
-        self.started_at = time.monotonic()
         command.folder.mkdir(parents=True, exist_ok=True)
         self._out = _Follower(command.out)
         guarded = [sys.executable, "-I", "-S", guard.__file__, *command.argv]
@@ -157,9 +156,6 @@ class Crew:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-    def __iter__(self) -> Iterator[Process]:
-        return iter(tuple(self._processes))
 
     def start(self, command: Command) -> Process:
         """Start a command; it is stopped with the crew."""

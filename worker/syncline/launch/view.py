@@ -26,7 +26,6 @@ class ReplicaNow:
     begun: Start | None = None
     latest: Snapshot | None = None
     ending: Ending | None = None
-    restarts: int = 0
 
     def hear(self, lines: Iterable[str]) -> None:
         """Take in lines of its output; what is no event of the trainer is passed over."""

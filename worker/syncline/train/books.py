@@ -16,7 +16,7 @@ from syncline.train.board import Board
 from syncline.train.config import JobConfig
 from syncline.train.evaluate import HeldOut
 from syncline.train.progress import Ending, Progress, Snapshot, Start
-from syncline.train.ranks import Ranks
+from syncline.train.ranks import RankGroup
 from syncline.train.step import StepReport
 
 
@@ -43,7 +43,7 @@ class Books:
         own: str,
         *,
         bytes_per_token: float,
-        ranks: Ranks,
+        ranks: RankGroup,
         progress: Progress,
     ) -> None:
         self.inner_step = 0

@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from syncline.train.ranks import Ranks
+from syncline.layout import local_part
+from syncline.train.ranks import RankGroup
 from syncline_proto.errors import ConfigError, FileMissing
 
 FORMAT = 1
@@ -48,7 +49,7 @@ class Position:
 class Checkpoints:
     """The checkpoints of one replica, in one folder that all its ranks share."""
 
-    def __init__(self, folder: Path, *, keep: int, ranks: Ranks) -> None:
+    def __init__(self, folder: Path, *, keep: int, ranks: RankGroup) -> None:
         self._folder = folder
         self._keep = keep
         self._ranks = ranks
@@ -167,13 +168,13 @@ def _read_position(path: Path, folder: Path) -> Position:
 
 
 def _tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks
+    model: nn.Module, optimizer: torch.optim.Optimizer, ranks: RankGroup
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """This rank's tensors under names that do not depend on the parameters' order."""
     for name, parameter in model.named_parameters():
-        yield PARAMETER + name, _local(parameter.detach()).cpu().contiguous()
+        yield PARAMETER + name, local_part(parameter).cpu().contiguous()
         for key, value in optimizer.state.get(parameter, {}).items():
-            yield f"{STATE}{key}/{name}", _local(value.detach()).cpu().contiguous()
+            yield f"{STATE}{key}/{name}", local_part(value).cpu().contiguous()
     yield RANDOM + "cpu", torch.get_rng_state()
     if ranks.device.type == "cuda":
         yield RANDOM + "cuda", torch.cuda.get_rng_state(ranks.device)
@@ -184,11 +185,13 @@ def _restore(
     tensors: dict[str, torch.Tensor],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    ranks: Ranks,
+    ranks: RankGroup,
 ) -> None:
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
-        _local(parameter).copy_(_of_shape(tensors[PARAMETER + name], _local(parameter), name))
+        local_part(parameter).copy_(
+            _of_shape(tensors[PARAMETER + name], local_part(parameter), name)
+        )
     for name, saved in tensors.items():
         if name.startswith(STATE):
             key, _, of = name.removeprefix(STATE).partition("/")
@@ -203,7 +206,7 @@ def _like(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """An optimizer's value for the parameter: a scalar counter, or sharded as it is."""
     if saved.ndim == 0 and parameter.ndim > 0:
         return saved  # AdamW counts its steps on the CPU
-    local = _of_shape(saved, _local(parameter), "optimizer").to(_local(parameter).device)
+    local = _of_shape(saved, local_part(parameter), "optimizer").to(local_part(parameter).device)
     if not isinstance(parameter, DTensor):
         return local
     return DTensor.from_local(
@@ -220,7 +223,3 @@ def _of_shape(saved: torch.Tensor, wanted: torch.Tensor, name: str) -> torch.Ten
     if saved.shape != wanted.shape:
         raise ValueError(f"{name} has shape {list(saved.shape)}, not {list(wanted.shape)}")
     return saved
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from syncline.data import SequenceStream, TokenDataset, bits_per_byte
+from syncline.hooks import reshard_all
 from syncline.train.inputs import HELD_OUT, collated
-from syncline.train.ranks import Ranks
+from syncline.train.ranks import RankGroup
 
 SAMPLE_SEED = 1
 """Fixed: losses of any two runs on the same data can be compared, whatever their seeds."""
@@ -34,7 +34,7 @@ class Evaluator:
     """A fixed sample of the held-out split."""
 
     def __init__(
-        self, folder: Path, *, length: int, sequences: int, micro_batch: int, ranks: Ranks
+        self, folder: Path, *, length: int, sequences: int, micro_batch: int, ranks: RankGroup
     ) -> None:
         """Raises DataError where there is no held-out split, or one too short."""
         self._dataset = TokenDataset.open(folder, HELD_OUT, length=length)
@@ -59,18 +59,7 @@ class Evaluator:
             total += model(**batch).loss.float() * len(mine)
             count += len(mine)
         model.train(was_training)
-        _free_gathered(model)
+        reshard_all(model)  # there was no backward pass to free what FSDP2 gathered
         loss_sum, sequences = self._ranks.sum([float(total), float(count)])
         loss = loss_sum / sequences
         return HeldOut(loss=loss, bits_per_byte=bits_per_byte(loss, self._bytes_per_token))
-
-
-def _free_gathered(model: nn.Module) -> None:
-    """What FSDP2 gathers for good is freed in the backward pass, and here there was none.
-
-    Whoever looked at parameters now would find whole ones, and later writes to the shards would
-    not be seen by the next forward pass.
-    """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()

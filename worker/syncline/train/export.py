@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from syncline.control import ControlClient
 from syncline.data import Tokenizer, load_tokenizer
 from syncline.data.errors import DataError
+from syncline.layout import whole
 from syncline.settings import control_url
 from syncline.train.config import DataSection, JobConfig
 from syncline.train.folder import prepared_folder
@@ -33,7 +33,7 @@ State = dict[str, torch.Tensor]
 
 def full_state(model: nn.Module) -> State:
     """All parameters, gathered from the ranks. All ranks must call it; each gets everything."""
-    return {name: _whole(parameter.detach()).cpu() for name, parameter in model.named_parameters()}
+    return {name: whole(parameter).cpu() for name, parameter in model.named_parameters()}
 
 
 def export_model(state: State, job: JobConfig, out: str | Path) -> Path:
@@ -152,7 +152,3 @@ def _fill(model: nn.Module, state: State) -> None:
                 "parameters (null: it is missing); export with the job that trained them."
             )
         here.copy_(given)
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

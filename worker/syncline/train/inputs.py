@@ -15,7 +15,7 @@ import torch
 from syncline.data import SequenceStream, TokenDataset
 from syncline.data.order import StreamState
 from syncline.train.config import DataSection, TrainSection
-from syncline.train.ranks import Ranks
+from syncline.train.ranks import RankGroup
 
 TRAIN, HELD_OUT = "train", "held-out"
 Batch = dict[str, torch.Tensor]
@@ -29,14 +29,14 @@ class Feed:
         - together they read each sequence of the slice once an epoch.
     """
 
-    def __init__(self, dataset: TokenDataset, stream: SequenceStream, ranks: Ranks) -> None:
+    def __init__(self, dataset: TokenDataset, stream: SequenceStream, ranks: RankGroup) -> None:
         self._dataset = dataset
         self._stream = stream
         self._ranks = ranks
 
     @classmethod
     def open(
-        cls, folder: Path, data: DataSection, *, ordinal: int, replicas: int, ranks: Ranks
+        cls, folder: Path, data: DataSection, *, ordinal: int, replicas: int, ranks: RankGroup
     ) -> Feed:
         """The slice of the replica that joined as number ``ordinal`` of a run of ``replicas``.
 

@@ -7,6 +7,8 @@ what becomes of an error, is ``__main__``'s business.
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -25,11 +27,11 @@ from syncline.train.inputs import TRAIN, Batch, Feed, tokens_of_step
 from syncline.train.model import build_model, shard_model
 from syncline.train.optim import build_optimizer
 from syncline.train.progress import Ending, Progress
-from syncline.train.ranks import Ranks
+from syncline.train.ranks import RankGroup
 from syncline.train.schedules import Schedule
 from syncline.train.signals import Stop, heeding_sigterm
 from syncline.train.step import InnerStep
-from syncline_proto.errors import FileMissing
+from syncline_proto.errors import ConfigError, FileMissing
 from syncline_proto.settings import RunSettings
 
 log = structlog.get_logger()
@@ -46,7 +48,7 @@ class Trainer:
     def __init__(
         self,
         job: JobConfig,
-        ranks: Ranks,
+        ranks: RankGroup,
         progress: Progress,
         *,
         replica: str | None = None,
@@ -58,6 +60,7 @@ class Trainer:
             ConfigError, FileMissing, DataError: the job cannot be built as it stands.
         """
         self.job, self.ranks = job, ranks
+        _must_be_writable(job)
         if job.train.threads is not None:
             torch.set_num_threads(job.train.threads)
         self._folder = _prepared(job, ranks)
@@ -286,7 +289,27 @@ class Trainer:
         return tokens_of_step(self.job.data, self.job.train) * self.ranks.world
 
 
-def _prepared(job: JobConfig, ranks: Ranks) -> Path:
+def _must_be_writable(job: JobConfig) -> None:
+    """Make the folders that training will write to; hours later would be too late to learn of it.
+
+    Raises:
+        ConfigError: one cannot be written.
+    """
+    for key, folder in (
+        ("checkpoint.folder", job.checkpoint.folder),
+        ("export.folder", job.export.folder),
+    ):
+        if folder is None:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise ConfigError(f"{key}: cannot write to {folder}: {error.strerror}.") from None
+
+
+def _prepared(job: JobConfig, ranks: RankGroup) -> Path:
     """The job's data; rank 0 prepares it, if need be, before the others look."""
     if ranks.leads:
         prepared_folder(job.data)

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from syncline.layout import blocks_in
 from syncline.train.config import JobConfig, ModelSection, TrainSection
 from syncline_proto.errors import ConfigError, FileMissing
 
@@ -89,25 +90,15 @@ def without_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The transformer blocks: the longest list of modules of one class that hold parameters."""
-    lists = [
-        list(module)
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList)
-        and len({type(child) for child in module}) == 1
-        and next(module.parameters(), None) is not None
-    ]
-    return max(lists, key=len, default=[])
-
-
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh | None, train: TrainSection) -> None:
     """Cut the model over the mesh in place: each block, the embeddings, norm and head, the rest.
 
     Tied embeddings stay with the root, where both of their uses see them. Without a mesh nothing
     is cut. Blocks are compiled here, one by one, so that hooks stay outside of the graphs.
     """
-    blocks = blocks_of(model)
+    # The same blocks that the run's fragments are cut along.
+    found = blocks_in(model)
+    blocks = [] if found is None else list(found[1])
     if mesh is not None:
         policy = _policy(train, mesh)
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
@@ -199,6 +190,14 @@ def _accepted(what: str, build: Any, *args: Any, **kwargs: Any) -> Any:
     """Call transformers; what it refuses becomes a ConfigError of one line."""
     try:
         return build(*args, **kwargs)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:
+    except (
+        StrictDataclassError,
+        ArithmeticError,
+        KeyError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{what}: {said[:SAID_MAX]}") from error

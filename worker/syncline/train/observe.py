@@ -117,4 +117,4 @@ def _pulled(run: str, layout: Layout, owners: dict[int, Link], revision: int) ->
             ) from None
         flat.append(pulled.values)
         committed.append(pulled.header.committed_tokens)
-    return Cut(tensors=assembled(layout, flat), revision=revision, committed_tokens=min(committed))
+    return Cut(tensors=assembled(layout, flat), revision=revision, committed_tokens=committed[-1])

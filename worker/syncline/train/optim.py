@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from syncline.layout import whole
 from syncline.train.config import OptimizerSection
 
 
@@ -43,8 +43,7 @@ def clip_gradients(model: nn.Module, limit: float | None) -> float:
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
+    norm = whole(norm)
     total = float(norm)
     if limit is not None and limit < total < float("inf"):
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)

@@ -1,7 +1,8 @@
 """The ranks of this replica: who this process is, on which device, and what all must agree on.
 
 torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK) keeps its meaning. On a CPU alone there is no
-process group at all; everywhere else there is one, since FSDP2 needs it.
+process group at all; everywhere else there is one, since FSDP2 needs it. ``syncline.ranks.Ranks``
+is another thing: the private line on which the ranks of a ``Replica`` agree, in anybody's loop.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from syncline_proto.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class RankGroup:
     """This process's place in its replica."""
 
     rank: int = 0
@@ -48,7 +49,7 @@ class Ranks:
 
 
 @contextmanager
-def joined_ranks() -> Iterator[Ranks]:
+def joined_ranks() -> Iterator[RankGroup]:
     """Take this process's place among the ranks, and give it up at the end.
 
     Raises:
@@ -58,7 +59,7 @@ def joined_ranks() -> Iterator[Ranks]:
     if not 0 <= rank < world:
         raise ConfigError(f"RANK={rank} of WORLD_SIZE={world} cannot be; start with torchrun.")
     if not torch.cuda.is_available() and world == 1:
-        yield Ranks()
+        yield RankGroup()
         return
     device = _device(_number("LOCAL_RANK", 0))
     # Numbers that ranks agree on live on the CPU, so gloo is there beside NCCL.
@@ -69,7 +70,7 @@ def joined_ranks() -> Iterator[Ranks]:
         dist.init_process_group(backend)
     try:
         mesh = init_device_mesh(device.type, (world,))
-        yield Ranks(rank=rank, world=world, device=device, mesh=mesh)
+        yield RankGroup(rank=rank, world=world, device=device, mesh=mesh)
     finally:
         dist.destroy_process_group()
 

@@ -17,7 +17,7 @@ from torch import nn
 from syncline.train.config import TrainSection
 from syncline.train.inputs import Batch
 from syncline.train.optim import clip_gradients, set_lr
-from syncline.train.ranks import Ranks
+from syncline.train.ranks import RankGroup
 from syncline_proto.errors import TrainingDiverged
 
 log = structlog.get_logger()
@@ -43,7 +43,11 @@ class InnerStep:
     """Takes inner steps, and counts those it had to skip."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, train: TrainSection, ranks: Ranks
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        train: TrainSection,
+        ranks: RankGroup,
     ) -> None:
         self.skipped = 0
         self._skipped_in_a_row = 0

@@ -1,0 +1,106 @@
+"""Faults of our own: they end the control plane with one sentence, never in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import text
+
+from syncline_control import __main__ as command
+from syncline_control import server
+from syncline_control.operations import replicas, runs
+from syncline_control.settings import ControlSettings
+from syncline_control.state import State
+from syncline_control.transaction import Transaction
+from syncline_proto.errors import StoreError, SynclineError
+from syncline_proto.rest import Heartbeat, ReplicaRegister, RunCreate
+
+
+async def serve(folder: Path) -> signal.Signals:
+    settings = ControlSettings(port=0, database=str(folder / "c.db"))
+    return await asyncio.wait_for(server.serve(settings), 30)
+
+
+def test_a_server_that_nobody_can_lose_a_lease_at_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(_state: State) -> float:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(State, "review_leases", broken)
+    with pytest.raises(SynclineError, match="Leases are looked after no more") as caught:
+        asyncio.run(serve(tmp_path))
+    assert caught.value.exit_code == 1
+
+
+def test_a_server_that_cannot_start_does_not_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: Any, on_fault: Callable[[], None], **_more: Any) -> FastAPI:
+        @asynccontextmanager
+        async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
+            raise ZeroDivisionError
+            yield
+
+        return FastAPI(lifespan=lifespan)
+
+    monkeypatch.setattr(server, "create_app", broken)
+    with pytest.raises(SynclineError, match="could not start") as caught:
+        asyncio.run(serve(tmp_path))
+    assert caught.value.exit_code == 1
+
+
+def test_any_other_fault_is_one_sentence_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_flags: dict[str, Any]) -> ControlSettings:
+        raise ZeroDivisionError("by nought")
+
+    monkeypatch.setattr(command, "resolved", broken)
+    monkeypatch.setattr(sys, "argv", ["syncline-control"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == (
+        "syncline-control: A fault of ours (ZeroDivisionError: by nought); please report it."
+    )
+
+
+def test_nobody_loses_a_lease_while_the_database_takes_no_writes(tmp_path: Path) -> None:
+    now = [1000.0]
+
+    async def scenario() -> None:
+        async with await State.open(str(tmp_path / "c.db"), clock=lambda: now[0]) as state:
+            await state.do(runs.create, RunCreate(name="r"))
+            await state.do(replicas.register, "r", ReplicaRegister(replica="a"))
+            beat = Heartbeat(incarnation=1)
+            await state.review_leases()
+            await state.do(_pragma, "query_only = 1")
+            now[0] += 5.0
+            with pytest.raises(StoreError):
+                await state.do(replicas.heartbeat, "r", "a", beat)
+            assert state.writes_fail
+            for _ in range(10):  # past the lease of 10 s, while reviews and reads go on
+                now[0] += 1.0
+                with contextlib.suppress(StoreError):
+                    await state.review_leases()
+            await state.do(_pragma, "query_only = 0")
+            answer = await state.do(replicas.heartbeat, "r", "a", beat)
+            assert answer.lease_s == 10.0
+            assert not state.writes_fail
+
+    asyncio.run(scenario())
+
+
+def _pragma(tx: Transaction, setting: str) -> None:
+    tx.session.execute(text(f"PRAGMA {setting}"))

@@ -1,0 +1,50 @@
+"""What the metrics say of a run: of all its fragments, not of the one that closed last."""
+
+from __future__ import annotations
+
+from syncline_proto.settings import OuterSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.record import ClosedBy, Closing, Contribution, Kind, Saved
+from syncline_sync.metrics import Metrics
+
+
+def closing(tokens: int, **z: float) -> Closing:
+    contributions = tuple(
+        Contribution(
+            replica=replica, incarnation=1, seq=1, verdict=pb.VERDICT_ACCEPTED, folded=1.0,
+            rescale=1.0, share=0.5, norm=1.0, z=score, inner_steps=1, tokens=1, first_step=0,
+            last_step=0,
+        )
+        for replica, score in z.items()
+    )  # fmt: skip
+    return Closing(
+        kind=Kind.PSEUDO_GRADIENT,
+        closed_by=ClosedBy.EVERYONE,
+        total_weight=2.0,
+        outer=OuterSettings(),
+        saved=Saved(revision=1, committed_tokens=tokens, contributions=contributions),
+        opened_s=0.0,
+        effective_sample_size=2.0,
+    )
+
+
+def test_no_fragment_hides_another_and_series_go_with_their_replica() -> None:
+    metrics = Metrics()
+    run = metrics.of("run")
+
+    def z(fragment: int, replica: str) -> float | None:
+        labels = {"run": "run", "fragment": str(fragment), "replica": replica}
+        return metrics.registry.get_sample_value("syncline_replica_z", labels)
+
+    def tokens() -> float | None:
+        return metrics.registry.get_sample_value("syncline_committed_tokens", {"run": "run"})
+
+    for fragment in (0, 1):
+        run.stands(fragment, Saved())
+    run.closed(0, closing(20, a=7.0, b=0.5), 1.0)
+    assert tokens() == 0.0, "fragment 1 has none"
+    run.closed(1, closing(10, a=0.25, b=0.5), 1.0)
+    assert tokens() == 10.0
+    assert [z(0, "a"), z(1, "a")] == [7.0, 0.25]
+    run.members({"b"})
+    assert [z(0, "a"), z(1, "a"), z(0, "b"), z(1, "b")] == [None, None, 0.5, 0.5]

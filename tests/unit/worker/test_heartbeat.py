@@ -1,0 +1,38 @@
+"""The heartbeat's thread tells of its own end: nobody trains on with a lease that nobody renews."""
+
+from __future__ import annotations
+
+import time
+
+from syncline.control import ControlClient
+from syncline.heartbeat import Pulse
+from syncline_proto.rest import Progress, Registration, RunState, RunView
+from syncline_proto.settings import RunSettings
+
+RUN = RunView(
+    name="run", state=RunState.RUNNING, settings=RunSettings(), settings_version=1, created_at=0.0
+)
+REGISTRATION = Registration(
+    replica="one",
+    incarnation=1,
+    ordinal=0,
+    lease_s=10.0,
+    heartbeat_s=1.0,
+    run=RUN,
+    sync_services=[],
+)
+
+
+def test_a_fault_in_the_heartbeat_counts_as_a_lost_lease() -> None:
+    def progress() -> Progress:
+        raise ZeroDivisionError("tokens per second")
+
+    pulse = Pulse(ControlClient("http://127.0.0.1:9", None, 1.0), REGISTRATION, progress)
+    pulse.start()
+    try:
+        end = time.monotonic() + 20
+        while pulse.news.lost is None and time.monotonic() < end:
+            time.sleep(0.01)
+    finally:
+        pulse.close(tell=True)
+    assert pulse.news.lost == "the heartbeat failed: ZeroDivisionError('tokens per second')"
