@@ -115,12 +115,17 @@ def test_when_a_rank_dies_the_other_ends_in_a_sentence(cluster: Cluster, tmp_pat
 def test_a_killed_replica_holds_up_a_round_until_its_lease_is_lost(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    settings = {**QUICK, "timeouts": {"lease": LEASE_S, "round_deadline": 100.0}}
+    # Intervals long enough to be halved: the other one's steps are many times faster than ours.
+    timeouts = {"lease": LEASE_S, "round_deadline": 100.0}
+    settings = {**QUICK, "sync_every": 16, "timeouts": timeouts}
     survivor = Trial(cluster.control_url, "killed", 5, settings=settings)
-    with joined(survivor), ranks(tmp_path, job(cluster, "killed", settings, 1000), 1) as processes:
+    with (
+        joined(survivor),
+        ranks(tmp_path, job(cluster, "killed", settings, 1_000_000), 1) as processes,
+    ):
 
         def are_in_one_round() -> bool:
-            survivor.step(4)
+            survivor.step(16)
             survivor.replica.finish()
             # Two whole rounds: a newcomer is in time for some fragments before it is for all.
             newest = cluster.get(f"/runs/killed/rounds?limit={2 * FRAGMENTS}")
@@ -131,7 +136,7 @@ def test_a_killed_replica_holds_up_a_round_until_its_lease_is_lost(
         revision = survivor.replica.revision
         # What it pushed before its end counts; so the first round that misses it may be the second.
         for _ in range(2):
-            survivor.step(4)
+            survivor.step(16)
             survivor.replica.finish()
         assert survivor.replica.revision == revision + 2
 

@@ -32,6 +32,9 @@ from syncline_testing.cluster import free_ports
 
 T = TypeVar("T")
 
+# Models this small gain nothing from threads, and on a busy machine threads wait for one another.
+torch.set_num_threads(1)
+
 # 23 rows do not divide by two ranks.
 VOCABULARY, WIDTH, BATCH, LENGTH = 23, 16, 4, 8
 STEP_TOKENS = BATCH * LENGTH
