@@ -40,6 +40,9 @@ from syncline_proto.v1 import sync_pb2 as pb
 PUSHES_MAX = 4
 """Pushes of one rank on the line at a time."""
 
+CLOSE_S = 5.0
+"""How long the end of an exchange's thread is waited for, when all are told to end."""
+
 Value = TypeVar("Value")
 
 log = structlog.get_logger()
@@ -129,6 +132,7 @@ class Exchange:
         self._seqs = [0] * len(shards)
         self._line = threading.Semaphore(PUSHES_MAX)
         self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
 
     @property
     def bytes_up(self) -> int:
@@ -139,16 +143,21 @@ class Exchange:
         return sum(link.bytes_down for link in set(self._links.values()))
 
     def close(self) -> None:
-        """End every exchange under way."""
+        """End every exchange under way, and see its thread out.
+
+        A thread that is inside a call when the interpreter ends can take the process down with it.
+        """
         self._stop.set()
         for link in set(self._links.values()):
             link.close()
+        for thread in self._threads:
+            thread.join(CLOSE_S)
 
     def begin(self, push: Push) -> Future[Outcome]:
         """Push, and pull the result, in the background. The outcome says what went wrong."""
         self._seqs[push.fragment] += 1
         header = self._header(push, self._seqs[push.fragment])
-        return _in_background(lambda: self._push(push, header))
+        return self._in_background(lambda: self._push(push, header))
 
     def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
         """Pull in the background, as if it had been pushed and merged; the newest if it is gone."""
@@ -160,14 +169,14 @@ class Exchange:
                 pulled = self._keep_asking(lambda: self._pull(fragment, Wanted()))
             return Outcome(answer=Answer.MERGED, pulled=pulled)
 
-        return _in_background(pull)
+        return self._in_background(pull)
 
     def begin_waiting(self, fragment: int) -> Future[Outcome]:
         """Wait in the background for the end of the synchronous phase, and pull what is then.
 
         The outcome is GONE if the phase started again meanwhile, so that we could take part.
         """
-        return _in_background(lambda: self._wait_for_first(fragment))
+        return self._in_background(lambda: self._wait_for_first(fragment))
 
     def states(self) -> dict[int, pb.FragmentState]:
         """Where each fragment stands, asked anew."""
@@ -329,6 +338,28 @@ class Exchange:
                 link.open_run(me.run, me.replica, me.incarnation, self._layout)
             raise Unreachable("The sync service had not heard of the run.") from None
 
+    def _in_background(self, act: Callable[[], Outcome]) -> Future[Outcome]:
+        """Run ``act`` in a thread that does not keep the process alive.
+
+        An error of ours becomes an outcome; a fault is raised again where the future is read.
+        """
+        future: Future[Outcome] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(act())
+            except LeaseLost as error:
+                future.set_result(Outcome(answer=Answer.FENCED, reason=error.message))
+            except SynclineError as error:
+                future.set_result(Outcome(answer=Answer.FAILED, error=error))
+            except BaseException as error:
+                future.set_exception(error)
+
+        thread = threading.Thread(target=run, name="syncline-exchange", daemon=True)
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+        thread.start()
+        return future
+
     def _name(self, fragment: int) -> str:
         return self._layout.fragments[fragment].name
 
@@ -341,24 +372,3 @@ def _wanted(push: Push, answer: pb.PushResponse) -> Wanted:
         first = push.base is None
         return Wanted(revision=0 if first else 1, values=not first)
     return Wanted(revision=answer.result_revision)
-
-
-def _in_background(act: Callable[[], Outcome]) -> Future[Outcome]:
-    """Run ``act`` in a thread that does not keep the process alive.
-
-    An error of ours becomes an outcome; a fault is raised again where the future is read.
-    """
-    future: Future[Outcome] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(act())
-        except LeaseLost as error:
-            future.set_result(Outcome(answer=Answer.FENCED, reason=error.message))
-        except SynclineError as error:
-            future.set_result(Outcome(answer=Answer.FAILED, error=error))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="syncline-exchange", daemon=True).start()
-    return future

@@ -176,10 +176,12 @@ class _Watch:
         self._calls: set[_Watched] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        threading.Thread(target=self._look, name="syncline-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._look, name="syncline-watch", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         self._stop.set()
+        self._thread.join()
 
     @contextmanager
     def follow(self) -> Iterator[_Watched]:
