@@ -7,7 +7,8 @@ machine) in a temporary folder. The last line it prints is one line of JSON:
      "rounds", "exposed_sync_share"}
 
 `seconds` is the whole command: data, start of all processes, training, evaluation, export, sample.
-`rounds` counts every fragment's rounds, those of the synchronous phase included.
+`rounds` is how many rounds of pseudo-gradients each fragment had, that is, the revisions made by
+outer steps; the steps of the synchronous phase before them are not counted.
 `exposed_sync_share` is the part of training time in which the replicas waited for synchronisation.
 
     python benchmarks/demo.py [--job benchmarks/gpu.toml] [--set run.token_budget=500000 ...]

@@ -17,6 +17,7 @@ what happened and, where somebody can act on it, what to do.
     ├─ LeaseLost               LEASE_LOST           20  no     ran out, or a later life holds it
     ├─ RevisionGone            REVISION_GONE        21  no     older than the two kept revisions
     ├─ EpochChanged            EPOCH_CHANGED        22  no     the run was restored
+    ├─ CalledOff               CALLED_OFF           23  no     told to leave before it had joined
     ├─ Unreachable             UNREACHABLE          30  yes    a service does not answer
     ├─ Overloaded              OVERLOADED           31  yes    out of room for now
     ├─ StoreError              STORE                40  no     the disk refused; we must stop
@@ -117,6 +118,12 @@ class EpochChanged(SynclineError):
     """The run was restored: revisions of the named epoch no longer exist."""
 
     code, exit_code, http_status = "EPOCH_CHANGED", 22, 409
+
+
+class CalledOff(SynclineError):
+    """The replica was asked to leave before it had joined."""
+
+    code, exit_code, http_status = "CALLED_OFF", 23, 409
 
 
 class Unreachable(SynclineError):

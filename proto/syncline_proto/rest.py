@@ -89,6 +89,9 @@ class RunView(Answer):
     """Of the fragment with the highest number; others may lack a push, excluded or late."""
     loss: float | None = None
     """Mean of the replicas' last training losses, nats per token."""
+    idle_since: float | None = None
+    """When the last live replica was gone; None while one is alive, before the first came, and
+    once the run has ended. A run without a token budget waits like this for as long as it takes."""
 
 
 class SettingsPatch(Request):
@@ -105,6 +108,7 @@ class ReplicaRegister(Request):
     host: str = Field(default="", max_length=255, pattern=LINE_PATTERN)
     pid: Count = 0
     fingerprint: str = Field(default="", max_length=128, pattern=LINE_PATTERN)
+    """Of the replica's layout; kept beside it for people. It is OpenRun that compares layouts."""
 
 
 class SyncEndpoint(Answer):

@@ -10,7 +10,10 @@ import re
 from ipaddress import ip_address
 from typing import Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from syncline_proto.errors import ConfigError
+from syncline_proto.words import sentence, unknown
 
 CodecName = Literal["fp32", "bf16"]
 Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper"]
@@ -118,7 +121,7 @@ class TimeoutSettings(Section):
     def _lease_before_deadline(self) -> Self:
         if self.lease_s >= self.round_deadline_s:
             raise ValueError(
-                f"timeouts: the lease ({self.lease_s} s) must be shorter than the round deadline "
+                f"the lease ({self.lease_s} s) must be shorter than the round deadline "
                 f"({self.round_deadline_s} s), or a lost replica would hold up a round."
             )
         return self
@@ -135,7 +138,8 @@ class RunSettings(Section):
     min_replicas: int = Field(default=1, ge=1, le=10_000)
     """No round closes with fewer pushes."""
     expected_replicas: int | None = Field(default=None, ge=1, le=10_000)
-    """How many replicas share the token budget; None: min_replicas."""
+    """How many replicas share the token budget; the first round waits for so many, as long as its
+    deadline allows. None: min_replicas."""
     token_budget: int | None = Field(default=None, ge=1)
     """The run ends at the round in which this many tokens are committed."""
     outer: OuterSettings = OuterSettings()
@@ -189,9 +193,19 @@ def _under(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
-    """Return the settings with ``patch`` (nested, partial) applied.
+    """Return the settings with a live change (nested, partial) applied.
 
     Raises:
-        pydantic.ValidationError: the patch makes them invalid.
+        ConfigError: a key is unknown or may not change while the run goes on, or a value is out
+            of range; the message names it.
     """
-    return RunSettings.model_validate(_under(settings.model_dump(), patch))
+    for key in sorted(patch.keys() - LIVE):
+        if key not in RunSettings.model_fields:
+            raise ConfigError(unknown(key, sorted(LIVE)))
+        raise ConfigError(
+            f"{key} cannot change while a run goes on; what can is {', '.join(sorted(LIVE))}."
+        )
+    try:
+        return RunSettings.model_validate(_under(settings.model_dump(), patch))
+    except ValidationError as error:
+        raise ConfigError(sentence(error, RunSettings)) from None

@@ -27,6 +27,7 @@ STATUS: dict[type[errors.SynclineError], grpc.StatusCode] = {
     errors.LeaseLost: grpc.StatusCode.PERMISSION_DENIED,
     errors.RevisionGone: grpc.StatusCode.FAILED_PRECONDITION,
     errors.EpochChanged: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.CalledOff: grpc.StatusCode.ABORTED,
     errors.Unreachable: grpc.StatusCode.UNAVAILABLE,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StoreError: grpc.StatusCode.INTERNAL,

@@ -53,29 +53,55 @@ def configure_logs(*, as_json: bool) -> None:
 
 log = structlog.get_logger()
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help, as `syncline --help` has it
+)
 
 
 @app.command()
 def run(
-    host: Annotated[str | None, typer.Option(help="Where to listen. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="0 takes a free port. [default: 8500]")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Where to listen. [default: 127.0.0.1]")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="0 takes a free one. [default: 8500]")
+    ] = None,
     database: Annotated[
         str | None,
-        typer.Option(help="A SQLite file or a SQLAlchemy URL. [default: syncline-control.db]"),
+        typer.Option(
+            metavar="FILE",
+            help="A SQLite file or a SQLAlchemy URL. [default: syncline-control.db]",
+        ),
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(help="What callers must send. Safer in SYNCLINE_CONTROL_TOKEN than here."),
+        typer.Option(
+            metavar="TOKEN", help="What callers must send. Safer in the environment than here."
+        ),
     ] = None,
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="No token although others can reach us.")
     ] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log in JSON lines.")] = None,
 ) -> None:
-    """Serve Syncline's control plane: runs, replicas, leases, events and the live page.
+    """Serve the control plane: runs, replicas, leases, events and the live page.
 
-    Every flag can also be set as SYNCLINE_CONTROL_<FLAG> in the environment.
+    \b
+    Examples:
+      syncline-control
+      syncline-control --port 8600 --database /var/lib/syncline/control.db
+      SYNCLINE_CONTROL_TOKEN=secret syncline-control --host 0.0.0.0
+
+    \b
+    Environment, under the flags:
+      SYNCLINE_CONTROL_HOST, _PORT, _DATABASE, _TOKEN, _INSECURE, _LOG_JSON
+
+    \b
+    Exit codes (all of them: syncline exit-codes):
+      0 told to end (SIGTERM), 130 Ctrl+C, 1 a fault of ours, 2 wrong usage,
+      10 a setting is wrong, 11 the port is in use, 40 the database refuses
     """
     try:
         settings = resolved(

@@ -13,6 +13,7 @@ from typing import IO, Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
+    Connection,
     Double,
     Engine,
     ForeignKey,
@@ -207,6 +208,7 @@ def connect(url: str) -> Engine:
         ) from None
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _tune_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
@@ -270,7 +272,12 @@ def refused(engine: Engine, error: SQLAlchemyError) -> StoreError:
 
 def _tune_sqlite(connection: Any, _record: Any) -> None:
     """Readers never wait (WAL); a commit is on the disk: an incarnation is never given twice."""
+    connection.isolation_level = None  # Python's own BEGIN comes too late for a savepoint
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")

@@ -7,7 +7,7 @@ the codes.
 from __future__ import annotations
 
 import http
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from syncline_proto.errors import Forbidden, InvalidRequest, SynclineError
 from syncline_proto.rest import Problem
+from syncline_proto.words import finding
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -25,6 +26,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 """For routers: documents that every error is a Problem."""
 
+PROBLEM = {"schema": {"$ref": "#/components/schemas/Problem"}}
+
 
 class Unauthorized(Forbidden):
     """No token, or a wrong one; on the wire it is FORBIDDEN with status 401."""
@@ -32,20 +35,22 @@ class Unauthorized(Forbidden):
     http_status = 401
 
 
-def problem(status: int, code: str, detail: str) -> JSONResponse:
+def problem(
+    status: int, code: str, detail: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
     """Return the response for an error of this status."""
     try:
         title = http.HTTPStatus(status).phrase
     except ValueError:
         title = "Error"
     body = Problem(title=title, status=status, detail=detail, code=code)
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     return JSONResponse(body.model_dump(), status, headers, MEDIA_TYPE)
 
 
 def of_error(error: SynclineError) -> JSONResponse:
     """Return the response for one of our errors."""
-    return problem(error.http_status, error.code, error.message)
+    headers = {"WWW-Authenticate": "Bearer"} if error.http_status == 401 else None
+    return problem(error.http_status, error.code, error.message, headers)
 
 
 def install(app: FastAPI) -> None:
@@ -62,7 +67,8 @@ def install(app: FastAPI) -> None:
     async def http_error(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         code = InvalidRequest.code if error.status_code < 500 else SynclineError.code
-        return problem(error.status_code, code, f"{error.detail}; /docs lists what there is.")
+        says = f"{error.detail}; /docs lists what there is."
+        return problem(error.status_code, code, says, error.headers)
 
     async def fault(_request: Request, _error: Exception) -> JSONResponse:
         return problem(500, SynclineError.code, "The control plane has a fault; its log says more.")
@@ -77,11 +83,10 @@ def install(app: FastAPI) -> None:
 def sentence(errors: Sequence[Any]) -> str:
     """Say in one sentence what is wrong with a request: the first error and its field."""
     first = errors[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
     if first["type"] == "json_invalid":
-        return "The body is not valid JSON."
-    message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
-    return f"{where or 'The body'}: {message}."
+        return f"The body is not valid JSON: {first['ctx']['error']}."
+    where, *loc = first["loc"]  # "body", "query" or "path"
+    return finding(first | {"loc": tuple(loc)}, whole=f"The {where}")
 
 
 def _document(app: FastAPI) -> None:
@@ -92,9 +97,8 @@ def _document(app: FastAPI) -> None:
         if app.openapi_schema is None:
             for path in generate()["paths"].values():
                 for operation in path.values():
-                    content = operation["responses"].get("default", {}).get("content")
-                    if content and "application/json" in content:
-                        content[MEDIA_TYPE] = content.pop("application/json")
+                    if "default" in operation["responses"]:
+                        operation["responses"]["default"]["content"] = {MEDIA_TYPE: PROBLEM}
         assert app.openapi_schema is not None
         return app.openapi_schema
 

@@ -49,7 +49,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
-                f"Another process listens on {host} port {port}; end it or choose another --port."
+                f"Another process listens on {host} port {port}; end it, or choose another with "
+                "--port or SYNCLINE_CONTROL_PORT."
             ) from None
         raise ConfigError(f"Cannot listen on {host} port {port} ({error.strerror}).") from None
 

@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from syncline_proto.errors import ConfigError
 from syncline_proto.settings import is_loopback
+from syncline_proto.words import sentence
 
 
 class ControlSettings(BaseSettings):
@@ -44,7 +45,4 @@ def resolved(flags: dict[str, Any]) -> ControlSettings:
     try:
         return ControlSettings(**{key: value for key, value in flags.items() if value is not None})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
-        where = "".join(f"{part}: " for part in first["loc"])
-        raise ConfigError(f"{where}{message}.") from None
+        raise ConfigError(sentence(error)) from None

@@ -1,7 +1,9 @@
-"""The one door to the database: operations go in one by one, each a transaction of its own.
+"""The one door to the database: operations go in one by one, and those that wait share a commit.
 
 A single thread runs them in order, so operations need no locks and the event loop never waits
-for a disk. Bells ring after the commit. One process owns a database at a time: a second one
+for a disk. A commit waits for the disk for as long as a hundred heartbeats take to compute, so
+whoever comes meanwhile is committed together; what one of them refuses is undone alone. Answers
+go out and bells ring after the commit. One process owns a database at a time: a second one
 would not hear the first one's bells. For a SQLite file, a lock sees to that.
 """
 
@@ -9,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Concatenate, ParamSpec, Self, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.event import listen
@@ -32,8 +36,28 @@ T = TypeVar("T")
 PENDING_MAX = 1_000
 """Operations that wait for the thread; beyond it callers are told to come back."""
 
+BATCH_MAX = 64
+"""Operations that share a commit; nobody waits for more than these before his own."""
+
 EVENT_KINDS_MAX = 200
 """Kinds that are counted apart; kinds come from outside, and each one is a metric's series."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One operation, and where its answer goes."""
+
+    act: Callable[[Transaction], Any]
+    answer: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What came of a job: a transaction to tell of and a value, or an error."""
+
+    tx: Transaction | None = None
+    value: Any = None
+    error: Exception | None = None
 
 
 class State:
@@ -49,7 +73,9 @@ class State:
         self._lock: IO[bytes] | None = None
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
-        self._pending = 0
+        self._waiting: deque[Job] = deque()
+        self._turn: asyncio.Future[list[Done]] | None = None
+        """The batch under way, if there is one."""
         self._closed = False
         self._review_due: float | None = None
         self._failing_since: float | None = None
@@ -83,6 +109,8 @@ class State:
         if self._closed:
             return
         self._closed = True
+        while self._turn is not None:
+            await asyncio.wait({self._turn})
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._engine.dispose)
         self._thread.shutdown()
@@ -116,16 +144,16 @@ class State:
             StoreError: the database failed; nothing has changed.
             SynclineError: whatever the operation raises; nothing has changed.
         """
-        if self._pending >= PENDING_MAX:
+        if len(self._waiting) >= PENDING_MAX:
             raise Overloaded("Too many requests wait for the database; try again.")
-        self._pending += 1
 
         def act(tx: Transaction) -> T:
             return operation(tx, *args, **kwargs)
 
-        job = asyncio.get_running_loop().run_in_executor(self._thread, self._transact, act)
-        job.add_done_callback(self._settle)
-        return (await asyncio.shield(job))[0]
+        job = Job(act=act, answer=asyncio.get_running_loop().create_future())
+        self._waiting.append(job)
+        self._take_turn()
+        return await asyncio.shield(job.answer)
 
     @property
     def writes_fail(self) -> bool:
@@ -149,8 +177,17 @@ class State:
             if not await self.membership_bell.heard(ring, ends - time.monotonic()):
                 return view
 
-    def _transact(self, operation: Callable[[Transaction], T]) -> tuple[T, Transaction]:
-        """Runs on the database's thread.
+    def _take_turn(self) -> None:
+        """Send those who wait to the database's thread, unless it is at work."""
+        if self._turn is not None or not self._waiting:
+            return
+        batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_MAX))]
+        loop = asyncio.get_running_loop()
+        self._turn = loop.run_in_executor(self._thread, self._transact, batch)
+        self._turn.add_done_callback(partial(self._settle, batch))
+
+    def _transact(self, batch: Sequence[Job]) -> list[Done]:
+        """Do a batch in one transaction; runs on the database's thread.
 
         While writes fail (a full disk) renewals are lost and reads go on. That is our delay, not
         the replicas': nobody may lose a lease for it.
@@ -163,22 +200,33 @@ class State:
         try:
             with Session(self._engine, expire_on_commit=False) as session, session.begin():
                 listen(session, "after_flush", lambda *_: flushed.append(True))
-                tx = Transaction(session=session, now=now, late_s=late_s)
-                answer = operation(tx)
-                tx.forget_old_events()
+                done = [
+                    _act(job, Transaction(session=session, now=now, late_s=late_s), flushed)
+                    for job in batch
+                ]
         except SQLAlchemyError as error:
+            if len(batch) > 1:  # nothing was kept; who can go on alone shall
+                return [done for job in batch for done in self._transact([job])]
             if self._failing_since is None:
                 self._failing_since = now
-            raise database.refused(self._engine, error) from error
+            return [Done(error=database.refused(self._engine, error))]
         if flushed:
             self._failing_since = None
-        return answer, tx
+        return done
 
-    def _settle(self, job: asyncio.Future[tuple[T, Transaction]]) -> None:
-        self._pending -= 1
-        if job.cancelled() or job.exception():
-            return
-        tx = job.result()[1]
+    def _settle(self, batch: Sequence[Job], turn: asyncio.Future[list[Done]]) -> None:
+        self._turn = None
+        for job, done in zip(batch, turn.result(), strict=True):
+            if done.error is not None:
+                job.answer.set_exception(done.error)
+                job.answer.exception()  # whoever asked may have hung up; that is no fault
+                continue
+            job.answer.set_result(done.value)
+            if done.tx is not None:
+                self._tell(done.tx)
+        self._take_turn()
+
+    def _tell(self, tx: Transaction) -> None:
         for kind in tx.kinds:
             known = kind in self.event_counts or len(self.event_counts) < EVENT_KINDS_MAX
             self.event_counts[kind if known else "other"] += 1
@@ -186,3 +234,22 @@ class State:
             self.events_bell.ring()
         if tx.membership_changed:
             self.membership_bell.ring()
+
+
+def _act(job: Job, tx: Transaction, flushed: list[bool]) -> Done:
+    """Do one operation of a batch; if it fails, undo what it did and nothing else.
+
+    Raises:
+        SQLAlchemyError: the database refuses; the batch cannot go on.
+    """
+    before = len(flushed)
+    try:
+        with tx.session.begin_nested():
+            value = job.act(tx)
+            tx.forget_old_events()
+    except SQLAlchemyError:
+        raise
+    except Exception as error:  # the outermost loop of this thread: whoever asked is told
+        del flushed[before:]
+        return Done(error=error)
+    return Done(tx=tx, value=value)

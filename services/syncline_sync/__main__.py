@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import httpx
 import structlog
@@ -25,15 +25,20 @@ from pydantic import ValidationError
 
 from syncline_proto.errors import ConfigError, StoreError, SynclineError
 from syncline_proto.rest import SyncServiceHello
+from syncline_proto.words import sentence
 from syncline_sync.budget import Budget
 from syncline_sync.control import ControlLink, ReportQueue
-from syncline_sync.host import Host, Shared
+from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
+from syncline_sync.run import Shared
 from syncline_sync.servicer import SyncServicer
-from syncline_sync.serving import bind
+from syncline_sync.serving import address, bind
 from syncline_sync.settings import SyncSettings
 
 log = structlog.get_logger()
+
+LAST_REPORTS_S = 2.0
+"""How long the end waits for the control plane to take what is queued."""
 
 
 @dataclass(slots=True)
@@ -74,7 +79,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     mine = _only_writer(data)
     hello = SyncServiceHello(
         name=settings.name,
-        address=settings.advertise or f"{settings.host}:{doors.port}",
+        address=settings.advertise or address(settings.host, doors.port),
         instance=host.instance,
     )
     headers = {"authorization": f"Bearer {settings.token}"} if settings.token else {}
@@ -90,8 +95,9 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    await doors.close()
-    await host.stop()
+        await doors.close()
+        await host.stop()
+        await link.send_last(LAST_REPORTS_S)
     pool.shutdown(wait=True, cancel_futures=True)
     mine.close()
     if end.error is not None:
@@ -148,38 +154,68 @@ def _configure_logging(as_json: bool) -> None:
     )
 
 
+def _shown(metavar: str, what: str) -> Any:
+    return typer.Option(metavar=metavar, help=what)
+
+
 def run(
     control: Annotated[
-        str | None, typer.Option(help="Control plane, e.g. http://host:8500")
+        str | None, _shown("URL", "The control plane. [default: http://127.0.0.1:8500]")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on")] = None,
-    port: Annotated[int | None, typer.Option(help="gRPC port; 0 picks one")] = None,
-    health_port: Annotated[int | None, typer.Option(help="Plain gRPC health, for probes")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="HTTP /metrics")] = None,
-    advertise: Annotated[str | None, typer.Option(help="HOST:PORT that replicas use")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the store")] = None,
-    name: Annotated[str | None, typer.Option(help="Name among the sync services")] = None,
-    staging_bytes: Annotated[int | None, typer.Option(help="Room for pushes in flight")] = None,
+    host: Annotated[str | None, _shown("HOST", "Where to listen. [default: 127.0.0.1]")] = None,
+    port: Annotated[
+        int | None, _shown("PORT", "gRPC, for replicas; 0 takes a free one. [default: 50051]")
+    ] = None,
+    health_port: Annotated[
+        int | None, _shown("PORT", "Plain gRPC health, for probes. [default: 50052]")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, _shown("PORT", "HTTP /metrics, for Prometheus. [default: 9101]")
+    ] = None,
+    advertise: Annotated[
+        str | None, _shown("HOST:PORT", "What replicas connect to. [default: host and port]")
+    ] = None,
+    data: Annotated[
+        Path | None, _shown("DIR", "The store: the checkpoint. [default: syncline-data]")
+    ] = None,
+    name: Annotated[
+        str | None, _shown("NAME", "Its name among the sync services. [default: sync-0]")
+    ] = None,
+    staging_bytes: Annotated[
+        int | None, _shown("BYTES", "Room for pushes in flight. [default: 2147483648]")
+    ] = None,
     insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="No token although others can reach us")
+        bool | None, typer.Option("--insecure", help="No token although others can reach us.")
     ] = None,
-    log_json: Annotated[bool | None, typer.Option(help="Log as JSON lines")] = None,
+    log_json: Annotated[bool | None, typer.Option("--log-json", help="Log in JSON lines.")] = None,
 ) -> None:
-    """Run the sync service.
+    """Serve the data plane: take pushes, merge them, publish and keep every revision.
 
-    Every flag can come from the environment (SYNCLINE_SYNC_PORT=50051). SYNCLINE_SYNC_TOKEN is the
-    token that the control plane and all callers share.
+    \b
+    Examples:
+      syncline-sync
+      syncline-sync --control http://control:8500 --data /var/lib/syncline
+      SYNCLINE_SYNC_TOKEN=secret syncline-sync --host 0.0.0.0 --advertise sync-0:50051
 
-    Example: syncline-sync --control http://control:8500 --host 0.0.0.0 --data /data
+    \b
+    Environment, under the flags:
+      SYNCLINE_SYNC_CONTROL, _HOST, _PORT, _HEALTH_PORT, _METRICS_PORT, _ADVERTISE,
+      _DATA, _NAME, _STAGING_BYTES, _INSECURE, _LOG_JSON; and without a flag
+      SYNCLINE_SYNC_TOKEN    sent to the control plane, and asked of all callers
+      SYNCLINE_SYNC_THREADS  for arithmetic and disk; 0: one per core, at least 4
+
+    \b
+    Exit codes (all of them: syncline exit-codes):
+      0 told to end (SIGTERM), 130 Ctrl+C, 1 a fault of ours, 2 wrong usage,
+      10 a setting is wrong, 11 a port is in use, 19 the control plane's token is
+      another, 40 the disk refuses, 41 a stored file is damaged
     """
     given = {key: value for key, value in locals().items() if value is not None}
     try:
         settings = SyncSettings(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        flags = "".join(f"--{part}: ".replace("_", "-") for part in first["loc"])
-        why = str(first["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"{flags}{why}.") from error
+        said = sentence(error, name=lambda key: "--" + key.replace("_", "-"))
+        raise ConfigError(said) from None
     _configure_logging(settings.log_json)
     sign = asyncio.run(serve(settings))
     raise typer.Exit(130 if sign is signal.SIGINT else 0)
@@ -187,7 +223,7 @@ def run(
 
 def main() -> None:
     """Entry point: every end is one sentence and a documented exit code."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command()(run)
     _configure_logging(as_json=False)  # until the settings are known
     try:

@@ -1,7 +1,8 @@
 """The sync service's line to the control plane: ask for memberships, report rounds and events.
 
 With the control plane away nothing stops: the last membership stays in force (it is kept on disk,
-so over a restart too), and reports wait in a bounded queue.
+so over a restart too), and reports wait in a bounded queue. At the end of the process what waits
+there is sent for a last time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -53,6 +54,14 @@ class ReportQueue:
             self.dropped += 1
         self._items.append((run, what))
         self._filled.set()
+
+    def put_back(self, run: str, batch: Sequence[RoundReport | EventIn]) -> None:
+        """A batch that may not have been taken is the oldest once more."""
+        self._items.extendleft((run, what) for what in reversed(batch))
+        self._filled.set()
+
+    def __len__(self) -> int:
+        return len(self._items)
 
     async def batch(self) -> tuple[str, list[RoundReport | EventIn]]:
         """Wait for something, then for its companions; take the oldest of one run."""
@@ -98,7 +107,14 @@ class ControlLink:
 
     async def run(self) -> None:
         """Hello, membership and reports, each in a loop of its own, until cancelled."""
-        await asyncio.gather(self._say_hello(), self._follow(), self._send_reports())
+        works = (self._say_hello, self._follow, self._send_reports)
+        loops = [asyncio.create_task(work()) for work in works]
+        try:
+            await asyncio.gather(*loops)
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
 
     async def _say_hello(self) -> None:
         path = f"/v1/sync-services/{self._hello.name}"
@@ -127,18 +143,31 @@ class ControlLink:
                 "choose --control."
             ) from error
 
+    async def send_last(self, within_s: float) -> None:
+        """Send what is queued, after ``run`` has been cancelled; what is left then is lost."""
+        try:
+            async with asyncio.timeout(within_s):
+                while self._reports:
+                    await self._send(*await self._reports.batch())
+        except (TimeoutError, Forbidden):
+            log.warning("the last reports were not taken", count=len(self._reports))
+
     async def _send_reports(self) -> None:
         while True:
-            run, batch = await self._reports.batch()
-            await self._send(run, batch)
+            await self._send(*await self._reports.batch())
 
     async def _send(self, run: str, batch: list[RoundReport | EventIn]) -> None:
+        """Send a batch; one that is cut short is queued again (a round told twice counts once)."""
         reports = Reports(
             rounds=[what for what in batch if isinstance(what, RoundReport)],
             events=[what for what in batch if isinstance(what, EventIn)],
         )
         path = f"/v1/runs/{run}/reports"
-        await self._try("POST", path, reports.model_dump_json(), failures_max=REPORT_TRIES)
+        try:
+            await self._try("POST", path, reports.model_dump_json(), failures_max=REPORT_TRIES)
+        except (asyncio.CancelledError, Forbidden):
+            self._reports.put_back(run, batch)
+            raise
 
     async def _try(
         self,

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from syncline_proto.errors import Forbidden
+from syncline_proto.errors import Forbidden, SynclineError
 from syncline_proto.status import CODE_TRAILER, status_of
 
 FREE = "/grpc.health.v1.Health/"
@@ -48,14 +48,24 @@ class TokenGuard(grpc.aio.ServerInterceptor):
 def _refusing(handler: Handler) -> Handler:
     """A handler of the same kind that refuses every call."""
 
-    async def refuse(_: Any, context: Context) -> None:
-        context.set_trailing_metadata(((CODE_TRAILER, _REFUSED.code),))
-        await context.abort(status_of(_REFUSED), _REFUSED.message)
+    async def refused(_: Any, context: Context) -> None:
+        await refuse(context, _REFUSED)
 
+    return alike(handler, refused)
+
+
+async def refuse(context: Context, error: SynclineError) -> None:
+    """End a call with the error's status, code and sentence."""
+    context.set_trailing_metadata(((CODE_TRAILER, error.code),))
+    await context.abort(status_of(error), error.message)
+
+
+def alike(handler: Handler, call: Any, serializer: Any = None) -> Handler:
+    """A handler of the same kind around another ``call``, which takes requests as bytes."""
     if handler.request_streaming and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse)  # pyright: ignore[reportArgumentType]
+        return grpc.stream_stream_rpc_method_handler(call, None, serializer)
     if handler.request_streaming:
-        return grpc.stream_unary_rpc_method_handler(refuse)  # pyright: ignore[reportArgumentType]
+        return grpc.stream_unary_rpc_method_handler(call, None, serializer)
     if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(refuse)  # pyright: ignore[reportArgumentType]
-    return grpc.unary_unary_rpc_method_handler(refuse)  # pyright: ignore[reportArgumentType]
+        return grpc.unary_stream_rpc_method_handler(call, None, serializer)
+    return grpc.unary_unary_rpc_method_handler(call, None, serializer)

@@ -74,10 +74,15 @@ class Metrics:
             registry=r,
         )
         self.sample_size = Gauge(
-            "syncline_effective_sample_size", "1 / sum of squared weights.", ["run"], registry=r
+            "syncline_effective_sample_size",
+            "1 / sum of the last round's squared weights.",
+            ["run", "fragment"],
+            registry=r,
         )
         each = ["run", "fragment", "replica"]
-        self.weight = Gauge("syncline_replica_weight", "Share of the last round.", each, registry=r)
+        self.weight = Gauge(
+            "syncline_replica_weight", "In the last round; 0 to 1.", each, registry=r
+        )
         self.z = Gauge("syncline_replica_z", "z-score of the last round.", each, registry=r)
         self.norm = Gauge("syncline_replica_norm", "Norm of the last push.", each, registry=r)
 
@@ -119,11 +124,11 @@ class RunMetrics:
         self.stands(fragment, closing.saved)
         if closing.kind is not Kind.PSEUDO_GRADIENT:
             return
-        m.sample_size.labels(run).set(closing.effective_sample_size or 0.0)
+        m.sample_size.labels(run, str(fragment)).set(closing.effective_sample_size or 0.0)
         for c in closing.saved.contributions:
             series = (str(fragment), c.replica)
             self._replicas.add(series)
-            m.weight.labels(run, *series).set(c.share)
+            m.weight.labels(run, *series).set(c.weight)
             m.z.labels(run, *series).set(c.z)
             m.norm.labels(run, *series).set(c.norm)
 

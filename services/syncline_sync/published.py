@@ -43,12 +43,12 @@ class Published:
         payload = encode(values, codec)
         return cls(saved, codec, memoryview(bytes(payload)) if width(codec) == 4 else payload)
 
-    def chunks(self, runs: npt.NDArray[np.int64]) -> Iterator[bytes]:
+    def chunks(self, spans: npt.NDArray[np.int64]) -> Iterator[bytes]:
         """The bytes of a shard, in payload order, cut into full chunks."""
         wide = width(self.codec)
         parts: list[memoryview] = []
         room = CHUNK_BYTES_MAX
-        for start, length in runs.tolist():
+        for start, length in spans.tolist():
             at, end = start * wide, (start + length) * wide
             while at < end:
                 part = self.payload[at : min(at + room, end)]

@@ -21,6 +21,7 @@ from syncline_proto.rest import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
+from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved, WholePush
 from syncline_sync.metrics import RunMetrics
@@ -57,6 +58,10 @@ class Surroundings:
     tell_round: Callable[[RoundReport], None]
     tell: Callable[[EventIn], None]
     """A line for the run's event log."""
+    ending: Ending
+    """Of the run's synchronous phase; its fragments share it."""
+    look: Callable[[], None]
+    """Let every fragment of the run see whether its round may close now."""
     fail: Callable[[BaseException], None]
     """Stop the whole process: a fragment that cannot go on must not pretend to."""
 
@@ -112,8 +117,10 @@ class Runner:
         self.gradients = Shelf(f"fragment {number}: gradient step")
         self._store, self._around = stored.store, around
         self._inbox: asyncio.Queue[Staged | Adopt] = asyncio.Queue()
+        self._at_work = asyncio.Lock()
+        """Held from one event to the next wait: the end does not come in between."""
         self._accumulator: Float32 | None = None
-        self.core = Fragment(settings, stored.saved)
+        self.core = Fragment(settings, stored.saved, number=number, ending=around.ending)
         self.latest = self.core.saved
         """Where the fragment stands, as published."""
         self._parameters, self._momentum = stored.parameters, stored.momentum
@@ -134,7 +141,9 @@ class Runner:
         self._inbox.put_nowait(change)
 
     async def stop(self) -> None:
-        self._task.cancel()
+        """End once what is under way is done: a round that closes is published and told of."""
+        async with self._at_work:
+            self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         newest = self.latest.revision
         for shelf in (self.revisions, self.gradients):
@@ -144,13 +153,14 @@ class Runner:
         try:
             while True:
                 event = await self._next()
-                if isinstance(event, Staged):
-                    await self._take(event)
-                elif isinstance(event, Adopt):
-                    self._adopt(event)
-                closed_by = self.core.due(time.monotonic())
-                if closed_by is not None:
-                    await self._close(closed_by)
+                async with self._at_work:
+                    if isinstance(event, Staged):
+                        await self._take(event)
+                    elif isinstance(event, Adopt):
+                        self._adopt(event)
+                    closed_by = self.core.due(time.monotonic())
+                    if closed_by is not None:
+                        await self._close(closed_by)
         except Exception as error:  # the outermost loop of this fragment
             self._around.fail(error)
 
@@ -194,6 +204,8 @@ class Runner:
             accumulator = self._accumulator
             if judgement.sets:
                 await self._compute(merge.place, accumulator, payloads)
+                if self._around.ending.decided:
+                    self._around.look()
             else:
                 weight, rescale = judgement.weight, judgement.rescale
                 await self._compute(merge.fold, accumulator, payloads, weight, rescale)

@@ -13,7 +13,7 @@ from typing import Any, cast
 from syncline_sync.core.detector import Ema, ReplicaNorms, Statistics
 from syncline_sync.core.record import Contribution, LastPush, Saved
 
-VERSION = 1
+VERSION = 2
 
 
 def saved_to_json(saved: Saved) -> str:

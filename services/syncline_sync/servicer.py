@@ -13,27 +13,29 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from syncline_proto.codec import crc32c
 from syncline_proto.errors import (
     EpochChanged,
     InvalidRequest,
+    LeaseLost,
     RunUnknown,
     StoreDamaged,
     StoreError,
     SynclineError,
     Unreachable,
 )
-from syncline_proto.layout import Box, boxes_from_proto, layout_from_proto, runs
+from syncline_proto.layout import Box, boxes_from_proto, layout_from_proto
 from syncline_proto.settings import valid_name
+from syncline_proto.spans import spans
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, status_of
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.core.record import Judgement
-from syncline_sync.host import Host, RunHost, Shared
+from syncline_sync.host import Host
 from syncline_sync.published import NewestNamed, Published
 from syncline_sync.report import pushed
+from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
 from syncline_sync.staging import Shard, Staged
 
@@ -108,7 +110,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     async def Push(
         self, request_iterator: AsyncIterator[pb.PushRequest], context: PushContext
     ) -> pb.PushResponse:
-        return await self._push(_read(request_iterator))
+        return await self._push(request_iterator)
 
     @_translated_stream
     async def Pull(
@@ -138,7 +140,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         else:
             replica, name = _name("replica", request.replica), _name("run", request.run)
             run = await self._host.member(name, replica, request.incarnation)
-            run.open(await self._shared.compute(layout_from_proto, request.layout))
+            await run.open(await self._shared.compute(layout_from_proto, request.layout))
         return pb.OpenRunResponse(
             epoch=_epoch(run),
             fingerprint=run.fingerprint,
@@ -203,6 +205,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     async def _pull(self, request: pb.PullRequest) -> AsyncIterator[pb.PullResponse]:
         run = await self._host.run(_name("run", request.run))
         runner = _runner(run, request.fragment)
+        if request.replica:
+            _still_alive(run, _name("replica", request.replica), request.incarnation)
         if request.epoch and request.epoch != _epoch(run):
             raise EpochChanged(
                 f"Run {run.name} is in epoch {_epoch(run)}, not {request.epoch}: open it again."
@@ -210,7 +214,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         assert run.layout is not None
         boxes: Sequence[Box] = boxes_from_proto(request.boxes)
         where = await self._shared.compute(
-            runs,
+            spans,
             run.layout,
             request.fragment,
             boxes or run.layout.fragments[request.fragment].boxes,
@@ -236,15 +240,6 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
             self._shared.fail(error)
             await context.abort(grpc.StatusCode.INTERNAL, "The sync service failed; see its log.")
-
-
-async def _read(parts: AsyncIterator[pb.PushRequest]) -> AsyncIterator[pb.PushRequest]:
-    """The messages of a push; what is no message is the caller's fault, not ours."""
-    try:
-        async for part in parts:
-            yield part
-    except DecodeError as error:
-        raise InvalidRequest(f"push: {error}.") from error
 
 
 async def _header(parts: AsyncIterator[pb.PushRequest]) -> pb.PushHeader:
@@ -284,6 +279,15 @@ def _runner(run: RunHost, fragment: int) -> Runner:
     if fragment >= len(run.runners):
         raise InvalidRequest(f"fragment: {fragment} where the run has {len(run.runners)}.")
     return run.runners[fragment]
+
+
+def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:
+    """Tell a life that a newer one has taken over from; it need not know of that yet."""
+    holder = run.members.get(replica, 0)
+    if holder > incarnation:
+        raise LeaseLost(
+            f"{replica} lives on as incarnation {holder}; incarnation {incarnation} must stop."
+        )
 
 
 def _epoch(run: RunHost) -> int:

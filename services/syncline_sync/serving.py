@@ -7,6 +7,8 @@ half-started stays behind.
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Thread
@@ -17,10 +19,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
-from syncline_proto.errors import PortInUse
+from syncline_proto.errors import ConfigError, PortInUse
 from syncline_proto.v1 import sync_pb2, sync_pb2_grpc
 from syncline_sync.guard import TokenGuard
 from syncline_sync.metrics import Metrics
+from syncline_sync.reading import Reader
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.settings import SyncSettings
 
@@ -75,35 +78,62 @@ def bind(settings: SyncSettings, servicer: SyncServicer, metrics: Metrics) -> Do
     """Take the three ports.
 
     Raises:
-        PortInUse: another process has one of them; the message names it.
+        PortInUse: another process has one of them; the message names it and its flag.
+        ConfigError: the host is not this machine's, or the port is not allowed.
     """
     status = health.aio.HealthServicer()
     guards = [TokenGuard(settings.token)] if settings.token else []
-    server = grpc.aio.server(interceptors=guards, options=CHANNEL_OPTIONS)
+    server = grpc.aio.server(interceptors=[*guards, Reader()], options=CHANNEL_OPTIONS)
     sync_pb2_grpc.add_SyncServiceServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
-    probes = grpc.aio.server(options=CHANNEL_OPTIONS)
+    probes = grpc.aio.server(interceptors=[Reader()], options=CHANNEL_OPTIONS)
     health_pb2_grpc.add_HealthServicer_to_server(status, probes)
-    port = _bind(server, settings.host, settings.port)
-    health_port = _bind(probes, settings.host, settings.health_port)
+    host = settings.host.strip("[]")
+    port = _bind(server, host, settings.port, "port")
+    health_port = _bind(probes, host, settings.health_port, "health-port")
     try:
-        exporter, thread = start_http_server(settings.metrics_port, settings.host, metrics.registry)
+        exporter, thread = start_http_server(settings.metrics_port, host, metrics.registry)
     except OSError as error:
-        raise PortInUse(_in_use(settings.host, settings.metrics_port)) from error
+        raise _refused(error, host, settings.metrics_port, "metrics-port") from error
     ports = (port, health_port, exporter.server_port)
     return Doors(*ports, server, probes, status, lambda: _stop(exporter, thread))
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def address(host: str, port: int) -> str:
+    """HOST:PORT, with the brackets that an IPv6 address needs."""
+    return f"[{host.strip('[]')}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, flag: str) -> int:
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError as error:
-        raise PortInUse(_in_use(host, port)) from error
-    if bound == 0:
-        raise PortInUse(_in_use(host, port))
-    return bound
+        _try_to_listen(host, port)
+        return server.add_insecure_port(address(host, port))
+    except OSError as error:
+        raise _refused(error, host, port, flag) from error
+    except RuntimeError as error:  # somebody was quicker
+        raise _refused(OSError(errno.EADDRINUSE, ""), host, port, flag) from error
+
+
+def _try_to_listen(host: str, port: int) -> None:
+    """Listen as gRPC will, and stop: its own refusal would come with lines of its C core.
+
+    Raises:
+        OSError: none of the host's addresses can be listened on; the last one's reason.
+    """
+    refusal: OSError | None = None
+    for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+                probe.listen(1)
+                return
+        except OSError as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
 
 
 def _stop(exporter: WSGIServer, thread: Thread) -> None:
@@ -112,8 +142,15 @@ def _stop(exporter: WSGIServer, thread: Thread) -> None:
     thread.join()
 
 
-def _in_use(host: str, port: int) -> str:
-    return (
-        f"Cannot listen on {host}:{port}: another process does, or the address is not this "
-        "machine's; choose another."
+def _refused(error: OSError, host: str, port: int, flag: str) -> ConfigError:
+    """What to do about a door that does not open; ``flag`` is the one that names its port."""
+    variable = f"SYNCLINE_SYNC_{flag.replace('-', '_').upper()}"
+    if error.errno == errno.EADDRINUSE:
+        return PortInUse(
+            f"Another process listens on {host} port {port}; end it or choose another --{flag} "
+            f"({variable})."
+        )
+    return ConfigError(
+        f"Cannot listen on {host} port {port} ({error.strerror or error}); choose another --host "
+        f"(SYNCLINE_SYNC_HOST) or --{flag} ({variable})."
     )

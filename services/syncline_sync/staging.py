@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from syncline_proto.codec import check_chunk, decode, width
 from syncline_proto.errors import InvalidRequest, SynclineError
-from syncline_proto.layout import RUNS_MAX, Layout, boxes_from_proto, check_tiling, runs
+from syncline_proto.layout import Layout, boxes_from_proto
+from syncline_proto.spans import SPANS_MAX, check_tiling, spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget, Room
 from syncline_sync.core.merge import Payload, square_sum
@@ -44,7 +45,7 @@ class Shard:
     """One rank's part of a push while its chunks come in."""
 
     header: pb.PushHeader
-    runs: npt.NDArray[np.int64]
+    spans: npt.NDArray[np.int64]
     elements: int
     received: int = 0
     square_sum: float = 0.0
@@ -67,7 +68,7 @@ class Shard:
         self.chunks.append(chunk.data)
 
     def payload(self) -> Payload:
-        return Payload(self.header.codec, tuple(self.chunks), self.runs)
+        return Payload(self.header.codec, tuple(self.chunks), self.spans)
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class Staged:
     claimed: int = 0
     """Elements of both together."""
     pieces: int = 0
-    """Contiguous runs of both together."""
+    """Spans of both together."""
     submitted: bool = False
     """All ranks are in, and somebody has taken the push to be judged."""
 
@@ -118,7 +119,7 @@ class Staged:
         shard = self.coming.pop(rank, None) or self.shards.pop(rank, None)
         if shard is not None:
             self.claimed -= shard.elements
-            self.pieces -= len(shard.runs)
+            self.pieces -= len(shard.spans)
 
     def claim(self, shard: Shard, elements_max: int) -> None:
         """Make room for a rank's shard, in place of what it has sent before.
@@ -133,11 +134,11 @@ class Staged:
                 f"boxes: rank {rank} has {shard.elements} elements where the other ranks "
                 f"leave {elements_max - self.claimed}."
             )
-        if self.pieces + len(shard.runs) > RUNS_MAX:
-            raise InvalidRequest(f"boxes: the push falls into more than {RUNS_MAX} pieces.")
+        if self.pieces + len(shard.spans) > SPANS_MAX:
+            raise InvalidRequest(f"boxes: the push falls into more than {SPANS_MAX} pieces.")
         self.coming[rank] = shard
         self.claimed += shard.elements
-        self.pieces += len(shard.runs)
+        self.pieces += len(shard.spans)
 
 
 class Staging:
@@ -196,7 +197,7 @@ class Staging:
             raise InvalidRequest("first_step: is after last_step.")
         width(header.codec)
         boxes = boxes_from_proto(header.boxes)
-        found = runs(self._layout, header.fragment, boxes)
+        found = spans(self._layout, header.fragment, boxes)
         elements = int(found[:, 1].sum())
         if elements > self._layout.fragments[header.fragment].numel:
             raise InvalidRequest("boxes: the shard has more elements than the fragment.")
@@ -240,7 +241,7 @@ class Staging:
         if not staged.whole:
             return False
         try:
-            check_tiling(self._numel(staged.key), [s.runs for s in staged.shards.values()])
+            check_tiling(self._numel(staged.key), [s.spans for s in staged.shards.values()])
         except InvalidRequest as error:
             self.drop(staged, error)
             raise

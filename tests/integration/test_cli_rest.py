@@ -106,6 +106,11 @@ def test_a_run_is_created_from_a_jobs_file(shell: Shell, tmp_path: Path) -> None
     assert (made["name"], made["settings"]["sync_every"]) == ("from-file", 7)
     assert made["job"]["data"]["source"] == ["builtin"]
     assert shell.json(f"runs create {job} --name other")["name"] == "other"
+    again = f"runs create {job} --set run.sync_every=7"
+    code, out, said = shell(again)
+    assert (code, said) == (0, "The run from-file exists already, with these settings.\n")
+    assert "from-file" in out
+    assert shell.json(again) == made
     code, said = shell.refused(f"runs create {job} --set run.sync_every=8")
     assert code == 16 and "sync_every" in said
 
@@ -125,7 +130,7 @@ def test_settings_change_live(shell: Shell) -> None:
     assert changed["settings"]["outer"] == {"lr": 0.25, "momentum": 0.9, "clip": None}
     for wrong in ("nonsense=1", "outer.lr=99", "token_budget=5"):
         code, said = shell.refused(f"runs set first {wrong}")
-        assert code == 14 and wrong.partition("=")[0] in said
+        assert code == 10 and wrong.partition("=")[0] in said
     assert shell.refused("runs set first nonsense")[0] == 10
 
 
@@ -150,8 +155,9 @@ def test_status_holds_everything(shell: Shell, control: str) -> None:
 
 
 def test_events_and_rounds(shell: Shell) -> None:
-    kinds = [event["kind"] for event in shell.json("events --run first")]
+    kinds = [event["kind"] for event in shell.json("events first")]
     assert "replica.joined" in kinds
+    assert shell.json("runs events first") == shell.json("events first")
     assert len(shell.json("events --limit 1")) == 1
     assert shell.json("rounds first") == []
     assert "No round" in shell("rounds first")[1]
@@ -222,7 +228,7 @@ def test_the_doctor_tells_a_free_port_from_a_taken_one(
             code, out, _ = shell(f"doctor --json --control {url}")
             last = json.loads(out)["checks"][-1]
             assert code == 1 and last["verdict"] == "fail"
-            assert "not as a Syncline control plane" in shell.refused(f"runs ls --control {url}")[1]
+            assert "is not a Syncline control plane" in shell.refused(f"runs ls --control {url}")[1]
         finally:
             stranger.shutdown()
             serving.join()

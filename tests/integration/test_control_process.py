@@ -124,7 +124,15 @@ def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:
         database = str(tmp_path / "c.db")
         code, said = fails(["--port", str(port), "--database", database])
     assert code == 11
-    assert len(said.splitlines()) == 1 and f"port {port}" in said and "--port" in said
+    assert len(said.splitlines()) == 1 and f"port {port}" in said
+    assert "--port" in said and "SYNCLINE_CONTROL_PORT" in said
+
+
+def test_help_shows_examples_the_environment_and_exit_codes() -> None:
+    done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0 and done.stdout.isascii()
+    for part in ("Examples:", "Environment", "SYNCLINE_CONTROL_HOST", "Exit codes", "8500"):
+        assert part in done.stdout
 
 
 def test_a_database_file_has_one_control_plane(tmp_path: Path) -> None:

@@ -5,54 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from syncline_control.app import create_app
 from syncline_control.core import leases
 from syncline_control.core.leases import Lease
 from syncline_control.operations import replicas
 from syncline_control.state import State
 from syncline_proto.rest import ReplicaRegister
+from syncline_testing.control import Clock, client_of, pass_time
 
 pytestmark = pytest.mark.anyio
 
 LEASE_S = 4.0
-
-
-@dataclass(slots=True)
-class Clock:
-    """A clock that stands until it is moved."""
-
-    now: float = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> str:
-    return str(tmp_path / "control.db")
-
-
-@pytest.fixture
-async def state(database: str, clock: Clock) -> AsyncIterator[State]:
-    async with await State.open(database, clock=clock) as state:
-        yield state
 
 
 @pytest.fixture
@@ -61,11 +28,6 @@ async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
         settings = {"timeouts": {"lease": LEASE_S}}
         await api.post("/v1/runs", json={"name": "r", "settings": settings})
         yield api
-
-
-def client_of(state: State) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(create_app(state))
-    return httpx.AsyncClient(transport=transport, base_url="http://control")
 
 
 async def register(api: httpx.AsyncClient, replica: str = "a", **more: Any) -> dict[str, Any]:
@@ -93,13 +55,6 @@ async def members(api: httpx.AsyncClient) -> list[tuple[str, int]]:
 
 async def kinds(api: httpx.AsyncClient) -> list[str]:
     return [event["kind"] for event in (await api.get("/v1/events")).json()]
-
-
-async def pass_time(state: State, clock: Clock, seconds: float) -> None:
-    """Let time go by as it does while the control plane runs well."""
-    for _ in range(round(seconds / 0.25)):
-        clock.now += 0.25
-        await state.review_leases()
 
 
 async def test_registering_gives_a_lease_and_what_there_is_to_know(api: httpx.AsyncClient) -> None:
@@ -202,13 +157,50 @@ async def test_a_draining_replica_is_told_so_and_stays_a_member(api: httpx.Async
     assert (await api.post("/v1/runs/r/replicas/a/drain")).json()["code"] == "LEASE_LOST"
 
 
-async def test_a_kicked_replica_is_out_at_once(api: httpx.AsyncClient) -> None:
+async def test_a_kicked_replica_is_out_at_once_and_hears_the_same_from_every_route(
+    api: httpx.AsyncClient,
+) -> None:
     await register(api)
     for _ in range(2):
         assert (await api.post("/v1/runs/r/replicas/a/kick")).json()["state"] == "kicked"
     assert await members(api) == []
-    assert "operator" in (await beat(api)).json()["detail"]
     assert (await kinds(api)).count("replica.kicked") == 1
+    answers = [
+        await beat(api),
+        await api.post("/v1/runs/r/replicas", json={"replica": "a"}),
+        await api.post("/v1/runs/r/replicas/a/drain"),
+        await api.delete("/v1/runs/r/replicas/a?incarnation=1"),
+    ]
+    assert {(one.status_code, one.json()["code"]) for one in answers} == {(409, "LEASE_LOST")}
+    (says,) = {one.json()["detail"] for one in answers}
+    assert "operator" in says
+    assert (await register(api, "b"))["ordinal"] == 1
+
+
+async def test_a_run_says_since_when_nobody_is_there(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    async def idle_since() -> float | None:
+        return (await api.get("/v1/runs/r")).json()["idle_since"]
+
+    start = clock.now
+    assert await idle_since() is None
+    for name in ("gone", "kicked", "lost"):
+        await register(api, name)
+    clock.now += 1
+    await api.delete("/v1/runs/r/replicas/gone?incarnation=1")
+    clock.now += 1
+    await api.post("/v1/runs/r/replicas/kicked/kick")
+    assert await idle_since() is None
+    await pass_time(state, clock, LEASE_S)
+    assert await idle_since() == start + LEASE_S
+    await register(api, "gone")
+    assert await idle_since() is None
+    clock.now += 1
+    await api.delete("/v1/runs/r/replicas/gone?incarnation=2")
+    assert await idle_since() == clock.now
+    await api.post("/v1/runs/r/stop")
+    assert await idle_since() is None
 
 
 async def test_leaving_is_idempotent_and_an_older_life_cannot_end_a_newer_one(

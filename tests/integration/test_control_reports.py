@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,46 +10,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from syncline_control import transaction
-from syncline_control.app import create_app
 from syncline_control.operations import points, reports, services
 from syncline_control.state import State
 from syncline_proto import layout
 from syncline_proto.rest import RoundReport
+from syncline_testing.control import Clock, client_of
 
 pytestmark = pytest.mark.anyio
-
-
-@dataclass(slots=True)
-class Clock:
-    """A clock that stands until it is moved."""
-
-    now: float = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-async def state(tmp_path: Path, clock: Clock) -> AsyncIterator[State]:
-    async with await State.open(str(tmp_path / "control.db"), clock=clock) as state:
-        yield state
 
 
 @pytest.fixture
 async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
     """A run of replicas a and b."""
-    transport = httpx.ASGITransport(create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://control") as api:
+    async with client_of(state) as api:
         await api.post("/v1/runs", json={"name": "r"})
         for name in ("a", "b"):
             await api.post("/v1/runs/r/replicas", json={"replica": name})

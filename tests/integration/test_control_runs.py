@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,25 +13,14 @@ from syncline_control.app import create_app
 from syncline_control.guard import BODY_BYTES_MAX
 from syncline_control.operations import runs
 from syncline_control.state import State
+from syncline_testing.control import client_of
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-async def state(tmp_path: Path) -> AsyncIterator[State]:
-    async with await State.open(str(tmp_path / "control.db")) as state:
-        yield state
-
-
-@pytest.fixture
 async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://control") as api:
+    async with client_of(state) as api:
         yield api
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from syncline.cli.app import run
+from syncline.launch.client import OperatorClient
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -124,7 +125,10 @@ def test_a_small_job_trains_exports_and_writes(job: Path, tmp_path: Path) -> Non
         assert end["reason"] == "budget"
         assert end["held_out_merged"] == pytest.approx(told["held_out_merged"], rel=1e-6)
         assert end["held_out_local"] is not None
-    assert told["rounds"] > told["revision"] > 3
+    # The synchronous phase ends with a revision that no outer step made.
+    assert told["rounds"] == told["revision"] - 1 > 2
+    assert told["synchronous_steps"] == 2
+    assert told["page"] is None
     assert told["sample"].startswith("the ") and len(told["sample"]) > 20
     folder = tmp_path / "small"
     assert {"logs", "store", "control.db", "export"} <= {path.name for path in folder.iterdir()}
@@ -159,7 +163,35 @@ def test_ctrl_c_leaves_no_process_behind(job: Path, tmp_path: Path, moment: str)
         if moment != "at once":
             assert started.returncode == 130, err
             assert "Traceback" not in err
+            assert "Stopping: " in err and "(Ctrl+C again kills)" in err
         assert not alive(tmp_path)
+
+
+@pytest.mark.timeout(180)
+def test_a_stopped_run_has_a_merged_model_and_is_kept_until_ctrl_c(
+    job: Path, tmp_path: Path
+) -> None:
+    endless = ("--set", "run.token_budget=1_000_000_000", "--out", str(tmp_path))
+    with syncline("up", str(job), *endless, "--keep", "--json") as started:
+        assert started.stderr is not None
+        begins = "The live page is at "
+        page = next(line for line in started.stderr if line.startswith(begins))
+        page = page.removeprefix(begins).strip()
+        replica = tmp_path / "small" / "logs" / "replica-0.out"
+        assert until(lambda: holds_text(replica, '"revision": 3'))
+        with OperatorClient(page) as client:
+            client.move_run("small", "stop")
+            assert any("stays at" in line for line in started.stderr)
+            assert client.ready()
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate(timeout=WAIT_S)
+    assert started.returncode == 0, err
+    told = json.loads(out)
+    assert told["page"] == page
+    assert told["bits_per_byte_end"] < told["bits_per_byte_start"]
+    assert (tmp_path / "small" / "export" / "config.json").exists()
+    assert {end["reason"] for end in told["replicas"].values()} == {"stopped"}
+    assert not alive(tmp_path)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
@@ -198,11 +230,12 @@ def is_trainer(pid: int, replica: str) -> bool:
 def test_a_replica_that_cannot_start_ends_the_launch_with_its_own_code(
     job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # Only the trainer can know that the model has fewer positions.
+    # Only the trainer looks into the data, and there it is shorter than one sequence.
     too_long = ["--set", "data.sequence_length=100_000", "--set", "train.micro_batch=1"]
-    assert run(["up", str(job), *too_long, "--out", str(tmp_path)]) == 10
+    too_long += ["--set", "model.config.max_position_embeddings=100_000"]
+    assert run(["up", str(job), *too_long, "--out", str(tmp_path)]) == 13
     said = capfd.readouterr().err.splitlines()[-1]
-    assert said.startswith("error: replica-") and "sequence_length" in said and "logs" in said
+    assert said.startswith("error: replica-") and "logs" in said
     assert "Traceback" not in said
     assert not alive(tmp_path)
 
@@ -220,4 +253,8 @@ def test_wrong_inputs_end_before_anything_starts(
             assert run(["up", str(job), "--out", str(tmp_path), *flags]) == code
             said = capfd.readouterr().err
             assert said.startswith("error: ") and said.count("\n") == 1
+    for unfit in ("data.sequence_length=100_000", "model.config.hidden_act=nosuch"):
+        assert run(["up", str(job), "--out", str(tmp_path), "--set", unfit]) == 10
+        said = capfd.readouterr().err
+        assert said.startswith("error: ") and said.count("\n") == 1
     assert not list(tmp_path.glob("*/logs"))

@@ -153,7 +153,7 @@ def test_live_settings_arrive_between_two_rounds(cluster: Cluster) -> None:
 
 def test_a_kicked_replica_ends_in_one_sentence(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, "kick", 0, settings=ALONE)
-    with pytest.raises(LeaseLost, match="start it again"), joined(trial):
+    with pytest.raises(LeaseLost, match="The lease is lost: An operator removed"), joined(trial):
         cluster.post("/runs/kick/replicas/replica-0/kick")
         steps_until(trial, lambda: False)
 

@@ -86,9 +86,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_late_for_some_fragments_it_comes_earlier_next_time_and_loses_nothing(
-    cluster: Cluster,
-) -> None:
+def test_late_for_some_fragments_it_is_waited_for_and_loses_nothing(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, RUN, 1, settings=SETTINGS)
     trial.replica.start()
     other = ByHand(cluster)
@@ -103,12 +101,10 @@ def test_late_for_some_fragments_it_comes_earlier_next_time_and_loses_nothing(
     assert trial.replica.revision == 1
     late = trial.parameters()
     assert any(not torch.equal(late[name], start[name]) for name in late)
-    trial.step(1)
-    assert trial.replica.stats.rounds == 0  # the last fragment's progress is still to come
-    trial.step(1)  # half the interval: pushes again, and now before the other
-    wait_until(lambda: other.waits_in(fragments[1:]), 20, "the pushes are in")
-    for fragment in fragments[1:]:
+    for fragment in fragments:
         other.push(fragment, base=1)
+    wait_until(lambda: other.waits_in(fragments), 20, "these rounds wait for whoever came late")
+    trial.step(4)
     trial.replica.finish()
     values, revision = published(cluster.sync_address, RUN)
     assert revision == trial.replica.revision == 2
@@ -118,8 +114,33 @@ def test_late_for_some_fragments_it_comes_earlier_next_time_and_loses_nothing(
         for c in other.published(fragment, 2).contributions
         if c.replica != "by-hand"
     ]
-    assert steps == [2] + [6] * (len(fragments) - 1)
+    assert steps == [4] + [8] * (len(fragments) - 1)
     for name, value in trial.parameters().items():
         assert torch.equal(value, torch.from_numpy(values[name]))
+    trial.replica.close()
+    other.channel.close()
+
+
+def test_a_fragment_that_is_ahead_sits_one_boundary_out(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, RUN, 1, settings=SETTINGS)
+    trial.replica.start()
+    other = ByHand(cluster)
+    last = len(other.layout.fragments) - 1
+    for base in range(2):
+        other.push(last, base=base)
+        other.published(last, base + 1)
+    trial.step(4)
+    trial.replica.finish()  # late for the last fragment only, which is at revision 2
+    assert trial.replica.stats.stale == 1
+    trial.step(4)
+    trial.replica.finish()
+    header = other.published(last, 2)
+    assert [c.replica for c in header.contributions] == ["by-hand"]
+    assert trial.replica.revision == 2  # all in step again, and nothing of the last one pushed
+    other.push(last, base=2)
+    trial.step(4)
+    trial.replica.finish()
+    steps = {c.replica: c.inner_steps for c in other.published(last, 3).contributions}
+    assert steps == {"by-hand": 4, "replica-1": 12}
     trial.replica.close()
     other.channel.close()

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.testing import capture_logs
 
 from syncline_proto.errors import PortInUse
 from syncline_proto.settings import RunSettings
@@ -21,7 +22,7 @@ from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import SERVICE, Doors, bind
 from syncline_sync.settings import SyncSettings
-from syncline_testing.service import Service, service
+from syncline_testing.service import Service, code_of, flat_layout, service
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -88,7 +89,9 @@ def test_a_port_in_use_is_named(tmp_path: Path, which: str) -> None:
         async with doors(tmp_path) as (opened, s):
             taken = getattr(opened, which)
             ports = {"port": 0, "health_port": 0, "metrics_port": 0, which: taken}
-            with pytest.raises(PortInUse, match=str(taken)):
+            flag = which.replace("_", "-")
+            names = f"{taken}.*--{flag} .SYNCLINE_SYNC_{which.upper()}"
+            with pytest.raises(PortInUse, match=names):
                 bind(SyncSettings(**ports), SyncServicer(s.host, s.shared), s.shared.metrics)
 
     asyncio.run(scenario())
@@ -119,6 +122,58 @@ def test_with_a_token_only_who_has_it_may_call_and_health_is_free(tmp_path: Path
                 assert not await refused(stub.GetRunStatus(ask, timeout=10, metadata=right))
 
     asyncio.run(scenario())
+
+
+METHODS = {
+    "/syncline.sync.v1.SyncService/OpenRun": "unary_unary",
+    "/syncline.sync.v1.SyncService/Push": "stream_unary",
+    "/syncline.sync.v1.SyncService/Pull": "unary_stream",
+    "/syncline.sync.v1.SyncService/GetRunStatus": "unary_unary",
+    "/grpc.health.v1.Health/Check": "unary_unary",
+    "/grpc.health.v1.Health/Watch": "unary_stream",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "stream_stream",
+}
+JUNK = (b"\xff" * 50, b"\x0a\x05\xff\xfe\xfd\xfc\xfb", b"\x0a")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_that_are_no_message_are_the_callers_fault(
+    tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = METHODS[method]
+
+    async def refused(channel: grpc.aio.Channel, junk: bytes) -> grpc.aio.AioRpcError:
+        request = iter([junk]) if kind.startswith("stream") else junk
+        call: Any = getattr(channel, kind)(method)(request, timeout=20)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await (anext(aiter(call)) if kind.endswith("stream") else call)
+        return error.value
+
+    async def scenario() -> None:
+        async with doors(tmp_path) as (opened, s):
+            await s.members({"a": 1})
+            await s.open(flat_layout(), "a")
+            before = await s.status()
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
+                for junk in JUNK:
+                    error = await refused(channel, junk)
+                    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+                    assert code_of(error) == "INVALID_REQUEST"
+                    assert (error.details() or "").startswith("request: ")
+            assert await s.status() == before
+            assert not s.faults
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    ours = [line for line in logs if line["event"] == "bytes that are no message"]
+    assert [line["method"] for line in ours] == [method] * len(JUNK)
+    assert not [line for line in logs if "exc_info" in line]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_every_method_is_in_the_list_above() -> None:
+    methods = {m.name for m in pb.DESCRIPTOR.services_by_name["SyncService"].methods}
+    assert methods == {name.rpartition("/")[2] for name in METHODS if SERVICE in name}
 
 
 def test_strangers_are_not_let_in_without_a_token() -> None:

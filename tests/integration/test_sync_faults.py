@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
-from syncline_proto.errors import StoreError
+from syncline_proto.errors import LayoutMismatch, StoreError
 from syncline_proto.rest import EventIn, Membership, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.store import RunStore
 from syncline_testing.service import RUN, Service, flat_layout, iter_push, rank_header, service
 
 SIZE = 600_000  # several chunks
@@ -33,7 +36,7 @@ def vector(value: float) -> np.ndarray:
 
 
 async def started(s: Service, *replicas: str) -> None:
-    s.members(dict.fromkeys(replicas, 1))
+    await s.members(dict.fromkeys(replicas, 1))
     for replica in replicas:
         await s.open(LAYOUT, replica)
     await s.offer(vector(1.0), replicas[0])
@@ -138,7 +141,7 @@ def test_who_loses_its_lease_is_told_wherever_its_call_waits(tmp_path: Path) -> 
             )
             await asyncio.sleep(0.2)
             assert not (in_already.done() or for_room.done())
-            s.members({"c": 1})
+            await s.members({"c": 1})
             for call in (sending, in_already, for_room):
                 assert (await call).verdict == pb.VERDICT_FENCED
             await until_free(s)
@@ -154,7 +157,7 @@ def test_a_run_that_ends_answers_all_its_pushes(tmp_path: Path) -> None:
             header = rank_header(s.header(vector(1.0), "a", base_revision=0), 0, 2, 0, 10)
             waiting = asyncio.ensure_future(s.send(*iter_push(header, vector(1.0)[:10])))
             await asyncio.sleep(0.1)
-            s.host.adopt(Membership(version=99, runs=[]))
+            await s.host.follow(Membership(version=99, runs=[]))
             assert (await waiting).verdict == pb.VERDICT_FENCED
             _, values = await s.pull(newest=True)  # its last value is still to be had
             assert np.array_equal(values, vector(1.0))
@@ -208,7 +211,7 @@ def test_a_full_disk_stops_the_service_with_nothing_published(tmp_path: Path) ->
             assert "r00000001" in s.faults[0].message
             assert (await s.status()).fragments[0].revision == 0
         async with service(tmp_path, ALONE) as s:
-            s.members({"a": 1})
+            await s.members({"a": 1})
             again = await s.push(vector(0.5), "a", base_revision=0, seq=2)
             assert again.verdict == pb.VERDICT_ACCEPTED, "it was never committed"
             _, values = await s.pull(revision=1)
@@ -220,11 +223,65 @@ def test_a_full_disk_stops_the_service_with_nothing_published(tmp_path: Path) ->
 def test_a_disk_that_refuses_an_opening_stops_the_service(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with service(tmp_path, ALONE) as s:
-            s.members({"a": 1})
+            await s.members({"a": 1})
             (tmp_path / "runs" / "run" / "layout.json.new").mkdir()
             with pytest.raises(grpc.aio.AioRpcError):
                 await s.open(LAYOUT, "a")
             assert isinstance(s.faults[0], StoreError)
+
+    asyncio.run(scenario())
+
+
+def test_the_loop_never_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[threading.Thread] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        waited.append(threading.current_thread())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s, "a")
+            await s.pull(revision=0)
+            s.settings = AVERAGE
+            await s.members({"a": 1})
+        store = RunStore(tmp_path, RUN)
+        assert (store.load_settings(), store.load_layout()) == (AVERAGE, LAYOUT)
+
+    asyncio.run(scenario())
+    assert waited and threading.main_thread() not in waited
+
+
+def test_the_first_layout_is_the_runs_even_if_its_caller_goes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await s.members({"a": 1, "b": 1})
+            run = await s.host.member(RUN, "a", 1)
+            first = asyncio.create_task(run.open(LAYOUT))
+            second = asyncio.create_task(run.open(flat_layout(SIZE - 1)))
+            await asyncio.sleep(0)  # both are waiting now
+            first.cancel()
+            with pytest.raises(LayoutMismatch):
+                await second
+            assert (await s.status()).fingerprint == LAYOUT.fingerprint()
+        assert RunStore(tmp_path, RUN).load_layout() == LAYOUT
+
+    asyncio.run(scenario())
+
+
+def test_settings_that_the_disk_refuses_do_not_count(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s, "a")
+            (tmp_path / "runs" / RUN / "run.json.new").mkdir()
+            s.settings = AVERAGE
+            with pytest.raises(StoreError):  # and the line to the control plane ends with it
+                await s.members({"a": 1})
+            run = await s.host.run(RUN)
+            assert run.settings == ALONE
 
     asyncio.run(scenario())
 
@@ -244,7 +301,7 @@ def test_a_restart_in_mid_round_waits_for_those_who_took_part(tmp_path: Path) ->
             assert taken.verdict == pb.VERDICT_ACCEPTED
             assert taken.result_revision == 3
         async with service(tmp_path, ALONE) as s:
-            s.members({"a": 1, "b": 1})
+            await s.members({"a": 1, "b": 1})
             state = (await s.status()).fragments[0]
             assert (state.revision, list(state.arrived)) == (2, [])
             await s.push(vector(0.25), "b", base_revision=2, seq=2)

@@ -141,7 +141,7 @@ def served(folder: Path) -> Iterator[tuple[asyncio.Runner, Service]]:
 
         async def start() -> Service:
             s = await stack.enter_async_context(service(folder, RUN_SETTINGS))
-            s.members({"a": 1, "b": 1})
+            await s.members({"a": 1, "b": 1})
             await s.open(LAYOUT, "a")
             await s.push(START, "a", kind=pb.PUSH_KIND_PARAMETERS, boxes=BOXES)
             return s
@@ -225,17 +225,12 @@ def test_no_header_can_be_written_that_is_not_utf_8(data: st.DataObject) -> None
         assert pb.PushHeader.FromString(message).run == text
 
 
-def test_bytes_that_are_no_message_end_their_own_call_only(tmp_path: Path) -> None:
+def test_a_message_that_is_too_long_ends_its_own_call_only(tmp_path: Path) -> None:
     with served(tmp_path) as (runner, s):
 
         async def scenario() -> None:
             async with grpc.aio.insecure_channel(s.address) as channel:
                 base = "/syncline.sync.v1.SyncService/"
-                for junk in (b"\xff" * 50, b"\x0a\x05\xff\xfe\xfd\xfc\xfb", b"\x0a"):
-                    with pytest.raises(grpc.aio.AioRpcError):
-                        await channel.unary_unary(base + "GetRunStatus")(junk, timeout=10)
-                    with pytest.raises(grpc.aio.AioRpcError):
-                        await channel.stream_unary(base + "Push")(iter([junk]), timeout=10)
                 with pytest.raises(grpc.aio.AioRpcError) as big:
                     await channel.unary_unary(base + "GetRunStatus")(bytes(9 << 20), timeout=10)
                 assert big.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

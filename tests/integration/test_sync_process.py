@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,10 +20,11 @@ import grpc
 import numpy as np
 import pytest
 
-from syncline_proto.rest import Member, Membership, RunMembership, RunState
+from syncline_proto.rest import Member, Membership, Reports, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
+from syncline_sync.settings import SyncSettings
 from syncline_testing.cluster import free_ports, wait_until
 from syncline_testing.service import RUN, flat_layout, iter_push
 
@@ -52,7 +54,7 @@ class Process:
         given = {"port": self.port, "health-port": health, "metrics-port": metrics, **flags}
         command = [sys.executable, "-m", "syncline_sync", "--data", str(data), "--control", control]
         for flag, value in given.items():
-            command += [f"--{flag}", str(value)]
+            command += [f"--{flag}", *([str(value)] if value != "" else [])]
         env = {k: v for k, v in os.environ.items() if not k.startswith("SYNCLINE_")}
         self._process = subprocess.Popen(
             command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -109,6 +111,37 @@ def process(data: Path, control: str = NOBODY, **flags: object) -> Iterator[Proc
         started.close()
 
 
+@contextmanager
+def control_plane(port: int) -> Iterator[dict[str, list[bytes]]]:
+    """A control plane that knows one run; what it was asked, and with which bodies."""
+    asked: dict[str, list[bytes]] = {}
+
+    class Control(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            said = self.rfile.read(int(self.headers.get("content-length") or 0))
+            asked.setdefault(f"{self.command} {self.path.split('?')[0]}", []).append(said)
+            body = WORD.model_dump_json().encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = answer
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    control = ThreadingHTTPServer(("127.0.0.1", port), Control)
+    serving = threading.Thread(target=control.serve_forever)
+    serving.start()
+    try:
+        yield asked
+    finally:
+        control.shutdown()
+        serving.join()
+        control.server_close()
+
+
 def known_run(data: Path) -> None:
     """The last word of a control plane that is away now."""
     data.mkdir(exist_ok=True)
@@ -130,7 +163,16 @@ def test_a_port_in_use(tmp_path: Path, flag: str) -> None:
         with process(tmp_path, **{flag: port}) as p:
             code, said = p.ended()
     assert code == 11
-    assert str(port) in one_sentence(said)
+    assert str(port) in one_sentence(said) and f"--{flag} " in said
+    assert len(said.strip().splitlines()) == 1, "and nothing else"
+
+
+def test_a_host_that_is_another_machines(tmp_path: Path) -> None:
+    with process(tmp_path, host="192.0.2.1", insecure="") as p:
+        code, said = p.ended()
+    assert code == 10
+    assert "--host" in one_sentence(said)
+    assert len(said.strip().splitlines()) == 1
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -248,45 +290,53 @@ def test_a_kill_in_mid_round_costs_nothing_that_was_published(tmp_path: Path) ->
 
 def test_with_the_control_plane_away_it_serves_and_keeps_trying(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    asked: list[str] = []
-
-    class Control(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            asked.append(f"{self.command} {self.path.split('?')[0]}")
-            self.rfile.read(int(self.headers.get("content-length") or 0))
-            body = WORD.model_dump_json().encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_GET = do_PUT = do_POST = answer
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
     with process(tmp_path, control=f"http://127.0.0.1:{port}") as p:
         p.ready()
         with pytest.raises(grpc.RpcError):
             p.stub.GetRunStatus(pb.GetRunStatusRequest(run=RUN), timeout=20)
-        control = ThreadingHTTPServer(("127.0.0.1", port), Control)
-        serving = threading.Thread(target=control.serve_forever)
-        serving.start()
-        try:
+        with control_plane(port) as asked:
             p.open()  # waits until the word of the run has come
             p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
             assert p.pull(0)[0] == 1.0
             both = {"GET /v1/membership", "PUT /v1/sync-services/sync-0"}
-            wait_until(lambda: both <= set(asked), 20, "the service has said hello too")
-        finally:
-            control.shutdown()
-            serving.join()
-            control.server_close()
+            wait_until(lambda: both <= asked.keys(), 20, "the service has said hello too")
         kept = json.loads((tmp_path / "membership.json").read_text())
         assert Membership.model_validate(kept) == WORD
         p.push(0.5, "a", seq=2, base_revision=0)  # and it is away again
         p.push(0.5, "b", base_revision=0)
         assert p.pull(1)[0] == 0.5
+
+
+def test_the_last_rounds_are_told_before_it_ends(tmp_path: Path) -> None:
+    known_run(tmp_path)
+    (port,) = free_ports(1)
+    with (
+        control_plane(port) as asked,
+        process(tmp_path, control=f"http://127.0.0.1:{port}") as p,
+    ):
+        p.ready()
+        p.open()
+        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
+        p.push(0.5, "a", seq=2, base_revision=0)
+        p.push(0.5, "b", base_revision=0)  # judged: the round closes, whatever comes
+        p.signal(signal.SIGTERM)
+        code, said = p.ended()
+        assert code == 0, said
+    told = [Reports.model_validate_json(said) for said in asked[f"POST /v1/runs/{RUN}/reports"]]
+    assert [r.revision for reports in told for r in reports.rounds] == [0, 1]
+
+
+def test_with_the_control_plane_away_it_ends_all_the_same(tmp_path: Path) -> None:
+    known_run(tmp_path)
+    with process(tmp_path) as p:
+        p.ready()
+        p.open()
+        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
+        p.pull(0)
+        p.signal(signal.SIGTERM)
+        code, said = p.ended()
+        assert code == 0, said
+        assert "the last reports were not taken" in said
 
 
 @pytest.mark.parametrize(
@@ -330,3 +380,16 @@ def test_a_fault_of_ours_is_one_sentence_with_the_traceback_in_the_log(tmp_path:
     *log, last = said.strip().splitlines()
     assert last.startswith("syncline-sync: a fault of ours: IsADirectoryError"), said
     assert "Traceback (most recent call last):" in "\n".join(log)
+
+
+def test_help_tells_what_there_is_to_know(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "syncline_sync", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    for part in ("Examples:\n    syncline-sync\n", "Environment", "Exit codes"):
+        assert part in done.stdout
+    told = re.sub(r"\s+", " ", done.stdout)
+    for name, setting in SyncSettings.model_fields.items():
+        assert f"_{name.upper()}" in told
+        if f"--{name.replace('_', '-')} " in told and setting.default:
+            assert f"[default: {setting.default}]" in told

@@ -17,6 +17,7 @@ from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import host
+from syncline_sync.run import Recalled
 from syncline_sync.store import RunStore
 from syncline_testing.service import RUN, Service, code_of, service
 
@@ -35,7 +36,7 @@ def rules(down: str, **given: Any) -> RunSettings:
 
 
 async def started(s: Service) -> None:
-    s.members({"a": 1})
+    await s.members({"a": 1})
     await s.open(LAYOUT, "a")
     await s.push(START, "a", kind=pb.PUSH_KIND_PARAMETERS, boxes=BOXES)
 
@@ -80,7 +81,7 @@ def test_any_boxes_come_in_their_order(tmp_path: Path, down: str) -> None:
             assert np.array_equal(mixed, np.concatenate(expected))
             assert (await shard(s, [Box(1, (1,), (0,))], newest=True)).size == 0
         async with service(tmp_path, rules(down)) as s:
-            s.members({"a": 1})
+            await s.members({"a": 1})
             assert np.array_equal(await shard(s, [columns], newest=True), matrix[:, 7:907].ravel())
 
     asyncio.run(scenario())
@@ -89,7 +90,7 @@ def test_any_boxes_come_in_their_order(tmp_path: Path, down: str) -> None:
 def test_an_observer_learns_the_layout_and_reads_but_cannot_push(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with service(tmp_path, rules("fp32")) as s:
-            s.members({"a": 1})
+            await s.members({"a": 1})
             with pytest.raises(grpc.aio.AioRpcError) as early:
                 await s.stub.OpenRun(pb.OpenRunRequest(run=RUN), timeout=5)
             assert code_of(early.value) == "RUN_UNKNOWN"
@@ -134,7 +135,7 @@ def test_a_pull_waits_for_its_revision_and_an_old_one_is_gone(tmp_path: Path) ->
 def test_a_pull_of_revision_0_waits_for_the_first_offer(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with service(tmp_path, rules("fp32")) as s:
-            s.members({"a": 1})
+            await s.members({"a": 1})
             await s.open(LAYOUT, "a")
             waiting = [
                 asyncio.ensure_future(s.pull(newest=True)),
@@ -158,11 +159,11 @@ def test_a_revision_is_the_same_to_the_bit_over_a_restart_and_a_change_of_codec(
             await started(s)
             await step(s, base=0)
             s.settings = rules("fp32")
-            s.members({"a": 1})
+            await s.members({"a": 1})
             await step(s, base=1)
             before = [await s.pull(revision=n) for n in (1, 2)]
         async with service(tmp_path, rules("fp32")) as s:
-            s.members({"a": 1})
+            await s.members({"a": 1})
             after = [await s.pull(revision=n) for n in (1, 2)]
             for (old, old_values), (new, new_values) in zip(before, after, strict=True):
                 assert np.array_equal(old_values, new_values)
@@ -204,9 +205,9 @@ def test_an_ended_run_is_read_once_off_the_loop_and_few_stay_in_memory(
 ) -> None:
     monkeypatch.setattr(host, "ENDED_MAX", 2)
     threads: list[tuple[str, threading.Thread]] = []
-    read = host.Recalled.read
+    read = Recalled.read
 
-    def watched(store: RunStore) -> host.Recalled:
+    def watched(store: RunStore) -> Recalled:
         threads.append((store.folder.name, threading.current_thread()))
         return read(store)
 
@@ -216,7 +217,7 @@ def test_an_ended_run_is_read_once_off_the_loop_and_few_stay_in_memory(
             await s.pull(revision=0, header_only=True)
         for name in ("x", "y", "z"):
             shutil.copytree(tmp_path / "runs" / RUN, tmp_path / "runs" / name)
-        monkeypatch.setattr(host.Recalled, "read", watched)
+        monkeypatch.setattr(Recalled, "read", watched)
 
         async with service(tmp_path, rules("fp32")) as s:
 
@@ -232,3 +233,21 @@ def test_an_ended_run_is_read_once_off_the_loop_and_few_stay_in_memory(
     asyncio.run(scenario())
     assert [name for name, _ in threads] == ["x", "y", "z", "y"], "y was asked for the longest ago"
     assert threading.main_thread() not in [thread for _, thread in threads]
+
+
+def test_an_older_life_of_a_replica_is_told_and_its_newer_one_pulls(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, rules("fp32")) as s:
+            await started(s)
+            await s.members({"a": 2})
+            with pytest.raises(grpc.aio.AioRpcError) as over:
+                await s.pull(revision=1, replica="a", incarnation=1)
+            assert over.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert code_of(over.value) == "LEASE_LOST"
+            for incarnation in (2, 3):  # the word of the third may still be on its way
+                header, _ = await s.pull(revision=0, replica="a", incarnation=incarnation)
+                assert header.revision == 0
+            await s.members({})
+            assert (await s.pull(newest=True, replica="a", incarnation=2))[0].revision == 0
+
+    asyncio.run(scenario())

@@ -24,7 +24,7 @@ def vector(seed: int) -> np.ndarray:
 
 
 async def started(s: Service, *replicas: str, fragments: int = 1) -> None:
-    s.members(dict.fromkeys(replicas, 1))
+    await s.members(dict.fromkeys(replicas, 1))
     for replica in replicas:
         await s.open(flat_layout(SIZE, fragments), replica)
     for fragment in range(fragments):

@@ -25,7 +25,7 @@ def vector(*values: float) -> np.ndarray:
 
 async def started(s: Service, *replicas: str) -> None:
     """Members with incarnation 1, the layout open, revision 0 = ones."""
-    s.members(dict.fromkeys(replicas, 1))
+    await s.members(dict.fromkeys(replicas, 1))
     for replica in replicas:
         await s.open(LAYOUT, replica)
     assert (await s.offer(vector(1.0), replicas[0])).verdict == pb.VERDICT_ACCEPTED
@@ -56,7 +56,7 @@ def test_a_service_that_restarts_stands_where_it_was(tmp_path: Path) -> None:
             _, before = await s.pull(revision=1)
             await s.push(vector(0.5), "a", base_revision=1)  # folded, not committed: lost
         async with service(tmp_path, AVERAGE) as s:
-            s.members({"a": 1, "b": 1})
+            await s.members({"a": 1, "b": 1})
             _, after = await s.pull(newest=True)
             assert np.array_equal(before, after)
             committed = await s.push(vector(0.5), "a", base_revision=0, seq=2)
@@ -106,7 +106,7 @@ def test_a_lost_replica_ends_the_wait_for_it(tmp_path: Path) -> None:
             waiting = asyncio.ensure_future(s.pull(revision=3))
             await asyncio.sleep(0.2)
             assert not waiting.done()
-            s.members({"a": 1})
+            await s.members({"a": 1})
             header, _ = await waiting
             assert [c.replica for c in header.contributions] == ["a"]
 

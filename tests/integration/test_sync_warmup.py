@@ -50,7 +50,7 @@ def expected(step: int) -> np.ndarray:
 
 
 async def opened(s: Service, *replicas: str) -> None:
-    s.members(dict.fromkeys(replicas, 1))
+    await s.members(dict.fromkeys(replicas, 1))
     for replica in replicas:
         await s.open(LAYOUT, replica)
 
@@ -69,7 +69,7 @@ def test_the_phase_survives_a_restart_and_ends_in_revision_1(tmp_path: Path) -> 
             await s.push(gradient("a", 3), "a", kind=GRADIENT, gradient_step=3, tokens=30)
             seqs = dict(s.seqs)
         async with service(tmp_path, RULES) as s:
-            s.members({"a": 1, "b": 1})
+            await s.members({"a": 1, "b": 1})
             state = (await s.status()).fragments[0]
             assert (state.revision, state.gradient_step, state.committed_tokens) == (0, 2, 80)
             for step in (1, 2):
@@ -134,7 +134,7 @@ def test_the_survivor_of_the_phase_ends_it_and_the_other_joins(tmp_path: Path) -
             await s.offer(np.ones(SIZE, np.float32), "a")
             await make(s, 1, "a", "b")
             await s.push(gradient("a", 2), "a", kind=GRADIENT, gradient_step=2, tokens=30)
-            s.members({"a": 1, "b": 2})  # b was killed and is back: it waits for revision 1
+            await s.members({"a": 1, "b": 2})  # b was killed and is back: it waits for revision 1
             joining = asyncio.ensure_future(s.pull(revision=1))
             await s.pull(gradient_step=2)
             for step in (3, 4):
@@ -157,7 +157,7 @@ def test_the_phase_starts_again_when_everyone_is_gone(tmp_path: Path) -> None:
             await s.offer(np.ones(SIZE, np.float32), "a")
             await make(s, 1, "a", "b")
             await make(s, 2, "a", "b")
-            s.members({"a": 2, "b": 2})
+            await s.members({"a": 2, "b": 2})
             s.seqs.clear()
             while (await s.status()).fragments[0].gradient_step:
                 await asyncio.sleep(0.01)
@@ -169,8 +169,58 @@ def test_the_phase_starts_again_when_everyone_is_gone(tmp_path: Path) -> None:
             assert [c.incarnation for c in header.contributions] == [2, 2]
             first = header.committed_tokens
         async with service(tmp_path, RULES) as s:
-            s.members({"a": 2, "b": 2})
+            await s.members({"a": 2, "b": 2})
             header, _ = await s.pull(gradient_step=1)
             assert (header.committed_tokens, len(header.contributions)) == (first, 2)
+
+    asyncio.run(scenario())
+
+
+PAIR = flat_layout(SIZE, 2)
+
+
+async def one_step(s: Service, incarnation: int) -> None:
+    for fragment in (0, 1):
+        push = {"kind": GRADIENT, "gradient_step": 1, "fragment": fragment}
+        await s.push(gradient("a", 1), "a", incarnation=incarnation, **push)
+        await s.pull(fragment=fragment, gradient_step=1)
+
+
+async def offer(s: Service, fragment: int, value: float, incarnation: int) -> pb.PushResponse:
+    values = np.full(SIZE, value, np.float32)
+    given = {"fragment": fragment, "incarnation": incarnation, "base_revision": 0}
+    return await s.offer(values, "a", **given)
+
+
+async def where(s: Service) -> list[tuple[int, int]]:
+    return [(f.revision, f.gradient_step) for f in (await s.status()).fragments]
+
+
+def test_offers_count_together_or_not_at_all(tmp_path: Path) -> None:
+    rules = RULES.model_copy(update={"min_replicas": 1, "warmup_steps": 1})
+
+    async def scenario() -> None:
+        async with service(tmp_path, rules) as s:
+            await s.members({"a": 1})
+            await s.open(PAIR, "a")
+            for fragment in (0, 1):
+                await s.offer(np.ones(SIZE, np.float32), "a", fragment=fragment)
+            await one_step(s, 1)
+            assert (await offer(s, 0, 7.0, 1)).verdict == pb.VERDICT_ACCEPTED
+            await s.members({"a": 2})  # it died before it could offer fragment 1
+            async with asyncio.timeout(30):
+                while await where(s) != [(0, 0), (0, 0)]:
+                    await asyncio.sleep(0.01)
+            await one_step(s, 2)
+            await offer(s, 1, 3.0, 2)
+        async with service(tmp_path, rules) as s:  # a restart forgets what is not committed
+            await s.members({"a": 2})
+            s.seqs = {("a", 2, 0): 1, ("a", 2, 1): 1}
+            assert await where(s) == [(0, 1), (0, 1)]
+            for fragment in (1, 0):
+                assert (await offer(s, fragment, 3.0, 2)).verdict == pb.VERDICT_ACCEPTED
+            for fragment in (0, 1):
+                _, values = await s.pull(fragment=fragment, revision=1)
+                assert np.array_equal(values, np.full(SIZE, 3, np.float32))
 
     asyncio.run(scenario())

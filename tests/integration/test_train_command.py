@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from syncline_testing.training import tiny_data, tiny_job, to_toml
+from syncline_testing.training import STEP_TOKENS, tiny_data, tiny_job, to_toml
 
 
 @contextmanager
@@ -74,6 +75,16 @@ def test_ctrl_c_ends_it_with_130(job: Path) -> None:
         code, errors = ended(process)
     assert code == 130
     assert "Traceback" not in errors
+
+
+def test_with_json_standard_output_is_the_end_alone(job: Path) -> None:
+    budget = ("--set", f"run.token_budget={2 * STEP_TOKENS}")
+    with command(str(job), *budget, "--json", "--progress", "json") as process:
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    ending = json.loads(out)
+    assert ending["reason"] == "budget" and ending["inner_step"] == 2
+    assert '"event": "progress"' in errors
 
 
 def test_a_fault_of_ours_ends_in_one_sentence_too(job: Path) -> None:

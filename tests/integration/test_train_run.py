@@ -142,6 +142,24 @@ def test_a_drained_replica_leaves_and_comes_back(
     assert first["tokens"] == committed + STEP_TOKENS
 
 
+def test_a_stopped_run_ends_with_its_merged_model_evaluated(
+    cluster: Cluster, data: Path, tmp_path: Path
+) -> None:
+    endless = settings("stopped", replicas=1, steps=100_000)
+    job = tiny_job(data, steps=4, run=endless)
+    with replica(cluster, tmp_path, job, "only") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line).get("revision", 0) >= 1:
+                break
+        cluster.post("/runs/stopped/stop")
+        last = told_by(process)[-1]
+    assert (last["event"], last["reason"]) == ("end", "stopped")
+    assert last["bits_per_byte_merged"] < last["bits_per_byte_start"]
+    exported = export_run("stopped", cluster.control_url, tmp_path / "out")
+    assert exported.revision == last["revision"] > 0
+
+
 def test_only_a_run_of_the_trainer_that_has_begun_is_exported(
     cluster: Cluster, data: Path, tmp_path: Path
 ) -> None:

@@ -23,8 +23,8 @@ from syncline_sync.core.record import Closing, Judgement, Kind, WholePush
 
 def payload_of(values: Float32) -> merge.Payload:
     """A whole fragment as one shard, fp32, in one chunk."""
-    runs = np.array([[0, values.size]], np.int64)
-    return merge.Payload(pb.CODEC_FP32, (bytes(encode(values, pb.CODEC_FP32)),), runs)
+    spans = np.array([[0, values.size]], np.int64)
+    return merge.Payload(pb.CODEC_FP32, (bytes(encode(values, pb.CODEC_FP32)),), spans)
 
 
 def whole_push(replica: str, **given: Any) -> WholePush:
@@ -122,4 +122,4 @@ class PureFragment:
 
 def shares(closing: Closing) -> dict[str, float]:
     """Replica -> its part of the merge."""
-    return {c.replica: c.share for c in closing.saved.contributions}
+    return {c.replica: c.weight for c in closing.saved.contributions}

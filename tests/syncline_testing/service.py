@@ -21,8 +21,10 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
-from syncline_sync.host import Host, Shared
+from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
+from syncline_sync.reading import Reader
+from syncline_sync.run import Shared
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import CHANNEL_OPTIONS
 
@@ -51,7 +53,7 @@ class Service:
     seqs: dict[tuple[str, int, int], int] = field(default_factory=dict)
     version: int = 0
 
-    def members(self, members: Mapping[str, int], state: RunState = RunState.RUNNING) -> None:
+    async def members(self, members: Mapping[str, int], state: RunState = RunState.RUNNING) -> None:
         """Say who holds a lease, as the control plane would."""
         self.version += 1
         run = RunMembership(
@@ -61,7 +63,7 @@ class Service:
             settings_version=1,
             members=[Member(replica=r, incarnation=i) for r, i in members.items()],
         )
-        self.host.adopt(Membership(version=self.version, runs=[run]))
+        await self.host.follow(Membership(version=self.version, runs=[run]))
 
     async def open(self, layout: Layout, replica: str, incarnation: int = 1) -> pb.OpenRunResponse:
         return await self.stub.OpenRun(
@@ -174,7 +176,7 @@ async def service(
         faults.append,
     )
     host = Host(shared)
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    server = grpc.aio.server(interceptors=[Reader()], options=CHANNEL_OPTIONS)
     sync_pb2_grpc.add_SyncServiceServicer_to_server(SyncServicer(host, shared), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

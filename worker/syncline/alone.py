@@ -5,6 +5,8 @@ Has the face of a session, so that the same script runs alone.
 
 from __future__ import annotations
 
+from threading import Event
+
 import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -23,14 +25,14 @@ class Alone:
     bytes_up = 0
     bytes_down = 0
 
-    def __init__(self, settings: RunSettings, optimizer: Optimizer) -> None:
+    def __init__(self, settings: RunSettings, optimizer: Optimizer, recall: Event) -> None:
+        """``recall`` is set when somebody asks the replica to leave."""
         self.settings = settings
         self.tally = Tally()
         self.done = False
         self.phase: Phase = "training"
-        self._optimizer = optimizer
+        self._optimizer, self._recall = optimizer, recall
         self._counted = 0
-        self._drain_asked = False
         self._handle: RemovableHandle | None = None
         together = dist.is_available() and dist.is_initialized()
         self._ranks = dist.get_world_size() if together else 1
@@ -44,9 +46,6 @@ class Alone:
 
     def count(self, tokens: int) -> None:
         self._counted += tokens * self._ranks
-
-    def ask_to_drain(self) -> None:
-        self._drain_asked = True
 
     def finish(self) -> None:
         """There is nothing to merge."""
@@ -62,6 +61,6 @@ class Alone:
         self.tally.inner_step += 1
         self.tally.tokens += self._counted
         self._counted = 0
-        if self._drain_asked:
+        if self._recall.is_set():
             self.done = self.drained = True
             self.phase = "draining"

@@ -35,15 +35,13 @@ class Anchors:
 
     def adopt(self, fragment: int, values: Float32, header: pb.PullHeader) -> None:
         """Write a published value into the model and make it the anchor (fp32, flat)."""
-        fresh = torch.from_numpy(values)
-        write(self.shards[fragment].pieces, fresh)
-        self._keep(fragment, fresh, header)
+        self._keep(fragment, self._written(fragment, values), header)
 
     def rebase(self, fragment: int, values: Float32, header: pb.PullHeader) -> None:
         """Move the replica's progress since the anchor onto a new anchor."""
-        fresh = torch.from_numpy(values)
         pieces = self.shards[fragment].pieces
-        current = read(pieces, torch.empty_like(fresh))
+        current = read(pieces, torch.empty(self.shards[fragment].numel))
+        fresh = self._written(fragment, values)
         write(pieces, rebased(fresh, self._values[fragment].float(), current))
         self._keep(fragment, fresh, header)
 
@@ -90,6 +88,18 @@ class Anchors:
 
     def parameters_of(self, fragment: int) -> set[nn.Parameter]:
         return {piece.parameter for piece in self.shards[fragment].pieces}
+
+    def _written(self, fragment: int, values: Float32) -> Tensor:
+        """Write a published value into the model, and return what the model now holds of it.
+
+        That is the value itself, but for parameters of a lower precision, whose anchor is rounded
+        as they are: what rounding lost is no progress of the replica.
+        """
+        fresh, pieces = torch.from_numpy(values), self.shards[fragment].pieces
+        write(pieces, fresh)
+        if all(piece.parameter.dtype == torch.float32 for piece in pieces):
+            return fresh
+        return read(pieces, fresh)
 
     def _keep(self, fragment: int, fresh: Tensor, header: pb.PullHeader) -> None:
         dtype = torch.bfloat16 if header.codec == pb.CODEC_BF16 else torch.float32

@@ -13,7 +13,8 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
 
 from syncline.core.agreement import Answer, Conclusion, Order, Report, Step, conclude
-from syncline.exchange import Exchange, Outcome, Wanted
+from syncline.exchange import Exchange
+from syncline.push import Outcome, Wanted
 from syncline.ranks import Ranks
 
 SLICE_S = 0.25

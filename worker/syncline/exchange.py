@@ -14,16 +14,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
 
+from syncline.background import in_background
 from syncline.core.agreement import Answer
 from syncline.layout import RankShard
 from syncline.link import Link, Pulled, Stalled
 from syncline.patience import RoundPatience, patiently
-from syncline_proto.codec import CODEC_BY_NAME, Float32, encode
+from syncline.push import Identity, Outcome, Push, Wanted, header_of, wanted_by
+from syncline_proto.codec import encode
 from syncline_proto.errors import (
     EpochChanged,
     LeaseLost,
@@ -34,7 +35,7 @@ from syncline_proto.errors import (
     Unreachable,
 )
 from syncline_proto.layout import Layout
-from syncline_proto.settings import CodecName, TimeoutSettings
+from syncline_proto.settings import TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
 PUSHES_MAX = 4
@@ -46,60 +47,6 @@ CLOSE_S = 5.0
 Value = TypeVar("Value")
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """Who pushes: one rank of one life of one replica."""
-
-    run: str
-    replica: str
-    incarnation: int
-    rank: int
-    ranks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Push:
-    """What one rank sends of one fragment.
-
-    ``values`` (fp32, flat) must not change before the exchange ends, since they may have to be
-    sent again.
-    """
-
-    fragment: int
-    kind: pb.PushKind.ValueType
-    values: Float32
-    codec: CodecName = "fp32"
-    base: int | None = None
-    gradient_step: int = 0
-    inner_steps: int = 1
-    tokens: int = 0
-    first_step: int = 0
-    last_step: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of a push."""
-
-    answer: Answer
-    pulled: Pulled | None = None
-    """The result; None when the replica was fenced or the exchange failed."""
-    anomalous: bool = False
-    non_finite: bool = False
-    reason: str = ""
-    error: SynclineError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to pull: a revision, the mean of a gradient step, or (neither) the newest revision."""
-
-    revision: int | None = None
-    gradient_step: int | None = None
-    values: bool = True
-    """False: to know that it is published is enough."""
 
 
 class Exchange:
@@ -156,7 +103,8 @@ class Exchange:
     def begin(self, push: Push) -> Future[Outcome]:
         """Push, and pull the result, in the background. The outcome says what went wrong."""
         self._seqs[push.fragment] += 1
-        header = self._header(push, self._seqs[push.fragment])
+        boxes = [piece.box for piece in self._shards[push.fragment].sent]
+        header = header_of(push, self._identity, self._seqs[push.fragment], boxes)
         return self._in_background(lambda: self._push(push, header))
 
     def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
@@ -202,7 +150,7 @@ class Exchange:
             if judged == pb.VERDICT_FENCED:
                 return Outcome(answer=Answer.FENCED, reason=answer.reason)
             try:
-                pulled = self._result(push, _wanted(push, answer), instance, patience)
+                pulled = self._result(push, wanted_by(push, answer), instance, patience)
             except RevisionGone:
                 return Outcome(answer=Answer.GONE)
             if pulled is None:
@@ -290,27 +238,6 @@ class Exchange:
             request.newest = True
         return self._links[fragment].pull(request, shard.numel if values else None)
 
-    def _header(self, push: Push, seq: int) -> pb.PushHeader:
-        me = self._identity
-        return pb.PushHeader(
-            run=me.run,
-            replica=me.replica,
-            incarnation=me.incarnation,
-            fragment=push.fragment,
-            seq=seq,
-            rank=me.rank,
-            ranks=me.ranks,
-            kind=push.kind,
-            base_revision=push.base,
-            gradient_step=push.gradient_step,
-            codec=CODEC_BY_NAME[push.codec],
-            boxes=[piece.box.to_proto() for piece in self._shards[push.fragment].sent],
-            inner_steps=push.inner_steps,
-            tokens=push.tokens,
-            first_step=push.first_step,
-            last_step=push.last_step,
-        )
-
     def _keep_asking(self, act: Callable[[], Value]) -> Value:
         """Do ``act`` until the service answers.
 
@@ -339,36 +266,19 @@ class Exchange:
             raise Unreachable("The sync service had not heard of the run.") from None
 
     def _in_background(self, act: Callable[[], Outcome]) -> Future[Outcome]:
-        """Run ``act`` in a thread that does not keep the process alive.
+        """Begin ``act``; an error of ours becomes an outcome, a fault is raised to who reads it."""
 
-        An error of ours becomes an outcome; a fault is raised again where the future is read.
-        """
-        future: Future[Outcome] = Future()
-
-        def run() -> None:
+        def ended() -> Outcome:
             try:
-                future.set_result(act())
+                return act()
             except LeaseLost as error:
-                future.set_result(Outcome(answer=Answer.FENCED, reason=error.message))
+                return Outcome(answer=Answer.FENCED, reason=error.message)
             except SynclineError as error:
-                future.set_result(Outcome(answer=Answer.FAILED, error=error))
-            except BaseException as error:
-                future.set_exception(error)
+                return Outcome(answer=Answer.FAILED, error=error)
 
-        thread = threading.Thread(target=run, name="syncline-exchange", daemon=True)
-        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
-        thread.start()
-        return future
+        work = in_background(ended, "syncline-exchange")
+        self._threads = [t for t in self._threads if t.is_alive()] + [work.thread]
+        return work.future
 
     def _name(self, fragment: int) -> str:
         return self._layout.fragments[fragment].name
-
-
-def _wanted(push: Push, answer: pb.PushResponse) -> Wanted:
-    """What a judged push must wait for."""
-    if push.kind == pb.PUSH_KIND_GRADIENT:
-        return Wanted(gradient_step=push.gradient_step)
-    if push.kind == pb.PUSH_KIND_PARAMETERS:
-        first = push.base is None
-        return Wanted(revision=0 if first else 1, values=not first)
-    return Wanted(revision=answer.result_revision)

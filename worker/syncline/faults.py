@@ -1,15 +1,24 @@
-"""How a fault of ours ends a program: in one sentence, with a traceback for who asks for it.
+"""How faults and errors end a program: in one sentence, with a traceback for who asks for it.
 
-For the outermost ``except Exception`` of a process; errors of ours have sentences of their own.
+A fault is for the outermost ``except Exception`` of a process. An error has a sentence of its own,
+and leaves our rooms by the doors of ``Replica`` and its hooks.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import traceback
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from syncline_proto.errors import SynclineError
 
 FAULT = 1
 """The exit code."""
+
+Given = ParamSpec("Given")
+Value = TypeVar("Value")
 
 
 def said_of(fault: Exception) -> str:
@@ -20,5 +29,28 @@ def said_of(fault: Exception) -> str:
 
 def trace_if_asked() -> None:
     """Write the traceback of the exception at hand where SYNCLINE_DEBUG=1 asks for it."""
-    if os.environ.get("SYNCLINE_DEBUG") == "1":
+    if _is_asked():
         traceback.print_exc()
+
+
+def plainly(act: Callable[Given, Value]) -> Callable[Given, Value]:
+    """Let an error of ours leave ``act`` without its way through our rooms.
+
+    What Python prints is then short: the user's own line, and the sentence last. The way and the
+    causes are kept where SYNCLINE_DEBUG=1 asks for them.
+    """
+
+    @functools.wraps(act)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Value:
+        try:
+            return act(*args, **kwargs)
+        except SynclineError as error:
+            if _is_asked():
+                raise
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+def _is_asked() -> bool:
+    return os.environ.get("SYNCLINE_DEBUG") == "1"

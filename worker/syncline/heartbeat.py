@@ -94,6 +94,18 @@ class Pulse:
         finally:
             self._client.close()
 
+    def refusal(self, client: ControlClient) -> str | None:
+        """Ask on another thread's client why the lease is gone; None if that cannot be learnt."""
+        me = self._registration
+        body = Heartbeat(incarnation=me.incarnation, progress=self._progress())
+        try:
+            client.heartbeat(me.run.name, me.replica, body)
+        except REFUSALS as error:
+            return error.message
+        except SynclineError:
+            return None  # it is away
+        return None
+
     def _beat(self) -> None:
         try:
             while self.news.lost is None:

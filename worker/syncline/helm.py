@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from threading import Event
 
 import structlog
 
@@ -41,10 +42,20 @@ class Helm:
     """Decisions that are equal on all ranks."""
 
     def __init__(
-        self, ranks: Ranks, run: str, client: ControlClient | None, pulse: Pulse | None
+        self,
+        ranks: Ranks,
+        run: str,
+        client: ControlClient | None,
+        pulse: Pulse | None,
+        recall: Event,
     ) -> None:
-        """``client`` and ``pulse`` are rank 0's; the other ranks have none."""
-        self.drain_asked = False
+        """``client`` and ``pulse`` are rank 0's; the other ranks have none.
+
+        ``recall`` is set when somebody asks the replica to leave; rank 0's counts.
+        """
+        self.recall = recall
+        self.joining = True
+        """Nothing has been trained yet: who is recalled then waits for nothing."""
         self._ranks, self._run, self._client, self._pulse = ranks, run, client, pulse
         self._ended_at: float | None = None
         self._ending = False
@@ -69,6 +80,8 @@ class Helm:
         news = self._pulse.news
         if news.lost is not None:
             return Order.STOP
+        if self.joining and self.recall.is_set():
+            return Order.ABANDON
         if news.ended and not self._ending:
             self._ended_at = self._ended_at or time.monotonic()
             grace_s = END_GRACE_S if news.run_state is RunState.FINISHED else 0.0
@@ -92,6 +105,10 @@ class Helm:
         log.info("settings.changed", version=new["version"])
         return Adopted(RunSettings.model_validate(new["settings"]), new["version"])
 
+    def is_called_off(self) -> bool:
+        """Whether the replica was recalled before it had joined; on all ranks."""
+        return self.joining and bool(self._ranks.of_first([self.recall.is_set()])[0])
+
     def run_has_ended(self) -> bool:
         """Ask the control plane whether the run has ended; on all ranks."""
 
@@ -107,8 +124,13 @@ class Helm:
         return self._ranks.share(ended)
 
     def why_lost(self) -> str:
-        """In the control plane's words, where they were heard."""
-        return self._ranks.share(lambda: self._pulse.news.lost if self._pulse else None) or ""
+        """In the control plane's words, whoever of the two services spoke first; else empty."""
+
+        def told() -> str | None:
+            assert self._pulse is not None and self._client is not None
+            return self._pulse.news.lost or self._pulse.refusal(self._client)
+
+        return self._ranks.share(told) or ""
 
     def finish_run(self) -> None:
         """Tell the control plane that the token budget is committed; any replica may."""
@@ -123,7 +145,7 @@ class Helm:
         assert self._pulse is not None
         news = self._pulse.news
         return Heard(
-            drain=news.drain or self.drain_asked,
+            drain=news.drain or self.recall.is_set(),
             paused=news.run_state is RunState.PAUSED,
             ended=news.ended,
             lost=news.lost is not None,

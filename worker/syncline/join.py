@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 
 import structlog
 
 from syncline.control import ControlClient, first_alive
 from syncline.link import Link
-from syncline.patience import patiently
+from syncline.patience import patiently, unless_recalled
 from syncline.ranks import Ranks
 from syncline_proto.errors import RunConflict, RunUnknown, Unreachable
 from syncline_proto.layout import Layout
@@ -56,22 +56,29 @@ class Joined:
         return self.registration.run.settings
 
 
-def register(wish: Wish, ranks: Ranks, fingerprint: str) -> Registration:
+def register(wish: Wish, ranks: Ranks, fingerprint: str, recall: Event) -> Registration:
     """Find or create the run and ask for a lease; on all ranks.
 
     Raises:
+        CalledOff: ``recall`` was set on rank 0. A lease that is on its way then runs out.
         RunConflict: the run has other settings than the given ones, or has ended.
         Unreachable: the control plane does not answer.
     """
-    return Registration.model_validate(
-        ranks.share(lambda: _register(wish, ranks.count, fingerprint).model_dump(mode="json"))
-    )
+
+    def registered() -> dict[str, Any]:
+        return _register(wish, ranks.count, fingerprint, recall).model_dump(mode="json")
+
+    told = ranks.share(lambda: unless_recalled(registered, recall))
+    return Registration.model_validate(told)
 
 
-def open_run(wish: Wish, registration: Registration, ranks: Ranks, layout: Layout) -> Joined:
+def open_run(
+    wish: Wish, registration: Registration, ranks: Ranks, layout: Layout, recall: Event
+) -> Joined:
     """Open the run at every sync service; on all ranks. The links that it gives are open.
 
     Raises:
+        CalledOff: ``recall`` was set on rank 0.
         LayoutMismatch: the run trains another model; the first difference is named.
         Unreachable: a service does not answer, or a fragment has none.
     """
@@ -87,13 +94,13 @@ def open_run(wish: Wish, registration: Registration, ranks: Ranks, layout: Layou
         owners: dict[str, str] = {}
         initialised: list[int] = []
         epoch = 0
-        for service in _services(wish, registration):
+        for service in _services(wish, registration, recall):
             answer = patiently(
                 lambda at=service.address: link(at).open_run(
                     registration.run.name, registration.replica, registration.incarnation, layout
                 ),
                 timeouts.call_s,
-                threading.Event(),
+                recall,
             )
             epoch = answer.epoch
             owners.update({str(state.fragment): service.address for state in answer.fragments})
@@ -104,10 +111,10 @@ def open_run(wish: Wish, registration: Registration, ranks: Ranks, layout: Layou
         return {"owners": owners, "initialised": initialised, "epoch": epoch}
 
     try:
-        told = ranks.share(opened)
+        told = ranks.share(lambda: unless_recalled(opened, recall))
         owners = {int(number): link(address) for number, address in told["owners"].items()}
     except BaseException:
-        _close(links.values())
+        _close(list(links.values()))  # ends a call on its way
         raise
     _close(set(links.values()) - set(owners.values()))  # services that own no fragment
     return Joined(
@@ -123,7 +130,7 @@ def _close(links: Iterable[Link]) -> None:
         link.close()
 
 
-def _register(wish: Wish, ranks: int, fingerprint: str) -> Registration:
+def _register(wish: Wish, ranks: int, fingerprint: str, recall: Event) -> Registration:
     timeouts = (wish.settings or RunSettings()).timeouts
     client = ControlClient(wish.control, wish.token, timeouts.call_s)
     body = ReplicaRegister(
@@ -134,11 +141,9 @@ def _register(wish: Wish, ranks: int, fingerprint: str) -> Registration:
         fingerprint=fingerprint,
     )
     try:
-        patiently(lambda: _run(client, wish), timeouts.connect_s, threading.Event())
+        patiently(lambda: _run(client, wish), timeouts.connect_s, recall)
         # If an answer is lost, the lease that it carried is fenced by the next.
-        return patiently(
-            lambda: client.register(wish.run, body), timeouts.connect_s, threading.Event()
-        )
+        return patiently(lambda: client.register(wish.run, body), timeouts.connect_s, recall)
     finally:
         client.close()
 
@@ -164,7 +169,7 @@ def _fixed(settings: RunSettings) -> dict[str, Any]:
     return settings.model_dump(exclude=set(LIVE))
 
 
-def _services(wish: Wish, registration: Registration) -> list[SyncEndpoint]:
+def _services(wish: Wish, registration: Registration, recall: Event) -> list[SyncEndpoint]:
     """The sync services; one that starts together with us is given a little time to show up."""
     alive = [service for service in registration.sync_services if service.alive]
     if alive:
@@ -175,7 +180,7 @@ def _services(wish: Wish, registration: Registration) -> list[SyncEndpoint]:
         return patiently(
             lambda: first_alive(client.sync_services(), wish.control),
             timeouts.call_s,
-            threading.Event(),
+            recall,
         )
     finally:
         client.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from threading import Event
 
 import structlog
 from torch import nn
@@ -15,15 +16,16 @@ from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
 from syncline.control import ControlClient
-from syncline.exchange import Exchange, Identity
+from syncline.exchange import Exchange
 from syncline.heartbeat import Pulse
 from syncline.helm import Helm
 from syncline.hooks import Hooks, reshard_all
 from syncline.join import Joined, Wish, open_run, register
 from syncline.layout import ModelLayout, describe
+from syncline.push import Identity
 from syncline.ranks import Ranks
 from syncline.session import Session
-from syncline_proto.errors import SynclineError
+from syncline_proto.errors import LeaseLost, SynclineError
 from syncline_proto.rest import Progress, Registration
 
 log = structlog.get_logger()
@@ -32,12 +34,15 @@ log = structlog.get_logger()
 class Life:
     """From ``join`` to ``release``; a replica that starts again begins another."""
 
-    def __init__(self, wish: Wish, progress: Callable[[], Progress]) -> None:
-        """``progress`` is what heartbeats say; it is called on another thread."""
+    def __init__(self, wish: Wish, progress: Callable[[], Progress], recall: Event) -> None:
+        """``progress`` is what heartbeats say; it is called on another thread.
+
+        ``recall`` is set when somebody asks the replica to leave.
+        """
         self.pulse: Pulse | None = None
         """Rank 0's heartbeat."""
         self.registration: Registration | None = None
-        self._wish, self._progress = wish, progress
+        self._wish, self._progress, self._recall = wish, progress, recall
         self._client: ControlClient | None = None
         self._exchange: Exchange | None = None
         self._hooks: Hooks | None = None
@@ -53,14 +58,14 @@ class Life:
         reshard_all(model)
         described = describe(model, ranks)
         wish = self._wish
-        registration = register(wish, ranks, described.layout.fingerprint())
+        registration = register(wish, ranks, described.layout.fingerprint(), self._recall)
         self.registration = registration
         if ranks.first:
             # Its calls are small, and the last of them stands between Ctrl+C and the end.
             connect_s = registration.run.settings.timeouts.connect_s
             self._client = ControlClient(wish.control, wish.token, connect_s)
             self.pulse = self._heartbeat(registration)
-        joined = open_run(wish, registration, ranks, described.layout)
+        joined = open_run(wish, registration, ranks, described.layout, self._recall)
         log.info("replica.joined", run=wish.run, replica=registration.replica, ranks=ranks.count)
         return self._session(joined, model, optimizer, described, ranks)
 
@@ -86,6 +91,8 @@ class Life:
     def _leave(self, client: ControlClient, me: Registration) -> None:
         try:
             client.leave(me.run.name, me.replica, me.incarnation)
+        except LeaseLost:
+            log.debug("replica.left", why="there is no lease to give back")
         except SynclineError as error:
             log.warning("replica.left", why=error.message, so="the lease will run out")
 
@@ -117,6 +124,6 @@ class Life:
         exchange = Exchange(identity, layout, shards, joined.links, joined.epoch, timeouts)
         self._exchange = exchange
         self._hooks = Hooks(model, described)
-        helm = Helm(ranks, identity.run, self._client, self.pulse)
+        helm = Helm(ranks, identity.run, self._client, self.pulse, self._recall)
         anchors = Anchors(shards)
         return Session(joined, layout, ranks, anchors, exchange, helm, self._hooks, optimizer)

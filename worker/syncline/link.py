@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from syncline_proto.addresses import bearer_token, sync_address
 from syncline_proto.codec import Float32, check_chunk, chunks, decode_into
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
@@ -50,7 +51,11 @@ class Link:
     """
 
     def __init__(self, address: str, timeouts: TimeoutSettings, token: str | None) -> None:
-        self.address = address
+        """
+        Raises:
+            ConfigError: the address or the token cannot be used.
+        """
+        self.address = sync_address(address)
         self.instance = ""
         """Of the service process, as last heard.
 
@@ -60,6 +65,7 @@ class Link:
         self.bytes_up = 0
         self.bytes_down = 0
         self._timeouts = timeouts
+        token = bearer_token(token)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else None
         self._lock = threading.Lock()
         self._channel = grpc.insecure_channel(address, options=_options(timeouts))
@@ -74,9 +80,21 @@ class Link:
     def open_run(
         self, run: str, replica: str, incarnation: int, layout: Layout
     ) -> pb.OpenRunResponse:
-        request = pb.OpenRunRequest(
-            run=run, replica=replica, incarnation=incarnation, layout=layout.to_proto()
+        """Open a run as one life of a replica, with its model's layout."""
+        return self._open(
+            pb.OpenRunRequest(
+                run=run, replica=replica, incarnation=incarnation, layout=layout.to_proto()
+            )
         )
+
+    def observe(self, run: str) -> pb.OpenRunResponse:
+        """Open a run as a reader: without a replica, a lease or a layout.
+
+        What is published may then be pulled by requests that name no replica.
+        """
+        return self._open(pb.OpenRunRequest(run=run))
+
+    def _open(self, request: pb.OpenRunRequest) -> pb.OpenRunResponse:
         with self._errors():
             answer = self._stub.OpenRun(
                 request, timeout=self._timeouts.call_s, metadata=self._metadata

@@ -23,17 +23,14 @@ from torch.optim import Optimizer
 
 from syncline.alone import Alone
 from syncline.batches import tokens_in
+from syncline.faults import plainly
 from syncline.join import Wish
 from syncline.life import Life
+from syncline.patience import Recall
 from syncline.rounds import Phase
 from syncline.session import Session
-from syncline.settings import (
-    Environment,
-    checked_name,
-    control_url,
-    default_replica,
-    run_settings,
-)
+from syncline.settings import Environment, checked_name, default_replica, run_settings
+from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import LossPoint, Progress, Registration
 from syncline_proto.settings import RunSettings
@@ -108,7 +105,7 @@ class Replica:
         if url is not None:
             self._wish = Wish(
                 control=control_url(url),
-                token=env.token,
+                token=bearer_token(env.token),
                 run=checked_name("run", run or env.run),
                 replica=checked_name("replica", name or env.replica or default_replica()),
                 settings=given,
@@ -117,7 +114,8 @@ class Replica:
         self._model, self._optimizer = model, optimizer
         self._tokens_of = tokens_of or tokens_in
         self._started_at = time.monotonic()
-        self._alone = Alone(given or RunSettings(), optimizer)
+        self._recall = Recall()
+        self._alone = Alone(given or RunSettings(), optimizer, self._recall)
         self._session: Session | Alone = self._alone
         self._life: Life | None = None
         self._said: dict[str, float] = {}
@@ -280,6 +278,7 @@ class Replica:
         finally:
             self._session.unsynced = False
 
+    @plainly
     def finish(self) -> None:
         """Wait for everything that was pushed, and merge it."""
         self._session.finish()
@@ -287,10 +286,12 @@ class Replica:
     def request_drain(self) -> None:
         """Ask to leave the run after the current inner step: push what was done, then be done.
 
-        May be called from a signal handler; with several ranks rank 0's word counts.
+        Before it has joined, ``start`` ends with CalledOff instead. May be called from a signal
+        handler; with several ranks rank 0's word counts.
         """
-        self._session.ask_to_drain()
+        self._recall.set()
 
+    @plainly
     def start(self) -> None:
         """Join the run: returns with the run's parameters in the model and hooks in the loop.
 
@@ -298,13 +299,15 @@ class Replica:
             Unreachable: control plane or sync service do not answer.
             RunConflict: the run has other settings, or has ended.
             LayoutMismatch: the run trains another model.
-            ConfigError: the model has something that cannot be synchronised.
+            ConfigError: the model has something that cannot be synchronised, or what answers is no
+                control plane.
+            CalledOff: it was asked to leave meanwhile.
         """
         if self._wish is None:
             log.info("replica.alone", why="no control plane is configured (SYNCLINE_CONTROL)")
             self._alone.start()
             return
-        life = self._life = Life(self._wish, self._progress)
+        life = self._life = Life(self._wish, self._progress, self._recall)
         try:
             self._session = session = life.join(self._model, self._optimizer)
             session.start()
@@ -312,6 +315,7 @@ class Replica:
             life.release(failed=True)
             raise
 
+    @plainly
     def close(self, failed: bool = False) -> None:
         """Leave the run: bring in the last steps (unless ``failed``), then give the lease back."""
         if self._life is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import structlog
@@ -17,11 +17,14 @@ from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
+from syncline.core.plan import in_step
 from syncline.council import Council
-from syncline.exchange import Exchange, Outcome, Push
+from syncline.exchange import Exchange
 from syncline.helm import Helm
 from syncline.hooks import Hooks
-from syncline_proto.errors import LeaseLost, ProcessFailed
+from syncline.patience import CALLED_OFF
+from syncline.push import Outcome, Push
+from syncline_proto.errors import CalledOff, LeaseLost, ProcessFailed
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -76,11 +79,9 @@ class Progress:
 class Rounds:
     """All fragments of one replica.
 
-    Fragments are independent, so a replica that comes while others push may be in time for some
-    of them and late for the rest. Late for all of them, it pushes again at once and is the first
-    of the next round. Late for some, it keeps their progress for its next push, and makes that
-    sooner (``misses``): pushing only those again would make it wait for the others' next
-    rounds while the others wait for its pushes of the rest, one after another for ever.
+    Late for every fragment that it pushed, a replica pushes them again at once and is the first
+    of the next round: who always comes late would otherwise never count. Late for some, it keeps
+    their progress for its next push. Fragments that are ahead of others wait (``in_step``).
 
     Invariant: the parameters of a fragment that is not pending are its anchor plus own progress.
     """
@@ -99,13 +100,13 @@ class Rounds:
         """``names`` are the fragments'."""
         self.tally = Tally()
         self.waiting = False
-        self.misses = 0
-        """Syncs in a row that were late for some fragments and in time for others."""
         self._names, self._anchors, self._exchange = names, anchors, exchange
         self._council, self._helm, self._hooks = council, helm, hooks
         self._optimizer, self._token_budget = optimizer, token_budget
         self._progress = [Progress() for _ in names]
         self._pending: dict[int, tuple[Push, Future[Outcome]]] = {}
+        self._in_time = False
+        """Whether any push of the last sync was."""
 
     @property
     def fragments(self) -> range:
@@ -118,10 +119,12 @@ class Rounds:
     @property
     def are_unpushed(self) -> bool:
         """Whether a fragment that is not pending holds progress."""
-        step = self.tally.inner_step
-        return any(
-            p.first_step < step for f, p in enumerate(self._progress) if f not in self._pending
-        )
+        return bool(self._ready())
+
+    @property
+    def are_in_step(self) -> bool:
+        """Whether all fragments stand at the same revision."""
+        return len(set(self._anchors.revisions)) == 1
 
     @property
     def budget_is_committed(self) -> bool:
@@ -129,7 +132,6 @@ class Rounds:
 
     def start_over(self) -> None:
         """The parameters are the anchors: there is no progress."""
-        self.misses = 0
         self._progress = [Progress(self.tally.inner_step) for _ in self._names]
 
     def begin(self, pushes: Iterable[Push]) -> None:
@@ -138,29 +140,40 @@ class Rounds:
             self._pending[push.fragment] = (push, self._exchange.begin(push))
 
     def push(self, tokens: int, codec: CodecName) -> None:
-        """Push all progress, in forward order; ``tokens`` are those since the last push.
+        """Push progress, in forward order; ``tokens`` are those since the last push.
 
         The pseudo-gradients are taken now; encoding and sending go on in the background.
         """
-        last_step = self.tally.inner_step
         for progress in self._progress:
             progress.tokens += tokens
-        self.begin(
-            Push(
-                fragment=fragment,
-                kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
-                values=self._anchors.pseudo_gradient(fragment),
-                codec=codec,
-                base=self._anchors.revisions[fragment],
-                inner_steps=last_step - progress.first_step,
-                tokens=progress.tokens,
-                first_step=progress.first_step,
-                last_step=last_step,
-            )
+        chosen = in_step(self._anchors.revisions, self._ready())
+        self._in_time = False
+        self.begin(self._of_progress(fragment, codec) for fragment in chosen)
+        if self.fragments[-1] in chosen:
+            self.tally.since_sync, self.tally.pushed = 0, self._progress[-1].tokens
+
+    def _ready(self) -> list[int]:
+        """Fragments that hold progress and are not pending."""
+        step = self.tally.inner_step
+        return [
+            fragment
             for fragment, progress in enumerate(self._progress)
-            if progress.first_step < last_step
+            if progress.first_step < step and fragment not in self._pending
+        ]
+
+    def _of_progress(self, fragment: int, codec: CodecName) -> Push:
+        progress, last_step = self._progress[fragment], self.tally.inner_step
+        return Push(
+            fragment=fragment,
+            kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
+            values=self._anchors.pseudo_gradient(fragment),
+            codec=codec,
+            base=self._anchors.revisions[fragment],
+            inner_steps=last_step - progress.first_step,
+            tokens=progress.tokens,
+            first_step=progress.first_step,
+            last_step=last_step,
         )
-        self.tally.since_sync, self.tally.pushed = 0, self._progress[-1].tokens
 
     def merge_all(self, limit_s: float | None = None) -> None:
         """Merge everything that is pending, as ``merge`` does."""
@@ -192,27 +205,22 @@ class Rounds:
         self._progress[fragment] = Progress(push.last_step)
         self.adopt(fragment, outcome)
         self._judged(fragment, conclusion, outcome)
-        if not (self._pending or self.are_unpushed):
-            self.misses = 0
+        self._in_time = True
         return None
 
     def _catch_up(self, late: list[Push]) -> None:
-        """Late for all: push again at once. Late for some: their progress waits for the next push.
+        """Nothing of the last sync is pending any more, and ``late`` of it came late.
 
-        Why: see the class.
+        What is pushed again, and what waits: see the class.
         """
-        if len(late) == len(self._names) and not self.budget_is_committed:
-            self.begin(
-                replace(
-                    push,
-                    values=self._anchors.pseudo_gradient(push.fragment),
-                    base=self._anchors.revisions[push.fragment],
-                )
-                for push in late
-            )
-            return
-        self.misses += 1
-        if any(push.fragment == self.fragments[-1] for push in late):
+        again: list[int] = []
+        if not (self._in_time or self.budget_is_committed):
+            step_of = in_step(self._anchors.revisions, self._ready())
+            again = [push.fragment for push in late if push.fragment in step_of]
+        codec = late[0].codec
+        self.begin(self._of_progress(fragment, codec) for fragment in again)
+        last = self.fragments[-1]
+        if last not in again and any(push.fragment == last for push in late):
             self.tally.since_sync, self.tally.pushed = self.tally.pushed, 0
 
     def drop_progress(self) -> None:
@@ -251,6 +259,7 @@ class Rounds:
         Raises:
             RunOver: the run has ended.
             TookTooLong: ``limit_s`` has passed.
+            CalledOff: the replica was asked to leave while it joined.
             LeaseLost: another life of this replica holds the lease, or none does.
             ProcessFailed: another rank failed.
             SynclineError: the exchange failed.
@@ -269,6 +278,8 @@ class Rounds:
         if conclusion.step is Step.STOP:
             raise self.lost(outcome.reason)
         if conclusion.step is Step.ABANDON:
+            if self._helm.is_called_off():
+                raise CalledOff(CALLED_OFF)
             raise RunOver if limit_s is None else TookTooLong
         return conclusion, outcome
 
@@ -276,8 +287,9 @@ class Rounds:
         """What to raise where the lease is gone: RunOver if that is because the run has ended."""
         if self._helm.run_has_ended():
             return RunOver()
-        why = (self._helm.why_lost() or why or "another rank was refused").rstrip(".")
-        return LeaseLost(f"Training stopped because the lease is lost ({why}); start it again.")
+        heard = self._helm.why_lost()
+        why = heard or f"{(why or 'another rank was refused').rstrip('.')}; start the replica again"
+        return LeaseLost(f"The lease is lost: {why.rstrip('.')}.")
 
     def adopt(self, fragment: int, outcome: Outcome) -> None:
         """Write what was pulled into the model, and make it the anchor."""
@@ -311,7 +323,7 @@ class Rounds:
         """Move the progress onto the newest anchor."""
         assert outcome.pulled is not None
         self.tally.stale += 1
-        log.info("push.stale", fragment=self._names[fragment], why=outcome.reason)
+        log.debug("push.stale", fragment=self._names[fragment], why=outcome.reason)
         self._hooks.reshard(fragment)
         self._anchors.rebase(fragment, outcome.pulled.values, outcome.pulled.header)
         self._count_committed(fragment, outcome.pulled.header.committed_tokens)

@@ -15,12 +15,15 @@ import torch
 from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
-from syncline.core.plan import Act, interval, reaches_budget
+from syncline.core.plan import Act, reaches_budget
 from syncline.council import Council
-from syncline.exchange import Exchange, Push, Wanted
+from syncline.exchange import Exchange
+from syncline.faults import plainly
 from syncline.helm import Helm
 from syncline.hooks import Hooks
 from syncline.join import Joined
+from syncline.patience import unless_recalled
+from syncline.push import Push, Wanted
 from syncline.ranks import Ranks
 from syncline.rounds import Phase, Rounds, RunOver, Tally, TookTooLong
 from syncline.warmup import WarmUp
@@ -108,9 +111,6 @@ class Session:
     def bytes_down(self) -> int:
         return self._exchange.bytes_down
 
-    def ask_to_drain(self) -> None:
-        self._helm.drain_asked = True
-
     def count(self, tokens: int) -> None:
         self._counted += tokens
         self._unpushed += tokens
@@ -126,10 +126,12 @@ class Session:
             for fragment, offer in offers:
                 self._rounds.settled(fragment, offer)
             self._enter()
+            self._helm.joining = False
             self._act()
         self.tally.exposed_s = self.tally.hook_s = 0.0  # joining is no training
         self._hooks.install(self._optimizer, self.before_forward, self.before_step, self.after_step)
 
+    @plainly
     def before_forward(self, fragments: Iterable[int]) -> None:
         """Merge the fragments that the forward pass is about to use."""
         if self._rounds.are_pending and not self.unsynced:
@@ -138,6 +140,7 @@ class Session:
                     self._rounds.merge(fragment)
                 self._see_budget()
 
+    @plainly
     def before_step(self) -> None:
         """See to it that nothing is pending when the optimizer moves, and average gradients."""
         with self._at_hook():
@@ -149,6 +152,7 @@ class Session:
             # The run's end was merged during this very step: its value stays as it is.
             self._drop_gradients()
 
+    @plainly
     def after_step(self) -> None:
         """Count the step, and do what rank 0 decides."""
         if self.done:
@@ -197,7 +201,7 @@ class Session:
         pull, fragments = self._exchange.begin_pull, self._rounds.fragments
         taken = False
         while not taken:
-            states = self._ranks.share(self._states)
+            states = self._ranks.share(self._look)
             self._warm_up = None
             if self.settings.warmup_steps == 0 or all(revision for revision, _ in states):
                 taken = self._rounds.take([pull(f, Wanted()) for f in fragments])
@@ -218,6 +222,12 @@ class Session:
         self._rounds.start_over()
         # What was committed before we came says nothing of how fast it grows.
         self._unpushed = self.tally.since_sync = self.tally.growth = 0
+
+    def _look(self) -> list[tuple[int, int]]:
+        """Ask where the run stands; who is still joining may be called off meanwhile."""
+        if self._helm.joining:
+            return unless_recalled(self._states, self._helm.recall)
+        return self._states()
 
     def _states(self) -> list[tuple[int, int]]:
         """(revision, gradient step) of each fragment."""
@@ -256,7 +266,7 @@ class Session:
         while True:
             act, tokens = self._helm.decide(
                 self.tally.inner_step - self._last_sync,
-                interval(self.settings.sync_every, self._rounds.misses),
+                self.settings.sync_every,
                 self._warm_up is not None,
                 self._settings_version,
                 self._counted,
@@ -285,12 +295,18 @@ class Session:
             time.sleep(PAUSE_SLICE_S)
 
     def _see_budget(self) -> None:
-        """End where the merged revisions hold the run's whole token budget."""
+        """End where the merged revisions hold the run's whole token budget.
+
+        A replica that is out of step goes on to its next boundary: the others' last round waits
+        for the fragments in which it is behind.
+        """
         if self._rounds.are_pending or self.done:
             return
         self.last_round = False
         budget = self.settings.token_budget
-        if self._warm_up is None and self._rounds.budget_is_committed:
+        if self._warm_up is not None:
+            return
+        if self._rounds.budget_is_committed and self._rounds.are_in_step:
             if self._rounds.are_unpushed:  # late for the last round; its value is everyone's
                 self._rounds.drop_progress()
             self.done = True

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from syncline_proto.errors import ConfigError
 from syncline_proto.settings import NAME_PATTERN, RunSettings
+from syncline_proto.words import sentence
 
 
 class Environment(BaseSettings):
@@ -23,20 +24,6 @@ class Environment(BaseSettings):
     run: str = "default"
     replica: str | None = None
     token: str | None = None
-
-
-def control_url(text: str) -> str:
-    """Return the control plane's address with a scheme and without a slash at its end.
-
-    Raises:
-        ConfigError: it is no http address.
-    """
-    url = (text if "://" in text else f"http://{text}").rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"SYNCLINE_CONTROL is {text!r}; give an address like http://127.0.0.1:8500."
-        )
-    return url
 
 
 def checked_name(kind: str, name: str) -> str:
@@ -73,7 +60,4 @@ def run_settings(given: RunSettings | dict[str, object] | None) -> RunSettings:
     try:
         return RunSettings.model_validate(given or {})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        said = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"settings: {where + ': ' if where else ''}{said}.") from None
+        raise ConfigError(f"settings: {sentence(error, RunSettings)}") from None

@@ -13,7 +13,8 @@ import structlog
 
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
-from syncline.exchange import Exchange, Outcome, Push
+from syncline.exchange import Exchange
+from syncline.push import Outcome, Push
 from syncline_proto.v1 import sync_pb2 as pb
 
 Settled = Callable[[int, Future[Outcome]], tuple[Conclusion, Outcome]]

@@ -57,7 +57,8 @@ class _PushKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PushKind.Val
     """The gradient of one inner step of the synchronous phase, fp32; `gradient_step` counts from 1."""
     PUSH_KIND_PARAMETERS: _PushKind.ValueType  # 3
     """Parameter values, fp32. Without `base_revision` they set revision 0; with `base_revision` 0
-    they set revision 1, at the end of the synchronous phase. The first whole offer wins.
+    they set revision 1, at the end of the synchronous phase, once every fragment has its offer.
+    The first whole offer of a fragment wins.
     """
 
 class PushKind(_PushKind, metaclass=_PushKindEnumTypeWrapper): ...
@@ -69,7 +70,8 @@ PUSH_KIND_GRADIENT: PushKind.ValueType  # 2
 """The gradient of one inner step of the synchronous phase, fp32; `gradient_step` counts from 1."""
 PUSH_KIND_PARAMETERS: PushKind.ValueType  # 3
 """Parameter values, fp32. Without `base_revision` they set revision 0; with `base_revision` 0
-they set revision 1, at the end of the synchronous phase. The first whole offer wins.
+they set revision 1, at the end of the synchronous phase, once every fragment has its offer.
+The first whole offer of a fragment wins.
 """
 Global___PushKind: _TypeAlias = PushKind  # noqa: Y015
 
@@ -527,6 +529,7 @@ class PushResponse(_message.Message):
     For a gradient push: the gradient step to pull.
     """
     residual: Global___ResidualAction.ValueType
+    """For codecs with error feedback. This version has none: a client may ignore it."""
     judged: Global___Verdict.ValueType
     """For DUPLICATE, the verdict given the first time; otherwise equal to `verdict`."""
     non_finite: _builtins.bool
@@ -568,7 +571,9 @@ class PullRequest(_message.Message):
     epoch: _builtins.int
     """0 for any; otherwise the epoch in which the revision was counted."""
     replica: _builtins.str
-    """Empty for an observer."""
+    """Empty for an observer. A replica names itself, so that an older life of it is told
+    (LEASE_LOST) instead of waiting for what its newer one brings about.
+    """
     incarnation: _builtins.int
     fragment: _builtins.int
     revision: _builtins.int
@@ -629,7 +634,7 @@ class Contribution(_message.Message):
     seq: _builtins.int
     verdict: Global___Verdict.ValueType
     weight: _builtins.float
-    """Share of the merge, 0 to 1."""
+    """Its part of the merge, 0 to 1; those of a round sum to 1, or are all 0."""
     norm: _builtins.float
     z: _builtins.float
     inner_steps: _builtins.int

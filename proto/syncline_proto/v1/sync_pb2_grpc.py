@@ -99,7 +99,8 @@ class SyncServiceServicer(object):
 
         Waits until that revision is published, as long as the call's deadline allows.
         Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED; the trailer
-        `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN),
+        `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN), PERMISSION_DENIED
+        (LEASE_LOST: a newer incarnation of the replica holds the lease), INVALID_ARGUMENT,
         DEADLINE_EXCEEDED (not published yet: ask again).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -62,7 +62,8 @@ class SyncServiceStub:
 
     Waits until that revision is published, as long as the call's deadline allows.
     Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED; the trailer
-    `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN),
+    `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN), PERMISSION_DENIED
+    (LEASE_LOST: a newer incarnation of the replica holds the lease), INVALID_ARGUMENT,
     DEADLINE_EXCEEDED (not published yet: ask again).
     """
     GetRunStatus: _grpc.UnaryUnaryMultiCallable[_sync_pb2.GetRunStatusRequest, _sync_pb2.GetRunStatusResponse]
@@ -99,7 +100,8 @@ class SyncServiceAsyncStub(SyncServiceStub):
 
     Waits until that revision is published, as long as the call's deadline allows.
     Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED; the trailer
-    `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN),
+    `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN), PERMISSION_DENIED
+    (LEASE_LOST: a newer incarnation of the replica holds the lease), INVALID_ARGUMENT,
     DEADLINE_EXCEEDED (not published yet: ask again).
     """
     GetRunStatus: _aio.UnaryUnaryMultiCallable[_sync_pb2.GetRunStatusRequest, _sync_pb2.GetRunStatusResponse]  # type: ignore[assignment]
@@ -151,7 +153,8 @@ class SyncServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Waits until that revision is published, as long as the call's deadline allows.
         Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED; the trailer
-        `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN),
+        `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN), PERMISSION_DENIED
+        (LEASE_LOST: a newer incarnation of the replica holds the lease), INVALID_ARGUMENT,
         DEADLINE_EXCEEDED (not published yet: ask again).
         """
 

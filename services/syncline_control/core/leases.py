@@ -2,7 +2,9 @@
 
 Pure: callers hand in ``now``, seconds on one clock, and ``late_s``, how long the caller itself
 was held up. A lease is held while ``now < until``; at ``until`` it is lost. Nobody loses a lease
-because we were away: whoever judges late by more than half a lease extends instead.
+because we were away: whoever judges late by more than half a lease extends instead. Who was kicked
+stays out under that name, and hears the same sentence whatever it asks for: a supervisor that
+starts it again must not undo what an operator did.
 
 A replica's name is given again and again, its *incarnation* never: a life that comes back late
 finds a larger number in its place and is refused, however healthy it feels.
@@ -35,6 +37,7 @@ class Lease:
     incarnation: int
     state: ReplicaState
     until: float
+    """When it ends, or when it ended."""
     length_s: float
 
     @property
@@ -47,7 +50,13 @@ class Lease:
 
 
 def grant(older: Lease | None, now: float, length_s: float) -> Lease:
-    """Return the lease of a new incarnation; ``older`` is fenced by its being there."""
+    """Return the lease of a new incarnation; ``older`` is fenced by its being there.
+
+    Raises:
+        LeaseLost: the replica was kicked.
+    """
+    if older:
+        _refuse_if_kicked(older)
     incarnation = older.incarnation + 1 if older else 1
     return Lease(
         incarnation=incarnation, state=ReplicaState.ALIVE, until=now + length_s, length_s=length_s
@@ -60,6 +69,7 @@ def renew(lease: Lease, incarnation: int, now: float, late_s: float = 0.0) -> Le
     Raises:
         LeaseLost: another incarnation holds it, it has ended, or it ran out before ``now``.
     """
+    _refuse_if_kicked(lease)
     if incarnation < lease.incarnation:
         raise LeaseLost(
             f"A later life (incarnation {lease.incarnation}) holds the lease of incarnation "
@@ -90,10 +100,15 @@ def review(lease: Lease, now: float, late_s: float = 0.0) -> Lease:
     return replace(lease, until=min(lease.until, now + lease.length_s))
 
 
-def release(lease: Lease, incarnation: int) -> Lease:
-    """Return the lease as left; unchanged if this incarnation does not hold it (any more)."""
+def release(lease: Lease, incarnation: int, now: float) -> Lease:
+    """Return the lease as left; unchanged if this incarnation does not hold it (any more).
+
+    Raises:
+        LeaseLost: the replica was kicked.
+    """
+    _refuse_if_kicked(lease)
     if lease.held and lease.incarnation == incarnation:
-        return replace(lease, state=ReplicaState.LEFT)
+        return replace(lease, state=ReplicaState.LEFT, until=now)
     return lease
 
 
@@ -103,14 +118,15 @@ def drain(lease: Lease) -> Lease:
     Raises:
         LeaseLost: it is not held, so there is nobody to drain.
     """
+    _refuse_if_kicked(lease)
     if not lease.held:
         raise LeaseLost(f"{_ENDED[lease.state]}; there is nothing to drain.")
     return replace(lease, state=ReplicaState.DRAINING)
 
 
-def kick(lease: Lease) -> Lease:
+def kick(lease: Lease, now: float) -> Lease:
     """Return the lease as taken away; unchanged if it is not held."""
-    return replace(lease, state=ReplicaState.KICKED) if lease.held else lease
+    return replace(lease, state=ReplicaState.KICKED, until=now) if lease.held else lease
 
 
 def review_every_s(lengths_s: Iterable[float]) -> float:
@@ -119,8 +135,17 @@ def review_every_s(lengths_s: Iterable[float]) -> float:
     return min(max(shortest / 10, REVIEW_S_MIN), REVIEW_S_MAX)
 
 
+def _refuse_if_kicked(lease: Lease) -> None:
+    """Raises:
+    LeaseLost: the replica was kicked.
+    """
+    if lease.state is ReplicaState.KICKED:
+        raise LeaseLost(
+            "An operator removed this replica from the run; only another name may join it."
+        )
+
+
 _ENDED = {
     ReplicaState.LEFT: "The replica has left",
     ReplicaState.LOST: "The lease ran out because no heartbeat came in time",
-    ReplicaState.KICKED: "An operator removed the replica",
 }

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, cast
 
-from pydantic import ValidationError
-
-from syncline_proto.errors import InvalidRequest, RunConflict
+from syncline_proto.errors import ConfigError, InvalidRequest, RunConflict
 from syncline_proto.rest import RunState
-from syncline_proto.settings import LIVE, RunSettings, changed
+from syncline_proto.settings import RunSettings, changed
 
 ENDED = frozenset({RunState.STOPPED, RunState.FINISHED})
 
@@ -60,20 +58,10 @@ def patched(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
         InvalidRequest: a key may not change while the run goes on, or a value is out of range;
             the message names it.
     """
-    for key in sorted(patch.keys() - LIVE):
-        known = "cannot change while a run goes on" if key in settings_keys() else "is unknown"
-        raise InvalidRequest(f"settings.{key}: it {known}; live are {', '.join(sorted(LIVE))}.")
     try:
         return changed(settings, patch)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in ("settings", *first["loc"]))
-        raise InvalidRequest(f"{where}: {first['msg']}.") from None
-
-
-def settings_keys() -> frozenset[str]:
-    """The names of a run's settings, outermost level."""
-    return frozenset(RunSettings.model_fields)
+    except ConfigError as error:
+        raise InvalidRequest(f"settings.{error.message}") from None
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 from sqlalchemy import func, select
 
@@ -33,6 +32,7 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
 
     Raises:
         RunUnknown, RunConflict: there is no such run, or it has ended.
+        LeaseLost: an operator removed the replica.
         Overloaded: the run has too many replicas.
     """
     run_row = runs.find(tx, run)
@@ -117,17 +117,21 @@ def drain(tx: Transaction, run: str, replica: str) -> ReplicaView:
 
 
 def kick(tx: Transaction, run: str, replica: str) -> ReplicaView:
-    """Take the lease away at once; nothing happens if the replica is not alive."""
+    """Take the lease away at once, and the name with it; nothing happens if nobody is alive."""
     _, row = find(tx, run, replica)
     message = f"An operator removed {replica}."
-    _end_or_drain(tx, run, row, leases.kick(lease_of(row)), message)
+    _end_or_drain(tx, run, row, leases.kick(lease_of(row), tx.now), message)
     return view(tx, row)
 
 
 def leave(tx: Transaction, run: str, replica: str, incarnation: int) -> None:
-    """Give the lease back; nothing happens if this incarnation does not hold it."""
+    """Give the lease back; nothing happens if this incarnation does not hold it.
+
+    Raises:
+        LeaseLost: an operator removed the replica.
+    """
     _, row = find(tx, run, replica)
-    released = leases.release(lease_of(row), incarnation)
+    released = leases.release(lease_of(row), incarnation, tx.now)
     _end_or_drain(tx, run, row, released, f"{replica} left.")
 
 
@@ -160,13 +164,14 @@ def find(tx: Transaction, run: str, replica: str) -> tuple[Run, Replica]:
     Raises:
         RunUnknown, ReplicaUnknown: there is none.
     """
-    run_row = runs.find(tx, run)
-    row = _row(tx, run_row, replica)
-    if row is None:
+    both = select(Run, Replica).join(Replica, Replica.run_id == Run.id)
+    found = tx.session.execute(both.where(Run.name == run, Replica.name == replica)).first()
+    if found is None:
+        runs.find(tx, run)
         raise ReplicaUnknown(
             f"Run {run} has no replica {replica}; `syncline replicas ls {run}` lists them."
         )
-    return run_row, row
+    return found[0], found[1]
 
 
 def view(tx: Transaction, row: Replica) -> ReplicaView:
@@ -184,7 +189,7 @@ def view(tx: Transaction, row: Replica) -> ReplicaView:
         joined_at=row.joined_at,
         lease_left_s=lease_of(row).left_s(tx.now),
         progress=Progress.model_validate_json(row.progress),
-        weight=math.fsum(weights) / len(weights) if weights else None,
+        weight=sum(weight / len(weights) for weight in weights) if weights else None,
         z=max(scores, default=None),
         exclusions=row.exclusions,
     )

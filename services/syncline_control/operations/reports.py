@@ -49,9 +49,12 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
         row.number: row
         for row in tx.session.scalars(select(Fragment).where(Fragment.run_id == run_row.id))
     }
+    known = _known(tx, run_row, reports)
     for report in reports:
-        if not _add_round(tx, run_row, report):
+        if (key := _key(report)) in known:
             continue
+        known.add(key)
+        tx.session.add(_row(run_row, report))
         _move_fragment(tx, run_row, fragments, report)
         if report.kind != "parameters":  # an offer sets a value; nobody's push is judged
             run_row.rounds += 1
@@ -67,29 +70,41 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
     _forget_old_rounds(tx, run_row)
 
 
-def _add_round(tx: Transaction, run_row: Run, report: RoundReport) -> bool:
-    """Keep the report; False if it is there already."""
-    same = select(Round.id).where(
-        Round.run_id == run_row.id,
-        Round.fragment == report.fragment,
-        Round.kind == report.kind,
-        Round.revision == report.revision,
-        Round.gradient_step == report.gradient_step,
-        Round.committed_at == report.committed_at,
+def _known(
+    tx: Transaction, run_row: Run, reports: list[RoundReport]
+) -> set[tuple[int, str, int, int, float]]:
+    """The keys of the rounds that are there already, of the time that the reports tell of."""
+    times = [report.committed_at for report in reports]
+    query = select(
+        Round.fragment, Round.kind, Round.revision, Round.gradient_step, Round.committed_at
+    ).where(Round.run_id == run_row.id, Round.committed_at.between(min(times), max(times)))
+    return {
+        (number, kind, at, step, when) for number, kind, at, step, when in tx.session.execute(query)
+    }
+
+
+def _key(report: RoundReport) -> tuple[int, str, int, int, float]:
+    """What tells a round of a run from every other."""
+    return (
+        report.fragment,
+        report.kind,
+        report.revision,
+        report.gradient_step,
+        report.committed_at,
     )
-    if tx.session.scalar(same) is not None:
-        return False
-    row = Round(
+
+
+def _row(run_row: Run, report: RoundReport) -> Round:
+    fragment, kind, revision, gradient_step, committed_at = _key(report)
+    return Round(
         run_id=run_row.id,
-        fragment=report.fragment,
-        kind=report.kind,
-        revision=report.revision,
-        gradient_step=report.gradient_step,
-        committed_at=report.committed_at,
+        fragment=fragment,
+        kind=kind,
+        revision=revision,
+        gradient_step=gradient_step,
+        committed_at=committed_at,
         report=report.model_dump_json(),
     )
-    tx.session.add(row)
-    return True
 
 
 def _move_fragment(

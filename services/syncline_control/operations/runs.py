@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Integer, case, cast, func, select
@@ -28,6 +29,8 @@ class Crowd:
     alive: int = 0
     taking_part: int = 0
     loss: float | None = None
+    idle_since: float | None = None
+    """When the last lease ended; None while one is held."""
 
 
 def create(tx: Transaction, body: RunCreate) -> tuple[RunView, bool]:
@@ -131,7 +134,13 @@ def refuse_if_ended(row: Run) -> None:
 
 
 def settings_of(row: Run) -> RunSettings:
-    return RunSettings.model_validate_json(row.settings)
+    return _settings(row.settings)
+
+
+@lru_cache(maxsize=1024)
+def _settings(text: str) -> RunSettings:
+    """Every heartbeat asks for them, they hardly ever change, and nobody can change the answer."""
+    return RunSettings.model_validate_json(text)
 
 
 def view(tx: Transaction, row: Run) -> RunView:
@@ -154,6 +163,7 @@ def _crowds(tx: Transaction, run_ids: list[int]) -> Mapping[int, Crowd]:
             func.sum(cast(held & Replica.taking_part, Integer)),
             func.avg(case((held, Replica.loss))),
             func.avg(Replica.loss),
+            func.max(Replica.lease_until),
         )
         .where(Replica.run_id.in_(run_ids))
         .group_by(Replica.run_id)
@@ -163,8 +173,11 @@ def _crowds(tx: Transaction, run_ids: list[int]) -> Mapping[int, Crowd]:
             alive=int(alive),
             taking_part=int(taking_part),
             loss=loss_of_held if loss_of_held is not None else loss_of_all,
+            idle_since=None if alive else last_until,
         )
-        for run_id, alive, taking_part, loss_of_held, loss_of_all in tx.session.execute(query)
+        for run_id, alive, taking_part, loss_of_held, loss_of_all, last_until in tx.session.execute(
+            query
+        )
     }
 
 
@@ -184,6 +197,7 @@ def _view(row: Run, crowd: Crowd) -> RunView:
         exclusions=row.exclusions,
         committed_tokens=row.committed_tokens,
         loss=crowd.loss,
+        idle_since=None if row.state in life.ENDED else crowd.idle_since,
     )
 
 

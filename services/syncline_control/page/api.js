@@ -23,6 +23,8 @@ export async function get(path) {
   return (await call("GET", path)).json();
 }
 
+export const hasToken = () => Boolean(sessionStorage.getItem(KEY));
+
 export function keepToken(token) {
   sessionStorage.setItem(KEY, token);
 }

@@ -5,6 +5,7 @@ import { SERIES, byId, colour, count, el, fixed } from "./draw.js";
 
 const SMOOTHING = 0.8; // of the weight of what came before, per point
 const SMOOTHED_FROM = 60; // points; shorter curves are shown as they are
+const JOINED_FROM = 5; // dots; a line through fewer would tell of a course that nobody measured
 const LEGEND_MAX = 10;
 
 let plot = null;
@@ -12,14 +13,14 @@ let drawn = "";
 let named = []; // [label, colour, index into the plot's data] of each line with a name
 
 export function drawChart(curves, ordinals) {
-  const lines = linesOf(curves, ordinals);
+  const lines = linesOf(withOneMerged(curves), ordinals);
   named = lines.map((line, i) => [line.label, line.stroke, i + 1]).filter(([label]) => label);
   legend(lines);
   const host = byId("plot");
-  const shape = JSON.stringify(lines.map(({ label, stroke, width, dash, dots }) => [label, stroke, width, dash, dots]));
+  const shape = JSON.stringify(lines.map(({ label, stroke, width, dash, dots, x }) => [label, stroke, width, dash, dots && x.length < JOINED_FROM]));
   if (!lines.length) {
     clear();
-    host.replaceChildren(el("div", { class: "none" }, "No losses reported yet."));
+    host.replaceChildren(el("div", { class: "none" }, "No loss yet. Replicas report theirs as they train."));
     return;
   }
   const data = uPlot.join(lines.map((line) => [line.x, line.y]));
@@ -62,6 +63,15 @@ function linesOf(curves, ordinals) {
   return lines;
 }
 
+// Every replica may evaluate the merged model, and there is only one: one line, whoever said it.
+function withOneMerged(curves) {
+  const merged = curves.filter((curve) => curve.kind === "merged");
+  if (merged.length < 2) return curves;
+  const all = (key) => merged.flatMap((curve) => curve[key]);
+  const one = { ...merged[0], tokens: all("tokens"), loss: all("loss"), time: all("time") };
+  return [...curves.filter((curve) => curve.kind !== "merged"), one];
+}
+
 // A replica that started again may step back; a plot wants each x once, in order.
 function rising(curve) {
   const points = curve.tokens.map((tokens, i) => [tokens, curve.loss[i]]).sort((a, b) => a[0] - b[0]);
@@ -92,6 +102,9 @@ function options(lines, host) {
     grid: { stroke: colour("--faint"), width: 1 },
     ticks: { show: false },
     font: "11.5px Inter, system-ui, sans-serif",
+    labelFont: "11.5px Inter, system-ui, sans-serif",
+    labelSize: 16,
+    labelGap: 0,
   };
   return {
     ...size(host),
@@ -99,8 +112,8 @@ function options(lines, host) {
     cursor: { points: { size: 6 }, y: false, drag: { x: true, y: false } },
     scales: { x: { time: false } },
     axes: [
-      { ...axis, values: (_, ticks) => ticks.map(tokens), size: 28, gap: 6 },
-      { ...axis, values: (_, ticks) => ticks.map((tick) => fixed(tick, decimals(ticks))), size: 44, gap: 8 },
+      { ...axis, values: (_, ticks) => ticks.map(tokens), size: 26, gap: 6, label: "tokens of the run" },
+      { ...axis, values: (_, ticks) => ticks.map((tick) => fixed(tick, decimals(ticks))), size: 40, gap: 6, label: "nats per token" },
     ],
     series: [
       {},
@@ -111,6 +124,7 @@ function options(lines, host) {
         dash: line.dash,
         spanGaps: true,
         points: { show: Boolean(line.dots), size: 6, fill: line.stroke },
+        ...(line.dots && line.x.length < JOINED_FROM ? { paths: () => null } : {}),
       })),
     ],
     hooks: { setCursor: [hover] },
@@ -158,11 +172,12 @@ export function place(tip, x, y) {
 }
 
 function legend(lines) {
-  const keys = named.slice(0, LEGEND_MAX).map(([label, stroke, i]) => {
-    const style = { "border-color": stroke, "border-top-style": lines[i - 1].dash ? "dashed" : "solid" };
-    return el("span", {}, el("i", { class: "stroke", style }), label);
-  });
-  if (named.length > LEGEND_MAX) keys.push(el("span", {}, `and ${named.length - LEGEND_MAX} more`));
+  const key = (label, stroke, line = "solid") =>
+    el("span", {}, el("i", { class: "stroke", style: { "border-color": stroke, "border-top-style": line } }), label);
+  const solid = named.filter(([, , i]) => !lines[i - 1].dash);
+  const keys = solid.slice(0, LEGEND_MAX).map(([label, stroke]) => key(label, stroke));
+  if (solid.length > LEGEND_MAX) keys.push(el("span", {}, `and ${solid.length - LEGEND_MAX} more`));
+  if (solid.length < named.length) keys.push(key("held out", colour("--quiet"), "dashed"));
   byId("legend").replaceChildren(...keys);
 }
 

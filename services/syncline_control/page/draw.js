@@ -48,6 +48,13 @@ export function clock(time) {
   return new Date(1000 * time).toLocaleTimeString("en-GB");
 }
 
+// The time of a day, and which day unless it is this one.
+export function moment(time) {
+  const then = new Date(1000 * time);
+  const day = then.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  return then.toDateString() === new Date().toDateString() ? clock(time) : `${day}, ${clock(time)}`;
+}
+
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export const SERIES = 8;

@@ -1,9 +1,9 @@
 // The live page: asks every two seconds, draws what it hears, and acts after a confirmation.
 // It decides nothing about runs; every number comes from the REST API beside it.
 
-import { Refused, call, follow, get, keepToken } from "./api.js";
+import { Refused, call, follow, get, hasToken, keepToken } from "./api.js";
 import { drawChart, forgetChart } from "./chart.js";
-import { SERIES, byId, clock, count, duration, el, fixed, percent } from "./draw.js";
+import { SERIES, byId, clock, count, duration, el, fixed, moment, percent } from "./draw.js";
 import { drawRounds } from "./rounds.js";
 
 const EVERY_MS = 2_000;
@@ -26,15 +26,15 @@ async function refresh() {
   if (!run) return;
   if (run.name !== now.chosen) await choose(run);
   now.replicas = await get(path(run.name, "/replicas"));
-  head(run);
-  figures(run);
-  replicas(run);
-  if (now.turn++ % CURVES_EVERY === 0) await curves(run);
   if (run.rounds !== now.roundsSeen) {
     now.rounds = await get(path(run.name, "/rounds?limit=1000"));
     now.roundsSeen = run.rounds;
     drawRounds(now.rounds);
   }
+  head(run);
+  figures(run);
+  replicas(run);
+  if (now.turn++ % CURVES_EVERY === 0) await curves(run);
 }
 
 async function choose(run) {
@@ -59,6 +59,7 @@ async function curves(run) {
 function services(list) {
   byId("services").replaceChildren(
     ...list.map((one) => el("span", { class: `dot ${one.alive ? "good" : "bad"}`, title: one.address }, one.name, one.alive ? "" : " is silent")),
+    ...(list.length ? [] : [el("span", { class: "dot hollow" }, "no sync service")]),
   );
 }
 
@@ -67,7 +68,7 @@ function runsList(chosen) {
     ...now.runs.map((run) => {
       const budget = run.settings.token_budget;
       const link = el("a", { href: `#${encodeURIComponent(run.name)}` },
-        el("div", { class: "name" }, el("span", {}, run.name), el("span", { class: "quiet" }, run.state)),
+        el("div", { class: "name" }, el("span", {}, run.name), el("span", { class: "quiet" }, run.idle_since ? "idle" : run.state)),
         budget ? bar(run.committed_tokens / budget, run.state) : null,
       );
       if (run === chosen) link.setAttribute("aria-current", "true");
@@ -88,11 +89,20 @@ function head(run) {
   const s = run.settings;
   const facts = [s.strategy, `synchronised every ${s.sync_every} inner steps`, `outer lr ${s.outer.lr}, momentum ${s.outer.momentum}`, `${s.codec.up} up, ${s.codec.down} down`];
   byId("about").textContent = facts.join(" · ");
-  byId("pause").hidden = run.state === "paused";
+  byId("since").textContent = since(run);
+  byId("pause").hidden = run.state !== "running";
   byId("resume").hidden = run.state !== "paused";
-  const ended = run.state === "stopped" || run.state === "finished";
-  for (const id of ["pause", "resume", "stop"]) byId(id).disabled = ended;
+  byId("stop").hidden = ended(run);
   document.title = `${run.name} · Syncline`;
+}
+
+const ended = (run) => run.state === "stopped" || run.state === "finished";
+
+function since(run) {
+  const age = (from, to = Date.now() / 1000) => duration(to - from);
+  if (ended(run)) return `${run.state} at ${moment(run.ended_at)}, ${age(run.created_at, run.ended_at)} after it was created`;
+  if (run.idle_since) return `idle since ${moment(run.idle_since)} (${age(run.idle_since)}): no replica is alive; it goes on when one joins`;
+  return `created at ${moment(run.created_at)}, ${age(run.created_at)} ago`;
 }
 
 function figures(run) {
@@ -108,12 +118,12 @@ function figures(run) {
       budget ? bar(run.committed_tokens / budget, run.state) : null,
     ),
     figure("Tokens/s", speed ? count(speed) : "–"),
-    figure("Loss", fixed(run.loss, 3)),
+    figure("Loss", fixed(run.loss, 3), run.loss === null ? "" : "nats"),
     figure("Alive", String(run.replicas_alive)),
-    figure("Taking part", String(run.replicas_taking_part)),
+    figure("Taking part", String(run.replicas_taking_part), "", run.rounds && run.replicas_taking_part < run.replicas_alive ? "warn" : ""),
     figure("Rounds", count(run.rounds)),
     figure("Revision", count(run.revision)),
-    figure("Exclusions", count(run.exclusions), run.rounds ? percent(run.exclusions / Math.max(1, pushes(run))) : "", run.exclusions ? "bad" : ""),
+    figure("Exclusions", count(run.exclusions), pushes(run) ? percent(run.exclusions / pushes(run)) : "", run.exclusions ? "bad" : ""),
   );
 }
 
@@ -135,8 +145,14 @@ function replicas(run) {
   const lease = run.settings.timeouts.lease ?? LEASE_S[run.settings.timeouts.profile];
   const order = [...now.replicas.keys()].sort((a, b) => held(now.replicas[b]) - held(now.replicas[a]) || a - b);
   byId("replicas").replaceChildren(...order.map((i) => row(run, now.replicas[i], i, lease)));
+  byId("crew-head").hidden = !order.length;
   byId("crew").textContent = order.length ? `${order.length} in all` : "";
-  if (!order.length) byId("replicas").append(el("tr", { class: "none" }, el("td", { colSpan: 11 }, "No replica has joined yet.")));
+  if (!order.length) byId("replicas").append(el("tr", { class: "none" }, el("td", { colSpan: 11 }, ...nobody(run))));
+}
+
+function nobody(run) {
+  if (ended(run)) return ["No replica ever joined."];
+  return ["No replica has joined yet. Start one with ", el("code", {}, `syncline train job.toml --run ${run.name} --control ${location.origin}`)];
 }
 
 function row(run, one, i, lease) {
@@ -148,7 +164,7 @@ function row(run, one, i, lease) {
   return el("tr", { class: here ? "" : "gone" },
     el("td", {}, el("span", { class: "mark", style: { background: `var(--series-${i % SERIES})` } }), one.replica, el("span", { class: "host" }, `${one.host}${one.ranks > 1 ? ` · ${one.ranks} ranks` : ""}${one.incarnation > 1 ? ` · life ${one.incarnation}` : ""}`)),
     el("td", {}, el("span", { class: `dot ${DOT[one.state]}` }, one.state)),
-    el("td", {}, here ? el("span", { class: `dot ${one.taking_part ? "good" : "hollow"}` }, one.taking_part ? "yes" : p.phase) : "–"),
+    el("td", {}, here ? el("span", { class: `dot ${one.taking_part ? "good" : "hollow"}` }, one.taking_part ? "yes" : `no, ${p.phase}`) : "–"),
     number(here && one.weight !== null ? percent(one.weight) : "–"),
     number(here ? fixed(one.z, 1) : "–", here && one.z > run.settings.penalty.z_max ? "bad" : ""),
     number(fixed(p.loss, 3)),
@@ -212,7 +228,8 @@ async function tick() {
   } catch (error) {
     if (error instanceof Refused && error.status === 401) {
       link("lost", "a token is wanted; reload to give it");
-      wanted = await ask("This control plane wants a token", "Ask whoever runs it. It is kept in this tab only.", "Go on", true);
+      const why = hasToken() ? "It refused the one it was given." : "Ask whoever runs it.";
+      wanted = await ask("This control plane wants a token", `${why} It is kept in this tab only.`, "Go on", true);
       if (wanted) keepToken(byId("ask-token").value);
     } else if (error instanceof TypeError || error instanceof Refused) {
       link("lost", "the control plane does not answer");

@@ -12,7 +12,7 @@ export function drawRounds(reports) {
   const host = byId("rounds");
   if (!reports.length) {
     host.style.gridTemplateColumns = "1fr";
-    host.replaceChildren(el("div", { class: "none" }, "No round has been committed yet."));
+    host.replaceChildren(el("div", { class: "none" }, "No round yet. The first is committed once the replicas have trained as many inner steps as lie between two rounds."));
     return;
   }
   const names = new Map(reports.map((report) => [report.fragment, report.fragment_name]));

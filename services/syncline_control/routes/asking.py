@@ -1,4 +1,7 @@
-"""What routes share: how they reach the state, and what names look like in a path."""
+"""What routes share: how they reach the state, and what names look like in a path.
+
+What a route depends on is ``async``: anything else would go through a thread, for each request.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from syncline_control.state import State
 from syncline_proto.settings import NAME_PATTERN
 
 
-def _state(request: Request) -> State:
+async def _state(request: Request) -> State:
     return request.app.state.control
 
 
-def _metrics(request: Request) -> Metrics:
+async def _metrics(request: Request) -> Metrics:
     return request.app.state.metrics
 
 

@@ -15,13 +15,13 @@ from syncline_proto.errors import StoreError, Unreachable
 router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz")
+@router.get("/healthz", response_class=PlainTextResponse)
 async def healthz() -> PlainTextResponse:
     """The process answers."""
     return PlainTextResponse("ok\n")
 
 
-@router.get("/readyz")
+@router.get("/readyz", response_class=PlainTextResponse)
 async def readyz(state: Control) -> PlainTextResponse:
     """The database answers, too, and takes what is written."""
     try:
@@ -33,7 +33,7 @@ async def readyz(state: Control) -> PlainTextResponse:
     return PlainTextResponse("ready\n")
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def prometheus(state: Control, registry: Registry) -> Response:
     """Metrics in Prometheus' text format."""
     snapshot = await state.do(fleet.snapshot)

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query
 from fastapi.openapi.models import Example
 
+from syncline_control.body import StrictRoute
 from syncline_control.operations import replicas
 from syncline_control.routes.asking import Control, ReplicaName, RunName
 from syncline_proto.rest import (
@@ -17,7 +18,7 @@ from syncline_proto.rest import (
     ReplicaView,
 )
 
-router = APIRouter(prefix="/v1/runs/{run}/replicas", tags=["replicas"])
+router = APIRouter(prefix="/v1/runs/{run}/replicas", tags=["replicas"], route_class=StrictRoute)
 
 NEW_REPLICA: dict[str, Example] = {
     "two ranks": {
@@ -51,7 +52,10 @@ async def register_replica(
     run: RunName,
     body: Annotated[ReplicaRegister, Body(openapi_examples=NEW_REPLICA)],
 ) -> Registration:
-    """Ask for a lease. The same name again starts a new incarnation and fences the older one."""
+    """Ask for a lease. The same name again starts a new incarnation and fences the older one.
+
+    LEASE_LOST means: an operator removed this replica, and only another name may join.
+    """
     return await state.do(replicas.register, run, body)
 
 
@@ -68,7 +72,7 @@ async def heartbeat(
     replica: ReplicaName,
     body: Annotated[Heartbeat, Body(openapi_examples=BEAT)],
 ) -> HeartbeatAnswer:
-    """Renew the lease. LEASE_LOST means: stop, another life holds it or it ran out."""
+    """Renew the lease. LEASE_LOST means: stop; it ran out, was taken, or another life has it."""
     return await state.do(replicas.heartbeat, run, replica, body)
 
 
@@ -80,7 +84,11 @@ async def drain_replica(state: Control, run: RunName, replica: ReplicaName) -> R
 
 @router.post("/{replica}/kick")
 async def kick_replica(state: Control, run: RunName, replica: ReplicaName) -> ReplicaView:
-    """Take the replica's lease away at once."""
+    """Take the replica's lease away at once; it may not come back under this name.
+
+    Whatever it asks for after that is answered with LEASE_LOST in the same sentence. To send a
+    replica home for a while, drain it.
+    """
     return await state.do(replicas.kick, run, replica)
 
 
@@ -91,5 +99,8 @@ async def leave(
     replica: ReplicaName,
     incarnation: Annotated[int, Query(ge=1)],
 ) -> None:
-    """Give the lease back. An incarnation that does not hold it changes nothing."""
+    """Give the lease back. An incarnation that does not hold it changes nothing.
+
+    LEASE_LOST means: an operator took it, so there is nothing to give back.
+    """
     await state.do(replicas.leave, run, replica, incarnation)

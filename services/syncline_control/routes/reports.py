@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query
 from fastapi.openapi.models import Example
 
+from syncline_control.body import StrictRoute
 from syncline_control.operations import points, reports
 from syncline_control.routes.asking import Control, RunName
 from syncline_proto.rest import MetricSeries, Reports, RoundReport
 
-router = APIRouter(prefix="/v1/runs/{run}", tags=["reports"])
+router = APIRouter(prefix="/v1/runs/{run}", tags=["reports"], route_class=StrictRoute)
 
 ROUND: dict[str, Example] = {
     "round": {

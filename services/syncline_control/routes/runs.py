@@ -7,12 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Query, Response
 from fastapi.openapi.models import Example
 
+from syncline_control.body import StrictRoute
 from syncline_control.core.runs import Act
 from syncline_control.operations import runs
 from syncline_control.routes.asking import Control, RunName
 from syncline_proto.rest import RunCreate, RunView, SettingsPatch
 
-router = APIRouter(prefix="/v1", tags=["runs"])
+router = APIRouter(prefix="/v1", tags=["runs"], route_class=StrictRoute)
 
 NEW_RUN: dict[str, Example] = {
     "edit": {
@@ -22,7 +23,7 @@ NEW_RUN: dict[str, Example] = {
             "settings": {
                 "strategy": "edit",
                 "sync_every": 64,
-                "min_replicas": 2,
+                "expected_replicas": 2,
                 "token_budget": 20_000_000,
             },
         },

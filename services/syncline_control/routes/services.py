@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Body
 from fastapi.openapi.models import Example
 
+from syncline_control.body import StrictRoute
 from syncline_control.operations import services
 from syncline_control.routes.asking import Control, ServiceName
 from syncline_proto.rest import SyncEndpoint, SyncServiceAnswer, SyncServiceHello
 
-router = APIRouter(prefix="/v1/sync-services", tags=["sync services"])
+router = APIRouter(prefix="/v1/sync-services", tags=["sync services"], route_class=StrictRoute)
 
 HELLO: dict[str, Example] = {
     "one": {

@@ -6,7 +6,8 @@ the order judge -> fold -> (due -> close -> outer step -> store -> publish), one
 Invariants:
     - revision and gradient_step only grow (but for a synchronous phase that starts anew);
     - a push is folded at most once, and only by the member that holds the incarnation;
-    - who is expected is fixed when a round opens; losses only shrink it, joins never grow it.
+    - who is expected is fixed when a round opens: whoever has pushed before, in time or late, and
+      is alive; losses only shrink it, joins never grow it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dataclasses import replace
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core import detector, weights
+from syncline_sync.core import detector, refusals, weights
+from syncline_sync.core.ending import Ending
 from syncline_sync.core.record import (
     ClosedBy,
     Closing,
@@ -31,17 +33,23 @@ from syncline_sync.core.record import (
 from syncline_sync.core.round import Round
 
 ACCEPTED = pb.VERDICT_ACCEPTED
-DUPLICATE = pb.VERDICT_DUPLICATE
-STALE = pb.VERDICT_STALE
 ANOMALOUS = pb.VERDICT_ANOMALOUS
-FENCED = pb.VERDICT_FENCED
 
 
 class Fragment:
     """The decisions of one fragment of one run."""
 
-    def __init__(self, settings: RunSettings, saved: Saved | None = None) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        saved: Saved | None = None,
+        *,
+        number: int = 0,
+        ending: Ending | None = None,
+    ) -> None:
+        """Fragment ``number`` of a run, whose fragments share ``ending``; or the only one."""
         self.settings = settings
+        self._number, self._ending = number, ending or Ending()
         self.saved = saved or Saved(measured=_measured(settings))
         self.initialised = saved is not None
         self.members: Mapping[str, int] = {}
@@ -49,6 +57,8 @@ class Fragment:
         self._next_settings = settings
         self._round: Round | None = None
         self._taking_part: dict[str, int] = dict(self.saved.taking_part)
+        if self.saved.revision > 0:
+            self._ending.offered(number)
 
     @property
     def synchronous(self) -> bool:
@@ -86,7 +96,8 @@ class Fragment:
         if r is not None:
             r.lose(r.expected - self._taking_part.keys())
             r.waits_from_s = now_s if goes_on else r.waits_from_s
-        if self.synchronous and self.saved.gradient_step and not self._someone_is_left():
+        if self._phase_is_lost():
+            self._ending.withdrawn(self._number)
             self.saved = replace(self.saved, gradient_step=0, contributions=())
             self._round = None
             told.append("everyone in the synchronous phase is gone: it starts again")
@@ -96,15 +107,7 @@ class Fragment:
         self, members: Mapping[str, int], replica: str, incarnation: int
     ) -> Judgement | None:
         """The answer to a replica that does not hold its lease (any more); None if it does."""
-        holder = members.get(replica)
-        if holder == incarnation:
-            return None
-        why = "holds no lease" if holder is None else f"lives on as incarnation {holder}"
-        return Judgement(
-            verdict=FENCED,
-            result=self.saved.revision,
-            reason=f"{replica} {why}; incarnation {incarnation} must stop or register anew.",
-        )
+        return refusals.fenced(members, replica, incarnation, self.saved.revision)
 
     def known(self, replica: str, incarnation: int, seq: int) -> Judgement | None:
         """DUPLICATE for a push that the open round or a committed one contains; else None."""
@@ -112,13 +115,8 @@ class Fragment:
         if inside and (inside.incarnation, inside.seq) == (incarnation, seq):
             assert self._round is not None
             non_finite = not detector.is_finite(inside.norm)
-            return _duplicate(inside.verdict, self._round.result, non_finite)
-        last = self.saved.last.get(replica)
-        if last is None or last.incarnation != incarnation or seq > last.seq:
-            return None
-        if seq == last.seq:
-            return _duplicate(last.verdict, last.result, last.non_finite)
-        return _duplicate(ACCEPTED, self.saved.revision, False)
+            return refusals.duplicate(inside.verdict, self._round.result, non_finite)
+        return refusals.known(self.saved, replica, incarnation, seq)
 
     def judge(self, now_s: float, push: WholePush) -> Judgement:
         """Give a whole push its verdict; an accepted one enters the open round.
@@ -141,6 +139,9 @@ class Fragment:
             return self._stale(f"epoch {push.epoch} has ended, this is {self.saved.epoch}")
         late = self._late(push)
         if late is not None:
+            if push.kind is Kind.PSEUDO_GRADIENT and not self.synchronous:
+                # It comes again, from the newest revision; rounds that open from now on wait.
+                self._taking_part[push.replica] = push.incarnation
             return late
         return self._enter(now_s, push)
 
@@ -150,10 +151,10 @@ class Fragment:
         if r is None:
             return None
         if r.kind is Kind.PARAMETERS:
-            return ClosedBy.OFFER
+            return ClosedBy.OFFER if r.result == 0 or self._ending.decided else None
         if len(r.arrived) < self._needed(r):
             return None
-        if r.expected <= r.arrived.keys():
+        if len(r.arrived) >= self._wished(r) and r.expected <= r.arrived.keys():
             return ClosedBy.LOSS if r.lost else ClosedBy.EVERYONE
         deadline = self.deadline_s
         return ClosedBy.DEADLINE if deadline is not None and now_s >= deadline else None
@@ -163,7 +164,7 @@ class Fragment:
         r = self._round
         assert r is not None, "no round is open"
         contributions = r.contributions()
-        squares = sum(c.share**2 for c in contributions)
+        squares = sum(c.weight**2 for c in contributions)
         statistics, told = self.saved.statistics, ()
         if r.kind is Kind.PSEUDO_GRADIENT:
             seen = [
@@ -219,11 +220,16 @@ class Fragment:
         """Those of ``replicas`` (-> incarnation) that hold their lease."""
         return {r: i for r, i in replicas.items() if self.members.get(r) == i}
 
-    def _someone_is_left(self) -> bool:
-        """Whether somebody who takes part, or has pushed in the open round, is still alive."""
+    def _phase_is_lost(self) -> bool:
+        """Whether the synchronous phase is under way, and everyone in it is gone.
+
+        Everyone: who takes part, or has pushed in the open round.
+        """
+        if not (self.synchronous and self.saved.gradient_step) or self._ending.decided:
+            return False
         arrived = self._round.arrived if self._round else {}
         inside = {c.replica: c.incarnation for c in arrived.values() if c.verdict == ACCEPTED}
-        return bool(self._taking_part or self._alive(inside))
+        return not (self._taking_part or self._alive(inside))
 
     def _needed(self, r: Round) -> int:
         """Pushes without which the open round does not close: ``min_replicas``.
@@ -235,45 +241,22 @@ class Fragment:
             return max(1, min(self.settings.min_replicas, len(self._taking_part)))
         return self.settings.min_replicas
 
+    def _wished(self, r: Round) -> int:
+        """Pushes that the open round waits for until its deadline, besides those it expects.
+
+        Only the very first round has any: who starts together shall train together, and nobody is
+        known by a push yet.
+        """
+        before = self.saved.gradient_step if r.kind is Kind.GRADIENT else self.saved.revision
+        return self.settings.replicas if before == 0 else 0
+
     def _late(self, push: WholePush) -> Judgement | None:
         """STALE for a push whose round has closed, or that already has a push in the open one."""
-        current = self.saved
-        if push.kind is Kind.GRADIENT:
-            if not self.synchronous:
-                return self._stale("the synchronous phase is over")
-            if push.gradient_step > self.settings.warmup_steps:
-                raise InvalidRequest(
-                    f"gradient_step: {push.gradient_step} where the synchronous phase has "
-                    f"{self.settings.warmup_steps}; offer PARAMETERS."
-                )
-            if push.gradient_step <= current.gradient_step:
-                return Judgement(
-                    verdict=STALE,
-                    result=push.gradient_step,
-                    reason=f"gradient step {push.gradient_step} has closed.",
-                )
-            if push.gradient_step != current.gradient_step + 1:
-                raise InvalidRequest(
-                    f"gradient_step: {push.gradient_step} where "
-                    f"{current.gradient_step + 1} is next."
-                )
-        elif self.synchronous:
-            return Judgement(
-                verdict=STALE,
-                result=1,
-                reason="the synchronous phase goes on; wait for revision 1.",
-            )
-        elif push.base != current.revision:
-            return self._stale(
-                f"its base is revision {push.base}, the round starts from {current.revision}"
-            )
-        if self._round and push.replica in self._round.arrived:
-            return Judgement(
-                verdict=STALE,
-                result=self._round.result,
-                reason=f"round {self._round.result} has a push of {push.replica} already.",
-            )
-        return None
+        late = refusals.late(self.saved, self.settings.warmup_steps, push)
+        if late is None and self._round and push.replica in self._round.arrived:
+            why = f"round {self._round.result} has a push of {push.replica} already"
+            return refusals.stale(why, self._round.result)
+        return late
 
     def _enter(self, now_s: float, push: WholePush) -> Judgement:
         """Judge a timely push by its norm, weigh it, and put it into the round."""
@@ -305,11 +288,16 @@ class Fragment:
                 f"{self.settings.warmup_steps}; parameters cannot be offered yet."
             )
         if not (first or last) or self._round is not None:
-            return self._stale("another replica has offered these parameters, or the run has them")
+            result = self._round.result if self._round else self.saved.revision
+            return refusals.stale(
+                "another replica has offered these parameters, or the run has them", result
+            )
         if not detector.is_finite(push.norm):
             raise InvalidRequest("push: the offered parameters are not finite.")
         r = self._round = self._new_round(now_s, push.kind, 0 if first else 1)
         r.enter(push, detector.Finding(False, 0.0), self.settings)
+        if last:
+            self._ending.offered(self._number)
         return Judgement(verdict=ACCEPTED, judged=ACCEPTED, result=r.result, sets=True)
 
     def _opened(self, now_s: float, kind: Kind) -> Round:
@@ -332,17 +320,7 @@ class Fragment:
         )
 
     def _stale(self, why: str) -> Judgement:
-        return Judgement(verdict=STALE, judged=STALE, result=self.saved.revision, reason=f"{why}.")
-
-
-def _duplicate(verdict: pb.Verdict.ValueType, result: int, non_finite: bool) -> Judgement:
-    return Judgement(
-        verdict=DUPLICATE,
-        judged=verdict,
-        result=result,
-        non_finite=non_finite,
-        reason="this push was judged before.",
-    )
+        return refusals.stale(why, self.saved.revision)
 
 
 def _measured(settings: RunSettings) -> str:

@@ -30,7 +30,7 @@ class Payload:
 
     codec: pb.Codec.ValueType
     chunks: tuple[bytes, ...]
-    runs: npt.NDArray[np.int64]
+    spans: npt.NDArray[np.int64]
     """[k, 2]: start and length, in payload order."""
 
 
@@ -118,11 +118,11 @@ def _pieces(payloads: Iterable[Payload], scratch: Float32) -> Iterable[tuple[int
     """Decode shards piece by piece: (position in the flat vector, fp32 values in ``scratch``)."""
     for payload in payloads:
         wide = width(payload.codec)
-        run, used = 0, 0  # the current run, and how much of it is done
+        span, used = 0, 0  # the current one, and how much of it is done
         for chunk in payload.chunks:
             view = memoryview(chunk)
             while view:
-                start, length = (int(n) for n in payload.runs[run])
+                start, length = (int(n) for n in payload.spans[span])
                 count = min(length - used, len(view) // wide, scratch.size)
                 piece = scratch[:count]
                 decode_into(view[: count * wide], payload.codec, piece)
@@ -130,4 +130,4 @@ def _pieces(payloads: Iterable[Payload], scratch: Float32) -> Iterable[tuple[int
                 view = view[count * wide :]
                 used += count
                 if used == length:
-                    run, used = run + 1, 0
+                    span, used = span + 1, 0

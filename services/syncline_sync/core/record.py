@@ -86,11 +86,11 @@ class Contribution:
     seq: int
     verdict: pb.Verdict.ValueType
     folded: float
-    """The weight it was folded with; 0 for an anomalous one."""
+    """What it was multiplied by when folded; 0 for an anomalous one."""
     rescale: float
     """What the accumulator was multiplied by just before."""
-    share: float
-    """Its part of the merge, 0 to 1, known when the round closes."""
+    weight: float
+    """Its part of the merge; from the round's close on, weights sum to 1."""
     norm: float
     z: float
     inner_steps: int

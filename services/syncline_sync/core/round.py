@@ -5,7 +5,7 @@ fragment's to decide.
 
 Invariants:
     - ``expected`` is fixed when the round opens, and only shrinks;
-    - a replica is in ``arrived`` at most once; ``total`` is the sum of the shares in it.
+    - a replica is in ``arrived`` at most once; ``total`` is the sum of the weights in it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Round:
             weight, rescale = self._weight(push, settings)
             if rescale != 1.0:
                 for name, c in self.arrived.items():
-                    self.arrived[name] = replace(c, share=c.share * rescale)
+                    self.arrived[name] = replace(c, weight=c.weight * rescale)
             self.total = self.total * rescale + weight
         entered = Contribution(
             replica=push.replica,
@@ -59,7 +59,7 @@ class Round:
             verdict=pb.VERDICT_ANOMALOUS if finding.bad else pb.VERDICT_ACCEPTED,
             folded=weight,
             rescale=rescale,
-            share=weight,
+            weight=weight,
             norm=push.norm,
             z=finding.z,
             inner_steps=push.inner_steps,
@@ -72,9 +72,9 @@ class Round:
         return entered
 
     def contributions(self) -> tuple[Contribution, ...]:
-        """Everyone in it, with shares that sum to 1 (or are all 0 if nobody counts)."""
+        """Everyone in it, with weights that sum to 1 (or are all 0 if nobody counts)."""
         return tuple(
-            replace(c, share=c.share / self.total if self.total else 0.0)
+            replace(c, weight=c.weight / self.total if self.total else 0.0)
             for c in self.arrived.values()
         )
 

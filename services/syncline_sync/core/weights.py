@@ -48,14 +48,14 @@ def scale_of(statistics: Statistics, rules: PenaltySettings) -> Scale:
     return Scale((rules.kappa * mean) or None) if mean else Scale(None)
 
 
-def weigh(scale: Scale, norm: float, step_share: float, step_power: float) -> Weight:
-    """Weigh an accepted push of norm G; ``step_share`` is its inner steps over ``sync_every``."""
-    share = step_share**step_power
+def weigh(scale: Scale, norm: float, step_ratio: float, step_power: float) -> Weight:
+    """Weigh an accepted push of norm G; ``step_ratio`` is its inner steps over ``sync_every``."""
+    steps = step_ratio**step_power
     if scale.temperature is None:
-        return Weight(share, 1.0, scale)
+        return Weight(steps, 1.0, scale)
     reference = norm if scale.reference is None else scale.reference
     exponent = (reference - norm) / scale.temperature
     if exponent <= EXPONENT_MAX:
-        return Weight(math.exp(exponent) * share, 1.0, Scale(scale.temperature, reference))
+        return Weight(math.exp(exponent) * steps, 1.0, Scale(scale.temperature, reference))
     moved = Scale(scale.temperature, norm)
-    return Weight(share, math.exp(-exponent), moved)
+    return Weight(steps, math.exp(-exponent), moved)

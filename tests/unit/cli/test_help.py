@@ -25,6 +25,7 @@ COMMANDS = (
     "runs resume",
     "runs stop",
     "runs set",
+    "runs events",
     "replicas ls",
     "replicas drain",
     "replicas kick",
@@ -34,7 +35,6 @@ COMMANDS = (
     "version",
     "exit-codes",
 )
-NO_JSON = {"train"}  # its progress has a form of its own
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -43,7 +43,14 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     assert f"      syncline {command}" in shown or f"    syncline {command}" in shown
     assert "Example" in shown
-    assert ("--json" in shown) == (command not in NO_JSON)
+    assert "--json" in shown
+    assert "Exit codes: " in shown and shown.endswith("syncline exit-codes\n")
+
+
+@pytest.mark.parametrize("group", ["", "runs", "replicas", "data"])
+def test_groups_have_examples_too(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*group.split(), "--help"]) == 0
+    assert f"    syncline {group}".rstrip() in capsys.readouterr().out
 
 
 def test_the_list_above_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

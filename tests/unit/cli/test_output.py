@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from syncline.cli import output
 from syncline.cli.about import exit_code_rows
@@ -29,6 +32,10 @@ def test_counts_have_three_digits(number: float | None, words: str) -> None:
     assert output.count(number) == words
 
 
+def test_one_run_and_two_runs() -> None:
+    assert [output.counted(n, "run") for n in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(None, "–"), (0.4, "0 s"), (59.4, "59 s"), (65, "1:05"), (7385, "2:03:05")],
@@ -43,6 +50,33 @@ def test_names_are_never_read_as_markup(capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr()
     assert "a[red]b" in shown.out
     assert shown.err == "error: there is no [bold]/tmp/x[/bold]\n"
+
+
+WIDE = ("name", ">first", "second", ">third")
+ROWS = [("a-name-that-is-long", 1, "some words", 3), ("b", 22, "", 333)]
+
+
+def drawn(width: int, **options: Any) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(output.table(WIDE, ROWS, empty="", **options))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_a_narrow_window_gets_fewer_columns_and_never_half_a_name() -> None:
+    spare = ("first", "third", "second")
+    whole = drawn(200, spare=spare)
+    assert whole[0].split() == ["name", "first", "second", "third"]
+    for width in range(len("a-name-that-is-long"), 200):
+        lines = drawn(width, spare=spare)
+        assert len(lines) == 3 and all(len(line) <= width for line in lines)
+        assert "a-name-that-is-long" in lines[1] and "…" not in "".join(lines)
+    assert drawn(len(max(whole, key=len)), spare=spare) == whole
+    assert drawn(38, spare=spare)[0].split() == ["name", "second", "third"]
+
+
+def test_one_column_may_take_several_lines_instead() -> None:
+    lines = drawn(42, fold="second")
+    assert len(lines) == 4 and "a-name-that-is-long" in lines[1]
 
 
 def test_json_holds_models_in_any_nesting(capsys: pytest.CaptureFixture[str]) -> None:

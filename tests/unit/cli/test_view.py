@@ -11,6 +11,8 @@ from rich.console import Console
 from syncline.cli import live
 from syncline.launch.view import ReplicaNow, View, result
 from syncline.train.progress import Ending, JsonProgress, Snapshot, Start
+from syncline_proto.rest import RunState, RunView
+from syncline_proto.settings import RunSettings
 
 START = Start(
     run="tiny",
@@ -104,6 +106,63 @@ def test_a_result_needs_one_replica_at_its_end() -> None:
     assert found.as_dict()["replicas"]["replica-0"]["held_out_local"] == 2.0
 
 
+def test_rounds_are_those_that_outer_steps_made() -> None:
+    """A synchronous phase ends with an offer, which is a revision and no round."""
+    seen = view(None)
+    assert (seen.rounds, seen.synchronous_steps) == (3, 0)
+    seen.warmup_steps = 16
+    assert (seen.rounds, seen.synchronous_steps) == (2, 16)
+    seen.replicas["replica-0"].hear(told(now=replace(NOW, revision=0, inner_step=5)))
+    assert (seen.rounds, seen.synchronous_steps) == (0, 5)
+    ended = view(END)
+    ended.warmup_steps = 16
+    found = result(ended, "folder", 1.0)
+    assert found is not None
+    assert (found.revision, found.rounds, found.synchronous_steps) == (9, 8, 16)
+
+
+def test_the_merged_model_is_that_of_a_replica_that_evaluated_it() -> None:
+    newer = replace(END, revision=12, held_out_merged=None, bits_per_byte_merged=None)
+    found = result(view(END, newer), "folder", 1.0)
+    assert found is not None and found.bits_per_byte_end == 2.8
+
+
+def screen(seen: View, width: int) -> list[str]:
+    drawn = io.StringIO()
+    Console(file=drawn, width=width).print(live.picture(seen))
+    return [line.rstrip() for line in drawn.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_live_screen_fits_the_window(width: int) -> None:
+    name = "gpu-box-in-the-third-rack-0"
+    seen = View(run="tiny", page="http://127.0.0.1:65535/", replicas={}, warmup_steps=1000)
+    seen.state = RunView(
+        name="tiny",
+        state=RunState.RUNNING,
+        settings=RunSettings(),
+        settings_version=1,
+        created_at=0.0,
+        replicas_alive=100,
+        replicas_taking_part=100,
+        exclusions=10_000,
+    )
+    seen.replicas[name] = ReplicaNow(name=name)
+    seen.replicas[name].hear(told(now=replace(NOW, revision=100_000, tokens_per_second=123_456.0)))
+    seen.replicas["replica-1"] = ReplicaNow(name="replica-1")
+    lines = screen(seen, width)
+    assert len(lines) == len(screen(seen, 300))  # nothing wraps
+    assert "…" not in "".join(lines)
+    assert any(line.startswith(f"{name}  ") for line in lines)
+    assert any("3.750 bits/byte" in line for line in lines)
+
+
+def test_a_held_out_loss_without_bytes_is_in_nats() -> None:
+    assert NOW.held_out == "3.750 bits/byte"
+    assert replace(NOW, held_out_bits_per_byte=float("nan")).held_out == "2.600 nats/token"
+    assert replace(NOW, held_out_loss=None, held_out_bits_per_byte=None).held_out is None
+
+
 def test_a_number_that_is_not_finite_does_not_stop_the_screen() -> None:
     seen = view(None)
     seen.replicas["replica-0"].hear(
@@ -123,3 +182,7 @@ def test_the_end_shows_every_replica_and_the_merged_model() -> None:
     shown = drawn.getvalue()
     for word in ("replica-0", "replica-1", "failed", "merged", "1.9000", "2.800", "folder"):
         assert word in shown
+    assert "--keep" in shown and "http" not in shown
+    kept = io.StringIO()
+    Console(file=kept, width=160).print(live.ending(replace(found, page="http://127.0.0.1:1/")))
+    assert "http://127.0.0.1:1/" in kept.getvalue() and "--keep" not in kept.getvalue()

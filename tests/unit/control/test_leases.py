@@ -68,8 +68,35 @@ def test_what_has_ended_is_neither_renewed_nor_drained_nor_kicked(state: Replica
         leases.renew(ended, 1, 1.0)
     with pytest.raises(LeaseLost):
         leases.drain(ended)
-    assert leases.kick(ended) == leases.release(ended, 1) == leases.review(ended, 99.0) == ended
+    assert leases.kick(ended, 2.0) == leases.review(ended, 99.0) == ended
     assert ended.left_s(0.0) == 0.0
+
+
+@pytest.mark.parametrize("state", [ReplicaState.LEFT, ReplicaState.LOST])
+def test_leaving_again_changes_nothing(state: ReplicaState) -> None:
+    ended = replace(fresh(), state=state)
+    assert leases.release(ended, 1, 2.0) == ended
+
+
+def test_who_was_kicked_hears_one_sentence_whatever_it_asks_for() -> None:
+    kicked = leases.kick(fresh(), 1.0)
+    heard: set[str] = set()
+    for ask in (
+        lambda: leases.grant(kicked, 2.0, LENGTH_S),
+        lambda: leases.renew(kicked, 1, 2.0),
+        lambda: leases.renew(kicked, 0, 2.0),
+        lambda: leases.renew(kicked, 2, 2.0),
+        lambda: leases.drain(kicked),
+        lambda: leases.release(kicked, 1, 2.0),
+    ):
+        with pytest.raises(LeaseLost) as refused:
+            ask()
+        heard.add(refused.value.message)
+    assert len(heard) == 1
+
+
+def test_a_lease_that_was_given_back_or_taken_ends_there() -> None:
+    assert leases.release(fresh(), 1, 1.0).until == leases.kick(fresh(), 1.0).until == 1.0
 
 
 def test_a_draining_replica_goes_on_renewing() -> None:
@@ -95,12 +122,14 @@ class LeaseHistory(RuleBasedStateMachine):
         self.given: list[int] = []
         self.silent_s = 0
         self.ended = False
+        self.kicked = False
 
     @rule(seconds=st.integers(0, LENGTH_S + 1))
     def wait(self, seconds: int) -> None:
         self.now += seconds
         self.silent_s += seconds
 
+    @precondition(lambda self: not self.kicked)
     @rule()
     def register(self) -> None:
         self.lease = leases.grant(self.lease, self.now, LENGTH_S)
@@ -133,9 +162,10 @@ class LeaseHistory(RuleBasedStateMachine):
     def end(self, back: int, kicked: bool) -> None:
         assert self.lease is not None
         if kicked:
-            self.lease = leases.kick(self.lease)
-        else:
-            self.lease = leases.release(self.lease, self.lease.incarnation - back)
+            self.kicked = self.kicked or self.lease.held
+            self.lease = leases.kick(self.lease, self.now)
+        elif not self.kicked:
+            self.lease = leases.release(self.lease, self.lease.incarnation - back, self.now)
         self.ended = self.ended or kicked or back == 0
 
     @invariant()

@@ -14,19 +14,17 @@ from hypothesis import strategies as st
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import (
-    RUNS_MAX,
     Box,
     FragmentSpec,
     Layout,
     TensorSpec,
     boxes_from_proto,
-    check_tiling,
     difference,
     layout_from_json,
     layout_from_proto,
     layout_to_json,
-    runs,
 )
+from syncline_proto.spans import SPANS_MAX, check_tiling, spans
 from syncline_proto.v1 import sync_pb2 as pb
 
 SHAPES = st.lists(
@@ -81,10 +79,10 @@ def test_runs_are_where_the_boxes_lie_and_any_sharding_tiles(
     layout, ranks = drawn
     flat = np.arange(layout.numel)
     for boxes in ranks:
-        taken = [flat[a : a + n] for a, n in runs(layout, 0, boxes)]
+        taken = [flat[a : a + n] for a, n in spans(layout, 0, boxes)]
         together = np.concatenate([np.empty(0, flat.dtype), *taken])
         assert np.array_equal(together, payload(layout, flat, boxes))
-    check_tiling(layout.numel, [runs(layout, 0, boxes) for boxes in ranks])
+    check_tiling(layout.numel, [spans(layout, 0, boxes) for boxes in ranks])
 
 
 @given(shardings(), st.data())
@@ -94,12 +92,12 @@ def test_every_gap_and_every_overlap_is_found_and_named(
     layout, ranks = drawn
     rank = data.draw(st.sampled_from([r for r in ranks if r]))
     box = data.draw(st.sampled_from(rank))
-    at = int(runs(layout, 0, [box])[0, 0])
+    at = int(spans(layout, 0, [box])[0, 0])
     without = [[b for b in boxes if b is not box] for boxes in ranks]
     with pytest.raises(InvalidRequest, match=f"element {at} of {layout.numel} is missing"):
-        check_tiling(layout.numel, [runs(layout, 0, boxes) for boxes in without])
+        check_tiling(layout.numel, [spans(layout, 0, boxes) for boxes in without])
     with pytest.raises(InvalidRequest, match=f"element {at} of {layout.numel} is covered twice"):
-        check_tiling(layout.numel, [runs(layout, 0, boxes) for boxes in [*ranks, [box]]])
+        check_tiling(layout.numel, [spans(layout, 0, boxes) for boxes in [*ranks, [box]]])
 
 
 @given(shardings(), st.integers(0, 2**32 - 1))
@@ -268,13 +266,13 @@ def test_a_layout_may_be_cut_anyhow_but_never_with_a_gap_or_twice(
 )
 def test_a_shard_outside_of_its_fragment_is_refused(box: Box) -> None:
     with pytest.raises(InvalidRequest, match="is not inside fragment 0"):
-        runs(LAYOUT, 0, [box])
+        spans(LAYOUT, 0, [box])
 
 
 def test_a_shard_in_too_many_pieces_is_refused_before_memory_is_taken() -> None:
-    wide = one_fragment([(RUNS_MAX + 1, 2)])
+    wide = one_fragment([(SPANS_MAX + 1, 2)])
     with pytest.raises(InvalidRequest, match="pieces"):
-        runs(wide, 0, [Box(0, (0, 0), (RUNS_MAX + 1, 1))])
+        spans(wide, 0, [Box(0, (0, 0), (SPANS_MAX + 1, 1))])
 
 
 def test_a_box_of_two_minds_about_its_dimensions_is_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from syncline_proto.errors import ConfigError
 from syncline_proto.rest import RunCreate
 from syncline_proto.settings import (
     LIVE,
@@ -62,9 +63,23 @@ def test_a_patch_is_partial_and_checked() -> None:
     assert (patched.sync_every, patched.codec.up, patched.codec.down) == (8, "fp32", "bf16")
     assert patched.penalty == settings.penalty
     assert settings == read(strategy="edit-paper")
-    for wrong in ({"outer": {"lr": -1}}, {"outer": {"speed": 1}}, {"nonsense": 1}, {"outer": 3}):
-        with pytest.raises(ValidationError):
-            changed(settings, wrong)
+
+
+@pytest.mark.parametrize(
+    ("patch", "says"),
+    [
+        ({"outer": {"lr": -1}}, "outer.lr must be at least 0, not -1."),
+        ({"outer": {"momentun": 0}}, "outer.momentun is not a setting; did you mean momentum?"),
+        ({"nosuch": 1}, "nosuch is not a setting. Known here: codec, outer, penalty, sync_every."),
+        ({"sync_evry": 1}, "sync_evry is not a setting; did you mean sync_every?"),
+        ({"outer": 3}, "outer must be a group of keys, not 3."),
+        ({"token_budget": 5}, "token_budget cannot change while a run goes on"),
+    ],
+)
+def test_a_wrong_patch_is_refused_in_one_sentence(patch: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        changed(RunSettings(), patch)
+    assert refused.value.message.startswith(says)
 
 
 def test_live_settings_exist() -> None:

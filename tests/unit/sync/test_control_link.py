@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from syncline_proto.errors import Forbidden
 from syncline_proto.rest import EventIn, SyncServiceHello
 from syncline_sync import control
 from syncline_sync.control import ControlLink, ReportQueue
+
+Answer = Callable[[httpx.Request, asyncio.Event], Awaitable[httpx.Response]]
 
 HELLO = SyncServiceHello(name="sync-0", address="127.0.0.1:1", instance="i")
 
@@ -78,3 +82,83 @@ def test_a_full_queue_drops_the_oldest_and_tells_once_how_many(
         ("too many reports wait; dropping the oldest", None),
         ("reports were dropped", 2),
     ]
+
+
+def sent_at_the_end(answer: Answer, *names: str) -> list[str]:
+    """Queue one event for each run, let the link start to send, end it, and send the last.
+
+    Returns what waits in the queue after that.
+    """
+
+    async def scenario() -> list[str]:
+        started = asyncio.Event()
+
+        async def handle(request: httpx.Request) -> httpx.Response:
+            if not request.url.path.endswith("/reports"):
+                raise httpx.ConnectError("away")
+            return await answer(request, started)
+
+        reports = ReportQueue()
+        transport = httpx.MockTransport(handle)
+        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
+            link = ControlLink(client, HELLO, nobody, reports, Path("membership.json"))
+            running = asyncio.create_task(link.run())
+            for name in names:
+                reports.put(name, event(1))
+            await asyncio.wait_for(started.wait(), 60)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await link.send_last(0.5)
+        left: list[str] = []
+        while reports:
+            left.append((await reports.batch())[0])
+        return left
+
+    return asyncio.run(scenario())
+
+
+async def nobody(_: object) -> None:
+    raise AssertionError("no membership was told")
+
+
+def test_what_is_queued_at_the_end_is_sent_and_so_is_what_was_under_way() -> None:
+    asked: list[str] = []
+
+    async def answer(request: httpx.Request, started: asyncio.Event) -> httpx.Response:
+        asked.append(request.url.path)
+        if not started.is_set():
+            started.set()
+            await asyncio.Event().wait()  # until the end cuts this call
+        return httpx.Response(204)
+
+    assert sent_at_the_end(answer, "first", "second") == []
+    paths = ["/v1/runs/first/reports", "/v1/runs/second/reports"]
+    assert asked == [paths[0], *paths]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_control_plane_that_is_away_does_not_hold_up_the_end(silent: bool) -> None:
+    async def answer(request: httpx.Request, started: asyncio.Event) -> httpx.Response:
+        started.set()
+        if silent:
+            await asyncio.Event().wait()
+        raise httpx.ConnectError("away")
+
+    with capture_logs() as logs:
+        assert sent_at_the_end(answer, "first", "second") == ["first", "second"]
+    assert [line["count"] for line in logs if "last reports" in line["event"]] == [2]
+
+
+def test_a_control_plane_that_wants_another_token_ends_every_loop(tmp_path: Path) -> None:
+    def refuse(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(401)
+
+    async def scenario() -> None:
+        transport = httpx.MockTransport(refuse)
+        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
+            link = ControlLink(client, HELLO, nobody, ReportQueue(), tmp_path / "membership.json")
+            with pytest.raises(Forbidden):
+                await link.run()
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scenario())

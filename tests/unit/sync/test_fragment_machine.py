@@ -64,9 +64,9 @@ class FragmentMachine(RuleBasedStateMachine):
             assert len({c.replica for c in contributions}) == len(keys)
             assert self.committed.isdisjoint(keys), "folded twice"
             self.committed.update(keys)
-            shares = math.fsum(c.share for c in contributions)
+            weights = math.fsum(c.weight for c in contributions)
             accepted = any(c.verdict == pb.VERDICT_ACCEPTED for c in contributions)
-            assert math.isclose(shares, 1.0, rel_tol=1e-9) if accepted else shares == 0.0
+            assert math.isclose(weights, 1.0, rel_tol=1e-9) if accepted else weights == 0.0
 
     def must_be(self, push: WholePush) -> tuple[int, ...]:
         """The twin: which verdicts this push may get."""

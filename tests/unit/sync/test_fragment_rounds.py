@@ -8,64 +8,16 @@ from typing import Any
 import pytest
 
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import record
 from syncline_sync.core.fragment import Fragment
-from syncline_sync.core.record import ClosedBy, Closing, Judgement, Kind
+from syncline_sync.core.record import ClosedBy, Kind
 from syncline_testing.pure import whole_push
+from syncline_testing.world import DEADLINE_S, World, rules
 
 ACCEPTED, DUPLICATE = pb.VERDICT_ACCEPTED, pb.VERDICT_DUPLICATE
 STALE, FENCED = pb.VERDICT_STALE, pb.VERDICT_FENCED
 ANOMALOUS = pb.VERDICT_ANOMALOUS
-DEADLINE_S = 100.0
-
-
-def rules(**given: Any) -> RunSettings:
-    given.setdefault("min_replicas", 2)
-    given.setdefault("timeouts", {"round_deadline": DEADLINE_S})
-    return RunSettings.model_validate(given)
-
-
-class World:
-    """A fragment at revision 0, its members, and the clock."""
-
-    def __init__(self, *replicas: str, **given: Any) -> None:
-        self.settings = rules(**given)
-        self.core = Fragment(self.settings)
-        self.now_s = 0.0
-        self.seqs: dict[str, int] = {}
-        self.members = dict.fromkeys(replicas, 1)
-        self.adopt()
-        assert self.push(replicas[0], kind=Kind.PARAMETERS, base=None).sets
-        self.closes(ClosedBy.OFFER)
-
-    def adopt(self, running: bool = True, **changed: int | None) -> tuple[str, ...]:
-        """Replicas come (an incarnation) or go (None)."""
-        self.members = {r: i for r, i in {**self.members, **changed}.items() if i is not None}
-        return self.core.adopt(self.now_s, self.members, self.settings, running)
-
-    def push(self, replica: str, **given: Any) -> Judgement:
-        given.setdefault("incarnation", self.members.get(replica, 1))
-        given.setdefault("base", self.core.saved.revision)
-        if "seq" not in given:
-            given["seq"] = self.seqs[replica] = self.seqs.get(replica, 0) + 1
-        return self.core.judge(self.now_s, whole_push(replica, **given))
-
-    def gradient(self, replica: str, step: int, **given: Any) -> Judgement:
-        return self.push(replica, kind=Kind.GRADIENT, gradient_step=step, base=None, **given)
-
-    def waits(self) -> None:
-        assert self.core.due(self.now_s) is None
-
-    def closes(self, closed_by: ClosedBy) -> Closing:
-        assert self.core.due(self.now_s) == closed_by
-        return self.core.close(closed_by)
-
-    def round(self, *replicas: str) -> Closing:
-        for replica in replicas:
-            assert self.push(replica).verdict == ACCEPTED
-        return self.closes(ClosedBy.EVERYONE)
 
 
 # Revision 0
@@ -183,7 +135,7 @@ def test_an_anomalous_push_counts_as_arrived_with_weight_0() -> None:
     assert bad.reason.endswith(".")
     w.push("b")
     closing = w.closes(ClosedBy.EVERYONE)
-    assert [c.share for c in closing.saved.contributions] == [0.0, 1.0]
+    assert [c.weight for c in closing.saved.contributions] == [0.0, 1.0]
     assert closing.saved.committed_tokens == 1
 
 

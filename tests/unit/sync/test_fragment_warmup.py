@@ -10,6 +10,7 @@ import pytest
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.record import ClosedBy, Closing, Judgement, Kind
 from syncline_testing.pure import whole_push
@@ -21,10 +22,12 @@ STEPS = 3
 class Phase:
     """A fragment at revision 0 with STEPS gradient steps to go."""
 
-    def __init__(self, *replicas: str, **given: Any) -> None:
+    def __init__(
+        self, *replicas: str, number: int = 0, ending: Ending | None = None, **given: Any
+    ) -> None:
         given = {"min_replicas": 2, "warmup_steps": STEPS, **given}
         self.settings = RunSettings.model_validate(given)
-        self.core = Fragment(self.settings)
+        self.core = Fragment(self.settings, number=number, ending=ending)
         self.members = dict.fromkeys(replicas, 1)
         self.seqs: dict[str, int] = {}
         self.adopt()
@@ -64,7 +67,7 @@ def test_gradients_are_weighted_by_tokens_and_count_steps_not_revisions() -> Non
     assert w.gradient("b", 1, tokens=10).weight == 10.0
     closing = w.close()
     assert (closing.kind, closing.total_weight) == (Kind.GRADIENT, 40.0)
-    assert [c.share for c in closing.saved.contributions] == [0.75, 0.25]
+    assert [c.weight for c in closing.saved.contributions] == [0.75, 0.25]
     saved = closing.saved
     assert (saved.revision, saved.gradient_step, saved.committed_tokens) == (0, 1, 40)
     assert saved.statistics.pooled.count == 0, "gradients are not pseudo-gradients"
@@ -174,3 +177,63 @@ def test_who_has_followed_into_the_open_step_keeps_the_phase_alive() -> None:
     assert w.adopt(a=None, b=None) == ()
     assert w.close().saved.gradient_step == 2
     w.step(3, "c")
+
+
+def two_fragments() -> tuple[Phase, Phase]:
+    """Two fragments of one run at the end of their phase; nothing is offered yet."""
+    ending = Ending(2)
+    one, other = (Phase("a", "b", number=number, ending=ending) for number in (0, 1))
+    for step in range(1, STEPS + 1):
+        for w in (one, other):
+            w.step(step, "a", "b")
+    return one, other
+
+
+def test_an_offer_waits_for_those_of_the_other_fragments() -> None:
+    one, other = two_fragments()
+    assert one.offer("a", 0).verdict == ACCEPTED
+    assert one.core.due(1e9) is None
+    waiting = one.offer("b", 0)
+    assert (waiting.verdict, waiting.result) == (STALE, 1)
+    one.adopt(a=None)
+    assert other.offer("b", 0).verdict == ACCEPTED
+    assert (one.close().saved.revision, other.close().saved.revision) == (1, 1)
+
+
+def test_if_everyone_goes_before_the_last_offer_every_fragment_starts_again() -> None:
+    one, other = two_fragments()
+    one.offer("a", 0)
+    for w in (one, other):
+        assert "starts again" in w.adopt(a=2, b=2)[0]
+        assert (w.core.saved.gradient_step, w.core.arrived) == (0, ())
+        w.seqs.clear()
+    for step in range(1, STEPS + 1):
+        for w in (one, other):
+            w.step(step, "a", "b")
+    other.offer("b", 0)
+    assert other.core.due(0.0) is None, "the offer that was withdrawn does not count"
+    one.offer("b", 0)
+    assert (one.close().saved.revision, other.close().saved.revision) == (1, 1)
+
+
+def test_once_the_last_offer_is_in_nobody_is_needed_any_more() -> None:
+    one, other = two_fragments()
+    one.offer("a", 0)
+    other.offer("a", 0)
+    for w in (one, other):
+        assert w.adopt(a=None, b=None) == ()
+        assert w.close().saved.revision == 1
+
+
+def test_a_fragment_that_was_committed_before_a_restart_is_not_waited_for() -> None:
+    one, other = two_fragments()
+    one.offer("a", 0)
+    other.offer("a", 0)
+    committed = one.close().saved
+    ending = Ending(2)
+    Fragment(one.settings, committed, number=0, ending=ending)
+    again = Fragment(other.settings, other.core.saved, number=1, ending=ending)
+    again.adopt(0.0, other.members, other.settings, True)
+    assert again.due(0.0) is None
+    again.judge(0.0, whole_push("a", seq=9, kind=Kind.PARAMETERS, base=0))
+    assert again.due(0.0) == ClosedBy.OFFER

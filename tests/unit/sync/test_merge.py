@@ -27,14 +27,14 @@ def vectors(numel: int) -> st.SearchStrategy[Float32]:
 
 
 def cut(data: st.DataObject, values: Float32, codec: pb.Codec.ValueType) -> list[merge.Payload]:
-    """The same values as shards of some ranks: any runs in any order, in chunks of any length."""
+    """The same values as shards of some ranks: any spans in any order, in chunks of any length."""
     edges = data.draw(st.sets(st.integers(1, values.size - 1), max_size=8)) | {0, values.size}
-    runs = list(zip(sorted(edges), sorted(edges)[1:], strict=False))
-    runs = data.draw(st.permutations(runs))
+    spans = list(zip(sorted(edges), sorted(edges)[1:], strict=False))
+    spans = data.draw(st.permutations(spans))
     ranks = data.draw(st.integers(1, 3))
     payloads = []
     for rank in range(ranks):
-        mine = runs[rank::ranks]
+        mine = spans[rank::ranks]
         parts = [values[a:b] for a, b in mine]
         flat = np.concatenate([np.empty(0, np.float32), *parts])
         raw = bytes(encode(flat, codec))
@@ -67,9 +67,9 @@ def test_pieces_and_chunks_need_not_agree() -> None:
     values = np.random.default_rng(0).standard_normal(3 * merge.PIECE + 17).astype(np.float32)
     raw = values.tobytes()
     chunks = tuple(raw[i : i + 4 * 100_003] for i in range(0, len(raw), 4 * 100_003))
-    runs = np.array([[5, 10], [15, values.size - 15], [0, 5]], np.int64)
+    spans = np.array([[5, 10], [15, values.size - 15], [0, 5]], np.int64)
     accumulator = np.zeros_like(values)
-    merge.fold(accumulator, [merge.Payload(pb.CODEC_FP32, chunks, runs)], 1.0)
+    merge.fold(accumulator, [merge.Payload(pb.CODEC_FP32, chunks, spans)], 1.0)
     expected = np.concatenate([values[-5:], values[:-5]])
     assert np.array_equal(accumulator, expected)
 

@@ -12,7 +12,7 @@ def closing(tokens: int, **z: float) -> Closing:
     contributions = tuple(
         Contribution(
             replica=replica, incarnation=1, seq=1, verdict=pb.VERDICT_ACCEPTED, folded=1.0,
-            rescale=1.0, share=0.5, norm=1.0, z=score, inner_steps=1, tokens=1, first_step=0,
+            rescale=1.0, weight=0.5, norm=1.0, z=score, inner_steps=1, tokens=1, first_step=0,
             last_step=0,
         )
         for replica, score in z.items()

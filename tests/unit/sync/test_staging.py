@@ -85,7 +85,7 @@ def test_a_push_is_whole_when_its_last_rank_is_in_and_one_answer_reaches_all() -
         second, whole = sent(staging, half(0))
         assert whole and second is first
         assert first.norm == pytest.approx(SIZE**0.5)
-        assert [p.runs.tolist() for p in first.payloads()] == [[[0, 4]], [[4, 8]]]
+        assert [p.spans.tolist() for p in first.payloads()] == [[[0, 4]], [[4, 8]]]
         staging.settle(first, YES)
         assert (await first.answer, budget.used) == (YES, 0)
         missed = staging.answered(half(0))

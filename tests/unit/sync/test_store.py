@@ -43,7 +43,7 @@ BUSY = Saved(
     contributions=(
         Contribution(
             replica="a", incarnation=2, seq=9, verdict=pb.VERDICT_ACCEPTED, folded=0.1 + 0.2,
-            rescale=1.0, share=1.0, norm=math.inf, z=-1.25, inner_steps=64, tokens=4096,
+            rescale=1.0, weight=1.0, norm=math.inf, z=-1.25, inner_steps=64, tokens=4096,
             first_step=0, last_step=64, reason='because of "quotes" and ü',
         ),
     ),

@@ -91,13 +91,13 @@ def test_an_unknown_key_of_the_run_is_found_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("train.micro_batch=many", "train.micro_batch: input should be a valid integer"),
-        ("train.micro_batch=0", "greater than or equal to 1, not 0"),
+        ("train.micro_batch=many", "train.micro_batch must be a valid integer, not 'many'"),
+        ("train.micro_batch=0", "train.micro_batch must be at least 1, not 0"),
         ("train.precision=fp8", "'fp32' or 'bf16', not 'fp8'"),
-        ("run.name=No Name", "run.name: string should match"),
+        ("run.name=No Name", "run.name must match pattern"),
         ("optimizer.betas=[0.9, 1.0]", "optimizer: betas: each must be at least 0 and below 1"),
-        ("run.timeouts.lease=500", "run.timeouts: timeouts: the lease (500.0 s)"),
-        ("train=5", "train: input should be a valid dictionary or instance of TrainSection"),
+        ("run.timeouts.lease=500", "run.timeouts: the lease (500.0 s)"),
+        ("train=5", "train must be a group of keys, not 5"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(
@@ -146,4 +146,4 @@ def test_every_preset_is_a_job() -> None:
     assert presets
     for path in presets:
         job = JobConfig.load(path)
-        assert job.run.token_budget and job.run.min_replicas == job.up.replicas, path
+        assert job.run.token_budget and job.run.expected_replicas == job.up.replicas, path

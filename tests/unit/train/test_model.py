@@ -9,13 +9,19 @@ import pytest
 import torch
 
 from syncline.layout import blocks_in
-from syncline.train.model import build_config, build_model
+from syncline.train.model import build_config, build_model, check_model
 from syncline_proto.errors import ConfigError, FileMissing
 from syncline_testing.training import LLAMA, tiny_job
 
 VOCABULARY, END = 257, 256
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64}
+
+
+def check(config: dict[str, Any]) -> None:
+    job = tiny_job(Path("nowhere"), steps=1, model={"config": config})
+    here = job.data.model_copy(update={"path": None, "source": ["builtin"]})
+    check_model(job.model_copy(update={"data": here}))
 
 
 def build(config: dict[str, Any], **sections: Any) -> Any:
@@ -56,13 +62,26 @@ def test_the_blocks_are_found(config: dict[str, Any], count: int) -> None:
         ({**LLAMA, "vocab_size": 100}, "the model has 100 token ids and the tokenizer 257"),
         ({**LLAMA, "max_position_embeddings": 16}, "data.sequence_length 32 is more than the 16"),
         ({"model_type": "t5"}, "model: "),
+        ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers must be at least 1, not 0"),
+        ({**GPT2, "n_layer": -1}, "n_layer must be at least 1, not -1"),
+        ({**LLAMA, "hidden_act": "sillu"}, "there is no activation 'sillu'; did you mean silu?"),
+        ({**LLAMA, "hidden_act": "nosuch"}, "there are gelu, "),
+        ({**LLAMA, "num_key_value_heads": 3}, "is not a multiple of num_key_value_heads (3)"),
+        ({**GPT2, "n_head": 3}, "model: "),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(config: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        build(config)
-    assert expected in raised.value.message
-    assert "\n" not in raised.value.message
+    """Before anything is prepared, and by everybody who builds it."""
+    for refuse in (check, build):
+        with pytest.raises(ConfigError) as raised:
+            refuse(config)
+        assert expected in raised.value.message
+        assert "\n" not in raised.value.message and "validat" not in raised.value.message
+
+
+def test_a_model_too_large_for_this_machine_is_checked_all_the_same() -> None:
+    check({**LLAMA, "hidden_size": 1 << 16, "intermediate_size": 1 << 18, "num_hidden_layers": 8})
+    check(GPT2)
 
 
 def test_a_folder_without_a_config_is_missing(tmp_path: Path) -> None:

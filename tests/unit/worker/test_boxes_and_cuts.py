@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from syncline.core.boxes import is_sender, local_box, overlap
 from syncline.core.cutting import cut
-from syncline_proto.layout import Box, Layout, TensorSpec, check_tiling, runs
+from syncline_proto.layout import Box, Layout, TensorSpec
+from syncline_proto.spans import check_tiling, spans
 
 SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=3)
 
@@ -36,7 +37,7 @@ def test_the_senders_of_all_ranks_tile_a_tensor(
         for at in itertools.product(*map(range, mesh))
         for box in [local_box(0, shape, dims, mesh, at)]
     ]
-    check_tiling(layout.numel, [runs(layout, 0, boxes) for boxes in sent])
+    check_tiling(layout.numel, [spans(layout, 0, boxes) for boxes in sent])
 
 
 @given(rows=st.integers(1, 20), ranks=st.integers(1, 8))

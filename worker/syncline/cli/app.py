@@ -11,6 +11,7 @@ import sys
 import typer
 
 from syncline.cli import about, data, doctor, output, replicas, runs, train, up, watch
+from syncline.cli.options import EXIT_CODES
 from syncline.faults import FAULT, said_of, trace_if_asked
 from syncline_proto.errors import SynclineError
 
@@ -28,7 +29,13 @@ app = typer.Typer(
       syncline demo                 watch two replicas train, then sample from the result
       syncline up job.toml          do the same with a job of your own
       syncline doctor               see whether this machine is ready
-    """,
+    \b
+    A run whose services are elsewhere:
+      syncline status --watch --control http://10.0.0.5:8500
+      syncline train job.toml --control http://10.0.0.5:8500
+
+    """
+    + EXIT_CODES,
 )
 app.command()(up.demo)
 app.command()(up.up)
@@ -44,6 +51,11 @@ app.add_typer(data.app, name="data")
 app.command()(doctor.doctor)
 app.command()(about.version)
 app.command("exit-codes")(about.exit_codes)
+runs.app.command("events")(watch.events)
+
+for _group in (app, runs.app, replicas.app, data.app):
+    for _command in _group.registered_commands:
+        _command.epilog = EXIT_CODES
 
 
 def main() -> None:

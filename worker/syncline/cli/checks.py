@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
+from syncline.cli import output
 from syncline_proto.errors import SynclineError, Unreachable
 
 if TYPE_CHECKING:
@@ -202,7 +203,9 @@ def _control(client: OperatorClient) -> Iterator[Finding]:
         )
         return
     runs = len(client.runs())
-    yield Finding(check="control plane", verdict="ok", what=f"{client.url}, {runs} runs")
+    yield Finding(
+        check="control plane", verdict="ok", what=f"{client.url}, {output.counted(runs, 'run')}"
+    )
     if server is None:
         return
     # The header was written somewhere in [before, after], and cut to whole seconds.

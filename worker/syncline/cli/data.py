@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 
     from syncline.data.prepare import Summary
 
-app = typer.Typer(no_args_is_help=True, help="Turn text into token shards, and look at them.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Turn text into token shards, and look at them.
+
+    \b
+    Examples:
+      syncline data prepare builtin --out data/python
+      syncline data inspect data/python
+    """,
+)
 
 
 @app.command("prepare")

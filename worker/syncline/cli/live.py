@@ -12,7 +12,7 @@ from typing import Protocol, Self
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from syncline.cli import output
@@ -20,6 +20,8 @@ from syncline.launch.view import ReplicaNow, Result, View
 
 LINE_S = 10.0
 """Between two lines where there is no terminal."""
+
+BAR_WIDTH = 36
 
 
 class RunScreen(Protocol):
@@ -119,8 +121,9 @@ def line(view: View) -> str:
 
 def picture(view: View) -> RenderableType:
     """Return how it goes as a screen."""
-    title = Text.assemble((f"{view.run}  ", "bold"), ("live page: ", "dim"), view.page)
-    return Group("", title, _bar(view), "", _replicas(view), "", _sums(view), "")
+    page = Text.assemble(("live page: ", "dim"), view.page)
+    title = Text(view.run, style="bold")
+    return Group("", title, page, _bar(view), "", _replicas(view), "", *_sums(view), "")
 
 
 def ending(result: Result) -> RenderableType:
@@ -148,20 +151,26 @@ def ending(result: Result) -> RenderableType:
             output.share(result.exposed_sync_share),
         )
     )
+    steps, page = result.synchronous_steps, result.page
     facts = [
-        ("before", f"{result.bits_per_byte_start:.3f} bits/byte"),
-        ("rounds", f"{result.rounds} over all fragments, {result.revision} of each"),
+        ("before", f"{output.decimals(result.bits_per_byte_start)} bits/byte"),
+        ("rounds", f"{result.rounds} of each fragment"),
+        *([("synchronous steps", f"{steps}, before the first round")] if steps else []),
         ("excluded", f"{result.exclusions} pushes"),
         ("speed", f"{output.count(result.tokens_per_second)} tokens/s"),
-        ("page", result.page),
+        ("page", page or "gone with the services; --keep leaves it running"),
         ("folder", result.folder),
-        ("model", result.export),
+        ("model", result.export or "none: no round was committed before the run was stopped"),
     ]
-    return Group("", output.table(columns, rows, empty=""), "", output.facts(facts), "")
+    spare = ("seconds", "exposed sync", "tokens")
+    made = output.table(columns, rows, empty="", spare=spare)
+    return Group("", made, "", output.facts(facts), "")
 
 
 def _bar(view: View) -> RenderableType:
-    made = Table.grid(padding=(0, 2, 0, 0))
+    # The words take what they need, and the bar what they leave.
+    beside = (Column(no_wrap=True) for _ in range(3))
+    made = Table.grid(Column(max_width=BAR_WIDTH), *beside, padding=(0, output.GAP, 0, 0))
     total = view.tokens_total
     words = (
         f"{output.count(view.tokens)} of {output.count(total)} tokens"
@@ -169,7 +178,7 @@ def _bar(view: View) -> RenderableType:
         else f"{output.count(view.tokens)} tokens"
     )
     made.add_row(
-        ProgressBar(total=total or 1, completed=view.tokens if total else 0, width=36),
+        ProgressBar(total=total or 1, completed=view.tokens if total else 0),
         words,
         f"{output.count(view.tokens_per_second)} tokens/s",
         Text(f"{output.duration(view.eta_s)} left", style="dim"),
@@ -179,10 +188,11 @@ def _bar(view: View) -> RenderableType:
 
 def _replicas(view: View) -> RenderableType:
     columns = (
-        ("replica", "phase", ">step", ">loss", ">bits/byte", ">held-out", ">tokens/s")
-        + (">rounds", ">exposed sync")
-    )  # fmt: skip
-    return output.table(columns, map(_row, view.replicas.values()), empty="")
+        *("replica", "phase", ">inner step", ">revision", ">loss", ">bits/byte"),
+        *(">held-out", ">tokens/s", ">exposed sync"),
+    )
+    spare = ("bits/byte", "inner step", "revision", "exposed sync", "loss", "tokens/s", "phase")
+    return output.table(columns, map(_row, view.replicas.values()), empty="", spare=spare)
 
 
 def _row(replica: ReplicaNow) -> tuple[object, ...]:
@@ -193,22 +203,22 @@ def _row(replica: ReplicaNow) -> tuple[object, ...]:
         replica.name,
         now.phase if replica.stage == "training" else replica.stage,
         now.inner_step,
+        now.revision,
         output.decimals(now.loss),
         output.decimals(now.bits_per_byte),
-        output.decimals(now.held_out_bits_per_byte),
+        now.held_out,
         output.count(now.tokens_per_second),
-        now.round,
         output.share(now.exposed_sync_share),
     )
 
 
-def _sums(view: View) -> RenderableType:
+def _sums(view: View) -> list[RenderableType]:
+    """What holds for the run, in lines short enough for every window."""
+    steps = f" after {view.synchronous_steps} synchronous steps" if view.synchronous_steps else ""
+    exposed = output.share(view.exposed_sync_share)
+    lines = [f"rounds {view.rounds} of each fragment{steps}   exposed sync {exposed}"]
     state = view.state
-    parts = [f"revision {view.revision}", f"exposed sync {output.share(view.exposed_sync_share)}"]
     if state is not None:
-        parts += [
-            f"{state.rounds} rounds over all fragments",
-            f"{state.exclusions} excluded",
-            f"{state.replicas_alive} alive, {state.replicas_taking_part} taking part",
-        ]
-    return Text("   ".join(parts), style="dim")
+        alive = f"{state.replicas_alive} alive, {state.replicas_taking_part} taking part"
+        lines.append(f"replicas {alive}   pushes excluded {state.exclusions}")
+    return [Text(line, style="dim") for line in lines]

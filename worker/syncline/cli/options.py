@@ -40,10 +40,18 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-MaybeRun = Annotated[
-    str | None,
-    typer.Option("--run", metavar="RUN", help="Only this run's.", show_default=False),
+MaybeRunName = Annotated[
+    str | None, typer.Argument(metavar="RUN", help="The run; all that are there without it.")
 ]
+
+
+EXIT_CODES = "Exit codes: 0 done, 2 wrong usage, 130 Ctrl+C, others: syncline exit-codes"
+"""What the help of every command ends with."""
+
+
+def example(what: str, command: str) -> str:
+    """The help of a command made by a function: what it does, and how it is used."""
+    return f"{what}\n\n\b\nExample:\n  {command}"
 
 
 def connect(control: str, token: str | None) -> OperatorClient:

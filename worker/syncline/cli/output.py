@@ -9,19 +9,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from syncline_proto.errors import SynclineError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
     from rich.text import Text
 
 PIPE_WIDTH = 200
 """Columns where nobody's window says how many there are: enough to cut nothing short."""
+
+GAP = 2
+"""Cells between two columns of a table."""
 
 
 @cache
@@ -63,19 +66,76 @@ def error(problem: SynclineError) -> int:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    empty: str,
+    spare: Sequence[str] = (),
+    fold: str = "",
 ) -> RenderableType:
-    """Return a table. A column whose name begins with ``>`` is aligned to the right."""
-    from rich.table import Table
+    """Return a table. A column whose name begins with ``>`` is aligned to the right.
+
+    Nothing is cut: where the window is too narrow, the columns named in ``spare`` are left out,
+    the first of them first. Only the column named ``fold`` may take several lines.
+    """
     from rich.text import Text
 
-    made = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for column in columns:
-        right = column.startswith(">")
-        made.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=True)
-    for row in rows:
-        made.add_row(*(_cell(cell) for cell in row))
-    return made if made.row_count else Text(empty, style="dim")
+    cells = [[_cell(cell) for cell in row] for row in rows]
+    if not cells:
+        return Text(empty, style="dim")
+    return _Fitting(columns, cells, spare, fold)
+
+
+class _Fitting:
+    """A table that knows its columns' widths only when it is drawn."""
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Text]],
+        spare: Sequence[str],
+        fold: str,
+    ) -> None:
+        self._names = [column.lstrip(">") for column in columns]
+        self._right = [column.startswith(">") for column in columns]
+        self._rows = rows
+        self._spare, self._fold = spare, fold
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        from rich.table import Table
+
+        kept = self._kept(options.max_width)
+        made = Table(box=None, pad_edge=False, header_style="dim", padding=(0, GAP, 0, 0))
+        for column in kept:
+            name = self._names[column]
+            folds = name == self._fold
+            made.add_column(
+                name,
+                justify="right" if self._right[column] else "left",
+                no_wrap=not folds,
+                overflow="fold",
+                min_width=None if folds else self._width(column),
+            )
+        for row in self._rows:
+            made.add_row(*(row[column] for column in kept))
+        yield made
+
+    def _kept(self, width: int) -> list[int]:
+        """The columns that fit into ``width`` beside one another."""
+        kept = list(range(len(self._names)))
+        for name in self._spare:
+            if sum(map(self._width, kept)) + GAP * (len(kept) - 1) <= width:
+                break
+            kept.remove(self._names.index(name))
+        return kept
+
+    def _width(self, column: int) -> int:
+        """Cells that a column takes at least."""
+        from rich.cells import cell_len
+
+        name = self._names[column]
+        widths = [row[column].cell_len for row in self._rows] if name != self._fold else []
+        return max(cell_len(name), *widths, 0)
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Table:
@@ -106,6 +166,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+def counted(number: int, thing: str) -> str:
+    """Return how many there are: 1 run, 2 runs."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def count(number: float | None) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -12,10 +12,12 @@ from syncline.cli.options import (
     DEFAULT_CONTROL,
     Control,
     Json,
+    MaybeRunName,
     ReplicaName,
     RunName,
     Token,
     connect,
+    example,
 )
 
 if TYPE_CHECKING:
@@ -23,11 +25,16 @@ if TYPE_CHECKING:
 
     from syncline_proto.rest import Progress, ReplicaView
 
-app = typer.Typer(no_args_is_help=True, help="See a run's replicas, and ask one to leave.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""See a run's replicas, and ask one to leave.
 
-MaybeRunName = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="The run; all that are there without it.")
-]
+    \b
+    Examples:
+      syncline replicas ls my-run
+      syncline replicas drain my-run replica-1
+    """,
+)
 
 
 @app.command("ls")
@@ -50,49 +57,45 @@ def list_replicas(
     output.show(found, as_json, lambda: replicas_table(found))
 
 
-@app.command("drain")
-def drain_replica(
-    run: RunName,
-    replica: ReplicaName,
-    control: Control = DEFAULT_CONTROL,
-    token: Token = None,
-    as_json: Json = False,
-) -> None:
-    """Ask a replica to push what it did and leave.
+def _asking(act: Literal["drain", "kick"], answer: str) -> Callable[..., None]:
+    """Return the command that asks one replica to ``act``; ``answer`` says what comes of it."""
 
-    \b
-    Example:
-      syncline replicas drain my-run replica-1
-    """
-    with connect(control, token) as client:
-        client.drain(run, replica)
-    done = {"run": run, "replica": replica, "act": "drain"}
-    output.show(done, as_json, lambda: f"{replica} is asked to push what it did and leave {run}.")
+    def command(
+        run: RunName,
+        replica: ReplicaName,
+        control: Control = DEFAULT_CONTROL,
+        token: Token = None,
+        as_json: Json = False,
+    ) -> None:
+        with connect(control, token) as client:
+            ask = client.drain if act == "drain" else client.kick
+            ask(run, replica)
+        done = {"run": run, "replica": replica, "act": act}
+        output.show(done, as_json, lambda: answer.format(run=run, replica=replica))
+
+    return command
 
 
-@app.command("kick")
-def kick_replica(
-    run: RunName,
-    replica: ReplicaName,
-    control: Control = DEFAULT_CONTROL,
-    token: Token = None,
-    as_json: Json = False,
-) -> None:
-    """Take a replica's lease away at once: its next push is refused.
+app.command(
+    "drain",
+    help=example(
+        "Ask a replica to push what it did and leave.",
+        "syncline replicas drain my-run replica-1",
+    ),
+)(_asking("drain", "{replica} is asked to push what it did and leave {run}."))
 
-    \b
-    Example:
-      syncline replicas kick my-run replica-1
-    """
-    with connect(control, token) as client:
-        client.kick(run, replica)
-    done = {"run": run, "replica": replica, "act": "kick"}
-    output.show(done, as_json, lambda: f"{replica} no longer holds a lease of {run}.")
+app.command(
+    "kick",
+    help=example(
+        "Take a replica's lease away at once: its next push is refused.",
+        "syncline replicas kick my-run replica-1",
+    ),
+)(_asking("kick", "{replica} no longer holds a lease of {run}."))
 
 
 def replicas_table(found: Mapping[str, Sequence[ReplicaView]]) -> RenderableType:
     """Return one line for each replica."""
-    columns = ("run", "replica", "state", "taking part", ">ranks", "phase", ">steps", ">loss")
+    columns = ("run", "replica", "state", "taking part", ">ranks", "phase", ">inner step", ">loss")
     rows = (
         (
             run,
@@ -114,7 +117,13 @@ def replicas_table(found: Mapping[str, Sequence[ReplicaView]]) -> RenderableType
         for one in replicas
     )
     more = (">tokens/s", ">exposed sync", ">weight", ">z", ">excluded", ">lease left")
-    return output.table((*columns, *more), rows, empty="There are no replicas yet.")
+    spare = ("z", "ranks", "weight", "lease left", "exposed sync", "excluded", "inner step")
+    return output.table(
+        (*columns, *more),
+        rows,
+        empty="There are no replicas yet.",
+        spare=(*spare, "tokens/s", "phase", "loss", "taking part", "state", "run"),
+    )
 
 
 def exposed_share(progress: Progress) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,14 +17,26 @@ from syncline.cli.options import (
     RunName,
     Token,
     connect,
+    example,
 )
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from syncline.launch.client import OperatorClient
     from syncline_proto.rest import RunView
 
-app = typer.Typer(no_args_is_help=True, help="Look at runs, create them, and move them along.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Look at runs, create them, and move them along.
+
+    \b
+    Examples:
+      syncline runs ls
+      syncline runs show my-run
+      syncline runs stop my-run
+    """,
+)
 
 
 @app.command("ls")
@@ -86,47 +98,35 @@ def create_run(
     made = JobConfig.load(job, [*(overrides or []), *([f"run.name={name}"] if name else [])])
     asked = RunCreate(name=made.run.name, settings=made.settings, job=made.to_job())
     with connect(control, token) as client:
+        there = _is_there(client, asked.name)
         view = client.create_run(asked)
+    if there and not as_json:
+        output.note(f"The run {view.name} exists already, with these settings.")
     output.show(view, as_json, lambda: output.facts(run_facts(view)))
 
 
-@app.command("pause")
-def pause_run(
-    run: RunName, control: Control = DEFAULT_CONTROL, token: Token = None, as_json: Json = False
-) -> None:
-    """Pause a run: its replicas wait after their next round.
+def _moving(act: str) -> Callable[..., None]:
+    """Return the command that moves a run along."""
 
-    \b
-    Example:
-      syncline runs pause my-run
-    """
-    _move(run, "pause", control, token, as_json)
+    def command(
+        run: RunName,
+        control: Control = DEFAULT_CONTROL,
+        token: Token = None,
+        as_json: Json = False,
+    ) -> None:
+        with connect(control, token) as client:
+            view = client.move_run(run, act)
+        output.show(view, as_json, lambda: f"{view.name} is {view.state.value}.")
 
-
-@app.command("resume")
-def resume_run(
-    run: RunName, control: Control = DEFAULT_CONTROL, token: Token = None, as_json: Json = False
-) -> None:
-    """Let a paused run go on.
-
-    \b
-    Example:
-      syncline runs resume my-run
-    """
-    _move(run, "resume", control, token, as_json)
+    return command
 
 
-@app.command("stop")
-def stop_run(
-    run: RunName, control: Control = DEFAULT_CONTROL, token: Token = None, as_json: Json = False
-) -> None:
-    """End a run for good: its replicas push what they did and leave.
-
-    \b
-    Example:
-      syncline runs stop my-run
-    """
-    _move(run, "stop", control, token, as_json)
+for _act, _what in (
+    ("pause", "Pause a run: its replicas wait after their next round."),
+    ("resume", "Let a paused run go on."),
+    ("stop", "End a run for good: its replicas take its last revision and leave."),
+):
+    app.command(_act, help=example(_what, f"syncline runs {_act} my-run"))(_moving(_act))
 
 
 @app.command("set")
@@ -158,7 +158,7 @@ def change_settings(
 
 def runs_table(runs: Sequence[RunView]) -> RenderableType:
     """Return one line for each run."""
-    columns = ("run", "state", ">alive", ">taking part", ">revision", ">rounds", ">excluded")
+    columns = ("run", "state", ">alive", ">taking part", ">revision", ">excluded")
     rows = (
         (
             run.name,
@@ -166,7 +166,6 @@ def runs_table(runs: Sequence[RunView]) -> RenderableType:
             run.replicas_alive,
             run.replicas_taking_part,
             run.revision,
-            run.rounds,
             run.exclusions,
             output.count(run.committed_tokens),
             output.share(budget_share(run)),
@@ -175,12 +174,17 @@ def runs_table(runs: Sequence[RunView]) -> RenderableType:
         for run in runs
     )
     return output.table(
-        (*columns, ">tokens", ">of budget", ">loss"), rows, empty="There are no runs yet."
+        (*columns, ">tokens", ">of budget", ">loss"),
+        rows,
+        empty="There are no runs yet.",
+        spare=("excluded", "loss", "revision", "tokens", "taking part", "alive", "of budget"),
     )
 
 
 def run_facts(run: RunView) -> list[tuple[str, object]]:
     """Return where a run stands, and its settings, as names and values."""
+    from syncline.launch.view import outer_rounds
+
     budget = run.settings.token_budget
     of_budget = f" of {output.count(budget)}" if budget else ""
     facts: list[tuple[str, object]] = [
@@ -189,7 +193,7 @@ def run_facts(run: RunView) -> list[tuple[str, object]]:
         ("replicas", f"{run.replicas_alive} alive, {run.replicas_taking_part} taking part"),
         ("tokens", output.count(run.committed_tokens) + of_budget),
         ("revision", run.revision),
-        ("rounds", run.rounds),
+        ("rounds", outer_rounds(run.revision, run.settings.warmup_steps)),
         ("exclusions", run.exclusions),
         ("loss", output.decimals(run.loss)),
         ("settings version", run.settings_version),
@@ -203,15 +207,19 @@ def budget_share(run: RunView) -> float | None:
     return min(1.0, run.committed_tokens / budget) if budget else None
 
 
+def _is_there(client: OperatorClient, name: str) -> bool:
+    from syncline_proto.errors import RunUnknown
+
+    try:
+        client.run(name)
+    except RunUnknown:
+        return False
+    return True
+
+
 def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
     found: list[tuple[str, object]] = []
     for key, value in settings.items():
         below = isinstance(value, dict)
         found += _flat(value, f"{prefix}{key}.") if below else [(prefix + key, value)]
     return found
-
-
-def _move(run: str, act: str, control: str, token: str | None, as_json: bool) -> None:
-    with connect(control, token) as client:
-        view = client.move_run(run, act)
-    output.show(view, as_json, lambda: f"{view.name} is {view.state.value}.")

@@ -34,7 +34,10 @@ def train(
     ] = 1,
     overrides: Overrides = None,
     progress: Annotated[
-        str, typer.Option("--progress", metavar="KIND", help="bar, json (lines) or none.")
+        str,
+        typer.Option(
+            "--progress", metavar="KIND", help="bar, json (one event a line, as it goes) or none."
+        ),
     ] = "bar",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from this replica's own checkpoint.")
@@ -49,16 +52,19 @@ def train(
         ),
     ] = None,
     token: Token = None,
+    as_json: Json = False,
 ) -> None:
     """Train one replica of a job, in a run or alone.
 
-    It takes part in a run if there is a control plane, and trains alone otherwise.
+    It takes part in a run if there is a control plane, and trains alone otherwise. With --json
+    standard output is how it ended, as one object; progress goes to standard error.
 
     \b
     Examples:
       syncline train job.toml
       syncline train job.toml --control http://10.0.0.5:8500 --replica gpu-box-3 --ranks 8
       syncline train job.toml --set optimizer.lr=1e-3 --resume
+      syncline train job.toml --json > ending.json
     """
     from syncline.launch.commands import trainer
     from syncline_proto.errors import ConfigError
@@ -73,6 +79,7 @@ def train(
         overrides=overrides or [],
         progress=progress,
         resume=resume,
+        as_json=as_json,
     )
     given = {"SYNCLINE_CONTROL": control, "SYNCLINE_TOKEN": token}
     # The trainer takes this process's place, so signals and the terminal are its own.
@@ -105,7 +112,7 @@ def export(
       syncline export my-run --out model
       syncline export my-run --out model --control http://10.0.0.5:8500 --json
     """
-    _quiet_transformers()
+    _keep_quiet()
     from syncline.train.export import export_run
 
     made = export_run(run, control, out, token=token, data=data)
@@ -148,7 +155,7 @@ def sample(
       syncline sample model --prompt "import "
       syncline sample model --prompt "def main" --temperature 0 --json
     """
-    _quiet_transformers()
+    _keep_quiet()
     from syncline.train.sample import sample as write
 
     text = write(folder, prompt, max_new_tokens=tokens, temperature=temperature, seed=seed)
@@ -159,8 +166,11 @@ def sample(
         sys.stdout.write(text + "\n")
 
 
-def _quiet_transformers() -> None:
-    """Keep what is not the result off the screen; a user's own setting wins."""
+def _keep_quiet() -> None:
+    """Keep what is not the result off standard output; a user's own setting wins."""
+    from syncline.train.logs import configure_logs
+
+    configure_logs()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

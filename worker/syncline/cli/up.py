@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,15 +104,17 @@ def _run(launch: Launch, *, keep: bool, as_json: bool, prompt: str | None) -> No
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with LocalRun(launch, screen := screen_for(as_json)) as local:
-            with screen:
-                local.start()
-                if launch.job.up.page:
-                    screen.say(f"The live page is at {local.view.page}")
-                trained = local.follow()
-            _tell(_exported(local, trained, launch, prompt), as_json)
+            try:
+                with screen:
+                    local.start()
+                    trained = local.follow()
+                done = _exported(local, trained, launch, prompt)
+                _tell(replace(done, page=local.view.page) if keep else done, as_json)
+            except KeyboardInterrupt:
+                output.note("Stopping: replicas push what they did and leave (Ctrl+C again kills).")
+                raise
             if keep:
-                output.note(f"The page stays at {local.view.page} until Ctrl+C.")
-                local.keep()
+                _keep(local)
     except KeyboardInterrupt:
         output.note(f"Stopped; what was done is in {launch.folder}.")
         raise
@@ -119,10 +122,19 @@ def _run(launch: Launch, *, keep: bool, as_json: bool, prompt: str | None) -> No
         signal.signal(signal.SIGTERM, before)
 
 
+def _keep(local: LocalRun) -> None:
+    """Leave the services running; what was asked for is done, so Ctrl+C ends it well."""
+    output.note(f"The page stays at {local.view.page} until Ctrl+C.")
+    try:
+        local.keep()
+    except KeyboardInterrupt:
+        output.note("Stopping the services (Ctrl+C again kills).")
+
+
 def _exported(local: LocalRun, trained: Result, launch: Launch, prompt: str | None) -> Result:
     """Write the merged model where the job wants it; let it write if there is a prompt."""
-    from dataclasses import replace
-
+    if not trained.revision:
+        return trained
     out = Path(launch.job.export.folder or local.place.export).absolute()
     local.export(out)
     told = replace(trained, export=str(out))

@@ -13,7 +13,7 @@ from syncline.cli.options import (
     DEFAULT_CONTROL,
     Control,
     Json,
-    MaybeRun,
+    MaybeRunName,
     RunName,
     Token,
     connect,
@@ -61,7 +61,7 @@ def status(
 
 
 def events(
-    run: MaybeRun = None,
+    run: MaybeRunName = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on as they happen, until Ctrl+C.")
     ] = False,
@@ -79,7 +79,8 @@ def events(
     \b
     Examples:
       syncline events
-      syncline events --run my-run --follow
+      syncline events my-run --follow
+      syncline runs events my-run
     """
     with connect(control, token) as client:
         found = client.events(run, None, limit)
@@ -173,7 +174,9 @@ def _services_table(services: Sequence[SyncEndpoint]) -> RenderableType:
         for one in services
     )
     columns = ("sync service", "address", "share", "alive")
-    return output.table(columns, rows, empty="No sync service has announced itself yet.")
+    return output.table(
+        columns, rows, empty="No sync service has announced itself yet.", spare=("share",)
+    )
 
 
 def _events_table(found: Sequence[Event]) -> RenderableType:
@@ -182,7 +185,9 @@ def _events_table(found: Sequence[Event]) -> RenderableType:
         for event in found
     )
     columns = ("time", "run", "replica", "kind", "what happened")
-    return output.table(columns, rows, empty="Nothing has happened yet.")
+    return output.table(
+        columns, rows, empty="Nothing has happened yet.", spare=("kind",), fold="what happened"
+    )
 
 
 def _tell(event: Event, as_json: bool) -> None:
@@ -216,4 +221,10 @@ def _rounds_table(found: Sequence[RoundReport]) -> RenderableType:
         for one in found
     )
     more = (">effective", ">norm", ">clip")
-    return output.table((*columns, *more), rows, empty="No round is committed yet.")
+    return output.table(
+        (*columns, *more),
+        rows,
+        empty="No round is committed yet.",
+        spare=("clip", "norm", "effective", "kind", "seconds", "closed by", "time"),
+        fold="excluded",
+    )

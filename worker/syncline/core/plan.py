@@ -6,6 +6,7 @@ on the same decision.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 
@@ -67,12 +68,21 @@ def after_step(steps_since_sync: int, sync_every: int, warming: bool, heard: Hea
     return act
 
 
-def interval(sync_every: int, misses: int) -> int:
-    """Inner steps to the next sync: half as many for each sync in a row late for some fragments.
+def in_step(revisions: Sequence[int], ready: Collection[int]) -> list[int]:
+    """The fragments of ``ready`` that stand at the oldest revision among them, in order.
 
-    Being early costs one wait; after it the replica is expected in every fragment's round.
+    Fragments are independent, so a replica that comes while others push may be in time for some
+    of them and late for the rest, whose newer revision it then holds. If it pushed all of them at
+    its next boundary, it would be a round ahead of the others in a part of the model for ever, and
+    replicas would wait for each other in turn. So a fragment that is ahead sits one boundary out,
+    and keeps its progress.
+
+    Args:
+        revisions: of the anchors, by fragment.
+        ready: numbers of the fragments that hold progress and are not pending.
     """
-    return max(1, sync_every >> misses)
+    oldest = min((revisions[fragment] for fragment in ready), default=0)
+    return [fragment for fragment in sorted(ready) if revisions[fragment] == oldest]
 
 
 def reaches_budget(

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from syncline.data.errors import DataError
+from syncline_proto.words import sentence
 
 FORMAT = "syncline-tokens"
 VERSION = 1
@@ -88,9 +89,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = TypeAdapter(Manifest).validate_json(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(f"{path} is damaged: {where}: {first['msg']}") from error
+        raise DataError(f"{path} is damaged: {sentence(error)}") from None
     if manifest.version != VERSION:
         raise DataError(
             f"{path} is of format version {manifest.version}, this program reads {VERSION}; "

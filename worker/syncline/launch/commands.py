@@ -116,6 +116,7 @@ def trainer(
     overrides: Sequence[str] = (),
     progress: str = "json",
     resume: bool = False,
+    as_json: bool = False,
 ) -> list[str]:
     """The trainer for one replica, with all its ranks."""
     argv = [sys.executable, "-I", rank_runner.__file__, str(ranks)] if ranks > 1 else []
@@ -123,6 +124,7 @@ def trainer(
     argv += ["--run", run] if run else []
     argv += ["--replica", replica] if replica else []
     argv += ["--resume"] if resume else []
+    argv += ["--json"] if as_json else []
     for override in overrides:
         argv += ["--set", override]
     return argv

@@ -78,6 +78,7 @@ class LocalRun:
             run=launch.job.run.name,
             page="",
             replicas={name: ReplicaNow(name=name) for name in names},
+            warmup_steps=launch.job.run.warmup_steps,
         )
 
     def __enter__(self) -> Self:
@@ -116,17 +117,22 @@ class LocalRun:
         self._stack.close()
 
     def start(self) -> None:
-        """Prepare the data, start the services, then the replicas.
+        """Check the model, start the services, prepare the data, then start the replicas.
 
         Raises:
-            SynclineError: something could not be started; the message names it and its log.
+            SynclineError: the job cannot be trained, or something could not be started; the
+                message names it and its log.
         """
-        self._prepare_data()
+        self._check_model()
         self._screen.say("Starting the control plane and the sync service.")
         self._services["control"] = self._crew.start(commands.control_plane(self.place))
         ready = f"{self.place.control_url}/readyz"
         wait_ready(self._services["control"], lambda: http_ready(ready))
+        # Before the data, which may take long: only the control plane knows of an earlier end.
         self._refuse_ended_run()
+        if self._launch.job.up.page:
+            self._screen.say(f"The live page is at {self.view.page}")
+        self._prepare_data()
         self._services["sync"] = self._crew.start(commands.sync_service(self.place))
         wait_ready(self._services["sync"], lambda: grpc_serving(self.place.sync_address))
         count = len(self.view.replicas)
@@ -196,6 +202,13 @@ class LocalRun:
                 f"The run {found.name} in {self._launch.folder} is {found.state.value}; start "
                 "another with --set run.name=NAME, or in another folder with --out."
             )
+
+    def _check_model(self) -> None:
+        """Refuse here, with nothing started, what every replica would refuse."""
+        self._screen.say("Checking the model.")
+        from syncline.train.model import check_model  # torch takes seconds to import
+
+        check_model(self._launch.job)
 
     def _prepare_data(self) -> None:
         data = self._launch.job.data

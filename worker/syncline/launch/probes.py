@@ -63,7 +63,7 @@ def http_ready(url: str) -> bool:
     """Whether the URL answers with 200."""
     try:
         return httpx.get(url, timeout=ASK_S, trust_env=False).status_code == httpx.codes.OK
-    except httpx.TransportError:
+    except httpx.RequestError:
         return False
 
 

@@ -47,6 +47,8 @@ class View:
     run: str
     page: str
     replicas: dict[str, ReplicaNow]
+    warmup_steps: int = 0
+    """The run's; see ``outer_rounds``."""
     state: RunView | None = None
     """As the control plane last told it."""
 
@@ -83,7 +85,26 @@ class View:
 
     @property
     def revision(self) -> int:
-        return max((r.latest.revision for r in self.replicas.values() if r.latest), default=0)
+        return max((told.revision for told in self._last_words), default=0)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of pseudo-gradients, as each fragment has had them."""
+        return outer_rounds(self.revision, self.warmup_steps)
+
+    @property
+    def synchronous_steps(self) -> int:
+        """Of the synchronous phase; all of them, once there are rounds."""
+        if self.revision:
+            return self.warmup_steps
+        steps = (told.inner_step for told in self._last_words)
+        return min(self.warmup_steps, max(steps, default=0))
+
+    @property
+    def _last_words(self) -> list[Snapshot | Ending]:
+        """What each replica told last, of those that told something."""
+        told = (replica.ending or replica.latest for replica in self.replicas.values())
+        return [words for words in told if words is not None]
 
     @property
     def exposed_sync_share(self) -> float | None:
@@ -92,19 +113,26 @@ class View:
         return math.fsum(shares) / len(shares) if shares else None
 
 
+def outer_rounds(revision: int, warmup_steps: int) -> int:
+    """Rounds of pseudo-gradients that led a fragment to ``revision``.
+
+    The first revision after a synchronous phase is what a replica offered: no outer step made it.
+    """
+    return max(0, revision - (1 if warmup_steps else 0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """How a launch ended. Losses are nats per token, over the held-out sample."""
 
     run: str
     folder: str
-    page: str
     replicas: dict[str, Ending]
     failed: list[str]
     """Replicas that did not come to the end."""
-    bits_per_byte_start: float
+    bits_per_byte_start: float | None
     bits_per_byte_end: float | None
-    """Of the merged model; None if the run was stopped before its budget was trained."""
+    """Of the merged model; None if the run was stopped before it had one."""
     held_out_merged: float | None
     tokens: int
     seconds: float
@@ -112,11 +140,15 @@ class Result:
     tokens_per_second: float
     """Of all replicas together, while they trained."""
     revision: int
+    synchronous_steps: int
     rounds: int
-    """Committed, over all fragments."""
+    """Rounds of pseudo-gradients per fragment: the revisions that outer steps made."""
     exclusions: int
     exposed_sync_share: float
+    page: str | None = None
+    """None where the services have ended, and the page with them."""
     export: str | None = None
+    """None where no round was committed, so that there is nothing to export."""
     sample: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,13 +161,12 @@ def result(view: View, folder: str, seconds: float) -> Result | None:
     endings = {r.name: r.ending for r in view.replicas.values() if r.ending is not None}
     if not endings:
         return None
-    # The merged model of the newest revision that anybody saw.
-    last = max(endings.values(), key=lambda ending: ending.revision)
+    # The merged model of the newest revision that anybody evaluated.
+    last = max(endings.values(), key=lambda end: (end.held_out_merged is not None, end.revision))
     shares = [ending.exposed_sync_share for ending in endings.values()]
     return Result(
         run=view.run,
         folder=folder,
-        page=view.page,
         replicas=endings,
         failed=[name for name in view.replicas if name not in endings],
         bits_per_byte_start=last.bits_per_byte_start,
@@ -145,7 +176,8 @@ def result(view: View, folder: str, seconds: float) -> Result | None:
         seconds=seconds,
         tokens_per_second=math.fsum(ending.tokens_per_second for ending in endings.values()),
         revision=last.revision,
-        rounds=view.state.rounds if view.state else last.rounds,
+        synchronous_steps=view.synchronous_steps,
+        rounds=outer_rounds(last.revision, view.warmup_steps),
         exclusions=view.state.exclusions if view.state else 0,
         exposed_sync_share=math.fsum(shares) / len(shares),
     )

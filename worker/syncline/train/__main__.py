@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
 
-import structlog
-
 from syncline.faults import FAULT, said_of, trace_if_asked
+from syncline.train.logs import configure_logs
 from syncline_proto.errors import ProcessFailed, SynclineError
 
 INTERRUPTED = 130
@@ -25,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train; return the exit code."""
     given = _parser().parse_args(arguments)
     leads = os.environ.get("RANK", "0") == "0"
-    _configure_log(leads)
+    configure_logs(leads=leads)
     try:
         _train(given)
     except SynclineError as error:
@@ -49,15 +47,20 @@ def _train(given: argparse.Namespace) -> None:
     job = JobConfig.load(given.job, [*given.set, *named])
     # torch and transformers take seconds to import, and a wrong job should be told at once.
     from syncline.train.loop import Trainer
-    from syncline.train.progress import listener
+    from syncline.train.progress import as_fields, listener
     from syncline.train.ranks import joined_ranks
 
     with joined_ranks() as ranks:
-        progress = listener(given.progress, leads=ranks.leads)
+        # With --json standard output is for the end alone.
+        lines = sys.stderr if given.json else sys.stdout
+        progress = listener(given.progress, lines, leads=ranks.leads)
         try:
-            Trainer(job, ranks, progress, replica=given.replica, resume=given.resume).run()
+            trainer = Trainer(job, ranks, progress, replica=given.replica, resume=given.resume)
+            ending = trainer.run()
         finally:
             progress.close()
+        if given.json and ranks.leads:
+            sys.stdout.write(json.dumps(as_fields(ending), indent=2, allow_nan=False) + "\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,19 +78,19 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="override a setting, such as train.micro_batch=4",
     )
-    parser.add_argument("--progress", choices=("bar", "json", "none"), default="bar")
+    parser.add_argument(
+        "--progress",
+        choices=("bar", "json", "none"),
+        default="bar",
+        help="how to tell how it goes; json is one event a line on standard output",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print how it ended as one JSON object; progress goes to standard error",
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     return parser
-
-
-def _configure_log(leads: bool) -> None:
-    """Standard error, since standard output is for progress that programs read."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.INFO if leads else logging.ERROR
-        ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 if __name__ == "__main__":

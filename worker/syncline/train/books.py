@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from syncline import Replica
-from syncline.data import bits_per_byte
 from syncline.train.board import Board
 from syncline.train.config import JobConfig
-from syncline.train.evaluate import HeldOut
+from syncline.train.evaluate import HeldOut, bits_if_counted
 from syncline.train.progress import Ending, Progress, Snapshot, Start
 from syncline.train.ranks import RankGroup
 from syncline.train.step import StepReport
@@ -176,7 +175,7 @@ class Books:
             tokens=run_tokens,
             tokens_total=self._budget,
             loss=loss,
-            bits_per_byte=bits_per_byte(loss, self._bytes_per_token),
+            bits_per_byte=bits_if_counted(loss, self._bytes_per_token),
             held_out_loss=held_out and held_out.loss,
             held_out_bits_per_byte=held_out and held_out.bits_per_byte,
             lr=last.lr,

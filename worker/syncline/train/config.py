@@ -10,11 +10,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from syncline.train.reading import apply_overrides, read_toml, sentence
+from syncline.train.reading import apply_overrides, read_toml
 from syncline_proto.errors import ConfigError
 from syncline_proto.settings import NAME_PATTERN, RunSettings, Section
+from syncline_proto.words import sentence
+
+COUNTS = frozenset(
+    {
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "max_position_embeddings", "vocab_size"),
+        *("n_embd", "n_layer", "n_head", "n_positions"),
+    }
+)
+"""Sizes of a model, as transformers calls them; it does not mind all of them being 0."""
 
 Precision = Literal["fp32", "bf16"]
 ScheduleKind = Literal["cosine", "wsd", "constant"]
@@ -38,6 +48,14 @@ class ModelSection(Section):
     path: Path | None = None
     """A folder with a config.json and, to start from them, safetensors weights."""
     attention: Literal["sdpa", "eager"] = "sdpa"
+
+    @field_validator("config")
+    @classmethod
+    def _sizes_are_sizes(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
+        for key, value in (config or {}).items():
+            if key in COUNTS and isinstance(value, int) and value < 1:
+                raise ValueError(f"{key} must be at least 1, not {value}")
+        return config
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -201,7 +219,7 @@ class JobConfig(Section):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(f"{origin}: {sentence(cls, error)}") from None
+            raise ConfigError(f"{origin}: {sentence(error, cls)}") from None
 
     def to_job(self) -> dict[str, Any]:
         """The job as plain values, ready for JSON: what the control plane keeps with the run."""

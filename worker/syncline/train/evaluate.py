@@ -6,6 +6,7 @@ caller's affair (``Replica.unsynced`` and ``Replica.finish``).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class HeldOut:
     loss: float
     """Nats per token."""
     bits_per_byte: float
+    """NaN for data whose bytes nobody counted."""
 
 
 class Evaluator:
@@ -62,4 +64,9 @@ class Evaluator:
         reshard_all(model)  # there was no backward pass to free what FSDP2 gathered
         loss_sum, sequences = self._ranks.sum([float(total), float(count)])
         loss = loss_sum / sequences
-        return HeldOut(loss=loss, bits_per_byte=bits_per_byte(loss, self._bytes_per_token))
+        return HeldOut(loss=loss, bits_per_byte=bits_if_counted(loss, self._bytes_per_token))
+
+
+def bits_if_counted(loss: float, bytes_per_token: float) -> float:
+    """Bits a byte of a loss in nats per token; NaN for data whose bytes nobody counted."""
+    return bits_per_byte(loss, bytes_per_token) if bytes_per_token else math.nan

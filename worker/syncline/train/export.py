@@ -18,7 +18,6 @@ from syncline.control import ControlClient
 from syncline.data import Tokenizer, load_tokenizer
 from syncline.data.errors import DataError
 from syncline.layout import whole
-from syncline.settings import control_url
 from syncline.train.config import DataSection, JobConfig
 from syncline.train.folder import prepared_folder
 from syncline.train.model import build_config, without_bars
@@ -106,7 +105,7 @@ def export_run(
         Unreachable: the control plane or a sync service does not answer.
         LayoutMismatch, DataError, ConfigError: as ``export_model``.
     """
-    with closing(ControlClient(control_url(control), token, timeout_s=CONTROL_TIMEOUT_S)) as client:
+    with closing(ControlClient(control, token, timeout_s=CONTROL_TIMEOUT_S)) as client:
         view = client.run(run)
         if not view.job:
             raise ConfigError(

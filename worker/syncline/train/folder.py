@@ -11,8 +11,9 @@ import os
 from pathlib import Path
 
 from syncline.data.errors import DataError
-from syncline.data.manifest import MANIFEST_FILE
+from syncline.data.manifest import MANIFEST_FILE, read_manifest
 from syncline.data.sources import resolve
+from syncline.data.tokenizer import load_tokenizer
 from syncline.train.config import DataSection
 
 
@@ -44,6 +45,24 @@ def prepared_folder(section: DataSection, *, progress: bool = False) -> Path:
         if not (folder / MANIFEST_FILE).is_file():
             raise
     return folder
+
+
+def vocabulary_of(section: DataSection) -> tuple[int, int]:
+    """How many ids the data's tokenizer has, and its end of document, before data is prepared.
+
+    For a tokenizer that is still to be trained: what it is asked to have, and 0.
+
+    Raises:
+        DataError: the prepared folder or the tokenizer cannot be read.
+    """
+    if section.path is not None:
+        tokenizer = read_manifest(section.path).tokenizer
+        return tokenizer.vocab_size, tokenizer.eos_id
+    kind, _, size = section.tokenizer.partition(":")
+    if kind == "bpe":
+        return int(size) if size.isdecimal() else 1, 0
+    made = load_tokenizer(section.tokenizer)
+    return made.vocab_size, made.eos_id
 
 
 def _user_cache() -> Path:

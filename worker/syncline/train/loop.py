@@ -24,7 +24,7 @@ from syncline.train.evaluate import Evaluator, HeldOut
 from syncline.train.export import export_model, full_state, portable
 from syncline.train.folder import prepared_folder
 from syncline.train.inputs import TRAIN, Batch, Feed, tokens_of_step
-from syncline.train.model import build_model, shard_model
+from syncline.train.model import build_model, check_model, shard_model
 from syncline.train.optim import build_optimizer
 from syncline.train.progress import Ending, Progress
 from syncline.train.ranks import RankGroup
@@ -63,6 +63,7 @@ class Trainer:
         _must_be_writable(job)
         if job.train.threads is not None:
             torch.set_num_threads(job.train.threads)
+        check_model(job)
         self._folder = _prepared(job, ranks)
         manifest = read_manifest(self._folder)
         tokenizer = manifest.tokenizer
@@ -210,7 +211,7 @@ class Trainer:
     def _end(self) -> Ending:
         """Before leaving: the last evaluation, checkpoint and export."""
         spent = self._spent()
-        if spent and self._merged is None:
+        if self._stopped() or (spent and self._merged is None):
             self.replica.finish()
             self._merged = self._evaluate("merged")
         if self._checkpoints is not None:
@@ -235,6 +236,12 @@ class Trainer:
         if spent:
             return "budget"
         return "drained" if self._stop.asked or self.replica.drained else "stopped"
+
+    def _stopped(self) -> bool:
+        """Whether the run was ended before its budget; the replica then holds its last revision."""
+        replica = self.replica
+        ended = replica.active and replica.done and not (replica.drained or self._spent())
+        return ended and replica.revision > 0
 
     def _spent(self) -> bool:
         """Whether the token budget is reached, and not only somebody's patience."""

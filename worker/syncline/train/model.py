@@ -6,6 +6,7 @@ precision policy's. Nothing here is downloaded.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,16 +19,21 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.utils import logging as transformers_logging
 
 from syncline.layout import blocks_in
 from syncline.train.config import JobConfig, ModelSection, TrainSection
+from syncline.train.folder import vocabulary_of
 from syncline_proto.errors import ConfigError, FileMissing
 
 log = structlog.get_logger()
 
 SAID_MAX = 240
 """Letters of what transformers says; it likes to list every model there is."""
+
+ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function")
+"""What models of transformers call the name of their activation."""
 
 OLDER_KEYS = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
 """Names that transformers still translates, though no configuration lists them."""
@@ -49,6 +55,8 @@ def build_config(section: ModelSection, vocab_size: int, eos_id: int) -> PreTrai
     given = dict(section.config or {})
     model_type = given.pop("model_type")
     _refuse_unknown(_accepted("model.config", AutoConfig.for_model, model_type), given)
+    # transformers would tell of special tokens out of range, and not why.
+    _check_vocabulary(given.get("vocab_size"), vocab_size)
     settings = {
         "vocab_size": vocab_size,
         "bos_token_id": eos_id,
@@ -58,6 +66,26 @@ def build_config(section: ModelSection, vocab_size: int, eos_id: int) -> PreTrai
     return _accepted("model.config", AutoConfig.for_model, model_type, **(settings | given))
 
 
+def check_model(job: JobConfig) -> None:
+    """Refuse a model that cannot be built, in a moment: before data is prepared or anybody joins.
+
+    It is built on torch's meta device, where tensors have shapes and take no memory.
+
+    Raises:
+        FileMissing, ConfigError: as ``build_model``.
+        DataError: the tokenizer that the model must fit cannot be read.
+    """
+    vocab_size, eos_id = vocabulary_of(job.data)
+    config = _fitting_config(job, vocab_size, eos_id)
+    try:
+        with torch.device("meta"):
+            _instance(config, None, job.model.attention)
+    except ConfigError as refused:
+        # A model that looks at its numbers while it is built cannot be judged without them.
+        if not isinstance(refused.__cause__, NotImplementedError):
+            raise
+
+
 def build_model(job: JobConfig, vocab_size: int, eos_id: int) -> PreTrainedModel:
     """The job's model in fp32 on the CPU: random from ``train.seed``, or a folder's weights.
 
@@ -65,8 +93,7 @@ def build_model(job: JobConfig, vocab_size: int, eos_id: int) -> PreTrainedModel
         FileMissing, ConfigError: as ``build_config``; also when the tokenizer has more ids than
             the model, or sequences are longer than it takes.
     """
-    config = build_config(job.model, vocab_size, eos_id)
-    _check_fit(config, vocab_size, job.data.sequence_length)
+    config = _fitting_config(job, vocab_size, eos_id)
     folder = job.model.path
     with torch.random.fork_rng(devices=[]), without_bars():
         torch.manual_seed(job.train.seed)
@@ -161,17 +188,51 @@ def _instance(config: PreTrainedConfig, folder: Path | None, attention: str) -> 
     return _accepted("model", AutoModelForCausalLM.from_config, config, **options)
 
 
-def _check_fit(config: PreTrainedConfig, vocab_size: int, sequence_length: int) -> None:
-    if config.vocab_size < vocab_size:
+def _fitting_config(job: JobConfig, vocab_size: int, eos_id: int) -> PreTrainedConfig:
+    """The configuration of a job's model, if its parts fit one another, tokenizer and data."""
+    config = build_config(job.model, vocab_size, eos_id)
+    _check_activations(config)
+    _check_heads(config)
+    _check_fit(config, vocab_size, job.data.sequence_length)
+    return config
+
+
+def _check_activations(config: PreTrainedConfig) -> None:
+    """transformers looks for an activation as it builds, and then says nothing but its name."""
+    for key in ACTIVATION_KEYS:
+        name = getattr(config, key, None)
+        if isinstance(name, str) and name not in ACT2FN:
+            near = difflib.get_close_matches(name, ACT2FN, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(ACT2FN))}."
+            raise ConfigError(f"model.config.{key}: there is no activation {name!r}; {hint}")
+
+
+def _check_heads(config: PreTrainedConfig) -> None:
+    """A model with other numbers can be built, and fails in its first forward pass."""
+    heads = getattr(config, "num_attention_heads", None)
+    groups = getattr(config, "num_key_value_heads", None)
+    if isinstance(heads, int) and isinstance(groups, int) and (groups < 1 or heads % groups):
         raise ConfigError(
-            f"the model has {config.vocab_size} token ids and the tokenizer {vocab_size}; "
-            "leave model.config.vocab_size out, or prepare the data with the model's tokenizer."
+            f"model.config: num_attention_heads ({heads}) is not a multiple of "
+            f"num_key_value_heads ({groups})."
         )
+
+
+def _check_fit(config: PreTrainedConfig, vocab_size: int, sequence_length: int) -> None:
+    _check_vocabulary(config.vocab_size, vocab_size)
     longest = getattr(config, "max_position_embeddings", None)
     if isinstance(longest, int) and longest < sequence_length:
         raise ConfigError(
             f"data.sequence_length {sequence_length} is more than the {longest} positions of the "
             "model; shorten it, or raise model.config.max_position_embeddings."
+        )
+
+
+def _check_vocabulary(ids: object, vocab_size: int) -> None:
+    if isinstance(ids, int) and ids < vocab_size:
+        raise ConfigError(
+            f"the model has {ids} token ids and the tokenizer {vocab_size}; "
+            "leave model.config.vocab_size out, or prepare the data with the model's tokenizer."
         )
 
 
@@ -200,4 +261,6 @@ def _accepted(what: str, build: Any, *args: Any, **kwargs: Any) -> Any:
         ValueError,
     ) as error:
         said = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, StrictDataclassError):
+            said = said.rpartition("Error: ")[2]  # before it, the names of its own functions
         raise ConfigError(f"{what}: {said[:SAID_MAX]}") from error

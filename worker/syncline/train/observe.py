@@ -34,16 +34,6 @@ class Cut:
     committed_tokens: int
 
 
-class _Observing(Link):
-    """A link that may open a run without a replica, a lease or a layout."""
-
-    def observe(self, run: str) -> pb.OpenRunResponse:
-        with self._errors():
-            return self._stub.OpenRun(
-                pb.OpenRunRequest(run=run), timeout=self._timeouts.call_s, metadata=self._metadata
-            )
-
-
 def newest_cut(view: RunView, client: ControlClient, token: str | None) -> Cut:
     """Pull every fragment of a run at the newest revision that all of them have.
 
@@ -55,7 +45,7 @@ def newest_cut(view: RunView, client: ControlClient, token: str | None) -> Cut:
     timeouts = view.settings.timeouts
     with ExitStack() as stack:
         links = [
-            stack.enter_context(closing(_Observing(service.address, timeouts, token)))
+            stack.enter_context(closing(Link(service.address, timeouts, token)))
             for service in first_alive(client.sync_services(), client.url)
         ]
         for attempt in range(CUTS_MAX):
@@ -81,7 +71,7 @@ def assembled(layout: Layout, fragments: Iterable[Float32]) -> dict[str, torch.T
     return {name: torch.from_numpy(values) for name, values in tensors.items()}
 
 
-def _standing(run: str, links: list[_Observing]) -> tuple[Layout, dict[int, Link], int]:
+def _standing(run: str, links: list[Link]) -> tuple[Layout, dict[int, Link], int]:
     """The run's layout, who owns each fragment, and the smallest revision over them."""
     layout: Layout | None = None
     owners: dict[int, Link] = {}

@@ -1,17 +1,16 @@
 """The port through which a trainer tells how far it is, and who listens behind it.
 
-``bar`` is for people, ``json`` (one object a line on standard output) for programs such as
-``syncline up``, ``none`` for tests and for ranks other than 0. Telling never decides anything.
+``bar`` is for people, ``json`` (one object a line) for programs such as ``syncline up``, ``none``
+for tests and for ranks other than 0. Telling never decides anything.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -31,9 +30,9 @@ class Start:
     parameters: int
     tokens_total: int | None
     """The run's token budget; None: no end."""
-    held_out_loss: float
-    bits_per_byte: float
-    """Of the held-out sample, at the start."""
+    held_out_loss: float | None
+    bits_per_byte: float | None
+    """Of the held-out sample, at the start; None where it is not finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +49,7 @@ class Snapshot:
     bits_per_byte: float
     """The same, per byte of source text."""
     held_out_loss: float | None
+    """Nats per token."""
     held_out_bits_per_byte: float | None
     lr: float
     grad_norm: float
@@ -64,19 +64,24 @@ class Snapshot:
     seconds: float
     eta_s: float | None
 
+    @property
+    def held_out(self) -> str | None:
+        """The held-out loss for people; None before the first one."""
+        return with_unit(self.held_out_loss, self.held_out_bits_per_byte)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """Told once, when training ended well. Losses are nats per token."""
 
     reason: Literal["budget", "stopped", "drained"]
-    bits_per_byte_start: float
+    bits_per_byte_start: float | None
     held_out_local: float | None
     """Of this replica's own parameters before the last round; None if there was none."""
     bits_per_byte_local: float | None
     held_out_merged: float | None
-    """Of the merged parameters (the only ones, when training alone); None unless the budget is
-    spent."""
+    """Of the merged parameters (the only ones, when training alone); None where this replica left
+    before the run's end, or no revision was committed."""
     bits_per_byte_merged: float | None
     tokens: int
     """Of the run."""
@@ -88,12 +93,28 @@ class Ending:
     exposed_sync_s: float
     exposed_sync_share: float
     rounds: int
+    """Rounds merged since this replica joined."""
     revision: int
     inner_step: int
     skipped_steps: int
     """Inner steps left out because their loss or gradient was not finite."""
     exported: str | None
     """The folder of the exported model, when training alone."""
+
+
+def with_unit(loss: float | None, bits_per_byte: float | None) -> str | None:
+    """A loss for people: bits per byte, or nats per token where nobody counted the bytes."""
+    if bits_per_byte is not None and math.isfinite(bits_per_byte):
+        return f"{bits_per_byte:.3f} bits/byte"
+    return None if loss is None else f"{loss:.3f} nats/token"
+
+
+def as_fields(what: Start | Snapshot | Ending) -> dict[str, Any]:
+    """Plain values for JSON; numbers that are not finite become None, since JSON has none such."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in asdict(what).items()
+    }
 
 
 class Progress(Protocol):
@@ -122,10 +143,7 @@ class NoProgress:
 
 
 class JsonProgress:
-    """One JSON object a line: events ``start``, ``progress`` and ``end``.
-
-    Numbers that are not finite become null, since JSON has none such.
-    """
+    """One JSON object a line: events ``start``, ``progress`` and ``end``."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -141,11 +159,7 @@ class JsonProgress:
             self._tell("end", ending)
 
     def _tell(self, event: str, what: Start | Snapshot | Ending) -> None:
-        fields = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in asdict(what).items()
-        }
-        self._out.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
+        self._out.write(json.dumps({"event": event, **as_fields(what)}, allow_nan=False) + "\n")
         self._out.flush()
 
 
@@ -176,24 +190,20 @@ class BarProgress:
 
     def start(self, start: Start) -> None:
         who = f"{start.run}/{start.replica}" if start.replica else f"{start.run} (alone)"
-        self._say(
-            f"{who}: {start.parameters:,} parameters, "
-            f"{start.bits_per_byte:.3f} bits per held-out byte at the start"
-        )
+        first = with_unit(start.held_out_loss, start.bits_per_byte)
+        self._say(f"{who}: {start.parameters:,} parameters, held-out {first} at the start")
         self._bar.update(self._task, description=start.run, total=start.tokens_total)
         self._bar.start()
 
     def update(self, now: Snapshot) -> None:
         words = [
             f"{now.tokens_per_second:,.0f} tokens/s",
-            f"loss {now.loss:.3f}",
-            f"{now.bits_per_byte:.3f} bits/byte",
+            f"loss {with_unit(now.loss, now.bits_per_byte)}",
         ]
-        if now.held_out_bits_per_byte is not None:
-            words.append(f"held-out {now.held_out_bits_per_byte:.3f}")
+        if now.held_out is not None:
+            words.append(f"held-out {now.held_out}")
         if now.revision:
             words += [
-                f"round {now.round}",
                 f"revision {now.revision}",
                 f"sync {now.exposed_sync_share:.1%}",
             ]
@@ -207,8 +217,8 @@ class BarProgress:
             self._bar.stop()
         if ending is None:
             return
-        result = ending.bits_per_byte_merged
-        found = f"{result:.3f} bits per held-out byte" if result is not None else ending.reason
+        result = with_unit(ending.held_out_merged, ending.bits_per_byte_merged)
+        found = f"held-out {result}" if result is not None else ending.reason
         self._say(f"{found} after {ending.tokens:,} tokens in {ending.seconds:,.0f} s")
         if ending.exported:
             self._say(f"exported to {ending.exported}")
@@ -217,10 +227,10 @@ class BarProgress:
         self._console.print(text, highlight=False, soft_wrap=True)
 
 
-def listener(kind: ProgressKind, *, leads: bool) -> Progress:
-    """The listener that the command line asked for; only rank 0 has one."""
+def listener(kind: ProgressKind, out: TextIO, *, leads: bool) -> Progress:
+    """The listener that the command line asked for; only rank 0 has one. ``out`` is for lines."""
     if not leads or kind == "none":
         return NoProgress()
     if kind == "json":
-        return JsonProgress(sys.stdout)
+        return JsonProgress(out)
     return BarProgress(Console(stderr=True))

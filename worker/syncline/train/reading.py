@@ -1,16 +1,13 @@
-"""From a TOML file and ``key=value`` overrides to plain values, and from pydantic's findings to
-one sentence a person can act on. Knows nothing of what the settings mean.
+"""From a TOML file and ``key=value`` overrides to plain values.
+
+Knows nothing of what the settings mean.
 """
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Any, cast
-
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from syncline_proto.errors import ConfigError, FileMissing
 
@@ -56,21 +53,6 @@ def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, A
     return values
 
 
-def sentence(root: type[BaseModel], error: ValidationError) -> str:
-    """The first finding in one sentence: the key, what is wrong, what is allowed."""
-    first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return _unknown(root, first)
-    if first["type"] == "missing":
-        return f"{key} is missing."
-    said = first["msg"].removeprefix("Value error, ")
-    said = said if said.startswith("give") else said[:1].lower() + said[1:]
-    given = first["input"]
-    shown = "" if isinstance(given, dict | BaseModel) else f", not {given!r}"
-    return f"{key}: {said.rstrip('.')}{shown}." if key else f"{said.rstrip('.')}."
-
-
 def _value(text: str) -> Any:
     if text in NOTHING:
         return None
@@ -78,17 +60,3 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _unknown(root: type[BaseModel], error: ErrorDetails) -> str:
-    *above, name = (str(part) for part in error["loc"])
-    section = root
-    for part in above:
-        kind = section.model_fields[part].annotation
-        assert isinstance(kind, type) and issubclass(kind, BaseModel)
-        section = kind
-    known = sorted(section.model_fields)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    where = f"[{'.'.join(above)}]" if above else "a job"
-    return f"{'.'.join([*above, name])} is not a setting; {hint}{where} takes {', '.join(known)}."

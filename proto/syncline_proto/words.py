@@ -1,0 +1,119 @@
+"""From pydantic's findings to one plain sentence: which key, what is wrong, what would be right.
+
+The one place for it, so that a wrong setting reads the same in a file, a flag, the environment and
+a request. Knows nothing of what the keys mean, and repeats no secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+KEYS_MAX = 24
+"""More keys than this are not listed."""
+
+GIVEN_CHARACTERS_MAX = 60
+"""A wrong value is repeated up to this length."""
+
+SECRETS = frozenset({"token"})
+"""Keys whose values are never repeated."""
+
+OWN_WORDS = frozenset({"value_error", "assertion_error"})
+"""Findings whose message a validator of ours wrote."""
+
+GROUPS = frozenset({"model_type", "model_attributes_type", "dict_type", "dataclass_type"})
+
+Shape = type[BaseModel]
+
+
+def sentence(
+    error: ValidationError, shape: Shape | None = None, name: Callable[[str], str] = str
+) -> str:
+    """Say the first finding, a key that nobody knows before all others.
+
+    A misspelt key is also a missing one; that it is misspelt is what helps.
+
+    Args:
+        shape: what was checked; with it the keys that there are can be named.
+        name: from a key's dotted path to what the reader knows it by, such as a flag.
+    """
+    findings = error.errors(include_url=False)
+    first = min(findings, key=lambda found: found["type"] != "extra_forbidden")
+    return finding(first, shape, name)
+
+
+def finding(
+    found: ErrorDetails,
+    shape: Shape | None = None,
+    name: Callable[[str], str] = str,
+    whole: str = "it",
+) -> str:
+    """Say one finding; ``shape`` and ``name`` as for ``sentence``, ``whole`` is what has no key."""
+    key = ".".join(str(part) for part in found["loc"])
+    if found["type"] == "extra_forbidden":
+        return unknown(key, _keys_beside(found, shape), name)
+    message = found["msg"]
+    if found["type"] in OWN_WORDS:
+        said = _bare(message.partition(", ")[2] or message)
+        return f"{name(key)}: {said}." if key else f"{said}."
+    subject = name(key) if key else whole
+    if found["type"] == "missing":
+        return f"{subject} is missing."
+    return f"{subject} {_demand(found)}{_given(found)}."
+
+
+def unknown(key: str, known: list[str], name: Callable[[str], str] = str) -> str:
+    """Say that there is no such key; ``known`` are those that could stand in its place."""
+    near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    few = f" Known here: {', '.join(sorted(known))}." if 0 < len(known) <= KEYS_MAX else ""
+    return f"{name(key)} is not a setting{hint}{few}"
+
+
+def _demand(found: ErrorDetails) -> str:
+    """What pydantic asks of a value, as what follows its name."""
+    if found["type"] in GROUPS:
+        return "must be a group of keys"
+    # "Input should be a valid integer, unable to parse string as an integer"
+    asked = _bare(found["msg"].partition(", unable")[0])
+    asked = re.sub(r"^(Input|String|List|Value|Data) should ", "must ", asked)
+    asked = asked.replace("greater than or equal to", "at least")
+    asked = asked.replace("less than or equal to", "at most")
+    return asked if asked.startswith("must ") else f"is wrong ({asked})"
+
+
+def _given(found: ErrorDetails) -> str:
+    given, secret = found["input"], bool(SECRETS & set(map(str, found["loc"])))
+    if secret or not isinstance(given, str | int | float | None):
+        return ""
+    shown = repr(given)
+    if len(shown) > GIVEN_CHARACTERS_MAX:
+        shown = shown[:GIVEN_CHARACTERS_MAX] + "..."
+    return f", not {shown}"
+
+
+def _keys_beside(found: ErrorDetails, shape: Shape | None) -> list[str]:
+    """The keys that could stand where the unknown one does; none if that cannot be told."""
+    for part in found["loc"][:-1]:
+        if shape is None:
+            break
+        below = shape.model_fields.get(str(part))
+        shape = next(_shapes(below.annotation), None) if below else None
+    return [] if shape is None else list(shape.model_fields)
+
+
+def _shapes(annotation: Any) -> Iterator[Shape]:
+    """The models in an annotation such as ``Section | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _shapes(part)
+
+
+def _bare(said: str) -> str:
+    return said.rstrip(".")

@@ -1,0 +1,89 @@
+"""Why a push does not enter the open round: stale, judged before, or from a life that has ended.
+
+Pure. These are answers, not errors: a healthy system gives them every day. Only what contradicts
+where the run stands is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from syncline_proto.errors import InvalidRequest
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.record import Judgement, Kind, Saved, WholePush
+
+
+def fenced(
+    members: Mapping[str, int], replica: str, incarnation: int, revision: int
+) -> Judgement | None:
+    """The answer to a replica that does not hold its lease (any more); None if it does."""
+    holder = members.get(replica)
+    if holder == incarnation:
+        return None
+    why = "holds no lease" if holder is None else f"lives on as incarnation {holder}"
+    return Judgement(
+        verdict=pb.VERDICT_FENCED,
+        result=revision,
+        reason=f"{replica} {why}; incarnation {incarnation} must stop or register anew.",
+    )
+
+
+def duplicate(verdict: pb.Verdict.ValueType, result: int, non_finite: bool) -> Judgement:
+    """The answer to a push that was judged before, with ``verdict``."""
+    return Judgement(
+        verdict=pb.VERDICT_DUPLICATE,
+        judged=verdict,
+        result=result,
+        non_finite=non_finite,
+        reason="this push was judged before.",
+    )
+
+
+def known(saved: Saved, replica: str, incarnation: int, seq: int) -> Judgement | None:
+    """DUPLICATE for a push that a committed round contains, or that is older; else None."""
+    last = saved.last.get(replica)
+    if last is None or last.incarnation != incarnation or seq > last.seq:
+        return None
+    if seq == last.seq:
+        return duplicate(last.verdict, last.result, last.non_finite)
+    return duplicate(pb.VERDICT_ACCEPTED, saved.revision, False)
+
+
+def stale(why: str, result: int) -> Judgement:
+    """The answer to a push that came too late; ``result`` is what to pull."""
+    return Judgement(
+        verdict=pb.VERDICT_STALE, judged=pb.VERDICT_STALE, result=result, reason=f"{why}."
+    )
+
+
+def late(saved: Saved, warmup_steps: int, push: WholePush) -> Judgement | None:
+    """STALE for a pseudo-gradient or gradient whose round has closed; None for a timely one.
+
+    Raises:
+        InvalidRequest: a gradient of a step that is not next.
+    """
+    synchronous = warmup_steps > 0 and saved.revision == 0
+    if push.kind is Kind.GRADIENT:
+        if not synchronous:
+            return stale("the synchronous phase is over", saved.revision)
+        return _late_gradient(saved, warmup_steps, push)
+    if synchronous:
+        return stale("the synchronous phase goes on; wait for revision 1", 1)
+    if push.base != saved.revision:
+        why = f"its base is revision {push.base}, the round starts from {saved.revision}"
+        return stale(why, saved.revision)
+    return None
+
+
+def _late_gradient(saved: Saved, warmup_steps: int, push: WholePush) -> Judgement | None:
+    step, following = push.gradient_step, saved.gradient_step + 1
+    if step > warmup_steps:
+        raise InvalidRequest(
+            f"gradient_step: {step} where the synchronous phase has {warmup_steps}; "
+            "offer PARAMETERS."
+        )
+    if step < following:
+        return stale(f"gradient step {step} has closed", step)
+    if step > following:
+        raise InvalidRequest(f"gradient_step: {step} where {following} is next.")
+    return None

@@ -1,0 +1,203 @@
+"""One run at work: its members and settings, its layout, its fragments, the pushes on their way in.
+
+One loop owns everything here. The fragments start when the layout is known: from the store at
+once, otherwise with the first replica that opens the run. What the store keeps of the run itself
+is written in the pool, before it counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError
+from syncline_proto.layout import Layout, difference
+from syncline_proto.rest import EventIn, RoundReport, RunMembership, RunState
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.budget import Budget
+from syncline_sync.core.ending import Ending
+from syncline_sync.metrics import Metrics
+from syncline_sync.pool import P, T, compute
+from syncline_sync.runner import Adopt, Runner, Stored, Surroundings
+from syncline_sync.staging import Staging
+from syncline_sync.store import RunStore
+
+Report = Callable[[str, RoundReport | EventIn], None]
+"""(run, what): goes to the control plane when it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all runs of the process share."""
+
+    root: Path
+    pool: ThreadPoolExecutor
+    budget: Budget
+    metrics: Metrics
+    report: Report
+    fail: Callable[[BaseException], None]
+
+    async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run heavy work in the pool."""
+        return await compute(self.pool, work, *args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What the store has of a run; nothing if no replica has ever opened it."""
+
+    layout: Layout | None
+    fragments: tuple[Stored, ...]
+
+    @classmethod
+    def read(cls, store: RunStore) -> Recalled:
+        """Heavy where there is something: call it in the pool.
+
+        Raises:
+            StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
+        """
+        if not store.exists:
+            return cls(None, ())
+        layout = store.load_layout()
+        return cls(layout, _stored(store, layout))
+
+
+def _stored(store: RunStore, layout: Layout) -> tuple[Stored, ...]:
+    return tuple(Stored.read(store.fragment(i)) for i in range(len(layout.fragments)))
+
+
+class RunHost:
+    """One run: its layout, its fragments, the pushes on their way in."""
+
+    def __init__(
+        self, name: str, settings: RunSettings, recalled: Recalled, shared: Shared
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.members: Mapping[str, int] = {}
+        self.ended_at_s: float | None = time.monotonic()
+        """Since when the control plane does not name it; None while it does."""
+        self.asked_at_s = time.monotonic()
+        self.layout: Layout | None = None
+        self.fingerprint = ""
+        self.staging: Staging | None = None
+        self.runners: list[Runner] = []
+        self.metrics = shared.metrics.of(name)
+        self._kept: RunSettings | None = None
+        """The settings that this process has put into the store."""
+        self._opening: asyncio.Task[None] | None = None
+        self._shared = shared
+        self._store = RunStore(shared.root, name)
+        self._running = True
+        if recalled.layout is not None:
+            self._start(recalled.layout, recalled.fragments)
+
+    def keeps(self, settings: RunSettings) -> bool:
+        """Whether these settings are in the store."""
+        return settings == self._kept
+
+    async def keep(self, settings: RunSettings) -> None:
+        """Put settings into the store, before they count; one call at a time.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        await self._shared.compute(self._store.save_settings, settings)
+        self._kept = settings
+
+    def adopt(self, membership: RunMembership) -> None:
+        """Take over members, settings and state; every fragment hears of it in its own order."""
+        self.settings = membership.settings
+        self.members = {m.replica: m.incarnation for m in membership.members}
+        self._running = membership.state is RunState.RUNNING
+        self.ended_at_s = None
+        self._spread()
+
+    def end(self, now_s: float) -> None:
+        """The control plane does not name the run any more: nobody is a member."""
+        if self.ended_at_s is None:
+            self.ended_at_s, self.members, self._running = now_s, {}, False
+            self._spread()
+
+    async def open(self, layout: Layout) -> None:
+        """Set the run's layout, or compare with it. The first to come sets it.
+
+        Raises:
+            LayoutMismatch: it differs; the message names the first difference.
+            StoreError: the disk refuses.
+        """
+        if self.layout is None:
+            self._opening = self._opening or asyncio.create_task(self._begin(layout))
+            await asyncio.shield(self._opening)  # it goes on without the caller
+        assert self.layout is not None
+        if layout.fingerprint() != self.fingerprint:
+            raise LayoutMismatch(
+                f"This model is not the one of run {self.name}: "
+                f"{difference(self.layout, layout)} Train the run's model, or start another run."
+            )
+
+    def states(self) -> list[pb.FragmentState]:
+        """Where every fragment stands, as published."""
+        return [
+            pb.FragmentState(
+                fragment=r.number,
+                initialised=r.revisions.newest is not None,
+                revision=r.latest.revision,
+                gradient_step=r.latest.gradient_step,
+                committed_tokens=r.latest.committed_tokens,
+                arrived=r.core.arrived,
+                expected=r.core.expected,
+            )
+            for r in self.runners
+        ]
+
+    async def stop(self) -> None:
+        if self._opening is not None:
+            await asyncio.gather(self._opening, return_exceptions=True)
+        await asyncio.gather(*(runner.stop() for runner in self.runners))
+
+    async def _begin(self, layout: Layout) -> None:
+        """Make a layout the run's: durable first, then at work."""
+        try:
+            await self._shared.compute(self._store.save_layout, layout)
+            self._start(layout, await self._shared.compute(_stored, self._store, layout))
+            self._spread()
+        except StoreError as error:
+            if not isinstance(error, StoreDamaged):
+                self._shared.fail(error)  # whoever asked may be gone, and would not tell
+            raise
+        finally:
+            self._opening = None
+
+    def _start(self, layout: Layout, fragments: Sequence[Stored]) -> None:
+        self.layout, self.fingerprint = layout, layout.fingerprint()
+        self.staging = Staging(layout, self._shared.budget)
+        around = Surroundings(
+            run=self.name,
+            staging=self.staging,
+            pool=self._shared.pool,
+            metrics=self.metrics,
+            tell_round=lambda report: self._shared.report(self.name, report),
+            tell=lambda event: self._shared.report(self.name, event),
+            ending=Ending(len(layout.fragments)),
+            look=self._spread,
+            fail=self._shared.fail,
+        )
+        self.runners = [
+            Runner(i, spec.name, spec.numel, self.settings, stored, around)
+            for i, (spec, stored) in enumerate(zip(layout.fragments, fragments, strict=True))
+        ]
+
+    def _spread(self) -> None:
+        self.metrics.members(set(self.members))
+        if self.staging is not None:
+            self.staging.fence(
+                lambda f, r, incarnation: self.runners[f].core.fenced(self.members, r, incarnation)
+            )
+        for runner in self.runners:
+            runner.adopt(Adopt(self.members, self.settings, self._running))

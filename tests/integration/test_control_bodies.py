@@ -1,0 +1,121 @@
+"""What a client may send that is JSON to Python and nothing that could be kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline_control import body
+from syncline_control.state import State
+from syncline_testing.control import client_of
+
+pytestmark = pytest.mark.anyio
+
+HALF = "\ud800"
+ROUND = {
+    "fragment": 0,
+    "fragment_name": "f",
+    "kind": "pseudo-gradient",
+    "revision": 1,
+    "committed_at": 1.0,
+    "seconds": 1.0,
+}
+PUSH = {"replica": "a", "incarnation": 1, "verdict": "accepted", "weight": 1.0}
+REPLICAS = "/v1/runs/r/replicas"
+BEAT = "/v1/runs/r/replicas/a/heartbeat"
+REPORTS = "/v1/runs/r/reports"
+
+
+@pytest.fixture
+async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(state) as api:
+        await api.post("/v1/runs", json={"name": "r"})
+        await api.post(REPLICAS, json={"replica": "a"})
+        yield api
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "sent"),
+    [
+        ("POST", "/v1/runs", {"name": HALF}),
+        ("POST", "/v1/runs", {"name": "s", "job": {"a": [HALF]}}),
+        ("POST", "/v1/runs", {"name": "s", "job": {HALF: 1}}),
+        ("PATCH", "/v1/runs/r/settings", {"settings": {HALF: 1}}),
+        ("POST", REPLICAS, {"replica": "b", "host": HALF}),
+        ("POST", BEAT, {"incarnation": 1, "progress": {HALF: 1}}),
+        ("POST", REPORTS, {"events": [{"kind": "a", "message": HALF}]}),
+        ("POST", REPORTS, {"rounds": [{**ROUND, "fragment_name": HALF}]}),
+        ("POST", REPORTS, {"rounds": [{**ROUND, "contributions": [{**PUSH, "reason": HALF}]}]}),
+        ("POST", REPORTS, {"rounds": [{**ROUND, "contributions": [{**PUSH, "replica": HALF}]}]}),
+        ("PUT", "/v1/sync-services/s", {"name": "s", "address": HALF, "instance": "x"}),
+        ("POST", BEAT, {"incarnation": 1, "progress": {"inner_step": 1 << 2000}}),
+        ("POST", "/v1/runs", {"name": "s", "settings": {"token_budget": 1 << 64}}),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused_by_every_route(
+    api: httpx.AsyncClient, method: str, path: str, sent: dict[str, Any]
+) -> None:
+    headers = {"content-type": "application/json"}
+    answer = await api.request(method, path, content=json.dumps(sent), headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_REQUEST"), answer.text
+    for where in ("/v1/runs", REPLICAS, "/v1/events", "/v1/membership?wait_s=0", "/metrics"):
+        assert (await api.get(where)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 100_000, b'{"name":"s","job":' + b'{"a":' * 500 + b"1" + b"}" * 501, b"\xff\xfe{"]
+    + [b'{"name":"s","job":{"a":"\xed\xa0\x80"}}', b'{"name":"s","job":{"a":%s}}' % (b"9" * 5000)],
+)
+async def test_a_text_that_is_no_json_of_ours_is_refused(
+    api: httpx.AsyncClient, content: bytes
+) -> None:
+    headers = {"content-type": "application/json"}
+    answer = await api.post("/v1/runs", content=content, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_REQUEST")
+    assert "not valid JSON" in answer.json()["detail"]
+
+
+async def test_huge_weights_still_have_a_mean(api: httpx.AsyncClient) -> None:
+    huge = [
+        {**ROUND, "fragment": i, "contributions": [{**PUSH, "weight": 1.7e308}]} for i in (0, 1)
+    ]
+    assert (await api.post(REPORTS, json={"rounds": huge})).status_code == 204
+    assert (await api.get(REPLICAS)).json()[0]["weight"] == pytest.approx(1.7e308)
+
+
+async def test_a_method_that_is_not_there_is_answered_with_those_that_are(
+    api: httpx.AsyncClient,
+) -> None:
+    answer = await api.delete("/healthz")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+
+
+async def test_openapi_says_what_health_answers_are(api: httpx.AsyncClient) -> None:
+    document = (await api.get("/openapi.json")).json()
+    for path in ("/healthz", "/readyz", "/metrics"):
+        assert "text/plain" in document["paths"][path]["get"]["responses"]["200"]["content"]
+        assert (await api.get(path)).headers["content-type"].startswith("text/plain")
+
+
+WORDS = st.text()  # of which half a surrogate pair is none
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.floats(allow_nan=False)
+    | WORDS
+    | st.integers(-body.WHOLE_MAX, body.WHOLE_MAX),
+    lambda below: st.lists(below) | st.dictionaries(WORDS, below),
+)
+
+
+@given(VALUES)
+def test_everything_else_is_read_as_it_is(value: Any) -> None:
+    assert body.read(json.dumps(value).encode()) == value
+    assert body.read(json.dumps(value, ensure_ascii=False).encode()) == value

@@ -1,0 +1,144 @@
+"""How a script of one's own ends: Python prints little, and a signal is heard while joining."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from syncline_proto.errors import CalledOff, LeaseLost, SynclineError
+from syncline_testing.cluster import Cluster, free_ports, wait_until
+from syncline_testing.replicas import QUICK, Trial, joined
+
+SCRIPT = """
+import signal, sys, torch, syncline
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters())
+replica = syncline.Replica(model, optimizer, run=sys.argv[1], name="own", settings={})
+signal.signal(signal.SIGTERM, lambda *_: replica.request_drain())
+with replica:
+    print("joined", flush=True)
+    while not replica.done:
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+FRAMES_MAX = 12
+"""The script's line, torch's, and a door or two of ours."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+@contextmanager
+def script(folder: Path, control: str, run: str) -> Iterator[subprocess.Popen[str]]:
+    """The script as a process of its own."""
+    path = folder / "own_loop.py"
+    path.write_text(SCRIPT.replace("settings={}", f"settings={QUICK | {'min_replicas': 1}}"))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("SYNCLINE_")}
+    process = subprocess.Popen(
+        [sys.executable, str(path), run],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**kept, "SYNCLINE_CONTROL": control, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_short(printed: str, error: str) -> bool:
+    """Whether a traceback shows the user's line, hardly any of ours, and the sentence last."""
+    *_, last = printed.strip().splitlines()
+    assert last.startswith(f"syncline_proto.errors.{error}: "), printed
+    assert printed.count("Traceback") == 1 and "tenacity" not in printed, printed
+    return printed.count('  File "') <= FRAMES_MAX and "own_loop.py" in printed
+
+
+def test_a_dead_control_plane_is_said_below_the_users_own_line(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    with script(tmp_path, f"http://127.0.0.1:{port}", "r") as process:
+        printed = process.communicate(timeout=60)[1]
+    assert is_short(printed, "Unreachable")
+
+
+def test_a_kicked_script_is_told_what_the_operator_did(cluster: Cluster, tmp_path: Path) -> None:
+    with script(tmp_path, cluster.control_url, "kick") as process:
+        assert process.stdout is not None
+        assert "joined\n" in iter(process.stdout.readline, "")
+        cluster.post("/runs/kick/replicas/own/kick")
+        printed = process.communicate(timeout=60)[1]
+    assert is_short(printed, "LeaseLost")
+    assert "An operator removed" in printed.splitlines()[-1]
+
+
+def test_the_sync_services_refusal_is_told_in_the_control_planes_words(cluster: Cluster) -> None:
+    """Whichever of the two a kicked replica hears first, its sentence is the same."""
+    trial = Trial(cluster.control_url, "one", 0, settings={**QUICK, "min_replicas": 1})
+    with pytest.raises(LeaseLost, match="^The lease is lost: An operator removed"), joined(trial):
+        life = trial.replica._life
+        assert life is not None and life.pulse is not None
+        life.pulse._stop.set()  # the heartbeat says nothing: the push is refused first
+        life.pulse._thread.join()
+        cluster.post("/runs/one/replicas/replica-0/kick")
+        trial.step(1000)
+
+
+def called_off(act: Callable[[], None], recall: Callable[[], None]) -> BaseException | None:
+    """What ``act`` raises when it is recalled amid it."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except SynclineError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    recall()
+    thread.join(60)
+    return raised[0] if raised else None
+
+
+def test_a_replica_that_waits_for_a_sync_service_is_called_off(cluster: Cluster) -> None:
+    """Without the recall the wait would end with Unreachable."""
+    cluster.sync.kill()
+    trial = Trial(cluster.control_url, "away", 0, settings=QUICK)
+
+    def recall() -> None:
+        wait_until(lambda: bool(states(cluster, "away")), 30, "it has a lease")
+        trial.replica.request_drain()
+
+    assert isinstance(called_off(trial.replica.start, recall), CalledOff)
+    assert states(cluster, "away") == ["left"]
+
+
+def test_a_signal_ends_the_joining_wait(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.sync.kill()
+    with script(tmp_path, cluster.control_url, "away") as process:
+        wait_until(lambda: bool(states(cluster, "away")), 60, "it has a lease")
+        process.send_signal(signal.SIGTERM)
+        printed = process.communicate(timeout=60)[1]
+    assert is_short(printed, "CalledOff")
+
+
+def states(cluster: Cluster, run: str) -> list[str]:
+    """The states of a run's replicas; none before there is the run."""
+    answer = cluster.http.get(f"/runs/{run}/replicas")
+    return [view["state"] for view in answer.json()] if answer.is_success else []

@@ -1,0 +1,33 @@
+"""A control plane in this process whose time is moved by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import httpx
+
+from syncline_control.app import create_app
+from syncline_control.state import State
+
+
+@dataclass(slots=True)
+class Clock:
+    """A clock that stands until it is moved."""
+
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def client_of(state: State) -> httpx.AsyncClient:
+    """A client of the app over this state; faults of ours are answered as a server would."""
+    transport = httpx.ASGITransport(create_app(state), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://control")
+
+
+async def pass_time(state: State, clock: Clock, seconds: float) -> None:
+    """Let time go by as it does while the control plane runs well."""
+    for _ in range(round(seconds / 0.25)):
+        clock.now += 0.25
+        await state.review_leases()

@@ -1,0 +1,86 @@
+"""What pydantic finds wrong becomes one sentence that names the key and what would be right."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from syncline_proto.words import GIVEN_CHARACTERS_MAX, KEYS_MAX, finding, sentence, unknown
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    rate: float = Field(default=1.0, ge=0, le=10)
+    codec: Literal["fp32", "bf16"] = "fp32"
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    steps: int = Field(default=1, ge=1)
+    name: str = Field(default="a", max_length=80)
+    token: str = Field(default="x", max_length=5)
+    inner: Inner = Inner()
+    maybe: Inner | None = None
+    several: list[Inner] = []
+
+    @field_validator("name")
+    @classmethod
+    def _no_owl(cls, name: str) -> str:
+        if name == "owl":
+            raise ValueError("owls, of all birds, are not taken.")
+        return name
+
+
+class Whole(BaseModel):
+    needed: int
+
+
+def found_in(shape: type[BaseModel], given: Any) -> ValidationError:
+    with pytest.raises(ValidationError) as wrong:
+        shape.model_validate(given)
+    return wrong.value
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"steps": 0}, "steps must be at least 1, not 0."),
+        ({"steps": "many"}, "steps must be a valid integer, not 'many'."),
+        ({"inner": {"rate": 11}}, "inner.rate must be at most 10, not 11."),
+        ({"inner": {"codec": "fp8"}}, "inner.codec must be 'fp32' or 'bf16', not 'fp8'."),
+        ({"inner": 5}, "inner must be a group of keys, not 5."),
+        ({"several": [{"rate": None}]}, "several.0.rate must be a valid number, not None."),
+        ({"name": "owl"}, "name: owls, of all birds, are not taken."),
+        (5, "it must be a group of keys, not 5."),
+        ({"inner": {"rat": 1}}, "inner.rat is not a setting; did you mean rate? Known here: codec"),
+        ({"maybe": {"x": 1}}, "maybe.x is not a setting. Known here: codec, rate."),
+        ({"step": 5, "inner": {"rate": -1}}, "step is not a setting; did you mean steps?"),
+        ({"several": [{"x": 1}]}, "several.0.x is not a setting."),
+    ],
+)
+def test_the_key_and_what_would_be_right_are_named(given: Any, says: str) -> None:
+    assert sentence(found_in(Outer, given), Outer).startswith(says)
+
+
+def test_a_missing_key_is_said_to_be_missing() -> None:
+    assert sentence(found_in(Whole, {})) == "needed is missing."
+
+
+def test_a_secret_is_never_repeated_and_a_long_value_is_cut() -> None:
+    assert "hunter2-hunter2" not in sentence(found_in(Outer, {"token": "hunter2-hunter2"}))
+    long = sentence(found_in(Outer, {"name": "y" * 1000}))
+    assert long.startswith("name ") and len(long) < GIVEN_CHARACTERS_MAX + 80
+
+
+def test_the_reader_hears_the_name_that_he_knows() -> None:
+    error = found_in(Outer, {"steps": 0})
+    assert sentence(error, name=lambda key: f"--{key}") == "--steps must be at least 1, not 0."
+    (first,) = found_in(Whole, 5).errors()
+    assert finding(first, whole="The body") == "The body must be a group of keys, not 5."
+
+
+def test_only_a_few_keys_are_listed() -> None:
+    many = [f"key-{number}" for number in range(KEYS_MAX + 1)]
+    assert unknown("zzz", many) == "zzz is not a setting."

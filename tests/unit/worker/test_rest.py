@@ -1,0 +1,130 @@
+"""Whoever answers instead of a control plane is told apart, at once and without repeating it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from syncline.control import ControlClient
+from syncline.launch.client import OperatorClient
+from syncline.link import Link
+from syncline_proto.errors import ConfigError, ReplicaUnknown, SynclineError, Unreachable
+from syncline_proto.settings import TimeoutSettings
+
+SECRET = "what-the-stranger-says"
+PROBLEM = b'{"title":"t","status":404,"detail":"no such replica","code":"REPLICA_UNKNOWN"}'
+
+
+def http(status: str, body: bytes, kind: str = "text/html") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+HTML = f"<h1>{SECRET}</h1>".encode()
+STRANGERS = {
+    "html": http("200 OK", HTML),
+    "other json": http("200 OK", f'{{"name": "{SECRET}"}}'.encode(), "application/json"),
+    "not found": http("404 Not Found", HTML),
+    "other problem": http("404 Not Found", f'{{"detail": "{SECRET}"}}'.encode()),
+    "redirect": http("302 Found", b"").replace(b"\r\n", b"\r\nLocation: /login\r\n", 1),
+    "broken": http("500 Oh", HTML),
+    "binary": http("200 OK", b"\xff\xfe" * 9),
+    "hangs up": b"",
+    "another protocol": f"SSH-2.0-{SECRET}\r\n".encode(),
+    "cut short": http("200 OK", HTML)[:-4],
+    "wrong packing": http("200 OK", HTML).replace(b"\r\n", b"\r\nContent-Encoding: gzip\r\n", 1),
+}
+
+
+@contextmanager
+def answering(*answers: bytes) -> Iterator[str]:
+    """A server that gives these answers, the last for ever, one for each connection."""
+    server = socket.create_server(("127.0.0.1", 0))
+    left = list(answers)
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(65536)
+                connection.sendall(left.pop(0) if len(left) > 1 else left[0])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join()
+
+
+@pytest.mark.parametrize("answer", STRANGERS.values(), ids=STRANGERS.keys())
+def test_a_stranger_is_a_wrong_address_for_replica_and_operator(answer: bytes) -> None:
+    with answering(answer) as url:
+        replica = ControlClient(url, None, 5.0)
+        try:
+            with pytest.raises(ConfigError) as one, OperatorClient(url) as operator:
+                operator.runs()
+            with pytest.raises(ConfigError) as two:
+                replica.run("r")
+        finally:
+            replica.close()
+    for error in (one.value, two.value):
+        assert error.exit_code == 10
+        assert error.message.startswith(f"{url} is not a Syncline control plane of this version")
+        assert "Check the address" in error.message
+        assert SECRET not in error.message
+
+
+def test_a_stranger_has_no_stream_of_events_either() -> None:
+    with answering(STRANGERS["html"]) as url, OperatorClient(url) as operator:
+        with pytest.raises(ConfigError, match="no stream of events"):
+            next(operator.follow(None, 0))
+        assert operator.server_time() is None
+
+
+def raised(answers: tuple[bytes, ...], calls: int = 1) -> SynclineError:
+    with answering(*answers) as url:
+        client = ControlClient(url, None, 5.0)
+        try:
+            for _ in range(calls - 1):
+                with pytest.raises(SynclineError):
+                    client.run("r")
+            with pytest.raises(SynclineError) as error:
+                client.run("r")
+            return error.value
+        finally:
+            client.close()
+
+
+def test_the_control_planes_own_words_come_back_as_its_error() -> None:
+    error = raised((http("404 Not Found", PROBLEM, "application/problem+json"),))
+    assert type(error) is ReplicaUnknown and error.message == "no such replica"
+
+
+def test_a_gateway_before_an_absent_control_plane_may_be_asked_again() -> None:
+    error = raised((http("503 Service Unavailable", HTML),))
+    assert type(error) is Unreachable and SECRET not in error.message
+
+
+def test_a_control_plane_that_was_there_and_hangs_up_is_away_and_no_stranger() -> None:
+    assert type(raised((http("404 Not Found", PROBLEM), b""), calls=2)) is Unreachable
+
+
+def test_what_no_header_and_no_socket_can_hold_is_refused_before_a_connection() -> None:
+    for url, token in (("http://127.0.0.1:99999", None), ("http://127.0.0.1:1", "a\nb")):
+        with pytest.raises(ConfigError):
+            ControlClient(url, token, 1.0)
+        with pytest.raises(ConfigError):
+            OperatorClient(url, token)
+    for address, token in (("sync-0:99999", None), ("127.0.0.1:1", "a\nb")):
+        with pytest.raises(ConfigError):
+            Link(address, TimeoutSettings(), token)

@@ -1,0 +1,103 @@
+"""A push of one rank: who sends it, what is in it, what it must wait for, what became of it.
+
+Values only; an ``Exchange`` sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from syncline.core.agreement import Answer
+from syncline.link import Pulled
+from syncline_proto.codec import CODEC_BY_NAME, Float32
+from syncline_proto.errors import SynclineError
+from syncline_proto.layout import Box
+from syncline_proto.settings import CodecName
+from syncline_proto.v1 import sync_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who pushes: one rank of one life of one replica."""
+
+    run: str
+    replica: str
+    incarnation: int
+    rank: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """What one rank sends of one fragment.
+
+    ``values`` (fp32, flat) must not change before the exchange ends, since they may have to be
+    sent again.
+    """
+
+    fragment: int
+    kind: pb.PushKind.ValueType
+    values: Float32
+    codec: CodecName = "fp32"
+    base: int | None = None
+    gradient_step: int = 0
+    inner_steps: int = 1
+    tokens: int = 0
+    first_step: int = 0
+    last_step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a push."""
+
+    answer: Answer
+    pulled: Pulled | None = None
+    """The result; None when the replica was fenced or the exchange failed."""
+    anomalous: bool = False
+    non_finite: bool = False
+    reason: str = ""
+    error: SynclineError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to pull: a revision, the mean of a gradient step, or (neither) the newest revision."""
+
+    revision: int | None = None
+    gradient_step: int | None = None
+    values: bool = True
+    """False: to know that it is published is enough."""
+
+
+def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[Box]) -> pb.PushHeader:
+    """What goes ahead of the values; the epoch is still to be set."""
+    return pb.PushHeader(
+        run=me.run,
+        replica=me.replica,
+        incarnation=me.incarnation,
+        fragment=push.fragment,
+        seq=seq,
+        rank=me.rank,
+        ranks=me.ranks,
+        kind=push.kind,
+        base_revision=push.base,
+        gradient_step=push.gradient_step,
+        codec=CODEC_BY_NAME[push.codec],
+        boxes=[box.to_proto() for box in boxes],
+        inner_steps=push.inner_steps,
+        tokens=push.tokens,
+        first_step=push.first_step,
+        last_step=push.last_step,
+    )
+
+
+def wanted_by(push: Push, answer: pb.PushResponse) -> Wanted:
+    """What a judged push must wait for."""
+    if push.kind == pb.PUSH_KIND_GRADIENT:
+        return Wanted(gradient_step=push.gradient_step)
+    if push.kind == pb.PUSH_KIND_PARAMETERS:
+        first = push.base is None
+        return Wanted(revision=0 if first else 1, values=not first)
+    return Wanted(revision=answer.result_revision)
