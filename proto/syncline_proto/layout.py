@@ -10,8 +10,9 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from syncline_proto.errors import InvalidRequest
@@ -24,6 +25,18 @@ TENSORS_MAX = 100_000
 FRAGMENTS_MAX = 100_000
 BOXES_MAX = 100_000
 """Boxes in one fragment, or in one push."""
+
+DIMENSIONS_MAX = 8
+NAME_MAX = 1_024
+"""Characters of a tensor's or fragment's name."""
+
+SHOWN_MAX = 80
+"""Characters that an error repeats of what a peer sent."""
+
+CORNERS_MAX = 1 << 19
+"""Of all boxes of tensors that are in several boxes; a box has 2 to the number of dimensions."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -164,6 +177,11 @@ def boxes_from_proto(messages: Sequence[pb.Box]) -> tuple[Box, ...]:
     """
     if len(messages) > BOXES_MAX:
         raise InvalidRequest(f"boxes: {len(messages)} is more than {BOXES_MAX}.")
+    for message in messages:
+        if len(message.sizes) > DIMENSIONS_MAX:
+            raise InvalidRequest(
+                f"boxes: tensor {message.tensor}: more than {DIMENSIONS_MAX} dimensions."
+            )
     boxes = tuple(Box(b.tensor, tuple(b.offsets), tuple(b.sizes)) for b in messages)
     for box in boxes:
         if len(box.offsets) != len(box.sizes):
@@ -174,21 +192,24 @@ def boxes_from_proto(messages: Sequence[pb.Box]) -> tuple[Box, ...]:
 def difference(ours: Layout, theirs: Layout) -> str | None:
     """Name the first difference between two layouts in one sentence; None if they are equal."""
     for i, (a, b) in enumerate(zip(ours.tensors, theirs.tensors, strict=False)):
+        name = shown(a.name)
         if a.name != b.name:
-            return f"tensor {i} is {a.name!r} in the run and {b.name!r} here."
+            return f"tensor {i} is {name!r} in the run and {shown(b.name)!r} here."
         if a.shape != b.shape:
-            return f"{a.name} has shape {list(a.shape)} in the run and {list(b.shape)} here."
+            return f"{name} has shape {list(a.shape)} in the run and {list(b.shape)} here."
         if a.dtype != b.dtype:
-            return f"{a.name} is {a.dtype} in the run and {b.dtype} here."
+            return f"{name} is {a.dtype} in the run and {b.dtype} here."
         if a.aliases != b.aliases:
-            return f"{a.name} is tied to {list(a.aliases)} in the run and {list(b.aliases)} here."
+            run, here = shown(list(a.aliases)), shown(list(b.aliases))
+            return f"{name} is tied to {run} in the run and {here} here."
     if len(ours.tensors) != len(theirs.tensors):
         return f"the run has {len(ours.tensors)} tensors and there are {len(theirs.tensors)} here."
     if ours.frozen_sha256 != theirs.frozen_sha256:
         return "the frozen tensors have other values than the run's."
     for i, (f, g) in enumerate(zip(ours.fragments, theirs.fragments, strict=False)):
         if f != g:
-            return f"fragment {i} ({f.name}) is cut differently in the run than here ({g.name})."
+            run, here = shown(f.name), shown(g.name)
+            return f"fragment {i} ({run}) is cut differently in the run than here ({here})."
     if len(ours.fragments) != len(theirs.fragments):
         return (
             f"the run has {len(ours.fragments)} fragments and there are "
@@ -197,69 +218,105 @@ def difference(ours: Layout, theirs: Layout) -> str | None:
     return None
 
 
+def shown(what: object) -> str:
+    """A peer's words or numbers as an error repeats them: 80 characters at most."""
+    text = what if isinstance(what, str) else repr(what)
+    return text if len(text) <= SHOWN_MAX else text[: SHOWN_MAX - 3] + "..."
+
+
 def _check(layout: Layout) -> None:
-    names: set[str] = set()
-    for t in layout.tensors:
-        for name in (t.name, *t.aliases):
-            if not name or len(name) > 1024 or name in names:
-                raise InvalidRequest(f"layout.tensors: the name {name!r} is empty or comes twice.")
-            names.add(name)
-        if t.dtype not in DTYPES:
-            raise InvalidRequest(
-                f"layout.tensors: {t.name}: dtype {t.dtype!r} is none of {DTYPES}."
-            )
-        if len(t.shape) > 8:
-            raise InvalidRequest(f"layout.tensors: {t.name} has more than 8 dimensions.")
+    _check_tensors(layout.tensors)
     if not layout.fragments:
         raise InvalidRequest("layout.fragments: there must be at least one.")
     by_tensor: dict[int, list[Box]] = {}
     for f in layout.fragments:
-        if not f.name or len(f.name) > 1024:
-            raise InvalidRequest("layout.fragments: every fragment needs a name.")
-        if not 0 < f.numel <= FRAGMENT_ELEMENTS_MAX:
-            raise InvalidRequest(
-                f"layout.fragments: {f.name} has {f.numel} elements, "
-                f"not 1 to {FRAGMENT_ELEMENTS_MAX}."
-            )
+        _check_name("layout.fragments", f.name)
         for box in f.boxes:
             if box.tensor >= len(layout.tensors):
-                raise InvalidRequest(f"layout.fragments: {f.name}: no tensor {box.tensor}.")
+                raise InvalidRequest(f"layout.fragments: {shown(f.name)}: no tensor {box.tensor}.")
+            if len(box.sizes) != len(layout.tensors[box.tensor].shape):
+                name = shown(layout.tensors[box.tensor].name)
+                raise InvalidRequest(f"layout.fragments: a box of {name} is outside of it.")
             by_tensor.setdefault(box.tensor, []).append(box)
+        if not 0 < f.numel <= FRAGMENT_ELEMENTS_MAX:
+            raise InvalidRequest(
+                f"layout.fragments: {shown(f.name)} has {shown(f.numel)} elements, "
+                f"not 1 to {FRAGMENT_ELEMENTS_MAX}."
+            )
+    corners = sum(sum(1 << len(b.sizes) for b in cut) for cut in by_tensor.values() if len(cut) > 1)
+    if corners > CORNERS_MAX:
+        raise InvalidRequest(
+            f"layout.fragments: the boxes have {corners} corners, more than {CORNERS_MAX} can be "
+            "checked; cut the tensors into fewer boxes."
+        )
     for i, t in enumerate(layout.tensors):
         _check_cover(t, by_tensor.get(i, []))
+
+
+def _check_tensors(tensors: Sequence[TensorSpec]) -> None:
+    names: set[str] = set()
+    for t in tensors:
+        for name in (t.name, *t.aliases):
+            _check_name("layout.tensors", name)
+            if name in names:
+                raise InvalidRequest(f"layout.tensors: the name {shown(repr(name))} comes twice.")
+            names.add(name)
+        if t.dtype not in DTYPES:
+            raise InvalidRequest(
+                f"layout.tensors: {shown(t.name)}: dtype {shown(repr(t.dtype))} is none of "
+                f"{DTYPES}."
+            )
+        if len(t.shape) > DIMENSIONS_MAX:
+            raise InvalidRequest(
+                f"layout.tensors: {shown(t.name)} has more than {DIMENSIONS_MAX} dimensions."
+            )
+
+
+def _check_name(field: str, name: str) -> None:
+    if not 0 < len(name) <= NAME_MAX:
+        raise InvalidRequest(
+            f"{field}: the name {shown(repr(name))} has {len(name)} characters, "
+            f"not 1 to {NAME_MAX}."
+        )
+    if _CONTROL.search(name):
+        raise InvalidRequest(f"{field}: the name {shown(repr(name))} holds a control character.")
 
 
 def _check_cover(tensor: TensorSpec, boxes: list[Box]) -> None:
     """Check that ``boxes`` tile ``tensor``: every element is in exactly one.
 
-    In time linear in the boxes: how often elements are covered is the running sum, along every
-    dimension, of the boxes' corners (+1 or -1 by parity). So the boxes cover everything once if
-    their corners, taken together, are those of the whole tensor.
+    In time linear in the corners, of which there are ``CORNERS_MAX`` at most: how often elements
+    are covered is the running sum, along every dimension, of the boxes' corners (+1 or -1 by
+    parity). So the boxes cover everything once if their corners, taken together, are those of the
+    whole tensor.
     """
     whole = Box(boxes[0].tensor if boxes else 0, (0,) * len(tensor.shape), tensor.shape)
+    for box in boxes:
+        if not whole.holds(box):
+            raise InvalidRequest(
+                f"layout.fragments: a box of {shown(tensor.name)} is outside of it."
+            )
+    if boxes == [whole]:
+        return
     corners: Counter[tuple[int, ...]] = Counter()
     for box in boxes:
-        if len(box.sizes) != len(tensor.shape) or not whole.holds(box):
-            raise InvalidRequest(f"layout.fragments: a box of {tensor.name} is outside of it.")
-        corners.update(_corners(box))
-    corners.subtract(_corners(whole))
+        for corner, sign in _corners(box):
+            corners[corner] += sign
+    for corner, sign in _corners(whole):
+        corners[corner] -= sign
     wrong = [corner for corner, excess in corners.items() if excess]
     if wrong:
         first = min(wrong)
         what = "is in no fragment" if corners[first] < 0 else "is in fragments twice"
         raise InvalidRequest(
-            f"layout.fragments: the element of {tensor.name} at {list(first)} {what}."
+            f"layout.fragments: the element of {shown(tensor.name)} at {shown(list(first))} {what}."
         )
 
 
-def _corners(box: Box) -> Counter[tuple[int, ...]]:
+def _corners(box: Box) -> Iterator[tuple[tuple[int, ...], int]]:
     """The corners of a box with their signs; an empty box has none, a scalar's is ()."""
     if box.numel == 0:
-        return Counter()
+        return
     sides = [((a, 1), (a + n, -1)) for a, n in zip(box.offsets, box.sizes, strict=True)]
-    return Counter(
-        {
-            tuple(at for at, _ in corner): math.prod(sign for _, sign in corner)
-            for corner in itertools.product(*sides)
-        }
-    )
+    for corner in itertools.product(*sides):
+        yield tuple(at for at, _ in corner), math.prod(sign for _, sign in corner)

@@ -112,7 +112,7 @@ class ReplicaRegister(Request):
 
 
 class SyncEndpoint(Answer):
-    """One sync service; ``index`` of ``shards`` says which fragments it owns."""
+    """One sync service; ``index`` of ``shards`` says which fragments it owns: 0 of 1, all."""
 
     name: str
     address: str

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_address
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from syncline_proto.errors import ConfigError
 from syncline_proto.words import sentence, unknown
@@ -39,6 +47,15 @@ class Section(BaseModel):
     """A group of settings; an unknown key is an error, and a value never changes in place."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, about: ValidationInfo) -> Any:
+        """Python counts with true as 1; whoever writes it meant something else."""
+        asked = cls.model_fields[str(about.field_name)].annotation
+        if isinstance(value, bool) and asked is not bool and bool not in get_args(asked):
+            raise ValueError(f"must not be {str(value).lower()}, which is no value of this kind")
+        return value
 
 
 class OuterSettings(Section):

@@ -7,16 +7,21 @@ is taken for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.layout import Box, Layout
+from syncline_proto.layout import Box, FragmentSpec, Layout, shown
 
 SPANS_MAX = 1 << 20
 """Of one shard: a bound on what a strangely cut one can cost."""
+
+LOOKS_MAX = 1 << 20
+"""Of one shard: how many boxes of its fragment are looked at to find those that hold its own."""
 
 
 def spans(layout: Layout, fragment: int, boxes: Iterable[Box]) -> npt.NDArray[np.int64]:
@@ -29,23 +34,26 @@ def spans(layout: Layout, fragment: int, boxes: Iterable[Box]) -> npt.NDArray[np
         InvalidRequest: a box is not inside one box of the fragment.
     """
     spec = layout.fragments[fragment]
-    starts: dict[int, list[tuple[int, Box]]] = {}
-    flat = 0
-    for whole in spec.boxes:
-        starts.setdefault(whole.tensor, []).append((flat, whole))
-        flat += whole.numel
+    parts = _parts(spec)
     found: list[npt.NDArray[np.int64]] = [np.empty((0, 2), np.int64)]
-    room = SPANS_MAX
+    room, looks = SPANS_MAX, LOOKS_MAX
     for box in boxes:
-        for start, whole in starts.get(box.tensor, ()):
-            if len(box.sizes) == len(whole.sizes) and whole.holds(box):
+        part = parts.get(box.tensor)
+        for start, whole in part.candidates(box) if part else ():
+            looks -= 1
+            if whole.holds(box):
                 found.append(_spans_in(start, whole, box, room))
                 room -= len(found[-1])
                 break
+            if looks <= 0:
+                raise InvalidRequest(
+                    f"boxes: it takes more than {LOOKS_MAX} looks to find them in fragment "
+                    f"{fragment}, which is cut too finely for them; send fewer boxes."
+                )
         else:
             raise InvalidRequest(
-                f"boxes: tensor {box.tensor}, offsets {list(box.offsets)}, sizes {list(box.sizes)} "
-                f"is not inside fragment {fragment} ({spec.name})."
+                f"boxes: tensor {box.tensor}, offsets {shown(list(box.offsets))}, sizes "
+                f"{shown(list(box.sizes))} is not inside fragment {fragment} ({shown(spec.name)})."
             )
     return _joined(np.concatenate(found))
 
@@ -69,6 +77,46 @@ def check_tiling(numel: int, shard_spans: Sequence[npt.NDArray[np.int64]]) -> No
             f"boxes: the ranks do not tile the fragment: element "
             f"{int(min(begins[at], expected[at]))} of {numel} is {what}."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a fragment has of one tensor: boxes, each with its start in the flat vector.
+
+    They are sorted by their first corner, the dimension that is cut most finely first. So the box
+    that holds another begins at or before it, and in most cuts it is the last one that does.
+    """
+
+    dimensions: tuple[int, ...]
+    """In the order in which they are compared."""
+    corners: list[tuple[int, ...]]
+    boxes: list[tuple[int, Box]]
+
+    @classmethod
+    def of(cls, boxes: list[tuple[int, Box]]) -> _Part:
+        offsets = [box.offsets for _, box in boxes]
+        places = [len(set(column)) for column in zip(*offsets, strict=True)]
+        dimensions = tuple(sorted(range(len(places)), key=lambda d: -places[d]))
+        keyed = [(tuple(at[d] for d in dimensions), i) for i, at in enumerate(offsets)]
+        keyed.sort()
+        return cls(dimensions, [key for key, _ in keyed], [boxes[i] for _, i in keyed])
+
+    def candidates(self, box: Box) -> Iterator[tuple[int, Box]]:
+        """The boxes that may hold ``box``, the likeliest first."""
+        if len(box.sizes) == len(self.dimensions):
+            corner = tuple(box.offsets[d] for d in self.dimensions)
+            for i in range(bisect_right(self.corners, corner) - 1, -1, -1):
+                yield self.boxes[i]
+
+
+def _parts(spec: FragmentSpec) -> dict[int, _Part]:
+    """A fragment's boxes by tensor."""
+    by_tensor: dict[int, list[tuple[int, Box]]] = {}
+    flat = 0
+    for whole in spec.boxes:
+        by_tensor.setdefault(whole.tensor, []).append((flat, whole))
+        flat += whole.numel
+    return {tensor: _Part.of(boxes) for tensor, boxes in by_tensor.items()}
 
 
 def _spans_in(start: int, whole: Box, box: Box, room: int) -> npt.NDArray[np.int64]:

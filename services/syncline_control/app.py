@@ -20,6 +20,7 @@ from fastapi.staticfiles import StaticFiles
 from syncline_control import problems
 from syncline_control.guard import Guard
 from syncline_control.metrics import Metrics
+from syncline_control.pulse import Pulse
 from syncline_control.routes import (
     events,
     health,
@@ -30,6 +31,7 @@ from syncline_control.routes import (
     services,
 )
 from syncline_control.state import State
+from syncline_control.streams import Streams
 from syncline_proto.errors import SynclineError
 
 PAGE = Path(__file__).parent / "page"
@@ -50,12 +52,17 @@ log = structlog.get_logger()
 
 
 def create_app(
-    state: State, *, token: str | None = None, on_fault: Callable[[], None] | None = None
+    state: State,
+    *,
+    token: str | None = None,
+    only_here: bool = False,
+    on_fault: Callable[[], None] | None = None,
 ) -> FastAPI:
     """Return the control plane's app over an open state, which stays the caller's to close.
 
     Args:
         token: what callers below /v1 must send as a bearer token; None: nothing.
+        only_here: answer only to names of this machine; right for loopback without a token.
         on_fault: called when leases are looked after no more, which no server should outlive.
     """
 
@@ -85,13 +92,16 @@ def create_app(
         redoc_url=None,
     )
     app.state.control = state
+    app.state.pulse = Pulse(state)
+    app.state.streams = Streams(state)
     app.state.metrics = Metrics()
     for room in (runs, replicas, membership, services, reports, events, health):
         app.include_router(room.router, responses=problems.RESPONSES)
     app.add_api_route("/", _index, include_in_schema=False)
     app.mount("/page", StaticFiles(directory=PAGE))
     problems.install(app)
-    app.add_middleware(Guard, token=token, metrics=app.state.metrics)
+    metrics = app.state.metrics
+    app.add_middleware(Guard, token=token, only_here=only_here, metrics=metrics)
     return app
 
 

@@ -7,7 +7,6 @@ or changed on its own has a column. Decides nothing.
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -24,13 +23,15 @@ from sqlalchemy import (
     UniqueConstraint,
     create_engine,
     event,
+    make_url,
 )
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from syncline_proto.errors import ConfigError, StoreError
+from syncline_proto.locks import owned
 
-SCHEMA = 1
+SCHEMA = 2
 """Grows when the tables change; another number is refused rather than guessed at."""
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")
@@ -99,6 +100,8 @@ class Replica(Table):
     shares: Mapped[str] = mapped_column(default="{}")
     """JSON: fragment -> [weight, z] of this life's last round of it."""
     exclusions: Mapped[int] = mapped_column(default=0)
+    points_unseen: Mapped[int] = mapped_column(default=0)
+    """Points added since its curves were last counted."""
 
 
 class Fragment(Table):
@@ -165,8 +168,6 @@ class SyncService(Table):
 
     name: Mapped[str] = mapped_column(String(63), primary_key=True)
     address: Mapped[str]
-    index: Mapped[int] = mapped_column("shard_index")
-    shards: Mapped[int]
     instance: Mapped[str]
     lease_until: Mapped[float]
     alive: Mapped[bool]
@@ -176,9 +177,11 @@ def database_url(path_or_url: str) -> str:
     """Return a SQLAlchemy URL: a path means a SQLite file, whose folder is made.
 
     Raises:
-        ConfigError: the path is a folder, or its folder cannot be made.
+        ConfigError: the path is a folder, its folder cannot be made, or it is no file but memory.
     """
     if "://" in path_or_url:
+        if _is_memory(path_or_url):
+            raise ConfigError("database: memory forgets every run at the end; name a file.")
         return path_or_url
     path = Path(path_or_url).expanduser().resolve()
     if path.is_dir():
@@ -190,6 +193,17 @@ def database_url(path_or_url: str) -> str:
     return f"sqlite:///{path}"
 
 
+def _is_memory(text: str) -> bool:
+    """Whether a URL names SQLite without a file; of a malformed one, ``connect`` says more."""
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        return False
+    name = url.database or ":memory:"
+    in_memory = ":memory:" in name or url.query.get("mode") == "memory"
+    return url.get_backend_name() == "sqlite" and in_memory
+
+
 def connect(url: str) -> Engine:
     """Return an engine; nothing is opened yet.
 
@@ -197,7 +211,8 @@ def connect(url: str) -> Engine:
         ConfigError: the URL is malformed, or its driver is not installed.
     """
     try:
-        engine = create_engine(url, pool_pre_ping=True)
+        # A server may hang up between two transactions; a file does not.
+        engine = create_engine(url, pool_pre_ping=make_url(url).get_backend_name() != "sqlite")
     except ArgumentError:
         raise ConfigError(
             "database: not a path and not a URL like postgresql+psycopg://host/name."
@@ -219,22 +234,19 @@ def only_owner(engine: Engine) -> IO[bytes] | None:
 
     Raises:
         ConfigError: another control plane has it.
-        StoreError: the lock file cannot be made.
+        StoreError: the lock file cannot be made or locked.
     """
     name = engine.url.database
     if engine.dialect.name != "sqlite" or not name or name == ":memory:":
         return None
     path = Path(f"{name}.lock")
     try:
-        lock = path.open("wb")
+        lock = owned(path)
     except OSError as error:
-        raise StoreError(f"Cannot write {path} ({error.strerror}); choose --database.") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
+        raise StoreError(f"Cannot lock {path} ({error.strerror}); choose --database.") from error
+    if lock is None:
         why = f"Another control plane keeps its state in {name}; stop it, or choose --database."
-        raise ConfigError(why) from error
+        raise ConfigError(why)
     return lock
 
 

@@ -1,4 +1,4 @@
-"""The gate before every request: how large it may be, where it may come from, who may ask.
+"""The gate before every request: where it may come from, who may ask, whether it may have a body.
 
 Plain ASGI, outside the routes, so that nothing is read or parsed for somebody who may not ask.
 It also measures how long answers take.
@@ -14,16 +14,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from syncline_control import problems
+from syncline_control.intake import Body, BodyTooLarge, Intake, announced
 from syncline_control.metrics import Metrics
-from syncline_proto.errors import Forbidden, InvalidRequest, SynclineError
-
-BODY_BYTES_MAX = 8 << 20
-
-
-class BodyTooLarge(InvalidRequest):
-    """The request's body is over the bound."""
-
-    http_status = 413
+from syncline_proto.errors import Forbidden, SynclineError
+from syncline_proto.settings import is_loopback
 
 
 class Guard:
@@ -31,27 +25,45 @@ class Guard:
 
     Args:
         token: whoever calls below /v1 must send it as a bearer token; None: anybody may.
+        only_here: refuse requests to any name but this machine's own. A name of another site that
+            leads to loopback would let the pages of that site act here (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, *, token: str | None, only_here: bool, metrics: Metrics
+    ) -> None:
         self._app = app
         self._token = None if token is None else token.encode()
+        self._only_here = only_here
         self._metrics = metrics
+        self._intake = Intake()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         send = self._measured(scope, send)
-        try:
-            headers = Headers(scope=scope)
-            self._check_origin(scope, headers)
-            self._check_token(scope, headers)
-            receive = await _whole_body(headers, receive)
-        except SynclineError as error:
-            await problems.of_error(error)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        with Body(self._intake) as body:
+            try:
+                self._check_host(headers)
+                self._check_origin(scope, headers)
+                self._check_token(scope, headers)
+                if not scope["path"].startswith("/v1") and announced(headers) != 0:
+                    raise BodyTooLarge("Only requests below /v1 have a body; send none here.")
+                receive = await body.read(headers, receive)
+            except SynclineError as error:
+                await problems.of_error(error)(scope, receive, send)
+                return
+            await self._app(scope, receive, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if self._only_here and not is_loopback(_name_in(f"//{host}")):
+            raise Forbidden(
+                "Without a token this control plane answers only to localhost and 127.0.0.1; "
+                "ask it under such a name, or start it with --token."
+            )
 
     def _check_token(self, scope: Scope, headers: Headers) -> None:
         if self._token is None or not scope["path"].startswith("/v1"):
@@ -69,7 +81,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is None or scope["method"] in ("GET", "HEAD"):
             return
-        if urlsplit(origin).netloc != headers.get("host"):
+        if not _name_in(origin) or urlsplit(origin).netloc != headers.get("host"):
             raise Forbidden(f"A page of {origin} may not act here; open the control plane's own.")
 
     def _measured(self, scope: Scope, send: Send) -> Send:
@@ -86,30 +98,9 @@ class Guard:
         return measured
 
 
-async def _whole_body(headers: Headers, receive: Receive) -> Receive:
-    """Read the body and return a ``receive`` that gives it in one piece.
-
-    Raises:
-        BodyTooLarge: it is over the bound; no more of it was read than that.
-    """
-    announced = headers.get("content-length", "0")
-    size = int(announced) if announced.isdecimal() else 0
-    parts: list[bytes] = []
-    more = True
-    while more and size <= BODY_BYTES_MAX:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            break
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-        size = max(size, sum(map(len, parts)))
-    if size > BODY_BYTES_MAX:
-        raise BodyTooLarge(f"The body is over {BODY_BYTES_MAX >> 20} MiB; send less at once.")
-    first: Message | None = {"type": "http.request", "body": b"".join(parts), "more_body": False}
-
-    async def replay() -> Message:
-        nonlocal first
-        message, first = first, None
-        return message if message is not None else await receive()
-
-    return replay
+def _name_in(address: str) -> str:
+    """Return the host's name in lower case, "" if there is none that can be told."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""

@@ -1,4 +1,4 @@
-"""Serving: the socket, the server, and an end that comes soon.
+"""Serving: the socket, the server, its connections, and an end that comes soon.
 
 Signals first answer every long poll and end every stream; what is under way then gets
 ``SHUTDOWN_S`` seconds.
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from syncline_control.app import create_app
 from syncline_control.settings import ControlSettings
@@ -25,7 +27,50 @@ from syncline_proto.errors import ConfigError, PortInUse, SynclineError
 SHUTDOWN_S = 2
 """Answers under way get this long after the waits were ended."""
 
+KEEP_ALIVE_S = 75
+"""An idle connection is kept longer than the longest time between two heartbeats (wan: 15 s)."""
+
+HEAD_S = 10.0
+"""A request's head must be whole so soon after the connection, or its first byte."""
+
+HEAD_BYTES_MAX = 16 << 10
+CONNECTIONS_MAX = 10_000
+"""Beyond it requests are answered with 503. Half heads may hold 160 MB, for ``HEAD_S``."""
+
 log = structlog.get_logger()
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, but one that sends no whole request is closed after ``HEAD_S``.
+
+    The same holds for what is left of a body whose request was refused.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._rest()
+
+    def _watch(self) -> None:
+        if bool(self.cycle) and not self.cycle.response_complete:
+            self._rest()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _rest(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class Server(uvicorn.Server):
@@ -83,11 +128,9 @@ async def serve(settings: ControlSettings) -> signal.Signals:
                 stop(fault="Leases are looked after no more")
 
             token = settings.token.get_secret_value() if settings.token else None
-            app = create_app(state, token=token, on_fault=abandoned)
-            config = uvicorn.Config(
-                app, log_config=None, access_log=False, timeout_graceful_shutdown=SHUTDOWN_S
-            )
-            server = Server(config)
+            only_here = token is None and not settings.insecure
+            app = create_app(state, token=token, only_here=only_here, on_fault=abandoned)
+            server = Server(_config(app))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop, number)
             host, port = sock.getsockname()[:2]
@@ -102,3 +145,17 @@ async def serve(settings: ControlSettings) -> signal.Signals:
         why = end.fault or "The server could not start"
         raise SynclineError(f"{why}; the log says why, please report it.")
     return end.number
+
+
+def _config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        log_config=None,
+        access_log=False,
+    )

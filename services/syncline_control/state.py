@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from syncline_control import database
-from syncline_control.notify import Bell
+from syncline_control.notify import Bell, Together
 from syncline_control.operations import membership, sweep
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import Overloaded
@@ -34,10 +34,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PENDING_MAX = 1_000
-"""Operations that wait for the thread; beyond it callers are told to come back."""
+"""Operations that wait for the thread in each lane; beyond it callers are told to come back."""
+
+POLLS_MAX = 256
+"""Calls that wait for the membership to change: about one for each sync service."""
+
+STREAMS_MAX = 256
+"""Event streams open at once: about one for each page and `syncline watch`."""
 
 BATCH_MAX = 64
-"""Operations that share a commit; nobody waits for more than these before his own."""
+"""Operations of each lane that share a commit; nobody waits for more before his own."""
 
 EVENT_KINDS_MAX = 200
 """Kinds that are counted apart; kinds come from outside, and each one is a metric's series."""
@@ -57,7 +63,7 @@ class Done:
 
     tx: Transaction | None = None
     value: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 class State:
@@ -73,6 +79,8 @@ class State:
         self._lock: IO[bytes] | None = None
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._first: deque[Job] = deque()
+        """Wait in the lane of leases, which goes before the other."""
         self._waiting: deque[Job] = deque()
         self._turn: asyncio.Future[list[Done]] | None = None
         """The batch under way, if there is one."""
@@ -80,8 +88,9 @@ class State:
         self._review_due: float | None = None
         self._failing_since: float | None = None
         """Since when writes fail; on the database's thread."""
-        self.membership_bell = Bell()
-        self.events_bell = Bell()
+        self.membership_bell = Bell(POLLS_MAX)
+        self.events_bell = Bell(STREAMS_MAX)
+        self._views = Together[Membership]()
         self.event_counts: Counter[str] = Counter()
 
     @classmethod
@@ -144,14 +153,23 @@ class State:
             StoreError: the database failed; nothing has changed.
             SynclineError: whatever the operation raises; nothing has changed.
         """
-        if len(self._waiting) >= PENDING_MAX:
+        return await self._queue(self._waiting, lambda tx: operation(tx, *args, **kwargs))
+
+    async def do_first(
+        self,
+        operation: Callable[Concatenate[Transaction, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """The same before everybody who uses ``do``: for what leases and rounds depend on."""
+        return await self._queue(self._first, lambda tx: operation(tx, *args, **kwargs))
+
+    async def _queue(self, lane: deque[Job], act: Callable[[Transaction], T]) -> T:
+        if len(lane) >= PENDING_MAX:
             raise Overloaded("Too many requests wait for the database; try again.")
-
-        def act(tx: Transaction) -> T:
-            return operation(tx, *args, **kwargs)
-
         job = Job(act=act, answer=asyncio.get_running_loop().create_future())
-        self._waiting.append(job)
+        lane.append(job)
         self._take_turn()
         return await asyncio.shield(job.answer)
 
@@ -162,7 +180,7 @@ class State:
 
     async def review_leases(self) -> float:
         """Mark what has run out; return the seconds until leases should be looked at again."""
-        every_s = await self.do(sweep.review_leases)
+        every_s = await self.do_first(sweep.review_leases)
         self._review_due = self._clock() + every_s
         return every_s
 
@@ -171,7 +189,8 @@ class State:
         ends = time.monotonic() + wait_s
         while True:
             ring = self.membership_bell.listen()
-            view = await self.do(membership.view, run)
+            read = partial(self.do_first, membership.view, run)
+            view = await self._views.read((ring, run), read)
             if view.version != after:
                 return view
             if not await self.membership_bell.heard(ring, ends - time.monotonic()):
@@ -179,9 +198,10 @@ class State:
 
     def _take_turn(self) -> None:
         """Send those who wait to the database's thread, unless it is at work."""
-        if self._turn is not None or not self._waiting:
+        if self._turn is not None or not (self._first or self._waiting):
             return
-        batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_MAX))]
+        lanes = (self._first, self._waiting)
+        batch = [lane.popleft() for lane in lanes for _ in range(min(len(lane), BATCH_MAX))]
         loop = asyncio.get_running_loop()
         self._turn = loop.run_in_executor(self._thread, self._transact, batch)
         self._turn.add_done_callback(partial(self._settle, batch))
@@ -215,16 +235,21 @@ class State:
         return done
 
     def _settle(self, batch: Sequence[Job], turn: asyncio.Future[list[Done]]) -> None:
+        """Answer everybody, whatever became of the batch, and let those who wait go on."""
         self._turn = None
-        for job, done in zip(batch, turn.result(), strict=True):
-            if done.error is not None:
-                job.answer.set_exception(done.error)
-                job.answer.exception()  # whoever asked may have hung up; that is no fault
-                continue
-            job.answer.set_result(done.value)
-            if done.tx is not None:
-                self._tell(done.tx)
-        self._take_turn()
+        fault = turn.exception()
+        outcomes = turn.result() if fault is None else [Done(error=fault) for _ in batch]
+        try:
+            for job, done in zip(batch, outcomes, strict=True):
+                if done.error is not None:
+                    job.answer.set_exception(done.error)
+                    job.answer.exception()  # whoever asked may have hung up; that is no fault
+                    continue
+                job.answer.set_result(done.value)
+                if done.tx is not None:
+                    self._tell(done.tx)
+        finally:
+            self._take_turn()
 
     def _tell(self, tx: Transaction) -> None:
         for kind in tx.kinds:

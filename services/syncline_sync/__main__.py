@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -24,11 +23,12 @@ import typer
 from pydantic import ValidationError
 
 from syncline_proto.errors import ConfigError, StoreError, SynclineError
+from syncline_proto.locks import owned
 from syncline_proto.rest import SyncServiceHello
 from syncline_proto.words import sentence
 from syncline_sync.budget import Budget
 from syncline_sync.control import ControlLink, ReportQueue
-from syncline_sync.host import Host
+from syncline_sync.host import DiskHangs, Host
 from syncline_sync.metrics import Metrics
 from syncline_sync.run import Shared
 from syncline_sync.servicer import SyncServicer
@@ -63,7 +63,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     """Serve until SIGTERM or SIGINT, and return which; or until something is wrong for good.
 
     Raises:
-        SynclineError: a port is taken, the store refuses, or a stored file is damaged.
+        SynclineError: a port is taken, or the store refuses.
     """
     end = End()
     loop = asyncio.get_running_loop()
@@ -96,8 +96,10 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await doors.close()
-        await host.stop()
-        await link.send_last(LAST_REPORTS_S)
+        try:
+            await host.stop()
+        finally:
+            await link.send_last(LAST_REPORTS_S)
     pool.shutdown(wait=True, cancel_futures=True)
     mine.close()
     if end.error is not None:
@@ -126,13 +128,13 @@ def _data_folder(path: Path) -> Path:
 
 def _only_writer(path: Path) -> IO[bytes]:
     """Lock the folder until the process ends, however it ends: a store has one writer."""
-    lock = (path / "lock").open("wb")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = owned(path / "lock")
     except OSError as error:
-        lock.close()
+        raise StoreError(f"Cannot lock {path}: {error.strerror}; choose --data.") from error
+    if lock is None:
         why = f"Another sync service keeps its store in {path}; stop it, or choose --data."
-        raise ConfigError(why) from error
+        raise ConfigError(why)
     return lock
 
 
@@ -208,7 +210,7 @@ def run(
     Exit codes (all of them: syncline exit-codes):
       0 told to end (SIGTERM), 130 Ctrl+C, 1 a fault of ours, 2 wrong usage,
       10 a setting is wrong, 11 a port is in use, 19 the control plane's token is
-      another, 40 the disk refuses, 41 a stored file is damaged
+      another, 40 the disk refuses or hangs
     """
     given = {key: value for key, value in locals().items() if value is not None}
     try:
@@ -230,6 +232,8 @@ def main() -> None:
         app()
     except SynclineError as error:
         _say(error.message)
+        if isinstance(error, DiskHangs):
+            os._exit(error.exit_code)  # to wait for the thread at the disk would be for ever
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from syncline_proto.errors import ConfigError, Forbidden
 from syncline_proto.rest import EventIn, Membership, Reports, RoundReport, SyncServiceHello
-from syncline_sync.store import replace_file
+from syncline_sync.files import replace_file
 
 log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ class ReportQueue:
         self._items: deque[tuple[str, RoundReport | EventIn]] = deque()
         self._filled = asyncio.Event()
         self.dropped = 0
-        """Since the control plane last took something; told when it does so again."""
+        """Since the control plane last took something; told by ``taken``."""
 
     def put(self, run: str, what: RoundReport | EventIn) -> None:
         if len(self._items) >= QUEUE_MAX:
@@ -56,9 +56,18 @@ class ReportQueue:
         self._filled.set()
 
     def put_back(self, run: str, batch: Sequence[RoundReport | EventIn]) -> None:
-        """A batch that may not have been taken is the oldest once more."""
-        self._items.extendleft((run, what) for what in reversed(batch))
+        """A batch that may not have been taken is the oldest once more, as far as there is room."""
+        room = min(QUEUE_MAX - len(self._items), len(batch))
+        self.dropped += len(batch) - room
+        newest = batch[len(batch) - room :]
+        self._items.extendleft((run, what) for what in reversed(newest))
         self._filled.set()
+
+    def taken(self) -> None:
+        """The control plane has taken something: tell what it will never hear of."""
+        if self.dropped:
+            log.warning("reports were dropped", count=self.dropped)
+            self.dropped = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -69,9 +78,6 @@ class ReportQueue:
             self._filled.clear()
             await self._filled.wait()
             await asyncio.sleep(FLUSH_S)
-        if self.dropped:
-            log.warning("reports were dropped", count=self.dropped)
-            self.dropped = 0
         run = self._items[0][0]
         batch: list[RoundReport | EventIn] = []
         while self._items and self._items[0][0] == run and len(batch) < BATCH_MAX:
@@ -95,15 +101,19 @@ class ControlLink:
         self._away = False
 
     async def adopt_snapshot(self) -> None:
-        """Go on with the last known membership, until the control plane answers."""
-        if self._snapshot.exists():
-            try:
-                membership = Membership.model_validate_json(self._snapshot.read_bytes())
-            except ValidationError as error:
-                raise ConfigError(
-                    f"{self._snapshot} is not a membership of this version; remove it."
-                ) from error
-            await self._adopt(membership)
+        """Go on with the last known membership, until the control plane answers.
+
+        It is a cache: one that cannot be read is passed over.
+        """
+        if not self._snapshot.exists():
+            return
+        try:
+            membership = Membership.model_validate_json(self._snapshot.read_bytes())
+        except (OSError, ValidationError) as error:
+            why = str(error).partition("\n")[0]
+            log.warning("the last membership is damaged", file=str(self._snapshot), why=why)
+            return
+        await self._adopt(membership)
 
     async def run(self) -> None:
         """Hello, membership and reports, each in a loop of its own, until cancelled."""
@@ -127,7 +137,7 @@ class ControlLink:
         while True:
             wait_s = POLL_S if version >= 0 else 0.0  # the first answer comes at once
             path = f"/v1/membership?after={max(version, 0)}&wait_s={wait_s:g}"
-            answer = await self._try("GET", path, timeout_s=POLL_S + 10.0)
+            answer = (await self._try("GET", path, timeout_s=POLL_S + 10.0)).content
             membership = self._read(answer)
             if membership.version != version:
                 version = membership.version
@@ -164,10 +174,14 @@ class ControlLink:
         )
         path = f"/v1/runs/{run}/reports"
         try:
-            await self._try("POST", path, reports.model_dump_json(), failures_max=REPORT_TRIES)
+            answer = await self._try(
+                "POST", path, reports.model_dump_json(), failures_max=REPORT_TRIES
+            )
         except (asyncio.CancelledError, Forbidden):
             self._reports.put_back(run, batch)
             raise
+        if answer.is_success:
+            self._reports.taken()
 
     async def _try(
         self,
@@ -176,7 +190,7 @@ class ControlLink:
         body: str | None = None,
         timeout_s: float = 10.0,
         failures_max: float = math.inf,
-    ) -> bytes:
+    ) -> httpx.Response:
         """Call until it answers; an answer that refuses is logged and taken as one.
 
         So is the last of ``failures_max`` answers that tell of a failure of its own (5xx).
@@ -196,17 +210,19 @@ class ControlLink:
                 )
                 if answer.is_success:
                     self._back()
-                    return answer.content
+                    return answer
                 if answer.status_code in (401, 403):
                     raise Forbidden(
                         f"The control plane at {self._client.base_url} refuses our token: set "
                         "SYNCLINE_SYNC_TOKEN to its own."
                     )
                 failures += answer.status_code >= 500
-                refused = answer.status_code < 500 and method != "GET"
+                # 408 and 429 ask for patience, they refuse nothing.
+                passing = answer.status_code in (408, 429)
+                refused = answer.status_code < 500 and not passing and method != "GET"
                 if refused or failures >= failures_max:
                     log.warning("control plane refused", path=path, answer=answer.text[:300])
-                    return answer.content
+                    return answer
                 self._gone(f"{answer.status_code} {answer.text[:200]}")
             except httpx.TransportError as error:
                 self._gone(str(error) or type(error).__name__)

@@ -1,7 +1,7 @@
 """The runs that this process serves: made from the control plane's word or from the store.
 
 One loop owns everything here. Runs that have ended are put away after a while; asked for, they
-come back from the store.
+come back from the store. A run whose files are damaged is served to nobody, and harms no other.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import uuid
 
 import structlog
 
-from syncline_proto.errors import LeaseLost, RunUnknown
-from syncline_proto.rest import Membership, RunMembership
+from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged, StoreError
+from syncline_proto.rest import EventIn, Membership, RunMembership
 from syncline_proto.settings import RunSettings
 from syncline_sync.run import Recalled, RunHost, Shared
 from syncline_sync.store import RunStore
@@ -31,6 +31,16 @@ ENDED_MAX = 16
 
 SWEEP_S = 30.0
 
+STOP_S = 20.0
+"""How long the end waits for what is under way at the disk.
+
+With the doors and the last reports it stays within the 30 s after which Kubernetes would kill us.
+"""
+
+
+class DiskHangs(StoreError):
+    """The disk has neither done nor refused what it was asked; the thread that waits never ends."""
+
 
 class Host:
     """All runs of the process."""
@@ -41,15 +51,20 @@ class Host:
         self._runs: dict[str, RunHost] = {}
         self._loads: dict[str, asyncio.Task[RunHost]] = {}
         """One at a time for a run: two would write to the same files."""
+        self._stops: dict[str, asyncio.Task[None]] = {}
+        """Runs on their way out; until one is, its files are its own, and nobody loads it."""
+        self._damaged: dict[str, str] = {}
+        """Why a run is not served, in a sentence; until the process ends."""
         self._changed = asyncio.Event()
 
     async def follow(self, membership: Membership) -> None:
         """Take over the control plane's word on every run that has not ended.
 
-        Not before each has been read from the store and its settings are there. One call at a time.
+        Not before each has been read from the store and its settings are there; those that are
+        damaged are passed over. One call at a time.
 
         Raises:
-            StoreError: the disk refuses, or a stored file is damaged.
+            StoreError: the disk refuses.
         """
         while waiting := [r for r in membership.runs if not self._ready(r)]:
             await asyncio.gather(*(self._prepare(r) for r in waiting))
@@ -57,16 +72,25 @@ class Host:
 
     def _ready(self, run: RunMembership) -> bool:
         host = self._runs.get(run.run)
-        return host is not None and host.keeps(run.settings)
+        return run.run in self._damaged or (host is not None and host.keeps(run.settings))
 
     async def _prepare(self, run: RunMembership) -> None:
-        host = self._runs.get(run.run) or await self._loaded(run.run, run.settings)
+        try:
+            host = self._runs.get(run.run) or await self._loaded(run.run, run.settings)
+        except StoreDamaged:
+            return  # it has been told of; the others go on
         if not host.keeps(run.settings):
-            await host.keep(run.settings)
+            try:
+                await host.keep(run.settings)
+            except StoreDamaged as error:
+                self._put_aside(host)
+                self._give_up(run.run, error.message)
 
     def _adopt(self, membership: Membership) -> None:
         now_s = time.monotonic()
         for run in membership.runs:
+            if run.run in self._damaged:
+                continue
             host = self._runs[run.run]
             if host.ended_at_s is not None:
                 log.info("run", run=run.run, state=run.state, known=host.layout is not None)
@@ -75,7 +99,6 @@ class Host:
         for host in self._runs.values():
             if host.name not in named:
                 host.end(now_s)
-        self._shared.metrics.runs.set(len(self._runs))
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -91,13 +114,25 @@ class Host:
         ended = [host for host in self._runs.values() if host.ended_at_s is not None]
         ended.sort(key=lambda host: host.asked_at_s, reverse=True)
         gone = [
-            host
+            self._put_aside(host)
             for place, host in enumerate(ended)
             if place >= ENDED_MAX or (host.ended_at_s or 0.0) < kept_from_s
         ]
-        for host in gone:
-            del self._runs[host.name]
-        await asyncio.gather(*(host.stop() for host in gone))
+        if gone:
+            await asyncio.wait(gone)  # they go on without whoever waits here
+
+    def _put_aside(self, host: RunHost) -> asyncio.Task[None]:
+        """Take a run out of service at once, and out of memory when it has come to rest."""
+        del self._runs[host.name]
+        self._count()
+        task = self._stops[host.name] = asyncio.create_task(self._stopped(host))
+        return task
+
+    async def _stopped(self, host: RunHost) -> None:
+        try:
+            await host.stop()
+        finally:
+            del self._stops[host.name]
 
     async def member(self, run: str, replica: str, incarnation: int) -> RunHost:
         """The run, once this replica is known to hold its lease.
@@ -106,10 +141,12 @@ class Host:
 
         Raises:
             RunUnknown: there is no such run.
+            StoreDamaged: its files are damaged; the message names one.
             LeaseLost: another incarnation holds the lease, or nobody does.
         """
         deadline = time.monotonic() + MEMBER_WAIT_S
         while True:
+            self._check(run)
             host = self._runs.get(run)
             holder = host.members.get(replica, 0) if host else 0
             if host is not None and holder == incarnation:
@@ -133,35 +170,76 @@ class Host:
 
         Raises:
             RunUnknown: neither knows it.
+            StoreDamaged: its files are damaged; the message names one.
         """
+        self._check(name)
         host = self._runs.get(name)
         if host is None:
             store = RunStore(self._shared.root, name)
             if not store.exists or not store.has_settings:
                 raise RunUnknown(f"There is no run {name} here.")
-            host = await self._loaded(name, store.load_settings())
+            host = await self._loaded(name, None)
             await self._put_away()
         host.asked_at_s = time.monotonic()
         return host
 
-    async def _loaded(self, name: str, settings: RunSettings) -> RunHost:
-        """The run, read from the store in the pool; whoever else asks meanwhile gets the same."""
+    async def _loaded(self, name: str, settings: RunSettings | None) -> RunHost:
+        """The run, read from the store in the pool; whoever else asks meanwhile gets the same.
+
+        Without ``settings`` it has those that the store has.
+
+        Raises:
+            StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
+        """
         task = self._loads.get(name)
         if task is None:
             task = self._loads[name] = asyncio.create_task(self._load(name, settings))
         return await asyncio.shield(task)  # who stops waiting does not stop the others
 
-    async def _load(self, name: str, settings: RunSettings) -> RunHost:
+    async def _load(self, name: str, settings: RunSettings | None) -> RunHost:
+        store = RunStore(self._shared.root, name)
         try:
-            recalled = await self._shared.compute(Recalled.read, RunStore(self._shared.root, name))
+            if name in self._stops:
+                await asyncio.wait({self._stops[name]})
+            settings = settings or await self._shared.compute(store.load_settings)
+            recalled = await self._shared.compute(Recalled.read, store)
             host = self._runs[name] = RunHost(name, settings, recalled, self._shared)
+            self._count()
             return host
+        except StoreDamaged as error:
+            self._give_up(name, error.message)
+            raise StoreDamaged(self._damaged[name]) from error
         finally:
             del self._loads[name]
 
+    def _give_up(self, name: str, why: str) -> None:
+        """Serve a damaged run to nobody, and tell everybody why: once, until the next start."""
+        self._damaged[name] = f"Run {name} is not served: {why}"
+        self._shared.metrics.damaged.labels(name).set(1)
+        log.error("run damaged", run=name, why=why)
+        self._shared.report(name, EventIn(kind="run.damaged", message=self._damaged[name]))
+
+    def _check(self, name: str) -> None:
+        if name in self._damaged:
+            raise StoreDamaged(self._damaged[name])
+
+    def _count(self) -> None:
+        self._shared.metrics.runs.set(len(self._runs))
+
     async def stop(self) -> None:
-        loads = list(self._loads.values())
-        for load in loads:
-            load.cancel()
-        await asyncio.gather(*loads, return_exceptions=True)
-        await asyncio.gather(*(host.stop() for host in self._runs.values()))
+        """End every run once what it has under way is done; called last, and once.
+
+        Raises:
+            DiskHangs: that is not done within ``STOP_S``; what was not published is lost.
+        """
+        try:
+            async with asyncio.timeout(STOP_S):
+                await asyncio.gather(*self._loads.values(), return_exceptions=True)
+                for host in list(self._runs.values()):
+                    self._put_aside(host)
+                await asyncio.gather(*self._stops.values())
+        except TimeoutError as error:
+            raise DiskHangs(
+                f"The disk of {self._shared.root} has not answered for {STOP_S:g} s. Mend it, then "
+                "start the service again; nothing published is lost."
+            ) from error

@@ -1,6 +1,7 @@
 """Every metric of the sync service, by name, once. Base units; one prefix.
 
-Labels stay few: a replica is a label on gauges only, and its series go when it leaves.
+Labels stay few: a replica is a label on gauges only. A replica's series go when it leaves, a run's
+when it is put away.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from syncline_proto.tokens import run_tokens
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Closing, Kind, Saved
 
@@ -35,6 +37,12 @@ class Metrics:
         )
         self.build.labels(version("syncline")).set(1)
         self.runs = Gauge("syncline_sync_runs", "Runs held in memory.", registry=r)
+        self.damaged = Gauge(
+            "syncline_run_damaged",
+            "1: a file of the run is damaged, and it is not served.",
+            ["run"],
+            registry=r,
+        )
         self.staged = Gauge(
             "syncline_staged_bytes", "Encoded pushes that are not folded yet.", registry=r
         )
@@ -69,7 +77,7 @@ class Metrics:
         )
         self.tokens = Gauge(
             "syncline_committed_tokens",
-            "Tokens folded so far into the fragment that has the fewest.",
+            "Tokens folded so far into the last fragment, which are the run's.",
             ["run"],
             registry=r,
         )
@@ -85,6 +93,12 @@ class Metrics:
         )
         self.z = Gauge("syncline_replica_z", "z-score of the last round.", each, registry=r)
         self.norm = Gauge("syncline_replica_norm", "Norm of the last push.", each, registry=r)
+
+        self.of_runs = (
+            *(self.pushes, self.bytes, self.rounds, self.round_seconds, self.commit_seconds),
+            *(self.revision, self.tokens, self.sample_size, self.weight, self.z, self.norm),
+        )
+        """All that have a run for a label; but for ``damaged``, which tells of one not served."""
 
     def of(self, run: str) -> RunMetrics:
         return RunMetrics(self, run)
@@ -115,7 +129,7 @@ class RunMetrics:
         m, run = self._metrics, self._run
         self._tokens[fragment] = saved.committed_tokens
         m.revision.labels(run, str(fragment)).set(saved.revision)
-        m.tokens.labels(run).set(min(self._tokens.values()))
+        m.tokens.labels(run).set(run_tokens(self._tokens))
 
     def closed(self, fragment: int, closing: Closing, seconds: float) -> None:
         m, run = self._metrics, self._run
@@ -139,3 +153,9 @@ class RunMetrics:
             for gauge in (self._metrics.weight, self._metrics.z, self._metrics.norm):
                 gauge.remove(self._run, *series)
         self._replicas -= gone
+
+    def close(self) -> None:
+        """Drop all series of the run. What calls that are still ending count is not shown."""
+        for metric in self._metrics.of_runs:
+            metric.remove_by_labels({"run": self._run})
+        self._metrics = Metrics()

@@ -61,14 +61,12 @@ class Recalled:
         Raises:
             StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
         """
-        if not store.exists:
-            return cls(None, ())
         layout = store.load_layout()
-        return cls(layout, _stored(store, layout))
+        return cls(layout, () if layout is None else _stored(store, layout))
 
 
 def _stored(store: RunStore, layout: Layout) -> tuple[Stored, ...]:
-    return tuple(Stored.read(store.fragment(i)) for i in range(len(layout.fragments)))
+    return tuple(Stored.read(fragment) for fragment in store.fragments(layout))
 
 
 class RunHost:
@@ -135,7 +133,7 @@ class RunHost:
             self._opening = self._opening or asyncio.create_task(self._begin(layout))
             await asyncio.shield(self._opening)  # it goes on without the caller
         assert self.layout is not None
-        if layout.fingerprint() != self.fingerprint:
+        if await self._shared.compute(layout.fingerprint) != self.fingerprint:
             raise LayoutMismatch(
                 f"This model is not the one of run {self.name}: "
                 f"{difference(self.layout, layout)} Train the run's model, or start another run."
@@ -157,9 +155,11 @@ class RunHost:
         ]
 
     async def stop(self) -> None:
+        """Come to rest: what is under way is done, and from then on nothing writes to the files."""
         if self._opening is not None:
             await asyncio.gather(self._opening, return_exceptions=True)
         await asyncio.gather(*(runner.stop() for runner in self.runners))
+        self.metrics.close()
 
     async def _begin(self, layout: Layout) -> None:
         """Make a layout the run's: durable first, then at work."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from syncline_proto.codec import CODEC_BY_NAME, Float32
-from syncline_proto.errors import InvalidRequest
+from syncline_proto.errors import InvalidRequest, Unreachable
 from syncline_proto.rest import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -141,10 +141,18 @@ class Runner:
         self._inbox.put_nowait(change)
 
     async def stop(self) -> None:
-        """End once what is under way is done: a round that closes is published and told of."""
+        """End once what is under way is done: a round that closes is published and told of.
+
+        What still waits to be judged is forgotten; its replica is told to send it again.
+        """
         async with self._at_work:
             self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        while not self._inbox.empty():
+            event = self._inbox.get_nowait()
+            if isinstance(event, Staged):
+                away = Unreachable("push: the run is being put away; send it again.")
+                self._around.staging.drop(event, away)
         newest = self.latest.revision
         for shelf in (self.revisions, self.gradients):
             shelf.end(f"The run is put away; revision {newest} is its newest.", newest)
@@ -193,6 +201,7 @@ class Runner:
         """Judge a whole push, fold it, answer it."""
         push = _whole_push(staged)
         try:
+            await self._compute(staged.check_tiling, self.numel)
             judgement = self.core.judge(time.monotonic(), push)
         except InvalidRequest as error:
             self._around.staging.drop(staged, error)

@@ -12,8 +12,7 @@ from typing import Any, cast
 
 from syncline_sync.core.detector import Ema, ReplicaNorms, Statistics
 from syncline_sync.core.record import Contribution, LastPush, Saved
-
-VERSION = 2
+from syncline_sync.files import VERSION
 
 
 def saved_to_json(saved: Saved) -> str:

@@ -8,11 +8,13 @@ to stop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 
 from syncline_proto.codec import crc32c
 from syncline_proto.errors import (
@@ -25,15 +27,15 @@ from syncline_proto.errors import (
     SynclineError,
     Unreachable,
 )
-from syncline_proto.layout import Box, boxes_from_proto, layout_from_proto
-from syncline_proto.settings import valid_name
+from syncline_proto.layout import Layout, boxes_from_proto, layout_from_proto
+from syncline_proto.settings import TimeoutSettings, valid_name
 from syncline_proto.spans import spans
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, status_of
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
-from syncline_sync.published import NewestNamed, Published
+from syncline_sync.published import FEW_SPANS, NewestNamed, Published
 from syncline_sync.report import pushed
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
@@ -48,10 +50,8 @@ AnyContext: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
-HEADER_WAIT_S = 30.0
-
-CHUNK_WAIT_S = 60.0
-"""A push that stands still this long is cut, so that it cannot hold room for ever."""
+HEADER_WAIT_S = max(TimeoutSettings(profile=profile).call_s for profile in ("lan", "wan"))
+"""A push may take this long to say whose it is; then its run's own ``call_s`` holds."""
 
 _RESIDUAL = {
     pb.VERDICT_ACCEPTED: pb.RESIDUAL_ACTION_KEEP,
@@ -135,22 +135,23 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         observer = not request.replica
         if observer:
             run = await self._host.run(_name("run", request.run))
-            if run.layout is None:
-                raise RunUnknown(f"Run {run.name} has no layout yet: no replica has opened it.")
         else:
             replica, name = _name("replica", request.replica), _name("run", request.run)
             run = await self._host.member(name, replica, request.incarnation)
             await run.open(await self._shared.compute(layout_from_proto, request.layout))
+        if run.layout is None:
+            raise RunUnknown(f"Run {run.name} has no layout yet: no replica has opened it.")
         return pb.OpenRunResponse(
             epoch=_epoch(run),
             fingerprint=run.fingerprint,
             fragments=run.states(),
             instance=self._host.instance,
-            layout=run.layout.to_proto() if observer and run.layout else None,
+            layout=await self._shared.compute(run.layout.to_proto) if observer else None,
         )
 
     async def _push(self, parts: AsyncIterator[pb.PushRequest]) -> pb.PushResponse:
         header = await _header(parts)
+        _name("replica", header.replica)
         run = await self._host.run(_name("run", header.run))
         runner, staging = _runner(run, header.fragment), run.staging
         assert staging is not None
@@ -188,7 +189,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         assert run.staging is not None
         if not staged.expects(shard):
             return  # this rank is in already: it sends again because it missed the answer
-        async for part in _moving(parts):
+        async for part in _moving(parts, run.settings.timeouts.call_s):
             if part.WhichOneof("part") != "chunk":
                 raise InvalidRequest("push: after the header only chunks may follow.")
             await self._shared.compute(shard.take, part.chunk)
@@ -212,20 +213,22 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
                 f"Run {run.name} is in epoch {_epoch(run)}, not {request.epoch}: open it again."
             )
         assert run.layout is not None
-        boxes: Sequence[Box] = boxes_from_proto(request.boxes)
-        where = await self._shared.compute(
-            spans,
-            run.layout,
-            request.fragment,
-            boxes or run.layout.fragments[request.fragment].boxes,
-        )
+        where = await self._shared.compute(_places, run.layout, request)
         value = await _wanted(runner, request)
         yield pb.PullResponse(header=_pull_header(value, int(where[:, 1].sum()), self._host))
         if request.header_only:
             return
-        for data in value.chunks(where):
+        async for data in self._drawn(value.chunks(where), heavy=len(where) > FEW_SPANS):
             run.metrics.moved("down", len(data))
             yield pb.PullResponse(chunk=pb.Chunk(data=data, crc32c=crc32c(data)))
+
+    async def _drawn(self, chunks: Iterator[bytes], *, heavy: bool) -> AsyncIterator[bytes]:
+        """The chunks; ``heavy`` ones are made in the pool, so that no other call waits for them."""
+        while True:
+            data = await self._shared.compute(next, chunks, b"") if heavy else next(chunks, b"")
+            if not data:
+                return
+            yield data
 
     async def abort(self, context: AnyContext, error: BaseException) -> None:
         """End the call with the error's status; a fault or a refusing disk stops the process."""
@@ -253,15 +256,18 @@ async def _header(parts: AsyncIterator[pb.PushRequest]) -> pb.PushHeader:
     return first.header
 
 
-async def _moving(parts: AsyncIterator[pb.PushRequest]) -> AsyncIterator[pb.PushRequest]:
-    """The parts that follow the header, as long as they keep coming."""
+async def _moving(
+    parts: AsyncIterator[pb.PushRequest], wait_s: float
+) -> AsyncIterator[pb.PushRequest]:
+    """The parts that follow the header, as long as they keep coming.
+
+    A push that stands still for ``wait_s`` is cut, so that it cannot hold room for ever.
+    """
     while True:
         try:
-            part = await asyncio.wait_for(anext(parts, None), CHUNK_WAIT_S)
+            part = await asyncio.wait_for(anext(parts, None), wait_s)
         except TimeoutError:
-            raise Unreachable(
-                f"push: no chunk came within {CHUNK_WAIT_S:g} s; send it again."
-            ) from None
+            raise Unreachable(f"push: no chunk came within {wait_s:g} s; send it again.") from None
         if part is None:
             return
         yield part
@@ -305,6 +311,16 @@ def _response(judgement: Judgement, runner: Runner) -> pb.PushResponse:
         judged=judged,
         non_finite=judgement.non_finite,
     )
+
+
+def _places(layout: Layout, request: pb.PullRequest) -> npt.NDArray[np.int64]:
+    """Spans [k, 2] of the boxes that a pull names; of the whole fragment if it names none.
+
+    Raises:
+        InvalidRequest: a box is not one of the fragment's.
+    """
+    whole = layout.fragments[request.fragment].boxes
+    return spans(layout, request.fragment, boxes_from_proto(request.boxes) or whole)
 
 
 async def _wanted(runner: Runner, request: pb.PullRequest) -> Published:

@@ -9,6 +9,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from syncline_proto.addresses import sync_address
+from syncline_proto.errors import ConfigError
+from syncline_proto.layout import shown
 from syncline_proto.settings import NAME_PATTERN, is_loopback
 
 
@@ -49,6 +52,16 @@ class SyncSettings(BaseSettings):
                 f"{control} is not a URL; write http://HOST:PORT, with a port to 65535"
             )
         return control
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_host_and_port(cls, advertise: str) -> str:
+        try:
+            return advertise and sync_address(advertise)
+        except ConfigError:
+            raise ValueError(
+                f"{shown(repr(advertise))} is not HOST:PORT, which replicas could connect to"
+            ) from None
 
     @model_validator(mode="after")
     def _no_open_doors(self) -> Self:

@@ -107,6 +107,16 @@ class Staged:
         total = math.fsum(self.shards[rank].square_sum for rank in sorted(self.shards))
         return math.sqrt(total) if total >= 0.0 else math.nan
 
+    def check_tiling(self, numel: int) -> None:
+        """Check that the ranks of a whole push cover its fragment of ``numel`` elements once.
+
+        Heavy where they come in many pieces: call it in the pool.
+
+        Raises:
+            InvalidRequest: an element is missing or comes twice.
+        """
+        check_tiling(numel, [shard.spans for shard in self.shards.values()])
+
     def payloads(self) -> list[Payload]:
         return [self.shards[rank].payload() for rank in sorted(self.shards)]
 
@@ -124,8 +134,11 @@ class Staged:
     def claim(self, shard: Shard, elements_max: int) -> None:
         """Make room for a rank's shard, in place of what it has sent before.
 
+        ``elements_max`` is the fragment's number of elements, for all ranks together.
+
         Raises:
-            InvalidRequest: the ranks together name more than the fragment has.
+            InvalidRequest: the ranks together name more than that, or fall into too many pieces;
+                what the rank has sent before is forgotten all the same.
         """
         rank = shard.header.rank
         self.discard(rank)
@@ -233,20 +246,12 @@ class Staging:
     def add(self, staged: Staged, shard: Shard) -> bool:
         """Put a whole shard into its push; True if that made the push whole.
 
-        Raises:
-            InvalidRequest: all ranks are in and do not tile the fragment; the push is dropped.
+        Whoever is told so must see that it is judged: nothing else answers it from now on.
         """
         assert shard.whole and staged.expects(shard)
         staged.shards[shard.header.rank] = staged.coming.pop(shard.header.rank)
-        if not staged.whole:
-            return False
-        try:
-            check_tiling(self._numel(staged.key), [s.spans for s in staged.shards.values()])
-        except InvalidRequest as error:
-            self.drop(staged, error)
-            raise
-        staged.submitted = True
-        return True
+        staged.submitted = staged.whole
+        return staged.submitted
 
     def leave(self, staged: Staged, shard: Shard) -> None:
         """A rank's call has ended: forget its shard if that is not whole, and an empty push.

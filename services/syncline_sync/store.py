@@ -5,18 +5,21 @@
     ROOT/runs/RUN/FRAGMENT/r00000012.safetensors  parameters and momentum; the rest as metadata
     ROOT/runs/RUN/FRAGMENT/g00000003.safetensors  mean gradient of a step of the synchronous phase
     ROOT/runs/RUN/FRAGMENT/head.json              the files that count, newest first, with CRC-32C
+    ROOT/runs/RUN/FRAGMENT.begun                  empty: the fragment has a head, or is damaged
 
 A commit is: write the file, sync it, write a new head, sync it, rename it over the old one, sync
 the folder. A process killed at any instruction leaves the old head or the new one, and both name
-whole files. A write that fails raises StoreError: the service stops rather than guess.
+whole files. What no head names is removed by whoever commits, never by whoever reads. A write that
+fails raises StoreError: the service stops rather than guess. Every JSON is sealed with its
+CRC-32C, and every file of a fragment says whose it is, so that nothing that was changed or put in
+another's place is taken for what was committed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-from collections.abc import Generator
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,14 +27,25 @@ from typing import Any, cast
 import numpy as np
 
 from syncline_proto.codec import Float32, crc32c_of
-from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
+from syncline_proto.errors import StoreDamaged
 from syncline_proto.layout import Layout, layout_from_json, layout_to_json
 from syncline_proto.settings import RunSettings
-from syncline_sync.core.record import Saved
+from syncline_sync.core.record import KEPT, Saved
+from syncline_sync.files import (
+    MEND,
+    make_folder,
+    make_mark,
+    parse_safetensors,
+    read,
+    replace_file,
+    sealed,
+    understood,
+    unsealed,
+    write_safetensors,
+)
 from syncline_sync.saved import saved_from_json, saved_to_json
 
-KEPT = 2
-"""Revisions (and gradient steps) that a head names; older files are removed after the rename."""
+_FILE = re.compile(r"[rg][0-9]{8,20}(\.[0-9]+)?\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,34 @@ class Entry:
     gradient_step: int
     bytes: int
     crc32c: int
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Entry:
+        """Read a row of a head.
+
+        Raises:
+            ValueError, TypeError: it is none.
+        """
+        entry = cls(**row)
+        numbers = (entry.revision, entry.gradient_step, entry.bytes, entry.crc32c)
+        if not all(type(n) is int and n >= 0 for n in numbers) or not _FILE.fullmatch(entry.file):
+            raise ValueError("a row of it names no file of ours")
+        return entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which fragment of which run a file is of; ``numel`` follows from the layout."""
+
+    run: str
+    fragment: int
+    layout: str
+    """The layout's fingerprint."""
+    numel: int
+
+    def metadata(self) -> dict[str, str]:
+        """What every file of the fragment says of itself."""
+        return {"run": self.run, "fragment": str(self.fragment), "layout": self.layout}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +109,7 @@ class RunStore:
     """The files of one run."""
 
     def __init__(self, root: Path, run: str) -> None:
+        self.run = run
         self.folder = root / "runs" / run
 
     @property
@@ -78,32 +121,50 @@ class RunStore:
         return (self.folder / "run.json").exists()
 
     def save_layout(self, layout: Layout) -> None:
-        make_folder(self.folder)
-        replace_file(self.folder / "layout.json", layout_to_json(layout).encode())
+        self._save("layout.json", layout_to_json(layout))
 
-    def load_layout(self) -> Layout:
+    def load_layout(self) -> Layout | None:
+        """The run's layout; None if no replica has ever opened the run.
+
+        Raises:
+            StoreDamaged: it is damaged, or lost: there are fragments of it.
+        """
         path = self.folder / "layout.json"
-        with _understood(path):
-            return layout_from_json(_read(path).decode())
+        if not path.exists():
+            if any(self.folder.glob("*.begun")):
+                raise StoreDamaged(f"{path} is missing, but fragments of the run are there. {MEND}")
+            return None
+        with understood(path):
+            return layout_from_json(unsealed(read(path)))
 
     def save_settings(self, settings: RunSettings) -> None:
-        make_folder(self.folder)
-        replace_file(self.folder / "run.json", settings.model_dump_json(indent=1).encode())
+        self._save("run.json", settings.model_dump_json(indent=1))
 
     def load_settings(self) -> RunSettings:
         path = self.folder / "run.json"
-        with _understood(path):
-            return RunSettings.model_validate_json(_read(path))
+        with understood(path):
+            return RunSettings.model_validate_json(unsealed(read(path)))
 
-    def fragment(self, number: int) -> FragmentStore:
-        return FragmentStore(self.folder / f"{number:05d}")
+    def fragments(self, layout: Layout) -> list[FragmentStore]:
+        """The stores of all fragments, by number."""
+        fingerprint = layout.fingerprint()
+        places = [
+            Place(run=self.run, fragment=i, layout=fingerprint, numel=spec.numel)
+            for i, spec in enumerate(layout.fragments)
+        ]
+        return [FragmentStore(self.folder / f"{place.fragment:05d}", place) for place in places]
+
+    def _save(self, name: str, body: str) -> None:
+        make_folder(self.folder)
+        replace_file(self.folder / name, sealed(body))
 
 
 class FragmentStore:
     """The files of one fragment. Not for two writers at once."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, place: Place) -> None:
+        self.folder, self.place = folder, place
+        self._begun = folder.with_name(folder.name + ".begun")
         self._entries: list[Entry] = []
 
     def commit(self, saved: Saved, parameters: Float32, momentum: Float32) -> None:
@@ -126,23 +187,25 @@ class FragmentStore:
         """Read what the head names; None if nothing was ever committed.
 
         Raises:
-            StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
+            StoreDamaged: a file is missing, short, or fails its checksum, or another fragment's or
+                revision's; the message names it.
         """
         head = self.folder / "head.json"
+        begun = self._begun.exists()
         if not head.exists():
-            self._entries = []
-            self._sweep_leftovers()
+            if begun:
+                raise StoreDamaged(f"{head} is missing, but the fragment has begun. {MEND}")
             return None
-        with _understood(head):
-            rows = cast(list[dict[str, Any]], json.loads(_read(head))["files"])
-            self._entries = [Entry(**row) for row in rows]
-            newest_first = [e for e in self._entries if not e.gradient_step]
-            current = newest_first[0]
-        self._sweep_leftovers()
+        with understood(head):
+            rows = cast(list[dict[str, Any]], json.loads(unsealed(read(head)))["files"])
+            entries = [Entry.of(row) for row in rows]
+            current = next((e for e in entries if not e.gradient_step), None)
+            if current is None:
+                raise ValueError("it names no revision")
         revisions: list[tuple[Saved, Float32]] = []
         gradients: list[tuple[Saved, Float32]] = []
         momentum = np.empty(0, np.float32)
-        for entry in reversed(self._entries):
+        for entry in reversed(entries):
             saved, tensors = self._read(entry)
             if entry.gradient_step:
                 gradients.append((saved, tensors["gradient"]))
@@ -150,6 +213,7 @@ class FragmentStore:
                 revisions.append((saved, tensors["parameters"]))
             if entry is current:
                 momentum = tensors["momentum"]
+        self._entries = entries
         saved = (gradients or revisions)[-1][0]
         return Loaded(saved, momentum, tuple(revisions), tuple(gradients))
 
@@ -157,12 +221,13 @@ class FragmentStore:
         self, tensors: dict[str, Float32], saved: Saved, entry: Entry, kept: list[Entry]
     ) -> None:
         make_folder(self.folder)
-        path = self.folder / entry.file
-        with _writing(path):
-            size, crc = _write_safetensors(path, tensors, {"saved": saved_to_json(saved)})
+        self._sweep_leftovers()  # room on the disk first: a kill may have left whole files
+        metadata = {**self.place.metadata(), "saved": saved_to_json(saved)}
+        size, crc = write_safetensors(self.folder / entry.file, tensors, metadata)
         entries = [replace(entry, bytes=size, crc32c=crc), *kept]
-        head = {"files": [asdict(e) for e in entries]}
-        replace_file(self.folder / "head.json", json.dumps(head).encode())
+        head = json.dumps({"files": [asdict(e) for e in entries]})
+        replace_file(self.folder / "head.json", sealed(head))
+        make_mark(self._begun)
         self._entries = entries
         self._sweep_leftovers()
 
@@ -177,15 +242,36 @@ class FragmentStore:
 
     def _read(self, entry: Entry) -> tuple[Saved, dict[str, Float32]]:
         path = self.folder / entry.file
-        data = _read(path)
+        data = read(path)
         if len(data) != entry.bytes or crc32c_of(data) != entry.crc32c:
             raise StoreDamaged(
                 f"{path} is damaged: {len(data)} bytes where the head names {entry.bytes}, or "
-                "another checksum. Bring it back from a copy, or move the run's folder away."
+                f"another checksum. {MEND}"
             )
-        with _understood(path):
-            tensors, metadata = _parse_safetensors(data)
-            return saved_from_json(metadata["saved"]), tensors
+        with understood(path):
+            tensors, metadata = parse_safetensors(data)
+            saved = saved_from_json(metadata.pop("saved"))
+            self._check(entry, saved, tensors, metadata)
+            return saved, tensors
+
+    def _check(
+        self, entry: Entry, saved: Saved, tensors: dict[str, Float32], metadata: dict[str, str]
+    ) -> None:
+        """Check that a file is what its head says, and this fragment's.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if metadata != self.place.metadata():
+            raise ValueError(f"it is of {metadata}, not of {self.place.metadata()}")
+        step = entry.gradient_step
+        if saved.revision != entry.revision or (step and saved.gradient_step != step):
+            raise ValueError("it is of another revision or step than the head names")
+        names = {"gradient"} if step else {"parameters", "momentum"}
+        if {name: values.size for name, values in tensors.items()} != dict.fromkeys(
+            names, self.place.numel
+        ):
+            raise ValueError(f"it does not hold {self.place.numel} elements, as the layout does")
 
     def _sweep_leftovers(self) -> None:
         """Remove what no head names: older files, and what a kill left behind."""
@@ -194,105 +280,3 @@ class FragmentStore:
             for path in self.folder.iterdir():
                 if path.name not in named:
                     path.unlink()
-
-
-def _write_safetensors(
-    path: Path, tensors: dict[str, Float32], metadata: dict[str, str]
-) -> tuple[int, int]:
-    """Write and sync a safetensors file without a copy of the tensors; (bytes, CRC-32C)."""
-    header: dict[str, Any] = {"__metadata__": metadata}
-    at = 0
-    for name, tensor in tensors.items():
-        end = at + tensor.nbytes
-        header[name] = {"dtype": "F32", "shape": [tensor.size], "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    crc, size = 0, 0
-    with path.open("wb") as file:
-        for part in (len(text).to_bytes(8, "little"), text, *(t.data for t in tensors.values())):
-            view = memoryview(part).cast("B")
-            file.write(view)
-            crc = crc32c_of(view, crc)
-            size += len(view)
-        file.flush()
-        os.fsync(file.fileno())
-    return size, crc
-
-
-def _parse_safetensors(data: bytes) -> tuple[dict[str, Float32], dict[str, str]]:
-    """Views (read-only) of the tensors of a file whose checksum is right."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = cast(dict[str, Any], json.loads(data[8:start]))
-    metadata = cast(dict[str, str], header.pop("__metadata__", {}))
-    tensors: dict[str, Float32] = {}
-    for name, row in header.items():
-        begin, end = row["data_offsets"]
-        tensors[name] = np.frombuffer(data, np.float32, (end - begin) // 4, start + begin)
-    return tensors, metadata
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write ``data`` beside ``path``, sync, rename it over, sync the folder.
-
-    Raises:
-        StoreError: the disk refuses; ``path`` is as it was.
-    """
-    beside = path.with_name(path.name + ".new")
-    with _writing(path):
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        _sync_folder(path.parent)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder that is still there after a power cut.
-
-    Raises:
-        StoreError: the disk refuses.
-    """
-    if not path.is_dir():
-        if path.parent != path:
-            make_folder(path.parent)
-        with _writing(path):
-            path.mkdir(exist_ok=True)
-            _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Generator[None]:
-    """Turn a refusal of the disk into StoreError."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"Cannot write {path}: {error.strerror or error}. "
-            "Free the disk or mend it, then start the service again; nothing published is lost."
-        ) from error
-
-
-@contextlib.contextmanager
-def _understood(path: Path) -> Generator[None]:
-    """Turn what is not of this version's form into StoreDamaged."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, InvalidRequest) as error:
-        raise StoreDamaged(f"{path} is not of this version's form ({error}).") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise StoreDamaged(f"Cannot read {path}: {error.strerror or error}.") from error

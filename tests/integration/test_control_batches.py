@@ -17,16 +17,20 @@ from syncline_proto.rest import RunCreate
 pytestmark = pytest.mark.anyio
 
 
-def create(tx: Transaction, name: str, then: Exception | str | None = None) -> None:
+class Torn(BaseException):
+    """What no operation is expected to raise, so it tears the whole batch."""
+
+
+def create(tx: Transaction, name: str, then: BaseException | str | None = None) -> None:
     """Create a run, and then fail: with an error, or with a statement that is none."""
     runs.create(tx, RunCreate(name=name))
-    if isinstance(then, Exception):
+    if isinstance(then, BaseException):
         raise then
     if then is not None:
         tx.session.execute(text(then))
 
 
-async def together(state: State, *jobs: tuple[str, Exception | str | None]) -> list[Any]:
+async def together(state: State, *jobs: tuple[str, BaseException | str | None]) -> list[Any]:
     """Ask for all of them before the database's thread has answered the first."""
     asked = [asyncio.create_task(state.do(create, name, then)) for name, then in jobs]
     return await asyncio.gather(*asked, return_exceptions=True)
@@ -50,6 +54,16 @@ async def test_who_fails_is_undone_alone(
     said = [event.message for event in await state.do(events.listed, None, None, 100)]
     assert said == [f"Run {name} was created." for name in ("a", "b", "c")]
     assert state.event_counts["run.created"] == 3
+
+
+async def test_a_batch_that_is_torn_leaves_nobody_waiting(state: State) -> None:
+    many = [(f"r{i}", None) for i in range(BATCH_MAX)]
+    answers = await together(state, ("a", None), ("bad", Torn()), *many)
+    # The first goes alone; the next turn is torn as a whole; the last one waited behind it.
+    torn = [type(one) is Torn for one in answers]
+    assert torn == [False] + [True] * BATCH_MAX + [False]
+    assert await names(state) == {"a", many[-1][0]}
+    assert await state.do(create, "after") is None
 
 
 async def test_more_than_a_batch_is_done_in_order(state: State) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy import text
 from syncline_control import __main__ as command
 from syncline_control import server
 from syncline_control.operations import replicas, runs
+from syncline_control.pulse import Pulse
 from syncline_control.settings import ControlSettings
 from syncline_control.state import State
 from syncline_control.transaction import Transaction
@@ -83,19 +84,19 @@ def test_nobody_loses_a_lease_while_the_database_takes_no_writes(tmp_path: Path)
         async with await State.open(str(tmp_path / "c.db"), clock=lambda: now[0]) as state:
             await state.do(runs.create, RunCreate(name="r"))
             await state.do(replicas.register, "r", ReplicaRegister(replica="a"))
-            beat = Heartbeat(incarnation=1)
+            pulse, beat = Pulse(state), Heartbeat(incarnation=1)
             await state.review_leases()
             await state.do(_pragma, "query_only = 1")
             now[0] += 5.0
             with pytest.raises(StoreError):
-                await state.do(replicas.heartbeat, "r", "a", beat)
+                await pulse.beat("r", "a", beat)
             assert state.writes_fail
             for _ in range(10):  # past the lease of 10 s, while reviews and reads go on
                 now[0] += 1.0
                 with contextlib.suppress(StoreError):
                     await state.review_leases()
             await state.do(_pragma, "query_only = 0")
-            answer = await state.do(replicas.heartbeat, "r", "a", beat)
+            answer = await pulse.beat("r", "a", beat)
             assert answer.lease_s == 10.0
             assert not state.writes_fail
 

@@ -165,6 +165,29 @@ async def test_a_report_that_does_not_fit_changes_nothing(api: httpx.AsyncClient
     assert (await run(api))["rounds"] == 0
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"revision": 1 << 62},
+        {"committed_tokens": 1 << 62},
+        {"gradient_step": 1 << 53},
+        {"seconds": -1.0},
+        {"committed_at": Clock().now + 2 * 86_400.0},
+        {"contributions": [push("a", 1.0, tokens=1 << 53)]},
+        {"contributions": [push("a", 1.0, inner_steps=-1)]},
+    ],
+)
+async def test_a_report_of_what_cannot_be_moves_nothing(
+    api: httpx.AsyncClient, wrong: dict[str, Any]
+) -> None:
+    refused = await report(api, round_of(0, 1), {**round_of(0, 2), **wrong})
+    assert (refused.status_code, refused.json()["code"]) == (422, "INVALID_REQUEST")
+    assert refused.json()["detail"].startswith(f"rounds.1.{next(iter(wrong))}")
+    assert (await run(api))["rounds"] == 0
+    assert (await report(api, round_of(0, 1, committed_at=1.0))).status_code == 204
+    assert (await run(api))["revision"] == 1
+
+
 def test_a_run_may_have_as_many_fragments_as_a_layout() -> None:
     assert reports.FRAGMENTS_MAX == layout.FRAGMENTS_MAX
 
@@ -271,7 +294,12 @@ async def test_sync_services_have_leases_too(
 
 @pytest.mark.parametrize(
     ("path", "change"),
-    [("sync-1", {}), ("sync-0", {"index": 1}), ("sync-0", {"address": "x" * 300})],
+    [
+        ("sync-1", {}),
+        ("sync-0", {"index": 1}),
+        ("sync-0", {"shards": 2}),
+        ("sync-0", {"address": "x" * 300}),
+    ],
 )
 async def test_a_hello_that_does_not_fit_is_refused(
     api: httpx.AsyncClient, path: str, change: dict[str, Any]

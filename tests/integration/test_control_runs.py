@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from syncline_control.app import create_app
-from syncline_control.guard import BODY_BYTES_MAX
+from syncline_control.intake import BODY_BYTES_MAX
 from syncline_control.operations import runs
 from syncline_control.state import State
-from syncline_testing.control import client_of
+from syncline_testing.control import Clock, client_of
 
 pytestmark = pytest.mark.anyio
 
@@ -160,8 +160,9 @@ async def test_a_token_guards_v1_and_nothing_else(state: State) -> None:
 
 async def test_a_page_of_another_site_may_not_act(api: httpx.AsyncClient) -> None:
     await api.post("/v1/runs", json={"name": "r"})
-    foreign = {"Origin": "http://evil.example"}
-    problem_of(await api.post("/v1/runs/r/stop", headers=foreign), 403, "FORBIDDEN")
+    for origin in ("http://evil.example", "http://[", "null", ""):
+        foreign = {"Origin": origin}
+        problem_of(await api.post("/v1/runs/r/stop", headers=foreign), 403, "FORBIDDEN")
     own = {"Origin": "http://control"}
     assert (await api.post("/v1/runs/r/stop", headers=own)).status_code == 200
 
@@ -176,8 +177,9 @@ async def test_the_page_asks_nobody_else(api: httpx.AsyncClient) -> None:
 
 
 async def test_openapi_shows_examples_that_work_and_documents_problems(
-    api: httpx.AsyncClient,
+    api: httpx.AsyncClient, clock: Clock
 ) -> None:
+    clock.now = 1_767_225_700.0  # soon after what the examples tell of
     document = (await api.get("/openapi.json")).json()
     problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
     seen = 0

@@ -1,4 +1,8 @@
-"""Whole runs on this machine through one command: a small one to its end, and Ctrl+C on the way."""
+"""Whole runs on this machine through one command: a small one to its end, and Ctrl+C on the way.
+
+A launch trains for a second; the rest is processes that import PyTorch, and there are as few of
+those as each proof allows.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +28,7 @@ from syncline.launch.client import OperatorClient
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 WAIT_S = 90.0
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "demo.py"
 JOB = """
 [run]
 name = "small"
@@ -143,36 +151,138 @@ def test_a_small_job_trains_exports_and_writes(job: Path, tmp_path: Path) -> Non
     assert "finished" in err and "run.name" in err
 
 
-MOMENTS: dict[str, Callable[[Path], bool]] = {
-    "at once": lambda logs: True,
-    "while the services start": lambda logs: (logs / "control.log").exists(),
-    "while the replicas load": lambda logs: (logs / "replica-0.log").exists(),
-    "while they train": lambda logs: holds_text(logs / "replica-1.out", '"progress"'),
+ENDLESS = ("--set", "run.token_budget=1_000_000_000")
+ONE = ("--replicas", "1", "--set", "run.min_replicas=1")
+SHORT = (*ONE, "--set", "run.token_budget=8_192")
+LONG_LOOK = ("--set", "evaluate.sequences=1_000_000", "--set", "data.held_out_fraction=0.9")
+MOMENTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "as it writes": ((*SHORT, "--prompt", "the "), "Loading the export"),
+    "as the model is exported": (SHORT, "Exporting the merged model"),
+    "as they evaluate": ((*ONE, *ENDLESS, *LONG_LOOK), "an evaluation"),
+    "as the replicas load": (ENDLESS, "loading PyTorch"),
+    "as data is prepared": ((*ENDLESS, "--set", "data.tokenizer=bpe:600"), "Preparing the data"),
+    "as the services start": (ENDLESS, "Starting the control plane"),
 }
+"""Each with the words on standard error that announce it; an evaluation has none."""
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_ctrl_c_leaves_no_process_behind(job: Path, tmp_path: Path, moment: str) -> None:
-    endless = ("--set", "run.token_budget=1_000_000_000", "--out", str(tmp_path))
-    with syncline("up", str(job), *endless) as started:
-        logs = tmp_path / "small" / "logs"
-        assert until(lambda: MOMENTS[moment](logs) or started.poll() is not None)
+@pytest.mark.timeout(240)
+def test_ctrl_c_leaves_no_process_behind(job: Path, tmp_path: Path) -> None:
+    """Two moments at a time: a launch is seldom busy on more than one core."""
+    with ThreadPoolExecutor(2) as pool:
+        ended = {
+            moment: pool.submit(interrupt, job, tmp_path / moment.replace(" ", "-"), *what)
+            for moment, what in MOMENTS.items()
+        }
+    failed = {moment: one.exception() for moment, one in ended.items() if one.exception()}
+    assert not failed
+
+
+def interrupt(job: Path, folder: Path, flags: tuple[str, ...], words: str) -> None:
+    with syncline("up", str(job), *flags, "--out", str(folder), "--json") as started:
+        assert started.stderr is not None
+        if words == "an evaluation":
+            # It has joined, and tells nothing before its first look at the held-out text is over.
+            logs = folder / "small" / "logs"
+            assert until(lambda: holds_text(logs / "replica-0.log", "replica.joined"))
+            assert not holds_text(logs / "replica-0.out", "start")
+        else:
+            assert any(words in line for line in started.stderr)
         started.send_signal(signal.SIGINT)
         _, err = started.communicate(timeout=WAIT_S)
-        # At once, the signal may come before Python knows what to do with it.
-        if moment != "at once":
-            assert started.returncode == 130, err
-            assert "Traceback" not in err
-            assert "Stopping: " in err and "(Ctrl+C again kills)" in err
+        assert started.returncode == 130, err
+        assert "Traceback" not in err
+        assert "Stopping: " in err and "(Ctrl+C again kills)" in err
+        assert not alive(folder)
+
+
+def test_ctrl_c_at_once_leaves_no_process_behind(job: Path, tmp_path: Path) -> None:
+    """So early that Python may not know yet what to do with it."""
+    with syncline("up", str(job), *ENDLESS, "--out", str(tmp_path)) as started:
+        started.send_signal(signal.SIGINT)
+        started.communicate(timeout=WAIT_S)
         assert not alive(tmp_path)
+
+
+@pytest.mark.timeout(240)
+def test_the_same_command_goes_on_however_it_was_ended(job: Path, tmp_path: Path) -> None:
+    """Ctrl+C half way; each process killed in turn, then kill -9 of all at once; to the end."""
+    longer = ("--set", "run.token_budget=327_680", "--restarts", "1", "--out", str(tmp_path))
+    told = tmp_path / "small" / "logs" / "replica-0.out"
+    lives: list[list[dict[str, Any]]] = []
+    for sign in (signal.SIGINT, signal.SIGKILL, None):
+        before = len(spoken(told))
+        with syncline("up", str(job), *longer, "--json") as started:
+            if sign is not None:
+                wait_for_rounds(told, before, 3)
+            if sign == signal.SIGKILL:
+                kill_each(tmp_path, told, before)
+            if sign is not None:
+                started.send_signal(sign)
+            out, err = started.communicate(timeout=WAIT_S * 2)
+            code = {signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL, None: 0}[sign]
+            assert started.returncode == code, err
+            for name in SERVANTS if sign == signal.SIGKILL else ():
+                killed = f"{name} ended with exit code 137 (killed by SIGKILL)"
+                assert f"{killed}; starting it again." in err
+            assert until(lambda: not alive(tmp_path))
+        lives.append(spoken(told)[before:])
+    ends = json.loads(out)
+    assert ends["failed"] == [] and ends["tokens"] >= 327_680
+    steps = [[one for one in life if one["event"] == "progress"] for life in lives]
+    for earlier, later in pairwise(steps):
+        # What a replica said last it may have said before its round was committed.
+        assert later[0]["revision"] >= earlier[-1]["revision"] > earlier[0]["revision"]
+        assert later[0]["tokens"] > earlier[0]["tokens"]
+    starts = [life[0]["held_out_loss"] for life in lives]
+    assert starts == sorted(starts, reverse=True) and starts[2] < starts[0] - 0.5
+
+
+SERVANTS = {
+    "replica-1": "syncline.train",
+    "sync": "syncline_sync",
+    "control": "syncline_control",
+}
+"""Processes of a launch that come back when they are killed, and their modules."""
+
+
+def kill_each(folder: Path, told: Path, before: int) -> None:
+    """One after the other; each is back, and the survivor a round further, before the next."""
+    for name, module in SERVANTS.items():
+
+        def mine(module: str = module, name: str = name) -> list[int]:
+            return [pid for pid in alive(folder) if runs(pid, module, name)]
+
+        (victim,) = mine()
+        os.kill(victim, signal.SIGKILL)
+        assert until(lambda gone=victim, there=mine: bool(there()) and gone not in there()), name
+        wait_for_rounds(told, before, 2)
+
+
+def wait_for_rounds(told: Path, since: int, rounds: int) -> None:
+    """Until the replica tells of that many more than at its first or latest word."""
+
+    def revisions() -> list[int]:
+        return [one["revision"] for one in spoken(told)[since:] if one["event"] == "progress"]
+
+    assert until(lambda: bool(revisions()))
+    first = revisions()[-1]
+    assert until(lambda: revisions()[-1] >= first + rounds)
+
+
+def spoken(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a replica's output."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
 @pytest.mark.timeout(180)
 def test_a_stopped_run_has_a_merged_model_and_is_kept_until_ctrl_c(
     job: Path, tmp_path: Path
 ) -> None:
-    endless = ("--set", "run.token_budget=1_000_000_000", "--out", str(tmp_path))
-    with syncline("up", str(job), *endless, "--keep", "--json") as started:
+    kept = (*ONE, *ENDLESS, "--out", str(tmp_path), "--keep", "--json")
+    with syncline("up", str(job), *kept) as started:
         assert started.stderr is not None
         begins = "The live page is at "
         page = next(line for line in started.stderr if line.startswith(begins))
@@ -203,28 +313,41 @@ def test_the_demo_leaves_no_process_behind(tmp_path: Path, sign: signal.Signals)
         assert until(lambda: not alive(tmp_path))
 
 
+def runs(pid: int, module: str, name: str) -> bool:
+    """Whether it is the module itself, and not its guard; of replicas, the one of that name."""
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    ours = argv[1:3] == [b"-m", module.encode()]
+    return ours and (module != "syncline.train" or name.encode() in argv)
+
+
 @pytest.mark.timeout(180)
-def test_a_killed_replica_is_started_again(job: Path, tmp_path: Path) -> None:
-    longer = ("--set", "run.token_budget=163_840", "--out", str(tmp_path), "--json")
-    with syncline("up", str(job), *longer) as started:
-        victim = tmp_path / "small" / "logs" / "replica-1.out"
-        assert until(lambda: holds_text(victim, '"progress"') or started.poll() is not None)
-        trainers = [pid for pid in alive(tmp_path) if is_trainer(pid, "replica-1")]
-        assert len(trainers) == 1
-        os.kill(trainers[0], signal.SIGKILL)
-        out, err = started.communicate(timeout=WAIT_S * 2)
-        assert started.returncode == 0, err
-    assert "replica-1 ended with exit code 137 (killed by SIGKILL); starting it again." in err
-    told = json.loads(out)
-    assert told["tokens"] >= 163_840
-    assert "replica-0" in told["replicas"]
-    assert not alive(tmp_path)
-
-
-def is_trainer(pid: int, replica: str) -> bool:
-    """Whether it is the replica itself, and not its guard."""
-    argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return argv[1:3] == [b"-m", b"syncline.train"] and replica.encode() in argv
+def test_the_benchmark_ends_in_one_line_of_seven_keys(job: Path, tmp_path: Path) -> None:
+    cache, exported = tmp_path / "data", tmp_path / "model"
+    argv = [sys.executable, str(BENCHMARK), "--job", str(job)]
+    for pair in (
+        "up.replicas=1",
+        "run.min_replicas=1",
+        "run.token_budget=8_192",
+        f"data.cache={cache}",
+        f"export.folder={exported}",
+    ):
+        argv += ["--set", pair]
+    began = time.monotonic()
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S)
+    seconds = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    figures = ["bits_per_byte_start", "bits_per_byte_end", "seconds", "tokens_per_second"]
+    assert list(told) == [*figures, "replicas", "rounds", "exposed_sync_share"]
+    assert told["replicas"] == 1 and told["rounds"] > 0
+    assert told["bits_per_byte_end"] < told["bits_per_byte_start"]
+    # The whole command: from before the data is prepared until the model is exported.
+    (data,) = cache.glob("*/manifest.json")
+    worked = (exported / "config.json").stat().st_mtime - data.stat().st_mtime
+    assert 0 < worked <= told["seconds"] <= seconds
 
 
 def test_a_replica_that_cannot_start_ends_the_launch_with_its_own_code(
@@ -233,7 +356,7 @@ def test_a_replica_that_cannot_start_ends_the_launch_with_its_own_code(
     # Only the trainer looks into the data, and there it is shorter than one sequence.
     too_long = ["--set", "data.sequence_length=100_000", "--set", "train.micro_batch=1"]
     too_long += ["--set", "model.config.max_position_embeddings=100_000"]
-    assert run(["up", str(job), *too_long, "--out", str(tmp_path)]) == 13
+    assert run(["up", str(job), *ONE, *too_long, "--out", str(tmp_path)]) == 13
     said = capfd.readouterr().err.splitlines()[-1]
     assert said.startswith("error: replica-") and "logs" in said
     assert "Traceback" not in said

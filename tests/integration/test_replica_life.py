@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from syncline import Replica
 from syncline.hooks import Hooks
 from syncline_proto.errors import (
+    ConfigError,
     LayoutMismatch,
     LeaseLost,
     RunConflict,
@@ -28,6 +29,7 @@ from syncline_testing.replicas import (
     STEP_TOKENS,
     TinyModel,
     Trial,
+    arrived,
     joined,
     published,
     together,
@@ -35,6 +37,7 @@ from syncline_testing.replicas import (
 
 TWO = {**QUICK, "min_replicas": 2}
 ALONE = {**QUICK, "min_replicas": 1}
+FRAGMENTS = 4
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +208,23 @@ def test_the_lease_goes_back_whatever_fails_before(
     wait_until(lambda: watches() <= links, 20, "its links are closed")
 
 
+def test_it_is_started_once_and_closed_once_until_it_starts_again(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "twice", 0, settings=ALONE)
+    with joined(trial):
+        with pytest.raises(ConfigError, match="started already"):
+            trial.replica.start()
+        trial.step(4)
+        first = trial.replica.incarnation
+    trial.replica.close()
+    revision = trial.replica.revision
+    (view,) = cluster.get("/runs/twice/replicas")
+    assert (view["state"], view["incarnation"]) == ("left", first)
+    with joined(trial):
+        trial.step(4)
+    assert trial.replica.incarnation > first
+    assert (revision, trial.replica.revision) == (1, 2)
+
+
 def test_nobody_at_the_address_is_said_in_a_sentence() -> None:
     (port,) = free_ports(1)
     settings = {**ALONE, "timeouts": {"lease": 1.0, "round_deadline": 2.0}}
@@ -217,7 +237,10 @@ def test_killing_the_sync_service_amid_a_round_costs_nothing_but_time(cluster: C
     a, b = (Trial(cluster.control_url, "crash", seed, settings=TWO) for seed in range(2))
     with joined(a, b):
         together(lambda: a.step(5), lambda: b.step(5))
-        a.step(3)  # pushed and accepted, and not yet durable: the round waits for b
+        a.step(3)
+        everywhere = [{a.replica.name}] * FRAGMENTS
+        # Accepted in every fragment, and not yet durable: the rounds wait for b.
+        wait_until(lambda: arrived(cluster.sync_address, "crash") == everywhere, 20, "a is in")
         cluster.sync.kill()
         cluster.sync.start()
         b.step(3)

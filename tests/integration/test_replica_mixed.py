@@ -7,77 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import grpc
-import httpx
-import numpy as np
 import pytest
 import torch
 
-from syncline_proto.codec import chunks, encode
-from syncline_proto.layout import layout_from_proto
-from syncline_proto.v1 import sync_pb2 as pb
-from syncline_proto.v1 import sync_pb2_grpc
+from syncline_testing.by_hand import ByHand
 from syncline_testing.cluster import Cluster, wait_until
-from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, published
+from syncline_testing.replicas import QUICK, Trial, published
 
 RUN = "mixed"
 SETTINGS = {**QUICK, "strategy": "local-sgd", "timeouts": {"lease": 20.0, "round_deadline": 60.0}}
-
-
-class ByHand:
-    """A replica of one rank that pushes zeros to one fragment at a time."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        answer = httpx.post(
-            f"{cluster.control_url}/v1/runs/{RUN}/replicas", json={"replica": "by-hand"}
-        ).raise_for_status()
-        self.incarnation = answer.json()["incarnation"]
-        self.channel = grpc.insecure_channel(cluster.sync_address)
-        self.stub: Any = sync_pb2_grpc.SyncServiceStub(self.channel)
-        self.layout = layout_from_proto(self.stub.OpenRun(pb.OpenRunRequest(run=RUN)).layout)
-        self.seqs = [0] * len(self.layout.fragments)
-        self.stub.OpenRun(
-            pb.OpenRunRequest(
-                run=RUN,
-                replica="by-hand",
-                incarnation=self.incarnation,
-                layout=self.layout.to_proto(),
-            )
-        )
-
-    def push(self, fragment: int, base: int) -> pb.PushResponse:
-        spec = self.layout.fragments[fragment]
-        self.seqs[fragment] += 1
-        header = pb.PushHeader(
-            run=RUN,
-            epoch=1,
-            replica="by-hand",
-            incarnation=self.incarnation,
-            fragment=fragment,
-            seq=self.seqs[fragment],
-            ranks=1,
-            kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
-            base_revision=base,
-            codec=pb.CODEC_FP32,
-            boxes=[box.to_proto() for box in spec.boxes],
-            inner_steps=4,
-            tokens=STEP_TOKENS,
-        )
-        payload = encode(np.zeros(spec.numel, np.float32), pb.CODEC_FP32)
-        parts = [pb.PushRequest(header=header)]
-        parts += [pb.PushRequest(chunk=chunk) for chunk in chunks(payload, pb.CODEC_FP32)]
-        return self.stub.Push(iter(parts), timeout=20)
-
-    def waits_in(self, fragments: range) -> bool:
-        """Whether the open round of each fragment holds a push."""
-        states = self.stub.GetRunStatus(pb.GetRunStatusRequest(run=RUN), timeout=10).fragments
-        return all(states[fragment].arrived for fragment in fragments)
-
-    def published(self, fragment: int, revision: int) -> pb.PullHeader:
-        request = pb.PullRequest(run=RUN, fragment=fragment, revision=revision, header_only=True)
-        return next(self.stub.Pull(request, timeout=20)).header
 
 
 @pytest.fixture
@@ -89,7 +28,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_late_for_some_fragments_it_is_waited_for_and_loses_nothing(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, RUN, 1, settings=SETTINGS)
     trial.replica.start()
-    other = ByHand(cluster)
+    other = ByHand(cluster, RUN)
     fragments = range(len(other.layout.fragments))
     start = trial.parameters()
     for fragment in fragments[1:]:  # nobody is expected yet, so these close at once
@@ -124,7 +63,7 @@ def test_late_for_some_fragments_it_is_waited_for_and_loses_nothing(cluster: Clu
 def test_a_fragment_that_is_ahead_sits_one_boundary_out(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, RUN, 1, settings=SETTINGS)
     trial.replica.start()
-    other = ByHand(cluster)
+    other = ByHand(cluster, RUN)
     last = len(other.layout.fragments) - 1
     for base in range(2):
         other.push(last, base=base)

@@ -23,6 +23,7 @@ from syncline_testing.replicas import (
     STEP_TOKENS,
     TinyModel,
     Trial,
+    arrived,
     batch,
     joined,
     loss_of,
@@ -91,13 +92,48 @@ def test_replicas_of_different_size_agree_bit_for_bit(
         assert np.array_equal(wide[name], values[name])
 
 
+def test_more_fragments_than_send_at_a_time_outlive_the_service(tmp_path: Path) -> None:
+    """Killed when every push is in a round that waits, so that all are to be sent again."""
+    name, fragments = "wide-many", 12
+    with Cluster(tmp_path) as cluster:
+        settings = {**TWO, "timeouts": {"lease": 20.0, "round_deadline": 60.0}}
+        wide = job(cluster, "many", settings, 5) | {"blocks": [10, 10]}
+        trial = Trial(cluster.control_url, "many", 5, settings=settings, model=TinyModel(5, 10))
+        with ranks(tmp_path, wide, 2) as processes:
+            with joined(trial):
+                everyone = [{name}] * fragments
+                wait_until(lambda: arrived(cluster.sync_address, "many") == everyone, 60, "all in")
+                cluster.sync.kill()
+                cluster.sync.start()
+                trial.step(5)
+                trial.replica.finish()
+            codes = [process.wait(60) for process in processes]
+        assert codes == [0, 0], "".join(log.read_text() for log in tmp_path.glob(f"{name}-*.log"))
+        saved = load_file(tmp_path / f"{name}.safetensors")
+        values, revision = published(cluster.sync_address, "many")
+        assert revision >= 1
+        assert all(np.array_equal(saved[key], value) for key, value in values.items())
+
+
+def test_ranks_with_different_models_are_told_so_on_every_rank(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with ranks(tmp_path, job(cluster, "unlike", QUICK, 5) | {"blocks": [2, 3]}, 2) as processes:
+        codes = [process.wait(60) for process in processes]
+    logs = [(tmp_path / f"wide-unlike-{rank}.log").read_text() for rank in range(2)]
+    assert codes == [1, 1], logs
+    assert all("LayoutMismatch: Rank 1 of this replica has another model" in log for log in logs)
+    assert cluster.http.get("/runs/unlike").status_code == 404
+
+
 def test_ctrl_c_ends_a_replica_that_waits_for_a_round(cluster: Cluster, tmp_path: Path) -> None:
     """Nobody else comes, so the round would not close before its patience is up."""
     with ranks(tmp_path, job(cluster, "alone", TWO, 100), 2) as processes:
         wait_until(lambda: _phase(cluster, "alone") == "waiting", 60, "it waits for the round")
         for process in processes:
             process.send_signal(signal.SIGINT)
-        assert all(process.wait(10) != 0 for process in processes)
+        codes = [process.wait(60) for process in processes]
+    assert codes == [-signal.SIGINT] * 2
     (view,) = cluster.get("/runs/alone/replicas")
     assert view["state"] == "left"
     logs = [log.read_text() for log in sorted(tmp_path.glob("*.log"))]

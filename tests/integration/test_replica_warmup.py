@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -60,6 +60,98 @@ def test_it_equals_one_process_with_the_mean_gradient(cluster: Cluster) -> None:
         together(a.replica.finish, b.replica.finish)
         assert a.replica.revision == 2
         assert a.replica.run_tokens == 2 * (STEPS + 4) * STEP_TOKENS
+
+
+CLIP = 0.1
+"""Well below the norm of a gradient of these models."""
+
+
+def prepared(trial: Trial, step: int) -> None:
+    """The gradients of a step, ready to be looked at."""
+    trial.replica.count_tokens(STEP_TOKENS)
+    loss_of(trial.model, batch(trial.seed, step)).backward()
+    trial.replica.synchronize()
+
+
+def clipped(trial: Trial, step: int) -> float:
+    """One step of a loop that clips; the norm from before."""
+    prepared(trial, step)
+    norm = torch.nn.utils.clip_grad_norm_(trial.model.parameters(), CLIP)
+    trial.replica.synchronize()  # a second call must not take the mean again
+    trial.optimizer.step()
+    trial.optimizer.zero_grad()
+    return norm.item()
+
+
+def test_a_loop_that_clips_clips_the_mean(cluster: Cluster) -> None:
+    # Plain SGD: Adam would hide a scale that is wrong.
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.5)
+
+    how = {"settings": WARM, "optimizer": sgd}
+    a, b = (Trial(cluster.control_url, "clip", seed, **how) for seed in range(2))
+    with joined(a, b):
+        single = TinyModel()
+        single.load_state_dict(a.parameters())
+        optimizer = sgd(single.parameters())
+        for step in range(STEPS):
+            for seed in range(2):
+                (loss_of(single, batch(seed, step)) / 2).backward()
+            norm = torch.nn.utils.clip_grad_norm_(single.parameters(), CLIP).item()
+            assert norm > 2 * CLIP
+            optimizer.step()
+            optimizer.zero_grad()
+            told = together(lambda s=step: clipped(a, s), lambda s=step: clipped(b, s))
+            assert told == pytest.approx([norm, norm], rel=1e-5)
+        together(a.replica.finish, b.replica.finish)
+        assert a.replica.inner_step == STEPS
+        for name, value in a.parameters().items():
+            assert torch.equal(value, b.parameters()[name])
+            torch.testing.assert_close(value, single.get_parameter(name), rtol=1e-5, atol=1e-6)
+
+
+def test_updates_that_a_loop_leaves_out_end_the_phase_all_the_same(cluster: Cluster) -> None:
+    """As a gradient scaler does, which calls no ``step`` when a gradient is not finite."""
+    a, b = (Trial(cluster.control_url, "skip", seed, settings=WARM) for seed in range(2))
+
+    def both(act: Callable[[Trial], object]) -> None:
+        together(lambda: act(a), lambda: act(b))
+
+    with joined(a, b):
+        both(lambda trial: trial.step(1))
+        for step in range(1, STEPS):
+            both(lambda trial, step=step: prepared(trial, step))
+            a.optimizer.zero_grad()
+            b.optimizer.zero_grad()
+        assert a.replica.phase == "warm-up"
+        both(lambda trial: trial.step(1))
+        assert a.replica.phase == b.replica.phase == "training"
+        assert a.replica.revision == b.replica.revision == 1
+        assert a.replica.inner_step == b.replica.inner_step == 2
+        assert a.replica.committed_tokens == 2 * STEPS * STEP_TOKENS
+
+
+def test_a_missed_step_is_none(cluster: Cluster) -> None:
+    """Whoever comes late for the last mean drops its gradients, and goes on from revision 1."""
+    settings = {
+        **QUICK,
+        "expected_replicas": 2,
+        "warmup_steps": 2,
+        "timeouts": {"lease": 1.5, "round_deadline": 2.0},
+    }
+    a, b = (Trial(cluster.control_url, "missed", s, settings=settings) for s in range(2))
+    with joined(a, b):
+        together(lambda: a.step(1), lambda: b.step(1))
+        a.step(1)
+        a.replica.finish()
+        assert a.replica.revision == 1
+        b.step(1)
+        assert (b.replica.inner_step, b.replica.revision) == (1, 1)
+        assert all(torch.equal(b.parameters()[n], p) for n, p in a.parameters().items())
+        assert b.replica.run_tokens == b.replica.committed_tokens == 3 * STEP_TOKENS
+        assert b.replica.phase == "training"
+        b.step(1)
+        assert b.replica.inner_step == 2
 
 
 def test_a_joiner_waits_for_its_end(cluster: Cluster) -> None:

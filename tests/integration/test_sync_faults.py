@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Literal
 
 import grpc
 import numpy as np
@@ -18,10 +19,19 @@ import pytest
 
 from syncline_proto.errors import LayoutMismatch, StoreError
 from syncline_proto.rest import EventIn, Membership, RoundReport
-from syncline_proto.settings import RunSettings
+from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync import servicer
 from syncline_sync.store import RunStore
-from syncline_testing.service import RUN, Service, flat_layout, iter_push, rank_header, service
+from syncline_testing.service import (
+    RUN,
+    Service,
+    code_of,
+    flat_layout,
+    iter_push,
+    rank_header,
+    service,
+)
 
 SIZE = 600_000  # several chunks
 LAYOUT = flat_layout(SIZE)
@@ -114,6 +124,30 @@ def test_calls_that_are_cut_anywhere_leave_nothing_behind(tmp_path: Path) -> Non
             await until_free(s)
             assert list((await s.status()).fragments[0].arrived) == []
             assert not s.faults
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("profile", ["lan", "wan"])
+def test_a_push_may_stand_still_for_as_long_as_its_run_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: Literal["lan", "wan"]
+) -> None:
+    """And it is the run's own profile that says how long."""
+    assert TimeoutSettings(profile=profile).call_s <= servicer.HEADER_WAIT_S
+    short = property(lambda rules: 0.2 if rules.profile == profile else 60.0)
+    monkeypatch.setattr(TimeoutSettings, "call_s", short)
+    rules = ALONE.model_copy(update={"timeouts": TimeoutSettings(profile=profile)})
+
+    async def scenario() -> None:
+        async with service(tmp_path, rules) as s:
+            await started(s, "a")
+            standing = s.stub.Push(timeout=20)
+            header = s.header(vector(1.0), "a", base_revision=0)
+            await standing.write(pb.PushRequest(header=header))
+            with pytest.raises(grpc.aio.AioRpcError, match=r"no chunk came within 0\.2 s") as cut:
+                await standing
+            assert code_of(cut.value) == "UNREACHABLE"
+            await until_free(s)
 
     asyncio.run(scenario())
 

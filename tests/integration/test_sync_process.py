@@ -183,7 +183,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert "--data" in one_sentence(said)
 
 
-def test_a_damaged_store_is_named(tmp_path: Path) -> None:
+def test_a_damaged_run_is_named_and_ends_nothing_else(tmp_path: Path) -> None:
     known_run(tmp_path)
     with process(tmp_path) as p:
         p.ready()
@@ -194,10 +194,15 @@ def test_a_damaged_store_is_named(tmp_path: Path) -> None:
         assert p.ended()[0] == 0
     (file,) = tmp_path.rglob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
-    with process(tmp_path) as p:
-        code, said = p.ended()
-    assert code == 41
-    assert file.name in one_sentence(said)
+    for _ in range(2):
+        with process(tmp_path) as p:
+            p.ready()
+            for call in (p.open, lambda: p.pull(0), lambda: p.push(1.0, "a")):
+                with pytest.raises(grpc.RpcError, match=f"DATA_LOSS(?s:.*){file.name}"):
+                    call()
+            p.signal(signal.SIGTERM)
+            code, said = p.ended()
+            assert (code, said.count(file.name)) == (0, 1), said
 
 
 @pytest.mark.parametrize(
@@ -205,6 +210,8 @@ def test_a_damaged_store_is_named(tmp_path: Path) -> None:
     [
         {"control": "127.0.0.1:8500"},
         {"control": "http://127.0.0.1:99999"},
+        {"advertise": "http://sync-0:50051"},
+        {"advertise": "sync-0"},
         {"name": "No Name"},
         {"port": 99999},
     ],
@@ -215,14 +222,6 @@ def test_a_wrong_setting_is_named(tmp_path: Path, flags: dict[str, Any]) -> None
         code, said = p.ended()
     assert code == 10
     assert f"--{next(iter(flags))}" in one_sentence(said)
-
-
-def test_a_membership_of_another_version_is_named(tmp_path: Path) -> None:
-    (tmp_path / "membership.json").write_text('{"version": "soon"}')
-    with process(tmp_path) as p:
-        code, said = p.ended()
-    assert code == 10
-    assert "membership.json" in one_sentence(said)
 
 
 def test_a_store_has_one_writer(tmp_path: Path) -> None:
@@ -373,12 +372,17 @@ def test_what_answers_but_is_not_our_control_plane_is_told(
 
 
 def test_a_fault_of_ours_is_one_sentence_with_the_traceback_in_the_log(tmp_path: Path) -> None:
-    (tmp_path / "membership.json").mkdir()  # nothing of ours makes a folder there
-    with process(tmp_path) as p:
-        code, said = p.ended()
-    assert code == 1
-    *log, last = said.strip().splitlines()
-    assert last.startswith("syncline-sync: a fault of ours: IsADirectoryError"), said
+    broken = "from syncline_sync import __main__ as p; p.Host = None; p.main()"
+    ports = [
+        flag for name in ("port", "health-port", "metrics-port") for flag in (f"--{name}", "0")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", broken, "--data", str(tmp_path), *ports],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    *log, last = done.stdout.strip().splitlines()
+    assert last.startswith("syncline-sync: a fault of ours: TypeError"), done.stdout
     assert "Traceback (most recent call last):" in "\n".join(log)
 
 

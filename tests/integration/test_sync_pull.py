@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import host
+from syncline_sync.core.record import Saved
 from syncline_sync.run import Recalled
 from syncline_sync.store import RunStore
 from syncline_testing.service import RUN, Service, code_of, service
@@ -101,8 +101,9 @@ def test_an_observer_learns_the_layout_and_reads_but_cannot_push(tmp_path: Path)
             header, values = await s.pull(newest=True)
             assert (header.revision, header.elements) == (0, LAYOUT.numel)
             assert np.array_equal(values, START)
-            pushed = await s.push(START, "", base_revision=0, boxes=BOXES)
-            assert pushed.verdict == pb.VERDICT_FENCED
+            with pytest.raises(grpc.aio.AioRpcError, match="replica: '' is not a name") as nobody:
+                await s.push(START, "", base_revision=0, boxes=BOXES)
+            assert nobody.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     asyncio.run(scenario())
 
@@ -212,11 +213,11 @@ def test_an_ended_run_is_read_once_off_the_loop_and_few_stay_in_memory(
         return read(store)
 
     async def scenario() -> None:
-        async with service(tmp_path, rules("fp32")) as s:
-            await started(s)
-            await s.pull(revision=0, header_only=True)
         for name in ("x", "y", "z"):
-            shutil.copytree(tmp_path / "runs" / RUN, tmp_path / "runs" / name)
+            store = RunStore(tmp_path, name)
+            store.save_settings(rules("fp32"))
+            store.save_layout(LAYOUT)
+            store.fragments(LAYOUT)[0].commit(Saved(), START, np.zeros_like(START))
         monkeypatch.setattr(Recalled, "read", watched)
 
         async with service(tmp_path, rules("fp32")) as s:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from syncline.train.config import JobConfig
 from syncline.train.export import export_model, full_state
 from syncline.train.loop import Trainer
-from syncline.train.progress import Ending, JsonProgress, Snapshot
+from syncline.train.progress import Ending, JsonListener, Snapshot
 from syncline.train.ranks import RankGroup
 from syncline.train.sample import sample
 from syncline_proto.errors import ConfigError, FileMissing, TrainingDiverged
@@ -45,7 +45,8 @@ def test_thirty_steps_lower_the_loss(data: Path, tmp_path: Path) -> None:
     ending, recorder, _ = train(job)
     assert ending.reason == "budget"
     assert ending.tokens == ending.own_tokens == 30 * STEP_TOKENS
-    assert ending.held_out_local is None and ending.bits_per_byte_merged is not None
+    assert ending.held_out_local is None
+    assert ending.bits_per_byte_start is not None and ending.bits_per_byte_merged is not None
     assert ending.bits_per_byte_merged < ending.bits_per_byte_start - 1.0
     assert recorder.losses[-1] < recorder.losses[0] - 0.5
     assert [now.inner_step for now in recorder.snapshots] == list(range(1, 31))
@@ -75,8 +76,23 @@ def test_a_resumed_training_goes_on_bit_for_bit(data: Path, tmp_path: Path) -> N
     assert resumed.losses == uninterrupted.losses[4:]
     for name, tensor in full_state(here.model).items():
         assert torch.equal(tensor, full_state(there.model)[name]), name
-    kept_steps = sorted(path.name for path in (tmp_path / "kept" / "alone").iterdir())
+    kept_steps = sorted(path.name for path in (tmp_path / "kept" / "tiny" / "alone").iterdir())
     assert kept_steps == ["step-0000000008", "step-0000000012"]
+
+
+def test_a_training_never_starts_among_older_checkpoints_of_its_run(
+    data: Path, tmp_path: Path
+) -> None:
+    kept = {"folder": tmp_path}
+    train(tiny_job(data, steps=4, checkpoint=kept))
+    with pytest.raises(ConfigError) as raised:
+        train(tiny_job(data, steps=2, checkpoint=kept))
+    said = raised.value.message
+    assert said.startswith(f"checkpoint.folder: {tmp_path}/tiny/alone has checkpoints of this run")
+    assert "step-0000000004" in said and "--resume" in said
+    train(tiny_job(data, steps=2, run={"name": "other"}, checkpoint=kept))
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*/*")}
+    assert found == {"tiny/alone/step-0000000004", "other/alone/step-0000000002"}
 
 
 def _interrupt_at(step: int, now: Snapshot) -> None:
@@ -89,8 +105,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused(data: Path, tmp_path: Path) -
     with pytest.raises(FileMissing, match="start without --resume"):
         train(tiny_job(data, steps=2, checkpoint=folder), resume=True)
     train(tiny_job(data, steps=2, checkpoint=folder))
+    (tmp_path / "tiny").rename(tmp_path / "other")
     with pytest.raises(ConfigError, match="of run tiny, not other"):
         train(tiny_job(data, steps=4, run={"name": "other"}, checkpoint=folder), resume=True)
+    (tmp_path / "other").rename(tmp_path / "tiny")
     wider = {**LLAMA, "intermediate_size": 96}
     job = tiny_job(data, steps=4, model={"config": wider}, checkpoint=folder)
     with pytest.raises(ConfigError, match="does not fit this job"):
@@ -145,7 +163,7 @@ def test_sigterm_ends_after_the_step_and_saves(data: Path, tmp_path: Path) -> No
     recorder.update = update
     ending = trainer.run()
     assert ending.reason == "drained" and ending.inner_step == 3
-    assert [path.name for path in (tmp_path / "alone").iterdir()] == ["step-0000000003"]
+    assert [path.name for path in (tmp_path / "tiny" / "alone").iterdir()] == ["step-0000000003"]
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -169,6 +187,20 @@ def test_an_export_is_the_same_model_to_transformers(
     assert said == sample(tmp_path / "out", "def ", max_new_tokens=8)
 
 
+@pytest.mark.parametrize("what", ["tokenizer", "model"])
+def test_an_export_that_is_damaged_is_told_in_one_sentence(
+    data: Path, tmp_path: Path, what: str
+) -> None:
+    train(tiny_job(data, steps=1, export={"folder": tmp_path}))
+    damaged = {"tokenizer": "tokenizer.json", "model": "model.safetensors"}[what]
+    (tmp_path / damaged).write_text('{"version": "1.0", "added_tokens": [], "model": {"type": 3}}')
+    with pytest.raises(ConfigError) as raised:
+        sample(tmp_path)
+    said = raised.value.message
+    assert said.startswith(f"the {what} in {tmp_path} cannot be loaded (") and "\n" not in said
+    assert said.endswith("); write the folder anew with: syncline export RUN.")
+
+
 def test_a_training_goes_on_from_an_exported_folder(data: Path, tmp_path: Path) -> None:
     job = tiny_job(data, steps=2)
     _, _, trainer = train(job)
@@ -182,7 +214,7 @@ def test_a_training_goes_on_from_an_exported_folder(data: Path, tmp_path: Path) 
 def test_json_progress_is_one_object_a_line(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "lines"
     with path.open("w") as out:
-        Trainer(tiny_job(data, steps=3), RankGroup(), JsonProgress(out)).run()
+        Trainer(tiny_job(data, steps=3), RankGroup(), JsonListener(out)).run()
     told = [json.loads(line) for line in path.read_text().splitlines()]
     assert [one["event"] for one in told] == ["start", *["progress"] * 3, "end"]
     assert told[-1]["bits_per_byte_start"] == told[0]["bits_per_byte"]

@@ -1,6 +1,7 @@
 """The trainer over two ranks with FSDP2, as torchrun starts it, against one process.
 
-The same sequences, cut differently, must give the same losses; a checkpoint of two ranks goes on.
+The same sequences, cut differently, must give the same losses; a checkpoint of two ranks goes on;
+what rank 0 finds wrong with the data is everybody's one sentence.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from syncline.data.errors import DataError
+from syncline.launch import ranks
 from syncline.train.config import JobConfig
 from syncline.train.export import full_state
 from syncline.train.loop import Trainer
@@ -78,6 +81,25 @@ def test_two_ranks_train_as_one_process_does(
     for name, tensor in full_state(alone.model).items():
         torch.testing.assert_close(exported[name], tensor, atol=1e-5, rtol=0)
 
-    (tmp_path / "kept" / "alone" / f"step-{STEPS:010d}").rename(tmp_path / "aside")
+    (tmp_path / "kept" / "tiny" / "alone" / f"step-{STEPS:010d}").rename(tmp_path / "aside")
     resumed = torchrun(tmp_path, two, "--resume")
     assert losses(resumed) == losses(told)[RESUMED_AT:]
+
+
+def test_data_that_cannot_be_prepared_is_one_sentence_on_all_ranks(tmp_path: Path) -> None:
+    missing = {"source": [str(tmp_path / "missing.txt")], "cache": tmp_path, "sequence_length": 32}
+    values = {**tiny_job(tmp_path, steps=1).to_job(), "data": missing}
+    path = tmp_path / "job.toml"
+    path.write_text(to_toml(JobConfig.checked(values, "job")))
+    command = [sys.executable, "-m", "syncline.train", str(path), "--progress", "none"]
+    done = subprocess.run(
+        [sys.executable, "-I", str(ranks.__file__), "2", *command],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == DataError.exit_code, done.stderr
+    said = [line for line in done.stderr.splitlines() if "missing.txt" in line]
+    assert said == [said[0]] * 2
+    assert "fault" not in done.stderr

@@ -87,8 +87,13 @@ def test_replicas_of_one_and_two_ranks_end_with_one_model(
             stack.enter_context(replica(cluster, tmp_path, one, "one")),
             stack.enter_context(replica(cluster, tmp_path, two, "two", ranks=2)),
         ]
-        ends = [told_by(process)[-1] for process in running]
+        told = [told_by(process) for process in running]
 
+    # In the synchronous phase it is the mean gradient that both measure and clip.
+    norms = [[e["grad_norm"] for e in lines if e["event"] == "progress"] for lines in told]
+    assert norms[0][:2] == pytest.approx(norms[1][:2], rel=1e-4)
+    assert norms[0][2] != pytest.approx(norms[1][2], rel=1e-4)
+    ends = [lines[-1] for lines in told]
     assert [end["reason"] for end in ends] == ["budget", "budget"]
     assert ends[0]["tokens"] == ends[1]["tokens"] >= run["token_budget"]
     assert ends[0]["rounds"] == ends[1]["rounds"] > 0

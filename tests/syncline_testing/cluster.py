@@ -82,10 +82,11 @@ class Service:
 class Cluster:
     """``with Cluster(tmp_path) as cluster``: both services are ready, and stopped at the end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *sync_options: str) -> None:
         control, sync, health, metrics = free_ports(4)
         self.control_url = f"http://127.0.0.1:{control}"
         self.sync_address = f"127.0.0.1:{sync}"
+        self.sync_metrics_url = f"http://127.0.0.1:{metrics}/metrics"
         self.control = Service(
             "syncline_control",
             f"{self.control_url}/readyz",
@@ -94,11 +95,11 @@ class Cluster:
         )
         self.sync = Service(
             "syncline_sync",
-            f"http://127.0.0.1:{metrics}/metrics",
+            self.sync_metrics_url,
             [
                 *("--control", self.control_url, "--host", "127.0.0.1", "--port", str(sync)),
                 *("--health-port", str(health), "--metrics-port", str(metrics)),
-                *("--data", str(folder / "store"), "--name", "sync-0"),
+                *("--data", str(folder / "store"), "--name", "sync-0", *sync_options),
             ],
             folder / "sync.log",
         )

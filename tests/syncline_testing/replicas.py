@@ -93,9 +93,9 @@ class Trial:
     """A replica of one rank and its loop, moved by a test."""
 
     def __init__(self, cluster_url: str | None, run: str, seed: int, **how: Any) -> None:
-        """``how``: ``settings`` for the Replica, ``optimizer`` (a function of the parameters)."""
+        """``how``: for the Replica; but ``model``, and ``optimizer``, a function of parameters."""
         self.seed = seed
-        self.model = TinyModel(seed)
+        self.model: TinyModel = how.pop("model", None) or TinyModel(seed)
         make = how.pop("optimizer", lambda parameters: torch.optim.AdamW(parameters, lr=1e-2))
         self.optimizer = make(self.model.parameters())
         how.setdefault("name", f"replica-{seed}")
@@ -161,6 +161,14 @@ def published(address: str, run: str) -> tuple[dict[str, Float32], int]:
     return tensors, revisions.pop()
 
 
+def arrived(address: str, run: str) -> list[set[str]]:
+    """For each fragment whose push is in its open round: accepted, and not yet durable."""
+    with grpc.insecure_channel(address) as channel:
+        stub = sync_pb2_grpc.SyncServiceStub(channel)
+        states = stub.GetRunStatus(pb.GetRunStatusRequest(run=run), timeout=10).fragments
+    return [set(state.arrived) for state in states]
+
+
 @contextmanager
 def ranks(folder: Path, job: dict[str, Any], count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start a replica of several ranks as processes; none is left at the end."""
@@ -206,7 +214,7 @@ def main(path: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, seed = dist.get_rank(), job["seed"]
-    model = TinyModel(seed)
+    model = TinyModel(seed, job.get("blocks", [2] * dist.get_world_size())[rank])
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)

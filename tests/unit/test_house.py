@@ -68,6 +68,19 @@ def test_no_pickle_in_what_we_ship() -> None:
                 assert all(alias.name != "pickle" for alias in node.names), path
 
 
+def test_no_core_opens_a_file() -> None:
+    """open() needs no import, so the import contracts do not see it."""
+    cores = [path for path in sources() if "core" in path.relative_to(ROOT).parts[:-1]]
+    assert {path.relative_to(ROOT).parts[1] for path in cores} == {
+        "syncline", "syncline_control", "syncline_sync",
+    }  # fmt: skip
+    for path in cores:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                assert called != "open", f"{path}:{node.lineno}: leave files to the adapters"
+
+
 def test_the_programs_meet_only_in_the_contract_and_the_cores_do_no_io() -> None:
     """The contracts of [tool.importlinter] in pyproject.toml."""
     lint = Path(sys.executable).with_name("lint-imports")

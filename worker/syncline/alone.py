@@ -47,6 +47,9 @@ class Alone:
     def count(self, tokens: int) -> None:
         self._counted += tokens * self._ranks
 
+    def synchronize(self) -> None:
+        """There is nobody to wait for."""
+
     def finish(self) -> None:
         """There is nothing to merge."""
 

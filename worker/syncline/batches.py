@@ -1,12 +1,43 @@
-"""How many tokens a batch holds, where the user does not say."""
+"""Batches of the user's own loader: whose they are, and how many tokens they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.utils.data.distributed import DistributedSampler
+
+Batch = TypeVar("Batch")
+
+
+def dealt(
+    batches: Iterable[Batch], *, replica: int, replicas: int, rank: int, ranks: int
+) -> Iterator[Batch]:
+    """Yield one rank's share of ``batches``, which all ranks of all replicas see in one order.
+
+    Batch i is for replica i mod ``replicas``; of those, the ranks of the replica take turns. A
+    batch comes once the last rank's of the same turn is there: every rank gets equally many.
+    """
+    own: list[Batch] = []
+    for index, batch in enumerate(batches):
+        place, whose = divmod(index, replicas)
+        if whose != replica:
+            continue
+        if place % ranks == rank:
+            own.append(batch)
+        if place % ranks == ranks - 1:
+            yield own.pop()
+
+
+def ranks_among(loader: Iterable[Any]) -> tuple[int, int]:
+    """(this rank, ranks) to deal among: (0, 1) where a ``DistributedSampler`` has dealt already."""
+    together = dist.is_available() and dist.is_initialized()
+    if not together or isinstance(getattr(loader, "sampler", None), DistributedSampler):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
 
 
 def tokens_in(batch: Any) -> int:

@@ -30,14 +30,13 @@ class Council:
         self._ranks, self._exchange, self._order = ranks, exchange, order
 
     def conclude(
-        self, fragment: int, future: Future[Outcome], limit_s: float | None = None
+        self, fragment: int, future: Future[Outcome], until: float | None = None
     ) -> tuple[Conclusion, Outcome]:
         """Wait for an exchange on all ranks.
 
-        With MERGE and REBASE the outcome holds the concluded revision. Past ``limit_s`` (None:
-        the exchange's own bounds) the conclusion is ABANDON.
+        With MERGE and REBASE the outcome holds the concluded revision. Past ``until`` (of
+        ``time.monotonic``; None: the exchange's own bounds) the conclusion is ABANDON.
         """
-        end = None if limit_s is None else time.monotonic() + limit_s
         pushed: Outcome | None = None
         while True:
             outcome = _within(future, SLICE_S)
@@ -45,7 +44,7 @@ class Council:
                 # Another revision was fetched; what became of the push has not changed.
                 outcome = replace(pushed, pulled=outcome.pulled)
             order = self._order() if self._ranks.first else Order.GO_ON
-            if end is not None and time.monotonic() > end and order is not Order.STOP:
+            if until is not None and time.monotonic() > until and order is not Order.STOP:
                 order = Order.ABANDON
             mine = _report(outcome, order)
             told = [Report.from_ints(numbers) for numbers in self._ranks.gather(mine.to_ints())]

@@ -1,8 +1,8 @@
 """A fragment's push and pull in the background, and what came of them.
 
 Each exchange has a thread of its own, so a fragment that waits for its round holds up no other;
-a few push at a time, in the order in which they were begun. Knows the service's rules for sending
-again, and nothing of models, ranks or hooks: fp32 arrays go in, an ``Outcome`` comes out.
+a few send at a time, in the order in which they were begun (line). Knows the service's rules for
+sending again, and nothing of models, ranks or hooks: fp32 arrays go in, an ``Outcome`` comes out.
 
 How long an exchange may take: a service that does not answer is asked for ``give_up_s``; one that
 answers but does not publish is waited for ``2 round_deadline_s + give_up_s``, not counting the
@@ -12,6 +12,7 @@ time in which the run is paused. Then the exchange ends with Unreachable.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -21,10 +22,10 @@ import structlog
 from syncline.background import in_background
 from syncline.core.agreement import Answer
 from syncline.layout import RankShard
+from syncline.line import Place, PushLine
 from syncline.link import Link, Pulled, Stalled
 from syncline.patience import RoundPatience, patiently
 from syncline.push import Identity, Outcome, Push, Wanted, header_of, wanted_by
-from syncline_proto.codec import encode
 from syncline_proto.errors import (
     EpochChanged,
     LeaseLost,
@@ -39,10 +40,16 @@ from syncline_proto.settings import TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
 PUSHES_MAX = 4
-"""Pushes of one rank on the line at a time."""
+"""Pushes of one rank that send at a time."""
+
+IDLE_SHARE = 0.05
+"""Of ``call_s``: when nothing has been sent for so long, those who send wait for room."""
+
+AGAIN_S = 0.5
+"""Before a push or pull that the service broke off comes again."""
 
 CLOSE_S = 5.0
-"""How long the end of an exchange's thread is waited for, when all are told to end."""
+"""How long the end of all exchanges' threads is waited for, when they are told to end."""
 
 Value = TypeVar("Value")
 
@@ -77,7 +84,7 @@ class Exchange:
         self._epoch_lock = threading.Lock()
         self._timeouts = timeouts
         self._seqs = [0] * len(shards)
-        self._line = threading.Semaphore(PUSHES_MAX)
+        self._line = PushLine(PUSHES_MAX, IDLE_SHARE * timeouts.call_s)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -95,17 +102,27 @@ class Exchange:
         A thread that is inside a call when the interpreter ends can take the process down with it.
         """
         self._stop.set()
+        self._line.close()
         for link in set(self._links.values()):
             link.close()
+        end = time.monotonic() + CLOSE_S
         for thread in self._threads:
-            thread.join(CLOSE_S)
+            thread.join(max(0.0, end - time.monotonic()))
 
     def begin(self, push: Push) -> Future[Outcome]:
         """Push, and pull the result, in the background. The outcome says what went wrong."""
         self._seqs[push.fragment] += 1
         boxes = [piece.box for piece in self._shards[push.fragment].sent]
         header = header_of(push, self._identity, self._seqs[push.fragment], boxes)
-        return self._in_background(lambda: self._push(push, header))
+        place = self._line.join()  # here, since threads start in any order
+
+        def pushed() -> Outcome:
+            try:
+                return self._push(push, header, place)
+            finally:
+                self._line.leave(place)
+
+        return self._in_background(pushed)
 
     def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
         """Pull in the background, as if it had been pushed and merged; the newest if it is gone."""
@@ -135,17 +152,11 @@ class Exchange:
             found.update({state.fragment: state for state in status.fragments})
         return found
 
-    def _push(self, push: Push, header: pb.PushHeader) -> Outcome:
+    def _push(self, push: Push, header: pb.PushHeader, place: Place) -> Outcome:
         """Push and pull until a result is known; a broken pull means that both come again."""
-        payload = encode(push.values, header.codec)
-        link = self._links[push.fragment]
         patience = RoundPatience(self._timeouts, lambda: self.paused)
         while True:
-            instance = link.instance
-            header.epoch = epoch = self._epoch
-            with self._line:
-                answer = self._keep_asking(lambda: link.push(header, payload))
-            self._learn_epoch(epoch, answer.epoch or epoch)
+            answer, instance = self._judged(push, header, place)
             judged = answer.judged if answer.verdict == pb.VERDICT_DUPLICATE else answer.verdict
             if judged == pb.VERDICT_FENCED:
                 return Outcome(answer=Answer.FENCED, reason=answer.reason)
@@ -156,6 +167,7 @@ class Exchange:
             if pulled is None:
                 patience.check(self._name(push.fragment))
                 log.info("push.again", fragment=self._name(push.fragment), seq=header.seq)
+                self._stop.wait(AGAIN_S)
                 continue
             stale = judged == pb.VERDICT_STALE and push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
             return Outcome(
@@ -165,6 +177,26 @@ class Exchange:
                 non_finite=answer.non_finite,
                 reason=answer.reason,
             )
+
+    def _judged(
+        self, push: Push, header: pb.PushHeader, place: Place
+    ) -> tuple[pb.PushResponse, str]:
+        """Send until the push is judged: the answer, and who the service was before it."""
+        link, waited_s = self._links[push.fragment], place.waited_s
+        instance = ""
+
+        def send() -> pb.PushResponse:
+            nonlocal instance
+            with self._line.turn(place) as sending:
+                instance = link.instance
+                header.epoch = epoch = self._epoch
+                answer = link.push(header, push.values, sending)
+            self._learn_epoch(epoch, answer.epoch or epoch)
+            return answer
+
+        # The time in line is our own.
+        answer = self._keep_asking(send, lambda: place.waited_s - waited_s)
+        return answer, instance
 
     def _result(
         self, push: Push, wanted: Wanted, instance: str, patience: RoundPatience
@@ -216,6 +248,7 @@ class Exchange:
                     step = state.gradient_step
                     patience.start_again()
                 patience.check(self._name(fragment))
+                self._stop.wait(AGAIN_S)
 
     def _pull(self, fragment: int, wanted: Wanted) -> Pulled:
         shard = self._shards[fragment]
@@ -238,15 +271,17 @@ class Exchange:
             request.newest = True
         return self._links[fragment].pull(request, shard.numel if values else None)
 
-    def _keep_asking(self, act: Callable[[], Value]) -> Value:
-        """Do ``act`` until the service answers.
+    def _keep_asking(
+        self, act: Callable[[], Value], excused_s: Callable[[], float] = lambda: 0.0
+    ) -> Value:
+        """Do ``act`` until the service answers; ``excused_s`` of the time are not its own.
 
         Raises:
             Unreachable: it has not for ``give_up_s``.
         """
         give_up_s = self._timeouts.give_up_s
         try:
-            return patiently(lambda: self._once(act), give_up_s, self._stop)
+            return patiently(lambda: self._once(act), give_up_s, self._stop, excused_s)
         except (Unreachable, Overloaded) as error:
             raise Unreachable(
                 f"{error.message} It was asked for {give_up_s:g} s; "

@@ -29,6 +29,9 @@ from syncline_proto.settings import RunSettings
 POINTS_MAX = 1000
 """Points of a loss curve that wait for a heartbeat; past it the oldest are dropped."""
 
+CLOSE_S = 5.0
+"""How long a heartbeat on its way is waited for when the replica leaves."""
+
 ENDED = (RunState.STOPPED, RunState.FINISHED)
 
 REFUSALS = (LeaseLost, ReplicaUnknown, RunUnknown, RunConflict, Forbidden)
@@ -85,11 +88,15 @@ class Pulse:
         self._points.append(point)
 
     def close(self, tell: bool) -> None:
-        """Stop the thread; ``tell``: with a last heartbeat for what is still to be told."""
+        """Stop the thread; ``tell``: with a last heartbeat for what is still to be told.
+
+        A heartbeat that a silent control plane holds up is left to its thread.
+        """
         self._stop.set()
-        self._thread.join()
+        self._thread.join(CLOSE_S)
         try:
-            if tell and self.news.lost is None and not self._away:
+            held_up = self._thread.is_alive()
+            if tell and self.news.lost is None and not (self._away or held_up):
                 self._send()
         finally:
             self._client.close()
@@ -113,6 +120,8 @@ class Pulse:
                 if self._stop.wait(self._registration.heartbeat_s):
                     return
         except Exception as fault:
+            if self._stop.is_set():
+                return  # its client was closed under it
             # The lease will run out unheard; the training thread must not train on without it.
             log.exception("heartbeat.failed")
             self.news = replace(self.news, lost=f"the heartbeat failed: {fault!r}")

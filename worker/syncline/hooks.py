@@ -18,7 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from syncline.faults import plainly
 from syncline.layout import ModelLayout, blocks_in
+from syncline_proto.errors import ConfigError
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Modules that have no forward."""
@@ -38,7 +40,10 @@ class Hooks:
         before_step: Callable[[], None],
         after_step: Callable[[], None],
     ) -> None:
-        """Register everything. ``before_forward`` is given the fragments that come next."""
+        """Register everything. ``before_forward`` is given the fragments that come next.
+
+        From then on the optimizer raises ConfigError when its step is given a closure.
+        """
         by_module: dict[nn.Module, list[int]] = {}
         for fragment, modules in enumerate(self.places):
             for module in modules:
@@ -46,9 +51,7 @@ class Hooks:
         for module, fragments in by_module.items():
             hook: Any = torch.compiler.disable(_forward_hook(before_forward, tuple(fragments)))
             self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
-        self._handles.append(
-            optimizer.register_step_pre_hook(lambda *_: before_step())  # pyright: ignore[reportArgumentType]
-        )
+        self._handles.append(optimizer.register_step_pre_hook(_step_hook(before_step)))
         self._handles.append(
             optimizer.register_step_post_hook(lambda *_: after_step())  # pyright: ignore[reportArgumentType]
         )
@@ -143,6 +146,22 @@ def _forward_hook(
 ) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any) -> None:
         before_forward(fragments)
+
+    return hook
+
+
+def _step_hook(before_step: Callable[[], None]) -> Callable[..., None]:
+    @plainly
+    def hook(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # ``args`` begins with the optimizer. A closure makes the gradients after this hook, where
+        # they are neither averaged nor, at the run's end, dropped.
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is not None:
+            raise ConfigError(
+                "optimizer.step was given a closure, which Syncline cannot follow: compute the "
+                "gradients before the step and call optimizer.step() without it."
+            )
+        before_step()
 
     return hook
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from syncline.core.boxes import is_sender, local_box, overlap
 from syncline.core.cutting import cut
 from syncline.ranks import Ranks
-from syncline_proto.errors import ConfigError
+from syncline_proto.errors import ConfigError, LayoutMismatch
 from syncline_proto.layout import DTYPES, FRAGMENT_ELEMENTS_MAX, Box, Layout, TensorSpec
 
 EMBEDDINGS, HEAD = "embeddings", "head"
@@ -103,6 +103,22 @@ def describe(
     held = [_held(i, specs[i].name, p, ranks) for i, p in enumerate(parameters)]
     shards = tuple(_shard(fragment.boxes, parameters, held) for fragment in fragments)
     return ModelLayout(layout, shards, parameters)
+
+
+def see_alike(ranks: Ranks, fingerprint: str) -> None:
+    """See that all ranks described the same model, by the fingerprints of its layout. Collective.
+
+    Raises:
+        LayoutMismatch: they did not; on all ranks.
+    """
+    words = memoryview(bytes.fromhex(fingerprint)).cast("q").tolist()
+    told = ranks.gather(words)
+    others = [rank for rank, words in enumerate(told) if words != told[0]]
+    if others:
+        raise LayoutMismatch(
+            f"Rank {others[0]} of this replica has another model than rank 0; "
+            "build the same one on every rank."
+        )
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -16,14 +16,17 @@ from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
 from syncline.control import ControlClient
+from syncline.council import Council
+from syncline.entry import Entry
 from syncline.exchange import Exchange
 from syncline.heartbeat import Pulse
 from syncline.helm import Helm
 from syncline.hooks import Hooks, reshard_all
 from syncline.join import Joined, Wish, open_run, register
-from syncline.layout import ModelLayout, describe
+from syncline.layout import ModelLayout, describe, see_alike
 from syncline.push import Identity
 from syncline.ranks import Ranks
+from syncline.rounds import Rounds
 from syncline.session import Session
 from syncline_proto.errors import LeaseLost, SynclineError
 from syncline_proto.rest import Progress, Registration
@@ -57,8 +60,10 @@ class Life:
         ranks = self._ranks = Ranks()
         reshard_all(model)
         described = describe(model, ranks)
+        fingerprint = described.layout.fingerprint()
+        see_alike(ranks, fingerprint)
         wish = self._wish
-        registration = register(wish, ranks, described.layout.fingerprint(), self._recall)
+        registration = register(wish, ranks, fingerprint, self._recall)
         self.registration = registration
         if ranks.first:
             # Its calls are small, and the last of them stands between Ctrl+C and the end.
@@ -92,7 +97,7 @@ class Life:
         try:
             client.leave(me.run.name, me.replica, me.incarnation)
         except LeaseLost:
-            log.debug("replica.left", why="there is no lease to give back")
+            pass  # there is no lease to give back
         except SynclineError as error:
             log.warning("replica.left", why=error.message, so="the lease will run out")
 
@@ -126,4 +131,15 @@ class Life:
         self._hooks = Hooks(model, described)
         helm = Helm(ranks, identity.run, self._client, self.pulse, self._recall)
         anchors = Anchors(shards)
-        return Session(joined, layout, ranks, anchors, exchange, helm, self._hooks, optimizer)
+        rounds = Rounds(
+            [fragment.name for fragment in layout.fragments],
+            anchors,
+            exchange,
+            Council(ranks, exchange, helm.order),
+            helm,
+            self._hooks,
+            optimizer,
+            joined.settings.token_budget,
+        )
+        entry = Entry(joined, ranks, anchors, exchange, helm, rounds)
+        return Session(joined, ranks, exchange, helm, self._hooks, rounds, entry, optimizer)

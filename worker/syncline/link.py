@@ -17,8 +17,17 @@ from typing import Any
 import grpc
 import numpy as np
 
+from syncline.line import Sending
 from syncline_proto.addresses import bearer_token, sync_address
-from syncline_proto.codec import Float32, check_chunk, chunks, decode_into
+from syncline_proto.codec import (
+    Float32,
+    check_chunk,
+    chunk_elements,
+    chunks,
+    decode_into,
+    encode,
+    width,
+)
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.settings import TimeoutSettings
@@ -28,6 +37,9 @@ from syncline_proto.v1 import sync_pb2_grpc
 
 MESSAGE_BYTES_MAX = 8 << 20
 """A chunk is at most 1 MiB; a layout of many tensors, in one message, may be more."""
+
+CLOSE_S = 5.0
+"""How long the end of the thread that looks after calls is waited for."""
 
 
 class Stalled(Exception):
@@ -111,19 +123,22 @@ class Link:
         self.instance = answer.instance
         return answer
 
-    def push(self, header: pb.PushHeader, payload: memoryview) -> pb.PushResponse:
+    def push(self, header: pb.PushHeader, values: Float32, sending: Sending) -> pb.PushResponse:
         """Send one rank's shard, and wait for the verdict on the replica's whole push.
+
+        ``values`` (fp32, flat) are encoded as they go out. ``sending`` hears of each chunk, and of
+        the last byte, on another thread.
 
         Raises:
             Stalled: neither chunk nor answer moved for ``call_s``.
         """
         with self._errors(), self._watch.follow() as watched:
-            parts = _parts(header, payload, watched)
+            parts = _parts(header, values, watched, sending)
             call = self._stub.Push.future(parts, metadata=self._metadata)
             watched.call = call
             answer = call.result()
         with self._lock:
-            self.bytes_up += len(payload)
+            self.bytes_up += values.size * width(header.codec)
         return answer
 
     def pull(self, request: pb.PullRequest, elements: int | None) -> Pulled:
@@ -199,7 +214,7 @@ class _Watch:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(CLOSE_S)
 
     @contextmanager
     def follow(self) -> Iterator[_Watched]:
@@ -233,14 +248,21 @@ class _Watch:
 
 
 def _parts(
-    header: pb.PushHeader, payload: memoryview, watched: _Watched
+    header: pb.PushHeader, values: Float32, watched: _Watched, sending: Sending
 ) -> Iterator[pb.PushRequest]:
-    """The messages of a push; grpc takes the next one when the line has room for it."""
+    """The messages of a push; grpc takes the next one when the line has room for it.
+
+    A chunk is encoded when it is taken, so nobody holds the whole fragment once more.
+    """
     yield pb.PushRequest(header=header)
-    for chunk in chunks(payload, header.codec):
-        watched.moved()
-        yield pb.PushRequest(chunk=chunk)
+    step = chunk_elements(header.codec)
+    for start in range(0, values.size, step):
+        for chunk in chunks(encode(values[start : start + step], header.codec), header.codec):
+            watched.moved()
+            sending.moved()
+            yield pb.PushRequest(chunk=chunk)
     watched.moved()
+    sending.ended()
 
 
 def _options(timeouts: TimeoutSettings) -> list[tuple[str, int]]:

@@ -13,11 +13,10 @@ from threading import Event
 from typing import TypeVar
 
 from tenacity import (
+    RetryCallState,
     Retrying,
     retry_if_exception_type,
     sleep_using_event,
-    stop_after_delay,
-    stop_when_event_set,
     wait_random_exponential,
 )
 
@@ -79,17 +78,29 @@ def unless_recalled(act: Callable[[], Value], recall: Event) -> Value:
     return future.result()
 
 
-def patiently(act: Callable[[], Value], give_up_s: float, stop: Event) -> Value:
+def patiently(
+    act: Callable[[], Value],
+    give_up_s: float,
+    stop: Event,
+    excused_s: Callable[[], float] = lambda: 0.0,
+) -> Value:
     """Do ``act`` until the peer answers, with growing, jittered pauses.
+
+    ``excused_s`` is how much of the time so far was not the peer's to answer in.
 
     Raises:
         Unreachable, Overloaded: the last answer, ``give_up_s`` after the first attempt or once
             ``stop`` is set.
     """
+
+    def is_enough(state: RetryCallState) -> bool:
+        asked_s = (state.seconds_since_start or 0.0) - excused_s()
+        return stop.is_set() or asked_s >= give_up_s
+
     retrying = Retrying(
         retry=retry_if_exception_type((Unreachable, Overloaded)),
         wait=wait_random_exponential(multiplier=BACKOFF_S_MIN, max=BACKOFF_S_MAX),
-        stop=stop_after_delay(give_up_s) | stop_when_event_set(stop),
+        stop=is_enough,
         sleep=sleep_using_event(stop),
         reraise=True,
     )

@@ -23,7 +23,7 @@ POLL_S_MIN, POLL_S_MAX = 20e-6, 5e-3
 """Between two looks at a collective: short at first, since most end at once."""
 
 ALONE_S = 2 * TimeoutSettings(profile="wan").give_up_s
-"""How long the others wait for a rank that lives and does not come.
+"""How long the others wait for a rank that lives and does not come, where nobody says otherwise.
 
 Rank 0 may ask a service that is away for ``give_up_s`` while the others wait for its word, and the
 group is older than the run's settings: twice the longest there is. A rank that dies is noticed at
@@ -37,14 +37,17 @@ class Ranks:
     Invariant: every rank calls the same methods in the same order.
     """
 
-    def __init__(self) -> None:
-        """Join the group. Collective where ``torch.distributed`` is initialised."""
+    def __init__(self, *, alone_s: float = ALONE_S) -> None:
+        """Join the group. Collective where ``torch.distributed`` is initialised.
+
+        ``alone_s``: the longest wait for a rank that lives and does not come.
+        """
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.count = dist.get_world_size() if together else 1
         self.index = dist.get_rank() if together else 0
         self._group: dist.ProcessGroup | None = None
         if together:
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=ALONE_S))
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=alone_s))
             assert isinstance(group, dist.ProcessGroup)
             self._group = group
 
@@ -58,7 +61,7 @@ class Ranks:
             return [list(numbers)]
         mine = torch.tensor(numbers, dtype=torch.int64)
         every = [torch.empty_like(mine) for _ in range(self.count)]
-        _wait(dist.all_gather(every, mine, group=self._group, async_op=True))
+        wait_for(dist.all_gather(every, mine, group=self._group, async_op=True))
         return [numbers.tolist() for numbers in every]
 
     def sum(self, number: int) -> int:
@@ -70,7 +73,7 @@ class Ranks:
         if self._group is None:
             return list(numbers)
         tensor = torch.tensor(numbers, dtype=torch.int64)
-        _wait(dist.broadcast(tensor, 0, group=self._group, async_op=True))
+        wait_for(dist.broadcast(tensor, 0, group=self._group, async_op=True))
         return tensor.tolist()
 
     def share(self, make: Callable[[], Any]) -> Any:
@@ -91,7 +94,7 @@ class Ranks:
                 text = json.dumps({"code": error.code, "message": error.message}).encode()
         (size,) = self.of_first([len(text)])
         tensor = torch.frombuffer(bytearray(text or bytes(size)), dtype=torch.uint8)
-        _wait(dist.broadcast(tensor, 0, group=self._group, async_op=True))
+        wait_for(dist.broadcast(tensor, 0, group=self._group, async_op=True))
         if raised is not None:
             raise raised
         told = json.loads(tensor.numpy().tobytes())
@@ -106,7 +109,12 @@ class Ranks:
         self._group = None
 
 
-def _wait(work: dist.Work | None) -> None:
+def wait_for(work: dist.Work | None) -> None:
+    """Return when a collective of gloo is done, and hear Ctrl+C meanwhile.
+
+    Raises:
+        ProcessFailed: another rank is gone, or did not come in time.
+    """
     assert work is not None
     pause = POLL_S_MIN
     while not work.is_completed():

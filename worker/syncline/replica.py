@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import structlog
 from torch import nn
 from torch.optim import Optimizer
 
 from syncline.alone import Alone
-from syncline.batches import tokens_in
+from syncline.batches import Batch, dealt, ranks_among, tokens_in
 from syncline.faults import plainly
 from syncline.join import Wish
 from syncline.life import Life
@@ -34,8 +34,6 @@ from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import LossPoint, Progress, Registration
 from syncline_proto.settings import RunSettings
-
-Batch = TypeVar("Batch")
 
 log = structlog.get_logger()
 
@@ -61,8 +59,13 @@ class Stats:
 class Replica:
     """One copy of the model in training, as a member of a run.
 
+    It follows exactly one optimizer, which holds everything that is trained and whose ``step``
+    takes no closure.
+
     Without a control plane (neither ``control`` nor SYNCLINE_CONTROL) it is inactive: it says so
     once, counts steps and tokens, and does nothing else, so that the same script runs alone.
+
+    What a loop asks of an active replica that was not started is a ConfigError.
 
     With several ranks (FSDP2 under ``torchrun``) every rank makes one, after
     ``init_process_group`` and ``fully_shard``, and uses it in step with the others.
@@ -118,6 +121,7 @@ class Replica:
         self._alone = Alone(given or RunSettings(), optimizer, self._recall)
         self._session: Session | Alone = self._alone
         self._life: Life | None = None
+        self._stage: Literal["new", "live", "closed"] = "new"
         self._said: dict[str, float] = {}
 
     def __enter__(self) -> Self:
@@ -217,17 +221,21 @@ class Replica:
         )
 
     def shard(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield this replica's batches: batch i goes to ordinal i mod ``settings.replicas``.
+        """Yield this rank's batches of a loader that gives every replica and rank the same order.
 
-        Counts their tokens; ends with the loader, or when the replica is done. The ranks of one
-        replica each bring their own loader, as under FSDP anywhere.
+        Batch i is for ordinal i mod ``settings.replicas``, and the replica's ranks take turns.
+        Where the loader has a ``DistributedSampler``, that has dealt among the ranks already.
+        Counts their tokens; ends with the loader, or when the replica is done.
         """
-        for index, batch in enumerate(loader):
+        self._see_started()
+        replicas = self.settings.replicas if self.active else 1
+        rank, ranks = ranks_among(loader)
+        own = dealt(
+            loader, replica=self.ordinal % replicas, replicas=replicas, rank=rank, ranks=ranks
+        )
+        for batch in own:
             if self.done:
                 return
-            share = self.settings.replicas if self.active else 1
-            if index % share != self.ordinal % share:
-                continue
             self.count_tokens(self._tokens_of(batch))
             yield batch
             if self.last_round:
@@ -235,6 +243,7 @@ class Replica:
 
     def count_tokens(self, tokens: int) -> None:
         """Say how many tokens this rank trains on before the next optimizer step."""
+        self._see_started()
         self._session.count(tokens)
 
     def report(
@@ -279,8 +288,20 @@ class Replica:
             self._session.unsynced = False
 
     @plainly
+    def synchronize(self) -> None:
+        """Wait for what is pending, and in the synchronous phase average the gradients now.
+
+        For loops that clip or look at gradients: call it after the backward pass (and
+        ``count_tokens``), so that what is clipped is the mean. Without it ``optimizer.step()``
+        does the same, later; a second call within a step does nothing.
+        """
+        self._see_started()
+        self._session.synchronize()
+
+    @plainly
     def finish(self) -> None:
         """Wait for everything that was pushed, and merge it."""
+        self._see_started()
         self._session.finish()
 
     def request_drain(self) -> None:
@@ -299,15 +320,21 @@ class Replica:
             Unreachable: control plane or sync service do not answer.
             RunConflict: the run has other settings, or has ended.
             LayoutMismatch: the run trains another model.
-            ConfigError: the model has something that cannot be synchronised, or what answers is no
-                control plane.
+            ConfigError: it was started already, the model has something that cannot be
+                synchronised, or what answers is no control plane.
             CalledOff: it was asked to leave meanwhile.
         """
+        if self._stage == "live":
+            raise ConfigError("The replica was started already; close it before it starts again.")
         if self._wish is None:
             log.info("replica.alone", why="no control plane is configured (SYNCLINE_CONTROL)")
             self._alone.start()
-            return
-        life = self._life = Life(self._wish, self._progress, self._recall)
+        else:
+            self._join(self._wish)
+        self._stage = "live"
+
+    def _join(self, wish: Wish) -> None:
+        life = self._life = Life(wish, self._progress, self._recall)
         try:
             self._session = session = life.join(self._model, self._optimizer)
             session.start()
@@ -317,7 +344,13 @@ class Replica:
 
     @plainly
     def close(self, failed: bool = False) -> None:
-        """Leave the run: bring in the last steps (unless ``failed``), then give the lease back."""
+        """Leave the run: bring in the last steps (unless ``failed``), then give the lease back.
+
+        Nothing happens where it was not started, or is closed.
+        """
+        if self._stage != "live":
+            return
+        self._stage = "closed"
         if self._life is None:
             self._alone.close()
             return
@@ -329,6 +362,12 @@ class Replica:
             raise
         finally:
             self._life.release(failed)
+
+    def _see_started(self) -> None:
+        if self.active and self._stage == "new":
+            raise ConfigError(
+                "The replica has not joined its run: start it, or use it in a `with` block."
+            )
 
     def _progress(self) -> Progress:
         """What the next heartbeat says; called on the heartbeat's thread."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
-from urllib.parse import quote
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
@@ -19,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.errors import ConfigError, SynclineError, Unreachable, from_code
 from syncline_proto.rest import Problem
+from syncline_proto.settings import valid_name
 
 Shape = TypeVar("Shape")
 
@@ -30,8 +30,18 @@ GATEWAY = frozenset({502, 503, 504})
 
 
 def below_v1(*parts: str) -> str:
-    """Return a path below /v1 whose parts cannot be anything but parts."""
-    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+    """Return a path below /v1 whose parts cannot be anything but parts.
+
+    Raises:
+        ConfigError: one of them can be no name.
+    """
+    for part in parts:
+        if not valid_name(part):
+            raise ConfigError(
+                f"{part[:80]!r} cannot be the name of a run or replica; names are of lower-case "
+                "letters, digits, '.', '_' and '-', at most 63."
+            )
+    return "/v1/" + "/".join(parts)
 
 
 class Rest:

@@ -39,7 +39,7 @@ class RunOver(Exception):
 
 
 class TookTooLong(Exception):
-    """The caller's limit for a wait has passed."""
+    """The caller's deadline for a wait has passed."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Progress:
+class Unpushed:
     """What one fragment holds beyond its anchor: inner steps, and their tokens."""
 
     first_step: int = 0
@@ -103,7 +103,7 @@ class Rounds:
         self._names, self._anchors, self._exchange = names, anchors, exchange
         self._council, self._helm, self._hooks = council, helm, hooks
         self._optimizer, self._token_budget = optimizer, token_budget
-        self._progress = [Progress() for _ in names]
+        self._unpushed = [Unpushed() for _ in names]
         self._pending: dict[int, tuple[Push, Future[Outcome]]] = {}
         self._in_time = False
         """Whether any push of the last sync was."""
@@ -111,6 +111,11 @@ class Rounds:
     @property
     def fragments(self) -> range:
         return range(len(self._names))
+
+    @property
+    def revision(self) -> int:
+        """The smallest over the fragments."""
+        return min(self._anchors.revisions)
 
     @property
     def are_pending(self) -> bool:
@@ -132,7 +137,7 @@ class Rounds:
 
     def start_over(self) -> None:
         """The parameters are the anchors: there is no progress."""
-        self._progress = [Progress(self.tally.inner_step) for _ in self._names]
+        self._unpushed = [Unpushed(self.tally.inner_step) for _ in self._names]
 
     def begin(self, pushes: Iterable[Push]) -> None:
         """Push; what comes back will be merged."""
@@ -144,65 +149,65 @@ class Rounds:
 
         The pseudo-gradients are taken now; encoding and sending go on in the background.
         """
-        for progress in self._progress:
-            progress.tokens += tokens
+        for held in self._unpushed:
+            held.tokens += tokens
         chosen = in_step(self._anchors.revisions, self._ready())
         self._in_time = False
         self.begin(self._of_progress(fragment, codec) for fragment in chosen)
         if self.fragments[-1] in chosen:
-            self.tally.since_sync, self.tally.pushed = 0, self._progress[-1].tokens
+            self.tally.since_sync, self.tally.pushed = 0, self._unpushed[-1].tokens
 
     def _ready(self) -> list[int]:
         """Fragments that hold progress and are not pending."""
         step = self.tally.inner_step
         return [
             fragment
-            for fragment, progress in enumerate(self._progress)
-            if progress.first_step < step and fragment not in self._pending
+            for fragment, held in enumerate(self._unpushed)
+            if held.first_step < step and fragment not in self._pending
         ]
 
     def _of_progress(self, fragment: int, codec: CodecName) -> Push:
-        progress, last_step = self._progress[fragment], self.tally.inner_step
+        held, last_step = self._unpushed[fragment], self.tally.inner_step
         return Push(
             fragment=fragment,
             kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
             values=self._anchors.pseudo_gradient(fragment),
             codec=codec,
             base=self._anchors.revisions[fragment],
-            inner_steps=last_step - progress.first_step,
-            tokens=progress.tokens,
-            first_step=progress.first_step,
+            inner_steps=last_step - held.first_step,
+            tokens=held.tokens,
+            first_step=held.first_step,
             last_step=last_step,
         )
 
-    def merge_all(self, limit_s: float | None = None) -> None:
+    def merge_all(self, until: float | None = None) -> None:
         """Merge everything that is pending, as ``merge`` does."""
         for fragment in self.fragments:
-            self.merge(fragment, limit_s)
+            self.merge(fragment, until)
 
-    def merge(self, fragment: int, limit_s: float | None = None) -> None:
+    def merge(self, fragment: int, until: float | None = None) -> None:
         """Wait for a pending fragment and write it into the model; nothing if it is not pending.
 
         Raises:
             RunOver, TookTooLong, SynclineError: as ``settled`` does.
         """
         while fragment in self._pending:
-            late = [push] if (push := self._answer(fragment, limit_s)) else []
+            late = [push] if (push := self._answer(fragment, until)) else []
             for other in list(self._pending) if late else []:
-                if (push := self._answer(other, limit_s)) is not None:
+                if (push := self._answer(other, until)) is not None:
                     late.append(push)
             if late:
                 self._catch_up(late)
 
-    def _answer(self, fragment: int, limit_s: float | None) -> Push | None:
+    def _answer(self, fragment: int, until: float | None) -> Push | None:
         """Wait for what came of a push, and write it into the model; the push if it was late."""
         push, future = self._pending[fragment]
-        conclusion, outcome = self.settled(fragment, future, limit_s)
+        conclusion, outcome = self.settled(fragment, future, until)
         del self._pending[fragment]
         if conclusion.step is Step.REBASE:
             self._rebase(fragment, outcome)
             return push
-        self._progress[fragment] = Progress(push.last_step)
+        self._unpushed[fragment] = Unpushed(push.last_step)
         self.adopt(fragment, outcome)
         self._judged(fragment, conclusion, outcome)
         self._in_time = True
@@ -230,35 +235,39 @@ class Rounds:
             self._anchors.restore(fragment)
         self.start_over()
 
-    def forget(self) -> None:
-        """Nothing that is pending will be merged."""
+    def forget(self) -> list[str]:
+        """Nothing that is pending will be merged.
+
+        Returns:
+            Names of the fragments whose progress stays out of the run.
+        """
+        left = sorted({*self._pending, *self._ready()})
         self._pending.clear()
+        return [self._names[fragment] for fragment in left]
 
-    def take(self, futures: Sequence[Future[Outcome]], limit_s: float | None = None) -> bool:
-        """Write pulled values of all fragments into the model.
+    def take(self, futures: Sequence[Future[Outcome]], until: float | None = None) -> bool:
+        """Write pulled values into the model, once those of all fragments are there.
 
-        Returns False if the synchronous phase went on, or began again, meanwhile.
+        Returns False, and writes none, if the synchronous phase went on, or began again, meanwhile.
 
         Raises:
             RunOver, TookTooLong, SynclineError: as ``settled`` does.
         """
-        taken = True
-        for fragment, future in enumerate(futures):
-            conclusion, outcome = self.settled(fragment, future, limit_s)
-            if conclusion.step is Step.MERGE:
-                self.adopt(fragment, outcome)
-            else:
-                taken = False
-        return taken
+        ends = [self.settled(fragment, future, until) for fragment, future in enumerate(futures)]
+        if any(conclusion.step is not Step.MERGE for conclusion, _ in ends):
+            return False
+        for fragment, (_, outcome) in enumerate(ends):
+            self.adopt(fragment, outcome)
+        return True
 
     def settled(
-        self, fragment: int, future: Future[Outcome], limit_s: float | None = None
+        self, fragment: int, future: Future[Outcome], until: float | None = None
     ) -> tuple[Conclusion, Outcome]:
         """Wait for an exchange, on all ranks: the conclusion is MERGE, REBASE or REJOIN.
 
         Raises:
             RunOver: the run has ended.
-            TookTooLong: ``limit_s`` has passed.
+            TookTooLong: it is past ``until`` (of ``time.monotonic``), and the run goes on.
             CalledOff: the replica was asked to leave while it joined.
             LeaseLost: another life of this replica holds the lease, or none does.
             ProcessFailed: another rank failed.
@@ -267,7 +276,7 @@ class Rounds:
         began = time.perf_counter()
         self.waiting = not future.done()
         try:
-            conclusion, outcome = self._council.conclude(fragment, future, limit_s)
+            conclusion, outcome = self._council.conclude(fragment, future, until)
         finally:
             self.waiting = False
             self.tally.exposed_s += time.perf_counter() - began
@@ -280,7 +289,9 @@ class Rounds:
         if conclusion.step is Step.ABANDON:
             if self._helm.is_called_off():
                 raise CalledOff(CALLED_OFF)
-            raise RunOver if limit_s is None else TookTooLong
+            if until is not None and not self._helm.run_has_ended():
+                raise TookTooLong
+            raise RunOver
         return conclusion, outcome
 
     def lost(self, why: str) -> Exception:
@@ -323,7 +334,6 @@ class Rounds:
         """Move the progress onto the newest anchor."""
         assert outcome.pulled is not None
         self.tally.stale += 1
-        log.debug("push.stale", fragment=self._names[fragment], why=outcome.reason)
         self._hooks.reshard(fragment)
         self._anchors.rebase(fragment, outcome.pulled.values, outcome.pulled.header)
         self._count_committed(fragment, outcome.pulled.header.committed_tokens)

@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import structlog
 import torch
 from torch.optim import Optimizer
 
-from syncline.anchors import Anchors
 from syncline.core.plan import Act, reaches_budget
-from syncline.council import Council
+from syncline.entry import Entry
 from syncline.exchange import Exchange
 from syncline.faults import plainly
 from syncline.helm import Helm
 from syncline.hooks import Hooks
 from syncline.join import Joined
-from syncline.patience import unless_recalled
-from syncline.push import Push, Wanted
+from syncline.push import Wanted
 from syncline.ranks import Ranks
 from syncline.rounds import Phase, Rounds, RunOver, Tally, TookTooLong
 from syncline.warmup import WarmUp
-from syncline_proto.errors import RunConflict, SynclineError
-from syncline_proto.layout import Layout
-from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.errors import SynclineError
 
 PAUSE_SLICE_S = 0.2
 """Between two looks at whether a paused run goes on."""
@@ -46,12 +42,12 @@ class Session:
     def __init__(
         self,
         joined: Joined,
-        layout: Layout,
         ranks: Ranks,
-        anchors: Anchors,
         exchange: Exchange,
         helm: Helm,
         hooks: Hooks,
+        rounds: Rounds,
+        entry: Entry,
         optimizer: Optimizer,
     ) -> None:
         self.settings = joined.settings
@@ -62,22 +58,15 @@ class Session:
         self.last_round = False
         self.unsynced = False
         self._settings_version = joined.registration.run.settings_version
-        self._initialised = joined.initialised
-        self._ranks, self._anchors, self._exchange = ranks, anchors, exchange
-        self._helm, self._hooks, self._optimizer = helm, hooks, optimizer
-        names = [fragment.name for fragment in layout.fragments]
-        council = Council(ranks, exchange, helm.order)
-        self._rounds = Rounds(
-            names,
-            anchors,
-            exchange,
-            council,
-            helm,
-            hooks,
-            optimizer,
-            joined.settings.token_budget,
-        )
+        self._ranks, self._exchange, self._helm, self._hooks = ranks, exchange, helm, hooks
+        self._rounds, self._entry, self._optimizer = rounds, entry, optimizer
         self._warm_up: WarmUp | None = None
+        self._synchronized = False
+        """Nothing is left to wait for before this step's update."""
+        self._missed = False
+        """The synchronous phase went on without this step, so it is none."""
+        self._over = False
+        """The run has ended, as a forward pass learnt that must not change what it has used."""
         self._last_sync = 0
         """The inner step of the last push."""
         self._counted = 0
@@ -101,7 +90,7 @@ class Session:
 
     @property
     def revision(self) -> int:
-        return min(self._anchors.revisions)
+        return self._rounds.revision
 
     @property
     def bytes_up(self) -> int:
@@ -117,14 +106,8 @@ class Session:
 
     def start(self) -> None:
         """Offer revision 0 where nobody has, take the run's parameters, hook into the loop."""
-        offers = [
-            (fragment, self._exchange.begin(self._offer(fragment)))
-            for fragment in self._rounds.fragments
-            if fragment not in self._initialised
-        ]
         with self._at_hook():
-            for fragment, offer in offers:
-                self._rounds.settled(fragment, offer)
+            self._entry.offer()
             self._enter()
             self._helm.joining = False
             self._act()
@@ -133,24 +116,48 @@ class Session:
 
     @plainly
     def before_forward(self, fragments: Iterable[int]) -> None:
-        """Merge the fragments that the forward pass is about to use."""
+        """Merge the fragments that the forward pass is about to use.
+
+        Fragments that it has used already stay as they are until backward is done: what ends the
+        run is seen to before the optimizer's step.
+        """
+        training = torch.is_grad_enabled()
+        if training:
+            # Gradients of another step come, even if the loop left out the update of the last.
+            self._synchronized = self._missed = False
         if self._rounds.are_pending and not self.unsynced:
             with self._at_hook():
-                for fragment in fragments:
-                    self._rounds.merge(fragment)
-                self._see_budget()
+                try:
+                    for fragment in fragments:
+                        self._rounds.merge(fragment)
+                except RunOver:
+                    if not training:
+                        raise
+                    self._over = True
+                    self._rounds.forget()
+                if not training:
+                    self._see_budget()
 
     @plainly
     def before_step(self) -> None:
         """See to it that nothing is pending when the optimizer moves, and average gradients."""
+        self.synchronize()
+        if self.done:
+            # The run's end was merged during this very step: its value stays as it is.
+            self._drop_gradients()
+
+    def synchronize(self) -> None:
+        """Merge what is pending, and average gradients in the synchronous phase; once a step."""
+        if self._synchronized:
+            return
         with self._at_hook():
+            self._see_over()
+            self._offer_at_end()
             self._rounds.merge_all()
             self._see_budget()
             if self._warm_up is not None and not self.done:
                 self._average_gradients(self._warm_up)
-        if self.done:
-            # The run's end was merged during this very step: its value stays as it is.
-            self._drop_gradients()
+        self._synchronized = True
 
     @plainly
     def after_step(self) -> None:
@@ -158,81 +165,55 @@ class Session:
         if self.done:
             return
         with self._at_hook():
-            self.tally.inner_step += 1
+            if not self._missed:
+                self.tally.inner_step += 1
             if self._warm_up is not None:
                 self._last_sync = self.tally.inner_step
-                if self._warm_up.is_over:
-                    self._rounds.begin(self._warm_up.offers(self.tally.inner_step))
-                    self._warm_up = None
+            self._synchronized = self._missed = False
+            self._offer_at_end()
             self._act()
 
     def finish(self) -> None:
         """Merge everything that is pending."""
         with self._at_hook():
+            self._see_over()
             self._rounds.merge_all()
             self._see_budget()
 
     def leave(self) -> None:
         """Bring in what was done since the last sync; wait for it as long as a round may take."""
-        limit_s = self.settings.timeouts.round_deadline_s
-        with self._at_hook():
-            try:
-                self._bring_in(limit_s)
-            except TookTooLong:
-                self._rounds.forget()
-                log.warning("leave.early", why=f"the last round did not close in {limit_s:g} s")
+        if not self.done:
+            with self._at_hook():
+                self._see_over()
+                self._bring_in()
 
-    def _bring_in(self, limit_s: float | None = None) -> None:
+    def _bring_in(self) -> None:
+        """Push what was done since the last sync, and say what no round took in time."""
+        limit_s = self.settings.timeouts.round_deadline_s
+        with suppress(TookTooLong):
+            self._push_the_rest(time.monotonic() + limit_s)
+        left = self._rounds.forget()
+        if left and self._warm_up is None:
+            why = f"no round with the last steps was published within {limit_s:g} s"
+            log.warning("leave.early", why=why, fragments=left)
+
+    def _push_the_rest(self, until: float) -> None:
         """Merge what is pending, and push and merge what is not pushed yet, late parts again."""
         for _ in range(LAST_PUSHES_MAX):
-            self._rounds.merge_all(limit_s)
+            self._rounds.merge_all(until)
             self._see_budget()
             if self.done or self._warm_up is not None or not self._rounds.are_unpushed:
                 return
             self._push()
-        self._rounds.merge_all(limit_s)
-
-    def _offer(self, fragment: int) -> Push:
-        values = self._anchors.parameters(fragment)
-        return Push(fragment=fragment, kind=pb.PUSH_KIND_PARAMETERS, values=values)
+        self._rounds.merge_all(until)
 
     def _enter(self) -> None:
         """Take the parameters from which to train, and with them the phase that the run is in."""
-        pull, fragments = self._exchange.begin_pull, self._rounds.fragments
-        taken = False
-        while not taken:
-            states = self._ranks.share(self._look)
-            self._warm_up = None
-            if self.settings.warmup_steps == 0 or all(revision for revision, _ in states):
-                taken = self._rounds.take([pull(f, Wanted()) for f in fragments])
-            elif any(revision for revision, _ in states) and (0, 0) in states:
-                raise RunConflict(
-                    "Everybody was lost while the synchronous phase ended, and a part of the "
-                    "parameters with them: start another run."
-                )
-            elif any(step or revision for revision, step in states):
-                log.info("join.waits", why="the synchronous phase goes on without this replica")
-                taken = self._rounds.take([self._exchange.begin_waiting(f) for f in fragments])
-            else:
-                taken = self._rounds.take([pull(f, Wanted(revision=0)) for f in fragments])
-                self._warm_up = WarmUp(
-                    self.settings.warmup_steps, self._anchors, self._exchange, self._rounds.settled
-                )
+        self._warm_up = self._entry.take()
         self._last_sync = self.tally.inner_step
         self._rounds.start_over()
         # What was committed before we came says nothing of how fast it grows.
         self._unpushed = self.tally.since_sync = self.tally.growth = 0
-
-    def _look(self) -> list[tuple[int, int]]:
-        """Ask where the run stands; who is still joining may be called off meanwhile."""
-        if self._helm.joining:
-            return unless_recalled(self._states, self._helm.recall)
-        return self._states()
-
-    def _states(self) -> list[tuple[int, int]]:
-        """(revision, gradient step) of each fragment."""
-        states = self._exchange.states()
-        return [(states[f].revision, states[f].gradient_step) for f in self._rounds.fragments]
 
     def _push(self) -> None:
         tokens = self._ranks.sum(self._unpushed)
@@ -247,14 +228,21 @@ class Session:
             budget=self.settings.token_budget,
         )
 
+    def _offer_at_end(self) -> None:
+        """Offer the parameters with which the synchronous phase ends, once it is over."""
+        if self._warm_up is not None and self._warm_up.is_over:
+            self._rounds.begin(self._warm_up.offers(self.tally.inner_step))
+            self._warm_up = None
+
     def _average_gradients(self, warm_up: WarmUp) -> None:
         tokens = self._ranks.sum(self._counted)
         committed = warm_up.average(self.tally.inner_step, tokens)
-        self.tally.tokens += tokens
         self._counted = self._unpushed = 0
         if committed is not None:
+            self.tally.tokens += tokens
             self.tally.committed = committed
             return
+        self._missed = True
         log.warning("warm_up.missed", why="the synchronous phase went on without this replica")
         self._drop_gradients()
         if not warm_up.is_over:  # otherwise it missed no more than the last mean
@@ -294,6 +282,11 @@ class Session:
             self._phase = "paused"
             time.sleep(PAUSE_SLICE_S)
 
+    def _see_over(self) -> None:
+        if self._over:
+            self._over = False
+            raise RunOver
+
     def _see_budget(self) -> None:
         """End where the merged revisions hold the run's whole token budget.
 
@@ -321,10 +314,12 @@ class Session:
         self._rounds.forget()
         self._helm.end()
         futures = [self._exchange.begin_pull(f, Wanted()) for f in self._rounds.fragments]
+        limit_s = self.settings.timeouts.round_deadline_s
         try:
-            self._rounds.take(futures, self.settings.timeouts.round_deadline_s)
+            self._rounds.take(futures, time.monotonic() + limit_s)
         except (SynclineError, RunOver, TookTooLong) as error:
-            log.warning("run.ended", so="the parameters stay as they are", why=str(error))
+            why = str(error) or f"its last value did not come within {limit_s:g} s"
+            log.warning("run.ended", so="the parameters stay as they are", why=why)
         else:
             log.info("run.ended", so="the parameters are its newest revision")
 

@@ -525,7 +525,8 @@ class PushResponse(_message.Message):
     """One sentence for a log."""
     epoch: _builtins.int
     result_revision: _builtins.int
-    """The revision to pull: the one that will contain this push, or the newest after STALE.
+    """The revision to pull: the one that will contain this push. After STALE the newest, or the
+    open round's if that holds a push of this replica already.
     For a gradient push: the gradient step to pull.
     """
     residual: Global___ResidualAction.ValueType

@@ -98,10 +98,11 @@ class SyncServiceServicer(object):
         """Streams one rank's boxes of a published revision: a header, then chunks in order.
 
         Waits until that revision is published, as long as the call's deadline allows.
-        Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED; the trailer
-        `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN), PERMISSION_DENIED
-        (LEASE_LOST: a newer incarnation of the replica holds the lease), INVALID_ARGUMENT,
-        DEADLINE_EXCEEDED (not published yet: ask again).
+        Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED), NOT_FOUND
+        (RUN_UNKNOWN), PERMISSION_DENIED (LEASE_LOST: a newer incarnation of the replica holds the
+        lease), INVALID_ARGUMENT, DEADLINE_EXCEEDED (not published yet: ask again).
+        With REVISION_GONE alone comes the trailer `syncline-newest-revision`: the newest revision,
+        or, for a pull of a `gradient_step` while the synchronous phase goes on, the newest step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,10 +61,11 @@ class SyncServiceStub:
     """Streams one rank's boxes of a published revision: a header, then chunks in order.
 
     Waits until that revision is published, as long as the call's deadline allows.
-    Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED; the trailer
-    `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN), PERMISSION_DENIED
-    (LEASE_LOST: a newer incarnation of the replica holds the lease), INVALID_ARGUMENT,
-    DEADLINE_EXCEEDED (not published yet: ask again).
+    Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED), NOT_FOUND
+    (RUN_UNKNOWN), PERMISSION_DENIED (LEASE_LOST: a newer incarnation of the replica holds the
+    lease), INVALID_ARGUMENT, DEADLINE_EXCEEDED (not published yet: ask again).
+    With REVISION_GONE alone comes the trailer `syncline-newest-revision`: the newest revision,
+    or, for a pull of a `gradient_step` while the synchronous phase goes on, the newest step.
     """
     GetRunStatus: _grpc.UnaryUnaryMultiCallable[_sync_pb2.GetRunStatusRequest, _sync_pb2.GetRunStatusResponse]
     """Tells where every fragment of a run stands. Read-only."""
@@ -99,10 +100,11 @@ class SyncServiceAsyncStub(SyncServiceStub):
     """Streams one rank's boxes of a published revision: a header, then chunks in order.
 
     Waits until that revision is published, as long as the call's deadline allows.
-    Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED; the trailer
-    `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN), PERMISSION_DENIED
-    (LEASE_LOST: a newer incarnation of the replica holds the lease), INVALID_ARGUMENT,
-    DEADLINE_EXCEEDED (not published yet: ask again).
+    Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED), NOT_FOUND
+    (RUN_UNKNOWN), PERMISSION_DENIED (LEASE_LOST: a newer incarnation of the replica holds the
+    lease), INVALID_ARGUMENT, DEADLINE_EXCEEDED (not published yet: ask again).
+    With REVISION_GONE alone comes the trailer `syncline-newest-revision`: the newest revision,
+    or, for a pull of a `gradient_step` while the synchronous phase goes on, the newest step.
     """
     GetRunStatus: _aio.UnaryUnaryMultiCallable[_sync_pb2.GetRunStatusRequest, _sync_pb2.GetRunStatusResponse]  # type: ignore[assignment]
     """Tells where every fragment of a run stands. Read-only."""
@@ -152,10 +154,11 @@ class SyncServiceServicer(metaclass=_abc_1.ABCMeta):
         """Streams one rank's boxes of a published revision: a header, then chunks in order.
 
         Waits until that revision is published, as long as the call's deadline allows.
-        Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED; the trailer
-        `syncline-newest-revision` names the newest), NOT_FOUND (RUN_UNKNOWN), PERMISSION_DENIED
-        (LEASE_LOST: a newer incarnation of the replica holds the lease), INVALID_ARGUMENT,
-        DEADLINE_EXCEEDED (not published yet: ask again).
+        Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED), NOT_FOUND
+        (RUN_UNKNOWN), PERMISSION_DENIED (LEASE_LOST: a newer incarnation of the replica holds the
+        lease), INVALID_ARGUMENT, DEADLINE_EXCEEDED (not published yet: ask again).
+        With REVISION_GONE alone comes the trailer `syncline-newest-revision`: the newest revision,
+        or, for a pull of a `gradient_step` while the synchronous phase goes on, the newest step.
         """
 
     @_abc_1.abstractmethod

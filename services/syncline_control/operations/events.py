@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sqlalchemy import func, or_, select
 
 from syncline_control.database import EventRow
@@ -39,6 +41,24 @@ def listed(tx: Transaction, run: str | None, after: int | None, limit: int) -> l
         )
         for row in rows
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Events that followed an id."""
+
+    events: list[Event]
+    upto: int
+    """The id after which the next page begins; it passes over events of other runs."""
+    more: bool
+
+
+def page(tx: Transaction, run: str | None, after: int, limit: int) -> Page:
+    """Return the next ``limit`` events after an id, as ``listed`` does, and where to go on."""
+    found = listed(tx, run, after, limit)
+    if len(found) == limit:
+        return Page(events=found, upto=found[-1].id, more=True)
+    return Page(events=found, upto=max(after, newest_id(tx, run)), more=False)
 
 
 def newest_id(tx: Transaction, run: str | None) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any, get_args
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, insert, select
 
 from syncline_control.core.curves import thinned
-from syncline_control.database import Point, Run
+from syncline_control.database import Point, Replica
 from syncline_control.operations import runs
 from syncline_control.transaction import Transaction
 from syncline_proto.rest import LossPoint, MetricSeries
@@ -17,23 +18,31 @@ from syncline_proto.rest import LossPoint, MetricSeries
 POINTS_MAX = 5_000
 """Per replica and kind; beyond it half of them are kept."""
 
+POINTS_UNSEEN_MAX = 500
+"""Points of a replica after which its curves are counted again."""
 
-def add(tx: Transaction, run_row: Run, replica: str, points: Sequence[LossPoint]) -> None:
-    """Append to the replica's curves; a loss that is not finite has no place on a curve."""
-    for point in points:
-        if math.isfinite(point.loss):
-            row = Point(
-                run_id=run_row.id,
-                replica=replica,
-                kind=point.kind,
-                tokens=point.tokens,
-                loss=point.loss,
-                time=tx.now,
-            )
-            tx.session.add(row)
-    tx.session.flush()
-    for kind in {point.kind for point in points}:
-        _thin(tx, run_row, replica, kind)
+
+def add(tx: Transaction, told: Sequence[tuple[Replica, Sequence[LossPoint]]]) -> None:
+    """Append to replicas' curves; a loss that is not finite has no place on a curve.
+
+    Counting a curve costs more than adding to it, so it is done once in many points.
+    """
+    new: list[dict[str, Any]] = []
+    for row, points in told:
+        kept = [point for point in points if math.isfinite(point.loss)]
+        row.points_unseen += len(kept)
+        whose = {"run_id": row.run_id, "replica": row.name, "time": tx.now}
+        new += [
+            {**whose, "kind": point.kind, "tokens": point.tokens, "loss": point.loss}
+            for point in kept
+        ]
+    if new:
+        tx.session.execute(insert(Point), new)
+    for row, _ in told:
+        if row.points_unseen >= POINTS_UNSEEN_MAX:
+            row.points_unseen = 0
+            for kind in get_args(LossPoint.model_fields["kind"].annotation):
+                _thin(tx, row, kind)
 
 
 def series(tx: Transaction, run: str, points_max: int) -> list[MetricSeries]:
@@ -63,8 +72,8 @@ def _series(
     )
 
 
-def _thin(tx: Transaction, run_row: Run, replica: str, kind: str) -> None:
-    curve = (Point.run_id == run_row.id, Point.replica == replica, Point.kind == kind)
+def _thin(tx: Transaction, row: Replica, kind: str) -> None:
+    curve = (Point.run_id == row.run_id, Point.replica == row.name, Point.kind == kind)
     count = tx.session.scalar(select(func.count()).where(*curve)) or 0
     if count <= POINTS_MAX:
         return

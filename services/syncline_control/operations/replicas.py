@@ -1,27 +1,23 @@
-"""Replicas: register, heartbeat, drain, kick, leave. The core's leases decide; rows remember."""
+"""Replicas: register, renew, drain, kick, leave. The core's leases decide; rows remember."""
 
 from __future__ import annotations
 
 import json
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from syncline_control.core import leases
-from syncline_control.core.leases import HELD, Lease
+from syncline_control.core.leases import Lease
 from syncline_control.database import Replica, Run
-from syncline_control.operations import points, runs, services
-from syncline_control.operations.checks import finite
+from syncline_control.operations import runs, services
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import Overloaded, ReplicaUnknown
 from syncline_proto.rest import (
-    Heartbeat,
-    HeartbeatAnswer,
     Progress,
     Registration,
     ReplicaRegister,
     ReplicaState,
     ReplicaView,
-    RunState,
 )
 
 REPLICAS_PER_RUN_MAX = 10_000
@@ -80,29 +76,13 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
     )
 
 
-def heartbeat(tx: Transaction, run: str, replica: str, body: Heartbeat) -> HeartbeatAnswer:
-    """Renew the lease and take in what the replica says of itself.
+def renew(tx: Transaction, row: Replica, incarnation: int) -> None:
+    """Renew the lease by a full length.
 
     Raises:
         LeaseLost: this incarnation does not hold it any more.
-        RunUnknown, ReplicaUnknown: there is no such run or replica.
     """
-    run_row, row = find(tx, run, replica)
-    _keep(row, leases.renew(lease_of(row), body.incarnation, tx.now, tx.late_s))
-    row.progress = body.progress.model_dump_json()
-    if body.progress.loss is not None:
-        row.loss = finite(body.progress.loss)
-    points.add(tx, run_row, replica, body.points)
-    settings = runs.settings_of(run_row)
-    held = select(func.count()).where(Replica.run_id == run_row.id, Replica.state.in_(HELD))
-    return HeartbeatAnswer(
-        lease_s=row.lease_s,
-        run_state=RunState(run_row.state),
-        drain=row.state == ReplicaState.DRAINING,
-        settings=settings,
-        settings_version=run_row.settings_version,
-        replicas_alive=tx.session.scalar(held) or 0,
-    )
+    _keep(row, leases.renew(lease_of(row), incarnation, tx.now, tx.late_s))
 
 
 def drain(tx: Transaction, run: str, replica: str) -> ReplicaView:
@@ -216,7 +196,7 @@ def _new_row(tx: Transaction, run_row: Run, replica: str) -> Replica:
     if run_row.replicas_seen >= REPLICAS_PER_RUN_MAX:
         raise Overloaded(f"Run {run_row.name} has had {REPLICAS_PER_RUN_MAX} replicas already.")
     row = Replica(run_id=run_row.id, name=replica, ordinal=run_row.replicas_seen)
-    row.exclusions = 0
+    row.exclusions, row.points_unseen = 0, 0
     run_row.replicas_seen += 1
     tx.session.add(row)
     return row

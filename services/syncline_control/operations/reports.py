@@ -14,8 +14,15 @@ from syncline_control.transaction import Transaction
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import FRAGMENTS_MAX
 from syncline_proto.rest import ContributionView, Reports, RoundReport
+from syncline_proto.tokens import run_tokens
 
 ROUNDS_KEPT = 2_000
+
+COUNT_MAX = (1 << 53) - 1
+"""Revisions, steps and tokens; every reader of JSON keeps so much exactly."""
+
+AHEAD_S = 86_400.0
+"""A clock may be this far ahead of ours. It may be behind: who was cut off tells of it late."""
 
 
 def add(tx: Transaction, run: str, body: Reports) -> None:
@@ -23,9 +30,11 @@ def add(tx: Transaction, run: str, body: Reports) -> None:
 
     Raises:
         RunUnknown: there is no such run.
-        InvalidRequest: too many fragments; nothing of the batch is kept.
+        InvalidRequest: too many fragments, or what cannot be; nothing of the batch is kept.
     """
     run_row = runs.find(tx, run)
+    for number, report in enumerate(body.rounds):
+        _refuse_what_cannot_be(tx, f"rounds.{number}", report)
     if body.rounds:
         _add_rounds(tx, run_row, body.rounds)
     for event in body.events:
@@ -61,13 +70,33 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
             for contribution in report.contributions:
                 _judge(run_row, replicas.get(contribution.replica), report, contribution)
     run_row.revision = min(row.revision for row in fragments.values())
-    # As for replicas, the last fragment counts: another may lack a push that was excluded or late.
-    run_row.committed_tokens = fragments[max(fragments)].committed_tokens
+    run_row.committed_tokens = run_tokens({n: row.committed_tokens for n, row in fragments.items()})
     present = {tuple(one) for row in fragments.values() for one in json.loads(row.contributors)}
     for row in replicas.values():
         row.taking_part = row.state in HELD and (row.name, row.incarnation) in present
     tx.session.flush()
     _forget_old_rounds(tx, run_row)
+
+
+def _refuse_what_cannot_be(tx: Transaction, where: str, report: RoundReport) -> None:
+    """Keep one wrong report from standing for a run: later ones are held against it."""
+    counts = {
+        f"{where}.revision": report.revision,
+        f"{where}.gradient_step": report.gradient_step,
+        f"{where}.committed_tokens": report.committed_tokens,
+    }
+    for number, contribution in enumerate(report.contributions):
+        path = f"{where}.contributions.{number}"
+        counts[f"{path}.tokens"] = contribution.tokens
+        counts[f"{path}.inner_steps"] = contribution.inner_steps
+    for name, count in counts.items():
+        if not 0 <= count <= COUNT_MAX:
+            raise InvalidRequest(f"{name} is {count}; a count is from 0 to {COUNT_MAX}.")
+    if report.seconds < 0:
+        raise InvalidRequest(f"{where}.seconds is {report.seconds:g}; no round takes less than 0.")
+    if report.committed_at > tx.now + AHEAD_S:
+        why = "is over a day ahead of the control plane's clock; set the clocks."
+        raise InvalidRequest(f"{where}.committed_at {why}")
 
 
 def _known(

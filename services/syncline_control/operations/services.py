@@ -20,13 +20,13 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
     """Write down where the service listens and renew its lease.
 
     Raises:
-        InvalidRequest: the names in path and body differ, or the index is not one of the shards.
+        InvalidRequest: the names in path and body differ, or it owns a part of the fragments only.
         Overloaded: there are too many sync services.
     """
     if body.name != name:
         raise InvalidRequest(f"name: the body says {body.name} and the path {name}.")
-    if body.index >= body.shards:
-        raise InvalidRequest(f"index: {body.index} is not below shards, {body.shards}.")
+    if (body.index, body.shards) != (0, 1):
+        raise InvalidRequest("shards: each sync service owns every fragment; say index 0 of 1.")
     row = tx.session.get(SyncService, name)
     if row is None:
         if (tx.session.scalar(select(func.count()).select_from(SyncService)) or 0) >= SERVICES_MAX:
@@ -39,8 +39,6 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
     elif not row.alive:
         tx.record("sync.back", f"Sync service {name} answers again at {body.address}.")
     row.address = body.address
-    row.index = body.index
-    row.shards = body.shards
     row.instance = body.instance
     row.lease_until = tx.now + LEASE_S
     row.alive = True
@@ -48,14 +46,12 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
 
 
 def endpoints(tx: Transaction) -> list[SyncEndpoint]:
-    """Return where sync services listen, by shard."""
-    rows = tx.session.scalars(select(SyncService).order_by(SyncService.index, SyncService.name))
+    """Return where sync services listen, by name."""
+    rows = tx.session.scalars(select(SyncService).order_by(SyncService.name))
     return [
         SyncEndpoint(
             name=row.name,
             address=row.address,
-            index=row.index,
-            shards=row.shards,
             alive=row.alive and tx.now < row.lease_until,
         )
         for row in rows

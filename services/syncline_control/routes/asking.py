@@ -10,7 +10,9 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 
 from syncline_control.metrics import Metrics
+from syncline_control.pulse import Pulse
 from syncline_control.state import State
+from syncline_control.streams import Streams
 from syncline_proto.settings import NAME_PATTERN
 
 
@@ -18,11 +20,21 @@ async def _state(request: Request) -> State:
     return request.app.state.control
 
 
+async def _pulse(request: Request) -> Pulse:
+    return request.app.state.pulse
+
+
+async def _streams(request: Request) -> Streams:
+    return request.app.state.streams
+
+
 async def _metrics(request: Request) -> Metrics:
     return request.app.state.metrics
 
 
 Control = Annotated[State, Depends(_state)]
+Beats = Annotated[Pulse, Depends(_pulse)]
+Following = Annotated[Streams, Depends(_streams)]
 Registry = Annotated[Metrics, Depends(_metrics)]
 
 RunName = Annotated[str, Path(pattern=NAME_PATTERN, examples=["my-run"])]

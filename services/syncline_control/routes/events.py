@@ -7,19 +7,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from syncline_control.operations import events
-from syncline_control.routes.asking import After, Control
-from syncline_control.state import State
-from syncline_proto.errors import SynclineError
+from syncline_control.routes.asking import After, Control, Following
+from syncline_control.streams import Streams
 from syncline_proto.rest import Event
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
-
-PAGE = 500
-"""Events read at once for a stream; a slow reader holds up nobody but himself."""
-
-KEEP_ALIVE_S = 15.0
 
 STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
@@ -41,6 +36,7 @@ async def list_events(
 @router.get("/stream", response_class=StreamingResponse, responses={**STREAM})
 async def stream_events(
     state: Control,
+    streams: Following,
     run: str | None = None,
     last_event_id: Annotated[int | None, Header(ge=0, le=(1 << 63) - 1)] = None,
 ) -> StreamingResponse:
@@ -51,20 +47,18 @@ async def stream_events(
     newest = await state.do(events.newest_id, run)  # an unknown run is refused while it can be
     after = last_event_id if last_event_id is not None else newest
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_lines(state, run, after), 200, headers, "text/event-stream")
+    return _Stream(streams, streams.lines(run, after), headers)
 
 
-async def _lines(state: State, run: str | None, after: int) -> AsyncIterator[str]:
-    yield ": the log of the control plane\nretry: 2000\n\n"
-    bell = state.events_bell
-    while not bell.closed:
-        ring = bell.listen()
-        try:
-            page = await state.do(events.listed, run, after, PAGE)
-            if not page and not await bell.heard(ring, KEEP_ALIVE_S) and not bell.closed:
-                yield ": still here\n\n"
-        except SynclineError:
-            return  # too late for a status; the reader comes back and is told why
-        for event in page:
-            after = event.id
-            yield f"id: {event.id}\ndata: {event.model_dump_json()}\n\n"
+class _Stream(StreamingResponse):
+    """Has its place from before its first byte to its last; with none left, it never begins."""
+
+    def __init__(
+        self, streams: Streams, lines: AsyncIterator[str], headers: dict[str, str]
+    ) -> None:
+        super().__init__(lines, 200, headers, "text/event-stream")
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._streams.place():
+            await super().__call__(scope, receive, send)

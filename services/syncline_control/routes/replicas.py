@@ -9,7 +9,7 @@ from fastapi.openapi.models import Example
 
 from syncline_control.body import StrictRoute
 from syncline_control.operations import replicas
-from syncline_control.routes.asking import Control, ReplicaName, RunName
+from syncline_control.routes.asking import Beats, Control, ReplicaName, RunName
 from syncline_proto.rest import (
     Heartbeat,
     HeartbeatAnswer,
@@ -67,13 +67,13 @@ async def list_replicas(state: Control, run: RunName) -> list[ReplicaView]:
 
 @router.post("/{replica}/heartbeat")
 async def heartbeat(
-    state: Control,
+    pulse: Beats,
     run: RunName,
     replica: ReplicaName,
     body: Annotated[Heartbeat, Body(openapi_examples=BEAT)],
 ) -> HeartbeatAnswer:
     """Renew the lease. LEASE_LOST means: stop; it ran out, was taken, or another life has it."""
-    return await state.do(replicas.heartbeat, run, replica, body)
+    return await pulse.beat(run, replica, body)
 
 
 @router.post("/{replica}/drain")

@@ -29,10 +29,10 @@ async def hello(
     body: Annotated[SyncServiceHello, Body(openapi_examples=HELLO)],
 ) -> SyncServiceAnswer:
     """Say where the service listens; say so again within every `lease_s`."""
-    return await state.do(services.hello, name, body)
+    return await state.do_first(services.hello, name, body)
 
 
 @router.get("")
 async def list_services(state: Control) -> list[SyncEndpoint]:
-    """List the sync services, by shard."""
+    """List the sync services, by name."""
     return await state.do(services.endpoints)

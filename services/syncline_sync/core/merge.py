@@ -55,7 +55,13 @@ def square_sum(values: Float32) -> float:
 def fold(
     accumulator: Float32, payloads: Iterable[Payload], weight: float, rescale: float = 1.0
 ) -> None:
-    """accumulator = rescale * accumulator + weight * D, for the shards of one finite push."""
+    """accumulator = rescale * accumulator + weight * D, for the shards of one push; in place.
+
+    ``accumulator`` is fp32 [numel], the fragment's flat vector; D is what the payloads decode to,
+    laid out by their spans, which cover it once. All must be finite, ``weight`` and ``rescale``
+    too: 0 * inf would stay in the sum. What their products become in fp32 is the caller's to bound
+    (weights: e**30 at most; norms: ``detector.NORM_LIMIT``).
+    """
     if rescale != 1.0:
         accumulator *= np.float32(rescale)
     scratch = np.empty(PIECE, np.float32)
@@ -67,7 +73,7 @@ def fold(
 
 
 def place(target: Float32, payloads: Iterable[Payload]) -> None:
-    """target = D: write the shards of a whole push where they belong."""
+    """target = D, fp32 [numel]: write the shards of a whole push where they belong."""
     scratch = np.empty(PIECE, np.float32)
     for at, piece in _pieces(payloads, scratch):
         target[at : at + piece.size] = piece
@@ -80,7 +86,9 @@ def outer_step(
     total_weight: float,
     settings: OuterSettings,
 ) -> Outcome:
-    """Apply the merged pseudo-gradient, in place; needs ``total_weight`` > 0.
+    """Apply the merged pseudo-gradient, in place; needs a finite ``total_weight`` W > 0.
+
+    ``parameters``, ``momentum`` and ``accumulator`` are fp32 [numel].
 
     If D is not finite nothing changes, as if nothing had been folded (``clip`` is 0 then).
 
@@ -110,7 +118,7 @@ def outer_step(
 
 
 def mean(accumulator: Float32, total_weight: float) -> Float32:
-    """acc / W as a new array: the published mean of a gradient round."""
+    """acc / W as a new array, fp32 [numel]: the published mean of a gradient round; W > 0."""
     return accumulator / np.float32(total_weight)
 
 

@@ -18,6 +18,9 @@ from syncline_sync.core.detector import Statistics, is_finite
 STRANGERS_MAX = 1_000
 """Replicas that are remembered (norms, last push) although they hold no lease: the newest."""
 
+KEPT = 2
+"""Revisions (and gradient steps) of a fragment that are kept: on disk and for pulls alike."""
+
 T = TypeVar("T")
 
 

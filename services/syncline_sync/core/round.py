@@ -44,7 +44,13 @@ class Round:
         self.expected -= missing
 
     def enter(self, push: WholePush, finding: Finding, settings: RunSettings) -> Contribution:
-        """Take a push in and return how it counts: a bad one with weight 0."""
+        """Take a push in and return how it counts: a bad one with weight 0.
+
+        ``push.norm`` is ||D||, and must be finite unless ``finding.bad``; its replica must not be
+        in the round yet. In what is returned ``folded`` is the push's weight w before any division
+        by W, and ``rescale`` the factor (1: none) by which all earlier weights, and so the
+        accumulator, have shrunk: multiply first, then add ``folded`` * D.
+        """
         weight, rescale = 0.0, 1.0
         if not finding.bad:
             weight, rescale = self._weight(push, settings)

@@ -6,11 +6,11 @@ import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from syncline.cli import live
 from syncline.launch.view import ReplicaNow, View, result
-from syncline.train.progress import Ending, JsonProgress, Snapshot, Start
+from syncline.train.progress import Ending, JsonListener, Snapshot, Start
 from syncline_proto.rest import RunState, RunView
 from syncline_proto.settings import RunSettings
 
@@ -65,7 +65,7 @@ END = Ending(
 def told(*, now: Snapshot = NOW, end: Ending | None = None) -> list[str]:
     """The lines that a replica really writes."""
     out = io.StringIO()
-    progress = JsonProgress(out)
+    progress = JsonListener(out)
     progress.start(START)
     progress.update(now)
     progress.close(end)
@@ -127,16 +127,22 @@ def test_the_merged_model_is_that_of_a_replica_that_evaluated_it() -> None:
     assert found is not None and found.bits_per_byte_end == 2.8
 
 
+def drawn(what: RenderableType, width: int = 160) -> str:
+    """What a terminal of this width would show."""
+    out = io.StringIO()
+    Console(file=out, width=width).print(what)
+    return out.getvalue()
+
+
 def screen(seen: View, width: int) -> list[str]:
-    drawn = io.StringIO()
-    Console(file=drawn, width=width).print(live.picture(seen))
-    return [line.rstrip() for line in drawn.getvalue().splitlines()]
+    return [line.rstrip() for line in drawn(live.picture(seen), width).splitlines()]
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_live_screen_fits_the_window(width: int) -> None:
     name = "gpu-box-in-the-third-rack-0"
-    seen = View(run="tiny", page="http://127.0.0.1:65535/", replicas={}, warmup_steps=1000)
+    seen = view()
+    seen.page, seen.warmup_steps = "http://127.0.0.1:65535/", 1000
     seen.state = RunView(
         name="tiny",
         state=RunState.RUNNING,
@@ -168,21 +174,16 @@ def test_a_number_that_is_not_finite_does_not_stop_the_screen() -> None:
     seen.replicas["replica-0"].hear(
         told(now=replace(NOW, loss=float("nan"), grad_norm=float("inf")))
     )
-    drawn = io.StringIO()
-    Console(file=drawn, width=160).print(live.picture(seen))
-    assert "replica-0" in drawn.getvalue()
+    assert "replica-0" in drawn(live.picture(seen))
     assert "revision 3" in live.line(seen)
 
 
 def test_the_end_shows_every_replica_and_the_merged_model() -> None:
     found = result(view(END, None), "folder", 120.0)
     assert found is not None
-    drawn = io.StringIO()
-    Console(file=drawn, width=160).print(live.ending(found))
-    shown = drawn.getvalue()
+    shown = drawn(live.ending(found))
     for word in ("replica-0", "replica-1", "failed", "merged", "1.9000", "2.800", "folder"):
         assert word in shown
     assert "--keep" in shown and "http" not in shown
-    kept = io.StringIO()
-    Console(file=kept, width=160).print(live.ending(replace(found, page="http://127.0.0.1:1/")))
-    assert "http://127.0.0.1:1/" in kept.getvalue() and "--keep" not in kept.getvalue()
+    kept = drawn(live.ending(replace(found, page="http://127.0.0.1:1/")))
+    assert "http://127.0.0.1:1/" in kept and "--keep" not in kept

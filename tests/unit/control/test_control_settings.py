@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from syncline_control.database import connect, database_url, prepare, refused
 from syncline_control.notify import Bell
 from syncline_control.settings import is_loopback, resolved
-from syncline_proto.errors import ConfigError, StoreError
+from syncline_proto.errors import ConfigError, Overloaded, StoreError
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,14 @@ def test_a_path_is_a_sqlite_file_whose_folder_is_made(tmp_path: Path) -> None:
     assert database_url(str(tmp_path / "a" / "b.db")) == f"sqlite:///{tmp_path}/a/b.db"
     assert (tmp_path / "a").is_dir()
     assert database_url("postgresql+psycopg://host/name") == "postgresql+psycopg://host/name"
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true"]
+)
+def test_memory_is_no_database(url: str) -> None:
+    with pytest.raises(ConfigError, match="name a file"):
+        database_url(url)
 
 
 def test_a_database_that_fails_without_a_word_is_still_a_sentence() -> None:
@@ -98,7 +106,7 @@ def test_tables_of_another_version_are_refused(tmp_path: Path) -> None:
 
 def test_a_ring_between_listening_and_waiting_is_heard() -> None:
     async def scenario() -> None:
-        bell = Bell()
+        bell = Bell(1)
         ring = bell.listen()
         bell.ring()
         assert await bell.heard(ring, 30)
@@ -107,9 +115,22 @@ def test_a_ring_between_listening_and_waiting_is_heard() -> None:
     asyncio.run(scenario())
 
 
+def test_only_so_many_wait_for_a_bell() -> None:
+    async def scenario() -> None:
+        bell = Bell(1)
+        waiting = asyncio.create_task(bell.heard(bell.listen(), 30))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await bell.heard(bell.listen(), 30)
+        bell.ring()
+        assert await waiting
+
+    asyncio.run(scenario())
+
+
 def test_a_closed_bell_holds_nobody() -> None:
     async def scenario() -> None:
-        bell = Bell()
+        bell = Bell(1)
         waiting = asyncio.create_task(bell.heard(bell.listen(), 30))
         await asyncio.sleep(0)
         bell.close()

@@ -222,7 +222,16 @@ def vector(*boxes: Box, shape: tuple[int, ...] = (4,)) -> Layout:
         (lambda: vector(Box(0, (0,), (2**27,)), shape=(2**27,)), "elements"),
         (lambda: vector(Box(0, (0,) * 9, (1,) * 9), shape=(1,) * 9), "dimensions"),
         (lambda: Layout((TensorSpec("w", (1,), "int8"),), ()), "dtype"),
+        (lambda: Layout((TensorSpec("w", (1,), "x" * 10**6),), ()), r"dtype 'x{76}\.\.\. is none"),
         (lambda: Layout((TensorSpec("", (1,), "float32"),), ()), "name"),
+        (lambda: Layout((TensorSpec("n" * 10**6, (1,), "float32"),), ()), r"n{76}\.\.\. has 10+"),
+        (lambda: Layout((TensorSpec("a\nb", (1,), "float32"),), ()), "control character"),
+        (
+            lambda: Layout((TensorSpec("a", (1,), "float32", ("\x1b[2J",)),), ()),
+            "control character",
+        ),
+        (lambda: vector(Box(0, (0,) * 8, (1,) * 8), shape=(4,) * 8), "no fragment"),
+        (lambda: vector(*[Box(0, (0,) * 8, (1,) * 8)] * 3000, shape=(9,) * 8), "768000 corners"),
         (lambda: Layout((TensorSpec("w", (1,), "float32", ("w",)),), ()), "name"),
         (lambda: Layout((TensorSpec("w", (1,), "float32"),), ()), "at least one"),
     ],
@@ -278,3 +287,15 @@ def test_a_shard_in_too_many_pieces_is_refused_before_memory_is_taken() -> None:
 def test_a_box_of_two_minds_about_its_dimensions_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="differ in number"):
         boxes_from_proto([pb.Box(tensor=0, offsets=[0], sizes=[1, 2])])
+
+
+def test_a_box_of_too_many_dimensions_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="more than 8 dimensions"):
+        boxes_from_proto([pb.Box(tensor=0, offsets=[0] * 9, sizes=[1] * 9)])
+
+
+def test_a_difference_repeats_no_long_names() -> None:
+    ours = changed(LAYOUT, 0, name="a" * 1000, aliases=("b" * 1000,))
+    for theirs in (changed(ours, 0, name="c" * 1000), changed(ours, 0, aliases=("d" * 1000,))):
+        told = difference(ours, theirs)
+        assert told is not None and len(told) < 300

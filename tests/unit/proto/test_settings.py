@@ -131,3 +131,15 @@ def test_a_name_that_could_leave_its_folder_or_break_a_line_is_none(name: str) -
     assert not valid_name(name)
     with pytest.raises(ValidationError):
         RunCreate(name=name)
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [({"sync_every": True}, "sync_every"), ({"outer": {"lr": False}}, "outer.lr")]
+    + [({"outer": {"clip": True}}, "outer.clip"), ({"penalty": {"z_max": True}}, "penalty.z_max")],
+)
+def test_true_is_no_number(given: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: must not be (true|false)"):
+        changed(RunSettings(), given)
+    assert read(sync_every="16", penalty={"enabled": "false"}).sync_every == 16
+    assert not read(penalty={"enabled": False}).penalty.enabled

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from syncline_proto.errors import Forbidden
-from syncline_proto.rest import EventIn, SyncServiceHello
+from syncline_proto.errors import Forbidden, StoreDamaged
+from syncline_proto.rest import EventIn, Membership, SyncServiceHello
 from syncline_sync import control
 from syncline_sync.control import ControlLink, ReportQueue
 
@@ -74,6 +74,9 @@ def test_a_full_queue_drops_the_oldest_and_tells_once_how_many(
         assert reports.dropped == 2
         _, batch = await reports.batch()
         assert batch == [event(2), event(3), event(4)]
+        assert reports.dropped == 2, "nothing has been taken yet"
+        reports.taken()
+        reports.taken()
         assert reports.dropped == 0
 
     with capture_logs() as logs:
@@ -82,6 +85,59 @@ def test_a_full_queue_drops_the_oldest_and_tells_once_how_many(
         ("too many reports wait; dropping the oldest", None),
         ("reports were dropped", 2),
     ]
+
+
+def test_a_batch_that_comes_back_finds_the_room_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "QUEUE_MAX", 3)
+
+    async def scenario() -> None:
+        reports = ReportQueue()
+        for number in range(3):
+            reports.put("run", event(number))
+        run, batch = await reports.batch()
+        for number in (3, 4):
+            reports.put("run", event(number))
+        reports.put_back(run, batch)
+        assert (len(reports), reports.dropped) == (3, 2)
+        assert (await reports.batch())[1] == [event(2), event(3), event(4)]
+        for number in range(3):
+            reports.put("run", event(number))
+        reports.put_back(run, batch)
+        assert (len(reports), reports.dropped) == (3, 5)
+        assert (await reports.batch())[1] == [event(0), event(1), event(2)]
+
+    asyncio.run(scenario())
+
+
+def test_what_was_dropped_is_told_when_something_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "QUEUE_MAX", 1)
+    monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
+    answers = iter([httpx.Response(503), httpx.Response(400), httpx.Response(204)])
+    told: list[tuple[int, int]] = []
+
+    async def scenario() -> None:
+        reports = ReportQueue()
+
+        def answer(_: httpx.Request) -> httpx.Response:
+            given = next(answers)
+            told.append((given.status_code, sum("were dropped" in line["event"] for line in logs)))
+            return given
+
+        transport = httpx.MockTransport(answer)
+        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
+            link = ControlLink(client, HELLO, nobody, reports, Path("membership.json"))
+            for number in range(3):
+                reports.put("run", event(number))
+            await link.send_last(60)
+            assert reports.dropped == 2, "it was refused"
+            reports.put("run", event(3))
+            await link.send_last(60)
+            assert reports.dropped == 0
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    assert told == [(503, 0), (400, 0), (204, 0)]
+    assert [line["count"] for line in logs if "were dropped" in line["event"]] == [2]
 
 
 def sent_at_the_end(answer: Answer, *names: str) -> list[str]:
@@ -162,3 +218,48 @@ def test_a_control_plane_that_wants_another_token_ends_every_loop(tmp_path: Path
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kept", ["", '{"version": "soon"}', "[" * 100_000, "folder"])
+def test_a_damaged_membership_is_passed_over_with_one_line(tmp_path: Path, kept: str) -> None:
+    """It is a cache: the control plane knows better. But it must be one that can be written."""
+    snapshot = tmp_path / "membership.json"
+    if kept == "folder":
+        snapshot.mkdir()
+    else:
+        snapshot.write_text(kept)
+    adopted: list[Membership] = []
+    word = Membership(version=1, runs=[])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=word.model_dump_json())
+
+    async def scenario() -> None:
+        transport = httpx.MockTransport(answer)
+        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
+            arrived = asyncio.Event()
+
+            async def adopt(membership: Membership) -> None:
+                adopted.append(membership)
+                arrived.set()
+
+            link = ControlLink(client, HELLO, adopt, ReportQueue(), snapshot)
+            await link.adopt_snapshot()
+            assert adopted == []
+            running = asyncio.create_task(link.run())
+            try:
+                if kept == "folder":
+                    with pytest.raises(
+                        StoreDamaged, match=r"membership\.json is a folder; move it"
+                    ):
+                        await asyncio.wait_for(running, 60)
+                else:
+                    await asyncio.wait_for(arrived.wait(), 60)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    assert adopted[0] == word
+    assert [line["event"] for line in logs] == ["the last membership is damaged"]

@@ -41,10 +41,35 @@ def test_no_fragment_hides_another_and_series_go_with_their_replica() -> None:
 
     for fragment in (0, 1):
         run.stands(fragment, Saved())
-    run.closed(0, closing(20, a=7.0, b=0.5), 1.0)
-    assert tokens() == 0.0, "fragment 1 has none"
-    run.closed(1, closing(10, a=0.25, b=0.5), 1.0)
-    assert tokens() == 10.0
+    run.closed(0, closing(10, a=7.0, b=0.5), 1.0)
+    assert tokens() == 0.0, "the last fragment has none"
+    run.closed(1, closing(20, a=0.25, b=0.5), 1.0)
+    assert tokens() == 20.0, "those of the last fragment, as everywhere"
     assert [z(0, "a"), z(1, "a")] == [7.0, 0.25]
     run.members({"b"})
     assert [z(0, "a"), z(1, "a"), z(0, "b"), z(1, "b")] == [None, None, 0.5, 0.5]
+
+
+def test_a_run_that_is_put_away_leaves_no_series() -> None:
+    metrics = Metrics()
+
+    def series(name: str) -> int:
+        samples = (s for family in metrics.registry.collect() for s in family.samples)
+        return sum(s.labels.get("run") == name for s in samples)
+
+    runs = [metrics.of(name) for name in ("stays", "goes")]
+    for run in runs:
+        run.stands(0, Saved())
+        run.judged(pb.VERDICT_ACCEPTED)
+        run.moved("up", 10)
+        with run.commit_seconds():
+            pass
+        run.closed(0, closing(20, a=7.0, b=0.5), 1.0)
+    before = series("stays")
+    assert before == series("goes") > 11
+    runs[1].close()
+    runs[1].moved("down", 10)  # a pull that is still ending
+    assert (series("goes"), series("stays")) == (0, before)
+    back = metrics.of("goes")
+    back.stands(0, Saved())
+    assert series("goes") == 2

@@ -165,8 +165,10 @@ def test_ranks_that_do_not_tile_are_all_told() -> None:
         short = pb.Box(tensor=0, offsets=[5], sizes=[7])
         wrong, shard = joined(staging, header(rank=1, ranks=2, boxes=[short]))
         fill(shard)
-        with pytest.raises(InvalidRequest, match="element 4 of 12 is missing"):
-            staging.add(wrong, shard)
+        assert staging.add(wrong, shard)
+        with pytest.raises(InvalidRequest, match="element 4 of 12 is missing") as untiled:
+            staged.check_tiling(SIZE)
+        staging.drop(staged, untiled.value)
         with pytest.raises(InvalidRequest):
             await staged.answer
         assert budget.used == 0

@@ -16,18 +16,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from syncline_proto.errors import StoreDamaged, StoreError
-from syncline_proto.settings import RunSettings
+from syncline_proto.errors import StoreError
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Ema, ReplicaNorms, Statistics
 from syncline_sync.core.record import Contribution, LastPush, Saved
 from syncline_sync.saved import saved_from_json, saved_to_json
-from syncline_sync.store import FragmentStore, Loaded, RunStore
-from syncline_testing.service import flat_layout
+from syncline_sync.store import Loaded
+from syncline_testing.stored import Commit, fragment, gradient, revision, values
 
-SIZE = 600
 Files = dict[str, bytes]
-Commit = Callable[[FragmentStore], None]
 
 BUSY = Saved(
     epoch=3,
@@ -52,20 +49,6 @@ BUSY = Saved(
 )  # fmt: skip
 
 
-def values(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
-
-
-def revision(number: int) -> Commit:
-    saved = Saved(revision=number, committed_tokens=number, gradient_step=0)
-    return lambda store: store.commit(saved, values(number), values(100 + number))
-
-
-def gradient(step: int, life: int = 0) -> Commit:
-    saved = Saved(revision=0, gradient_step=step, committed_tokens=10 * life)
-    return lambda store: store.commit_gradient(saved, values(1000 + step + 50 * life))
-
-
 def seen(loaded: Loaded | None) -> Any:
     """Everything in it, in a form that can be compared."""
     if loaded is None:
@@ -76,10 +59,10 @@ def seen(loaded: Loaded | None) -> Any:
 
 def after(folder: Path, *commits: Commit) -> Any:
     """What a service finds that starts after these commits."""
-    store = FragmentStore(folder)
+    store = fragment(folder)
     for commit in commits:
         commit(store)
-    return seen(FragmentStore(folder).load())
+    return seen(fragment(folder).load())
 
 
 def test_everything_remembered_comes_back_equal() -> None:
@@ -92,8 +75,8 @@ def test_everything_remembered_comes_back_equal() -> None:
 def test_a_commit_comes_back_to_the_bit_and_any_reader_can_read_it(tmp_path: Path) -> None:
     odd = values(1)
     odd[:4] = [np.inf, -0.0, np.float32(1e-45), -np.inf]
-    FragmentStore(tmp_path / "f").commit(BUSY, odd, values(2))
-    loaded = FragmentStore(tmp_path / "f").load()
+    fragment(tmp_path / "f").commit(BUSY, odd, values(2))
+    loaded = fragment(tmp_path / "f").load()
     assert loaded is not None
     assert loaded.saved == BUSY
     assert loaded.parameters.tobytes() == odd.tobytes()
@@ -105,31 +88,32 @@ def test_a_commit_comes_back_to_the_bit_and_any_reader_can_read_it(tmp_path: Pat
 
 
 def test_two_revisions_are_kept_each_with_what_was_saved_beside_it(tmp_path: Path) -> None:
-    store = FragmentStore(tmp_path)
+    folder = tmp_path / "f"
+    store = fragment(folder)
     for number in range(4):
         revision(number)(store)
-    loaded = FragmentStore(tmp_path).load()
+    loaded = fragment(folder).load()
     assert loaded is not None
     assert [s.revision for s, _ in loaded.revisions] == [2, 3]
     assert [s.committed_tokens for s, _ in loaded.revisions] == [2, 3]
     assert [v.tobytes() for _, v in loaded.revisions] == [values(n).tobytes() for n in (2, 3)]
     assert loaded.momentum.tobytes() == values(103).tobytes()
-    assert {p.name for p in tmp_path.iterdir()} == {
+    assert {p.name for p in folder.iterdir()} == {
         "head.json", "r00000002.safetensors", "r00000003.safetensors",
     }  # fmt: skip
 
 
 def test_mean_gradients_are_kept_until_revision_1(tmp_path: Path) -> None:
-    store = FragmentStore(tmp_path)
+    store = fragment(tmp_path)
     for commit in (revision(0), gradient(1), gradient(2), gradient(3)):
         commit(store)
-    loaded = FragmentStore(tmp_path).load()
+    loaded = fragment(tmp_path).load()
     assert loaded is not None
     assert [s.gradient_step for s, _ in loaded.gradients] == [2, 3]
     assert loaded.saved.gradient_step == 3
     assert loaded.parameters.tobytes() == values(0).tobytes()
     revision(1)(store)
-    loaded = FragmentStore(tmp_path).load()
+    loaded = fragment(tmp_path).load()
     assert loaded is not None
     assert (loaded.saved.revision, loaded.gradients) == (1, ())
     assert not list(tmp_path.glob("g*"))
@@ -198,7 +182,7 @@ def test_a_kill_at_any_moment_leaves_the_old_state_or_the_new(
     earlier, last = HISTORIES[history]
     allowed = [after(tmp_path / "old", *earlier), after(tmp_path / "new", *earlier, last)]
     assert allowed[0] != allowed[1]
-    store = FragmentStore(tmp_path / "live" / "f")
+    store = fragment(tmp_path / "live" / "f")
     for commit in earlier:
         commit(store)
     with monkeypatch.context() as patch:
@@ -213,16 +197,37 @@ def test_a_kill_at_any_moment_leaves_the_old_state_or_the_new(
         for name, data in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(data)
-        found.append(allowed.index(seen(FragmentStore(root / "f").load())))
-        left = {p.name for p in (root / "f").glob("*")} if (root / "f").exists() else set()
-        assert not any(name.endswith(".new") for name in left), "what a kill left is swept"
+        found.append(allowed.index(seen(fragment(root / "f").load())))
         if found[-1] == 0:
-            again = FragmentStore(root / "f")
+            again = fragment(root / "f")
             again.load()
             last(again)
-            assert seen(FragmentStore(root / "f").load()) == allowed[1], "and life goes on"
+            assert seen(fragment(root / "f").load()) == allowed[1], "and life goes on"
+            left, usual = ({p.name for p in at.iterdir()} for at in (root / "f", tmp_path / "new"))
+            assert left == usual, "what a kill left is swept"
     assert found == sorted(found), "once the new state is there it stays"
     assert set(found) == {0, 1}
+
+
+def test_who_reads_takes_nothing_from_who_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file stands on the disk before a head names it, and nobody else may think it left over."""
+    store = fragment(tmp_path)
+    for commit in (revision(0), revision(1)):
+        commit(store)
+    sync = os.fsync
+
+    def read_meanwhile(handle: int) -> None:
+        sync(handle)
+        fragment(tmp_path).load()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", read_meanwhile)
+        revision(2)(store)
+    loaded = fragment(tmp_path).load()
+    assert loaded is not None
+    assert [s.revision for s, _ in loaded.revisions] == [1, 2]
 
 
 def test_a_commit_is_synced_before_it_counts(
@@ -242,7 +247,7 @@ def test_a_commit_is_synced_before_it_counts(
         acts.append(f"{source.name} -> {target.name}")
         rename(source, target)
 
-    store = FragmentStore(tmp_path)
+    store = fragment(tmp_path)
     revision(0)(store)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
@@ -254,65 +259,6 @@ def test_a_commit_is_synced_before_it_counts(
         "head.json.new -> head.json",
         f"sync {tmp_path.name}",
     ]
-
-
-# Damage
-
-
-def damaged(path: Path, how: str) -> None:
-    data = bytearray(path.read_bytes())
-    if how == "gone":
-        path.unlink()
-        return
-    if how == "bit":
-        data[len(data) // 2] ^= 1
-    elif how == "short":
-        del data[-1:]
-    elif how == "empty":
-        data.clear()
-    path.write_bytes(bytes(data))
-
-
-@pytest.mark.parametrize("how", ["gone", "bit", "short", "empty"])
-@pytest.mark.parametrize("which", ["r00000000", "g00000001", "g00000002"])
-def test_a_damaged_file_that_counts_is_named(tmp_path: Path, which: str, how: str) -> None:
-    store = FragmentStore(tmp_path)
-    for commit in (revision(0), gradient(1), gradient(2)):
-        commit(store)
-    damaged(tmp_path / f"{which}.safetensors", how)
-    with pytest.raises(StoreDamaged, match=which):
-        FragmentStore(tmp_path).load()
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "nonsense", '{"files": []}', '{"files": [1]}', '{"files": [{"a": 1}]}']
-)
-def test_a_head_that_is_none_is_named(tmp_path: Path, text: str) -> None:
-    revision(0)(FragmentStore(tmp_path))
-    (tmp_path / "head.json").write_text(text)
-    with pytest.raises(StoreDamaged, match=r"head\.json"):
-        FragmentStore(tmp_path).load()
-    assert (tmp_path / "r00000000.safetensors").exists(), "nothing is swept without a head"
-
-
-def test_a_state_of_another_version_is_named(tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("syncline_sync.saved.VERSION", 99)
-        revision(0)(FragmentStore(tmp_path))
-    with pytest.raises(StoreDamaged, match="r00000000"):
-        FragmentStore(tmp_path).load()
-
-
-@pytest.mark.parametrize("name", ["layout.json", "run.json"])
-def test_a_run_whose_facts_are_damaged_is_named(tmp_path: Path, name: str) -> None:
-    run = RunStore(tmp_path, "run")
-    run.save_layout(flat_layout())
-    run.save_settings(RunSettings())
-    assert (run.load_layout(), run.load_settings()) == (flat_layout(), RunSettings())
-    (run.folder / name).write_text('{"tensors": []')
-    with pytest.raises(StoreDamaged, match=name):
-        run.load_layout()
-        run.load_settings()
 
 
 # Full disks
@@ -331,11 +277,12 @@ def files_may_have(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("room", [0, 100, 2000, 4000])
 def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path, room: int) -> None:
-    store = FragmentStore(tmp_path)
+    store = fragment(tmp_path)
     revision(0)(store)
     before = after(tmp_path)
     with files_may_have(room), pytest.raises(StoreError, match="Cannot write"):
         revision(1)(store)
+    assert {p.name for p in tmp_path.iterdir()} == {"head.json", "r00000000.safetensors"}
     assert after(tmp_path) == before
     revision(1)(store)
     assert after(tmp_path)[0].revision == 1
@@ -344,7 +291,7 @@ def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path, room: int) 
 def test_a_disk_that_refuses_to_sync_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = FragmentStore(tmp_path)
+    store = fragment(tmp_path)
     revision(0)(store)
     before = after(tmp_path)
 

@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be written fails on every rank, and holds none of them up."""
+"""One that cannot be written fails on every rank; one just written is never removed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -29,11 +30,11 @@ class Table:
 class Seat(RankGroup):
     """One rank at the table."""
 
-    world: int = WORLD
+    count: int = WORLD
     table: Table
 
     def sum(self, values: list[float]) -> list[float]:  # type: ignore[override]
-        self.table.numbers[self.rank] = values
+        self.table.numbers[self.index] = values
         self.table.barrier.wait()
         told = [float(sum(column)) for column in zip(*self.table.numbers, strict=True)]
         self.table.barrier.wait()
@@ -46,7 +47,7 @@ def saved(folder: Path) -> list[str]:
 
     def save(rank: int) -> str:
         model = nn.Linear(2, 2)
-        checkpoints = Checkpoints(folder, keep=2, ranks=Seat(rank=rank, table=table))
+        checkpoints = Checkpoints(folder, keep=2, ranks=Seat(index=rank, table=table))
         position = Position(run="run", inner_step=3, tokens=9, stream={}, world=WORLD)
         try:
             return checkpoints.save(position, model, torch.optim.AdamW(model.parameters())).name
@@ -75,3 +76,16 @@ def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step-0000000003").touch()  # in the way of the last rename
     first, second = saved(tmp_path)
     assert "Not a directory" in first and second.endswith("see another rank.")
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_the_one_just_written_outlives_those_of_higher_steps(tmp_path: Path, keep: int) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=keep, ranks=RankGroup())
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in (8, 9, 1, 2):
+        position = Position(run="run", inner_step=step, tokens=9, stream={}, world=1)
+        written = checkpoints.save(position, model, optimizer)
+        assert (written / "rank-0.safetensors").is_file()
+    kept = sorted(int(path.name[-10:]) for path in tmp_path.iterdir())
+    assert kept == {1: [2], 2: [2, 9], 5: [1, 2, 8, 9]}[keep]

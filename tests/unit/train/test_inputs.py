@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def feed(folder: Path, ordinal: int, replicas: int, rank: int = 0, world: int = 1) -> Feed:
     section = DataSection(path=folder, sequence_length=LENGTH)
-    ranks = RankGroup(rank=rank, world=world)
+    ranks = RankGroup(index=rank, count=world)
     return Feed.open(folder, section, ordinal=ordinal, replicas=replicas, ranks=ranks)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -62,6 +64,34 @@ def test_after_it_is_closed_it_counts_no_more() -> None:
         pass
     trial.optimizer.step()
     assert trial.replica.inner_step == 0
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda replica: next(replica.shard([batch(0, 0)])),
+        lambda replica: replica.count_tokens(1),
+        lambda replica: replica.synchronize(),
+        lambda replica: replica.finish(),
+    ],
+)
+def test_who_was_not_started_does_not_train_alone_without_a_word(
+    act: Callable[[Replica], object],
+) -> None:
+    trial = Trial("http://127.0.0.1:9", "r", 1)
+    with pytest.raises(ConfigError, match="start it, or use it in a `with` block"):
+        act(trial.replica)
+    trial.replica.close()
+
+
+def test_it_starts_once_and_closes_once() -> None:
+    trial = Trial(None, "r", 1)
+    with trial.replica:
+        with pytest.raises(ConfigError, match="started already"):
+            trial.replica.start()
+        trial.step()
+    trial.replica.close()
+    assert trial.replica.inner_step == 1
 
 
 @pytest.mark.parametrize(

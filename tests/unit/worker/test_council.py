@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -70,14 +71,14 @@ def done(answer: Answer, revision: int) -> Future[Outcome]:
 def concluded(
     *futures: Future[Outcome],
     order: Callable[[], Order] = lambda: Order.GO_ON,
-    limit_s: float | None = None,
+    until: float | None = None,
 ) -> list[tuple[Conclusion, Outcome]]:
     table = Table(len(futures))
 
     def rank(index: int) -> tuple[Conclusion, Outcome]:
         ranks = cast(Ranks, Seat(table, index))
         council = Council(ranks, cast(Exchange, Shelf()), order)
-        return council.conclude(0, futures[index], limit_s)
+        return council.conclude(0, futures[index], until)
 
     with ThreadPoolExecutor(len(futures)) as pool:
         return list(pool.map(rank, range(len(futures))))
@@ -106,5 +107,5 @@ def test_a_rank_that_waits_holds_back_the_others_until_rank_0_gives_up() -> None
 
 
 def test_past_the_limit_all_ranks_give_up_together() -> None:
-    ends = concluded(Future(), Future(), limit_s=0.3)
+    ends = concluded(Future(), Future(), until=time.monotonic() + 0.3)
     assert [conclusion.step for conclusion, _ in ends] == [Step.ABANDON] * 2

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 
+import pytest
+
+from syncline import heartbeat
 from syncline.control import ControlClient
 from syncline.heartbeat import Pulse
 from syncline_proto.rest import Progress, Registration, RunState, RunView
@@ -21,6 +26,28 @@ REGISTRATION = Registration(
     run=RUN,
     sync_services=[],
 )
+
+
+def beating() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "syncline-heartbeat"]
+
+
+def test_a_silent_control_plane_does_not_hold_up_who_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The heartbeat on its way is left to its thread, and what then befalls it is no fault."""
+    monkeypatch.setattr(heartbeat, "CLOSE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = ControlClient(f"http://127.0.0.1:{server.getsockname()[1]}", None, 60.0)
+        pulse = Pulse(client, REGISTRATION, lambda: Progress(phase="training"))
+        pulse.start()
+        taken, _ = server.accept()
+        with taken:
+            pulse.close(tell=True)
+            (thread,) = beating()
+        thread.join(20)
+    assert not beating()
+    assert pulse.news.lost is None
 
 
 def test_a_fault_in_the_heartbeat_counts_as_a_lost_lease() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from syncline.hooks import Hooks
 from syncline.layout import describe
 from syncline.ranks import Ranks
+from syncline_proto.errors import ConfigError
 from syncline_testing.replicas import TinyModel, batch, loss_of
 
 
@@ -43,6 +45,25 @@ def test_fragments_are_asked_for_in_forward_order_and_then_comes_the_step() -> N
     loss_of(model, batch(0, 0)).backward()
     watched.optimizer.step()
     assert watched.seen == [0, 1, 2, 3, -1, -2]
+
+
+def test_a_step_with_a_closure_is_refused_before_anything_moves() -> None:
+    """A closure makes its gradients when everybody's mean has been taken already."""
+    watched = Watched(TinyModel())
+
+    def closure() -> float:
+        watched.seen.append(-3)
+        return 0.0
+
+    for step in (
+        lambda: watched.optimizer.step(closure),
+        lambda: watched.optimizer.step(closure=closure),
+    ):
+        with pytest.raises(ConfigError, match="closure"):
+            step()
+    assert watched.seen == []
+    watched.optimizer.step(None)
+    assert watched.seen == [-1, -2]
 
 
 def test_a_block_waits_before_any_of_its_children() -> None:

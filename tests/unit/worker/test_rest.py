@@ -10,9 +10,11 @@ from contextlib import contextmanager
 import pytest
 
 from syncline.control import ControlClient
+from syncline.launch import client
 from syncline.launch.client import OperatorClient
 from syncline.link import Link
 from syncline_proto.errors import ConfigError, ReplicaUnknown, SynclineError, Unreachable
+from syncline_proto.rest import Event
 from syncline_proto.settings import TimeoutSettings
 
 SECRET = "what-the-stranger-says"
@@ -91,6 +93,18 @@ def test_a_stranger_has_no_stream_of_events_either() -> None:
         assert operator.server_time() is None
 
 
+def test_a_stream_that_opened_ends_an_absence_although_nothing_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "RECONNECT_S", 0.5)  # less than between two attempts
+    kind = "text/event-stream"
+    event = Event(id=7, time=0.0, run=None, replica=None, kind="k", message="It is back.")
+    away, quiet = http("503 Service Unavailable", HTML), http("200 OK", b": alive\n\n", kind)
+    news = http("200 OK", f"data: {event.model_dump_json()}\n\n".encode(), kind)
+    with answering(away, quiet, away, news) as url, OperatorClient(url) as operator:
+        assert next(operator.follow(None, 0)) == event
+
+
 def raised(answers: tuple[bytes, ...], calls: int = 1) -> SynclineError:
     with answering(*answers) as url:
         client = ControlClient(url, None, 5.0)
@@ -128,3 +142,11 @@ def test_what_no_header_and_no_socket_can_hold_is_refused_before_a_connection() 
     for address, token in (("sync-0:99999", None), ("127.0.0.1:1", "a\nb")):
         with pytest.raises(ConfigError):
             Link(address, TimeoutSettings(), token)
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a b", "A", "a/b", "a?b", ".", "x" * 64])
+def test_a_name_that_can_be_none_is_told_before_anybody_is_asked(name: str) -> None:
+    with OperatorClient("http://127.0.0.1:1") as operator:
+        for act in (operator.kick, operator.drain):
+            with pytest.raises(ConfigError, match="name of a run or replica"):
+                act("run", name)

@@ -7,9 +7,9 @@ from syncline.cli.options import Json
 
 PLAIN_CODES = {
     0: ("", "Done."),
-    1: ("", "A fault of our own."),
+    1: ("", "A fault of our own; from doctor: a check failed."),
     2: ("", "Wrong usage: an unknown command or option."),
-    130: ("", "Stopped by Ctrl+C or SIGTERM."),
+    130: ("", "Ctrl+C; for up and demo also SIGTERM."),
 }
 
 

@@ -6,7 +6,6 @@ It only shows; what is shown is ``launch.view``'s business.
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -28,12 +27,7 @@ class RunScreen(Protocol):
     """A screen for one launch, as a context manager."""
 
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
     def say(self, sentence: str) -> None: ...
     def update(self, view: View) -> None: ...
 
@@ -48,12 +42,7 @@ class LiveScreen:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -78,12 +67,7 @@ class LineScreen:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def say(self, sentence: str) -> None:

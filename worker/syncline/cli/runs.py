@@ -162,7 +162,7 @@ def runs_table(runs: Sequence[RunView]) -> RenderableType:
     rows = (
         (
             run.name,
-            run.state.value,
+            state_of(run),
             run.replicas_alive,
             run.replicas_taking_part,
             run.revision,
@@ -189,7 +189,7 @@ def run_facts(run: RunView) -> list[tuple[str, object]]:
     of_budget = f" of {output.count(budget)}" if budget else ""
     facts: list[tuple[str, object]] = [
         ("run", run.name),
-        ("state", run.state.value),
+        ("state", state_of(run)),
         ("replicas", f"{run.replicas_alive} alive, {run.replicas_taking_part} taking part"),
         ("tokens", output.count(run.committed_tokens) + of_budget),
         ("revision", run.revision),
@@ -199,6 +199,14 @@ def run_facts(run: RunView) -> list[tuple[str, object]]:
         ("settings version", run.settings_version),
     ]
     return facts + list(_flat(run.settings.model_dump(mode="json")))
+
+
+def state_of(run: RunView) -> str:
+    """Return the run's state, and since when nobody trains it although it goes on."""
+    state = run.state.value
+    return (
+        state if run.idle_since is None else f"{state}, idle since {output.clock(run.idle_since)}"
+    )
 
 
 def budget_share(run: RunView) -> float | None:

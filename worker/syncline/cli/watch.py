@@ -169,14 +169,9 @@ def _pictures(client: OperatorClient, every: float) -> Iterator[RenderableType]:
 
 
 def _services_table(services: Sequence[SyncEndpoint]) -> RenderableType:
-    rows = (
-        (one.name, one.address, f"{one.index + 1} of {one.shards}", "yes" if one.alive else "no")
-        for one in services
-    )
-    columns = ("sync service", "address", "share", "alive")
-    return output.table(
-        columns, rows, empty="No sync service has announced itself yet.", spare=("share",)
-    )
+    rows = ((one.name, one.address, "yes" if one.alive else "no") for one in services)
+    columns = ("sync service", "address", "alive")
+    return output.table(columns, rows, empty="No sync service has announced itself yet.")
 
 
 def _events_table(found: Sequence[Event]) -> RenderableType:

@@ -6,9 +6,8 @@ Every call is made once: a person wants to know at once that nobody answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from email.utils import parsedate_to_datetime
-from types import TracebackType
 from typing import Any, Self
 
 from syncline.rest import Rest, below_v1
@@ -46,12 +45,7 @@ class OperatorClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._rest.close()
 
     def ready(self) -> bool:
@@ -124,26 +118,24 @@ class OperatorClient:
             Unreachable: the control plane stayed away for a minute.
         """
         lost_at: float | None = None
+        query = _given(run=run)
         while True:
+            headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
+            path = "/v1/events/stream"
             try:
-                for event in self._stream(run, after):
-                    after, lost_at = event.id, None
-                    yield event
+                with self._rest.stream(path, query, headers, STREAM_SILENCE_S) as lines:
+                    lost_at = None  # a quiet run has no event to say so
+                    for line in lines:
+                        if line.startswith("data:"):
+                            event = self._rest.read(Event, line.removeprefix("data:"))
+                            after = event.id
+                            yield event
             except Unreachable:
                 now = time.monotonic()
                 lost_at = lost_at or now
                 if now - lost_at > RECONNECT_S:
                     raise
             time.sleep(1.0)
-
-    def _stream(self, run: str | None, after: int) -> Iterator[Event]:
-        """Yield from one connection to the server-sent events until it ends."""
-        headers = {"Last-Event-ID": str(after), "Accept": "text/event-stream"}
-        query = _given(run=run)
-        with self._rest.stream("/v1/events/stream", query, headers, STREAM_SILENCE_S) as lines:
-            for line in lines:
-                if line.startswith("data:"):
-                    yield self._rest.read(Event, line.removeprefix("data:"))
 
 
 def _given(**query: Any) -> dict[str, Any]:

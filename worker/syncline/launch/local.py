@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from syncline.launch import commands
@@ -108,12 +107,7 @@ class LocalRun:
             self._stack = until_whole.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def start(self) -> None:
@@ -271,8 +265,9 @@ class LocalRun:
 
     def _has_checkpoint(self, name: str) -> bool:
         """Whether an earlier life of the replica left its inner state."""
-        folder = self._launch.job.checkpoint.folder
-        return folder is not None and any((folder / name).glob("step-*"))
+        job = self._launch.job
+        folder = job.checkpoint.folder
+        return folder is not None and any((folder / job.run.name / name).glob("step-*"))
 
     def _ask_state(self) -> None:
         self._state_at = time.monotonic()

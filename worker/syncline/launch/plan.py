@@ -5,7 +5,6 @@ Reads the job and chooses names, counts and the folder; starts nothing.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from syncline.train.config import JobConfig
 from syncline_proto.errors import ConfigError
+from syncline_proto.locks import owned
 
 DEMO_GRACE_S = 5.0
 DEMO_FOLDER = "syncline-demo"
@@ -121,19 +121,16 @@ def locked(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = owned(folder / ".lock")
     except OSError as error:
         raise ConfigError(
             f"The folder {folder} cannot be used ({error.strerror}); choose another with --out."
         ) from None
+    if lock is None:
+        raise ConfigError(
+            f"Another launch is using {folder}; stop that one, or choose another folder with --out."
+        )
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"Another launch is using {folder}; stop that one, or choose another folder with "
-                "--out."
-            ) from None
         yield
 
 

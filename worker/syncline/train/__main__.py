@@ -22,13 +22,13 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train; return the exit code."""
     given = _parser().parse_args(arguments)
-    leads = os.environ.get("RANK", "0") == "0"
-    configure_logs(leads=leads)
+    first = os.environ.get("RANK", "0") == "0"
+    configure_logs(first=first)
     try:
         _train(given)
     except SynclineError as error:
         # The other ranks fail of the same cause, or of this one's end: one sentence is enough.
-        if leads or not isinstance(error, ProcessFailed):
+        if first or not isinstance(error, ProcessFailed):
             sys.stderr.write(f"{error.message}\n")
         return error.exit_code
     except KeyboardInterrupt:
@@ -47,19 +47,19 @@ def _train(given: argparse.Namespace) -> None:
     job = JobConfig.load(given.job, [*given.set, *named])
     # torch and transformers take seconds to import, and a wrong job should be told at once.
     from syncline.train.loop import Trainer
-    from syncline.train.progress import as_fields, listener
+    from syncline.train.progress import as_fields, listener_for
     from syncline.train.ranks import joined_ranks
 
-    with joined_ranks() as ranks:
+    with joined_ranks(mixed_precision=job.train.precision != "fp32") as ranks:
         # With --json standard output is for the end alone.
         lines = sys.stderr if given.json else sys.stdout
-        progress = listener(given.progress, lines, leads=ranks.leads)
+        listener = listener_for(given.progress, lines, first=ranks.first)
         try:
-            trainer = Trainer(job, ranks, progress, replica=given.replica, resume=given.resume)
+            trainer = Trainer(job, ranks, listener, replica=given.replica, resume=given.resume)
             ending = trainer.run()
         finally:
-            progress.close()
-        if given.json and ranks.leads:
+            listener.close()
+        if given.json and ranks.first:
             sys.stdout.write(json.dumps(as_fields(ending), indent=2, allow_nan=False) + "\n")
 
 

@@ -14,7 +14,7 @@ from syncline import Replica
 from syncline.train.board import Board
 from syncline.train.config import JobConfig
 from syncline.train.evaluate import HeldOut, bits_if_counted
-from syncline.train.progress import Ending, Progress, Snapshot, Start
+from syncline.train.progress import Ending, Listener, Snapshot, Start
 from syncline.train.ranks import RankGroup
 from syncline.train.step import StepReport
 
@@ -43,15 +43,15 @@ class Books:
         *,
         bytes_per_token: float,
         ranks: RankGroup,
-        progress: Progress,
+        listener: Listener,
     ) -> None:
         self.inner_step = 0
         self._job = job
         self._bytes_per_token = bytes_per_token
-        self._leads = ranks.leads
-        self._progress = progress
+        self._is_first = ranks.first
+        self._listener = listener
         folder = job.log.tensorboard
-        self._board = Board(folder / own if folder is not None and ranks.leads else None)
+        self._board = Board(folder / own if folder is not None and ranks.first else None)
         self._own_tokens = 0
         self._own_tokens_told = 0
         self._losses: list[float] = []
@@ -78,7 +78,7 @@ class Books:
         self._run_tokens_at_start = run_tokens
         self._started = self._told = time.monotonic()
         self._every = Every(self._job.log.every_steps, self.inner_step)
-        self._progress.start(
+        self._listener.start(
             Start(
                 run=self._job.run.name,
                 replica=replica.name if replica.active else None,
@@ -103,7 +103,7 @@ class Books:
     ) -> None:
         """Draw an evaluation into the run's curves."""
         self._held_out = found
-        if self._leads:
+        if self._is_first:
             replica.add_point(kind, found.loss)
             self._board.held_out(kind, tokens, found.loss, found.bits_per_byte)
 
@@ -114,7 +114,7 @@ class Books:
         now = self._snapshot(self._last, replica, run_tokens)
         self._losses.clear()
         self._told, self._own_tokens_told = time.monotonic(), self._own_tokens
-        if self._leads:
+        if self._is_first:
             replica.report(
                 loss=now.loss,
                 grad_norm=now.grad_norm,
@@ -122,7 +122,7 @@ class Books:
                 tokens_per_second=now.tokens_per_second,
             )
             self._board.snapshot(now)
-            self._progress.update(now)
+            self._listener.update(now)
 
     def ending(
         self,
@@ -161,7 +161,7 @@ class Books:
 
     def close(self, ending: Ending | None) -> None:
         """No more will come; ``None`` when training did not end well."""
-        self._progress.close(ending)
+        self._listener.close(ending)
         self._board.close()
 
     def _snapshot(self, last: StepReport, replica: Replica, run_tokens: int) -> Snapshot:

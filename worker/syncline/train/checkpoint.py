@@ -47,19 +47,32 @@ class Position:
 
 
 class Checkpoints:
-    """The checkpoints of one replica, in one folder that all its ranks share."""
+    """The checkpoints of one replica of one run, in one folder that all its ranks share."""
 
     def __init__(self, folder: Path, *, keep: int, ranks: RankGroup) -> None:
         self._folder = folder
         self._keep = keep
         self._ranks = ranks
 
+    def must_be_new(self) -> None:
+        """Refuse to start at step 0 among checkpoints that a later ``load`` would prefer.
+
+        Raises:
+            ConfigError: there are some.
+        """
+        found = self._found()
+        if found:
+            raise ConfigError(
+                f"checkpoint.folder: {self._folder} has checkpoints of this run, up to "
+                f"{found[-1].name}; go on with --resume, or remove the folder to start anew."
+            )
+
     def __bool__(self) -> bool:
         """Whether there is one to load."""
         return bool(self._found())
 
     def save(self, position: Position, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-        """Write one and remove the oldest beyond ``keep``. All ranks must call it.
+        """Write one and remove the oldest of the others beyond ``keep``. All ranks must call it.
 
         Raises:
             ConfigError: the folder cannot be written; on all ranks, if one of them cannot.
@@ -67,19 +80,19 @@ class Checkpoints:
         final = self._folder / f"step-{position.inner_step:010d}"
         hidden = self._folder / f".{final.name}.writing"
         with self._agreed():
-            if self._ranks.leads:
+            if self._ranks.first:
                 shutil.rmtree(hidden, ignore_errors=True)
                 hidden.mkdir(parents=True)
         with self._agreed():
             tensors = dict(_tensors(model, optimizer, self._ranks))
-            path = hidden / f"rank-{self._ranks.rank}.safetensors"
+            path = hidden / f"rank-{self._ranks.index}.safetensors"
             save_file(tensors, path)
             _to_disk(path)
             path = path.with_suffix(".json")
             path.write_text(json.dumps(asdict(position), indent=2))
             _to_disk(path)
         with self._agreed():
-            if self._ranks.leads:
+            if self._ranks.first:
                 self._show(hidden, final)
         return final
 
@@ -94,10 +107,10 @@ class Checkpoints:
         if not found:
             raise FileMissing(f"there is no checkpoint in {self._folder}; start without --resume.")
         newest = found[-1]
-        position = _read_position(newest / f"rank-{self._ranks.rank}.json", newest)
+        position = _read_position(newest / f"rank-{self._ranks.index}.json", newest)
         for name, saved, here in (
             ("run", position.run, run),
-            ("number of ranks", position.world, self._ranks.world),
+            ("number of ranks", position.world, self._ranks.count),
         ):
             if saved != here:
                 raise ConfigError(
@@ -105,7 +118,7 @@ class Checkpoints:
                     "start as it was made, or without --resume."
                 )
         try:
-            tensors = load_file(newest / f"rank-{self._ranks.rank}.safetensors")
+            tensors = load_file(newest / f"rank-{self._ranks.index}.safetensors")
             _restore(tensors, model, optimizer, self._ranks)
         except (OSError, SafetensorError, KeyError, RuntimeError, ValueError) as error:
             raise ConfigError(
@@ -128,12 +141,13 @@ class Checkpoints:
             )
 
     def _show(self, hidden: Path, final: Path) -> None:
-        """Give a whole checkpoint its name, and remove the oldest."""
+        """Give a whole checkpoint its name, and remove the oldest of the others."""
         _to_disk(hidden)
         shutil.rmtree(final, ignore_errors=True)
         hidden.rename(final)
         _to_disk(self._folder)
-        for old in self._found()[: -self._keep]:
+        others = [path for path in self._found() if path != final]
+        for old in others[: max(0, len(others) + 1 - self._keep)]:
             shutil.rmtree(old, ignore_errors=True)
 
     def _found(self) -> list[Path]:

@@ -52,9 +52,9 @@ class Evaluator:
         was_training = model.training
         model.eval()
         total, count = torch.zeros((), device=self._ranks.device), 0
-        stride = self._micro_batch * self._ranks.world
+        stride = self._micro_batch * self._ranks.count
         for start in range(0, len(self._indices), stride):
-            mine = self._indices[start + self._ranks.rank : start + stride : self._ranks.world]
+            mine = self._indices[start + self._ranks.index : start + stride : self._ranks.count]
             # FSDP2 gathers in every forward pass: a rank without sequences goes along unheard.
             batch = collated(self._dataset, mine if len(mine) else self._indices[:1],
                              self._ranks.device)  # fmt: skip

@@ -14,11 +14,16 @@ import torch
 
 from syncline.data import SequenceStream, TokenDataset
 from syncline.data.order import StreamState
+from syncline.ranks import Ranks
 from syncline.train.config import DataSection, TrainSection
+from syncline.train.folder import prepared_folder
 from syncline.train.ranks import RankGroup
 
 TRAIN, HELD_OUT = "train", "held-out"
 Batch = dict[str, torch.Tensor]
+
+PREPARING_S = 7 * 24 * 3600.0
+"""How long the ranks of a replica wait for one of them that prepares data."""
 
 
 class Feed:
@@ -54,8 +59,8 @@ class Feed:
 
     def next(self, micro_batch: int) -> Batch:
         """``input_ids`` and ``labels``, int64 [micro_batch, length], on this rank's device."""
-        indices, _ = self._stream.next(micro_batch * self._ranks.world)
-        start = self._ranks.rank * micro_batch
+        indices, _ = self._stream.next(micro_batch * self._ranks.count)
+        start = self._ranks.index * micro_batch
         return collated(self._dataset, indices[start : start + micro_batch], self._ranks.device)
 
     def skip_to(self, tokens: int) -> None:
@@ -71,6 +76,26 @@ class Feed:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Raises DataError where the saved position is of other data or another slice."""
         self._stream.load_state_dict(cast(StreamState, state))
+
+
+def prepared_by_all(data: DataSection) -> Path:
+    """The job's data; rank 0 prepares it, if need be, before the others look. Collective.
+
+    A rank with a disk of its own then prepares it there, and all the others wait for it too: on a
+    line of their own, since a corpus may take longer than any step of training.
+
+    Raises:
+        DataError: what rank 0 found wrong, on all ranks.
+        ProcessFailed: another rank is gone.
+    """
+    ranks = Ranks(alone_s=PREPARING_S)
+    try:
+        ranks.share(lambda: str(prepared_folder(data)))
+        folder = prepared_folder(data)
+        ranks.sum(0)
+        return folder
+    finally:
+        ranks.close()
 
 
 def tokens_of_step(data: DataSection, train: TrainSection) -> int:

@@ -12,9 +12,9 @@ import sys
 import structlog
 
 
-def configure_logs(*, leads: bool = True) -> None:
+def configure_logs(*, first: bool = True) -> None:
     """Log from INFO on; ranks that do not lead tell only errors, since rank 0 says the rest."""
-    level = logging.INFO if leads else logging.ERROR
+    level = logging.INFO if first else logging.ERROR
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 from typing import Literal
 
 import structlog
@@ -22,11 +21,10 @@ from syncline.train.checkpoint import Checkpoints, Position
 from syncline.train.config import CheckpointSection, EvaluateSection, JobConfig
 from syncline.train.evaluate import Evaluator, HeldOut
 from syncline.train.export import export_model, full_state, portable
-from syncline.train.folder import prepared_folder
-from syncline.train.inputs import TRAIN, Batch, Feed, tokens_of_step
+from syncline.train.inputs import TRAIN, Batch, Feed, prepared_by_all, tokens_of_step
 from syncline.train.model import build_model, check_model, shard_model
 from syncline.train.optim import build_optimizer
-from syncline.train.progress import Ending, Progress
+from syncline.train.progress import Ending, Listener
 from syncline.train.ranks import RankGroup
 from syncline.train.schedules import Schedule
 from syncline.train.signals import Stop, heeding_sigterm
@@ -49,7 +47,7 @@ class Trainer:
         self,
         job: JobConfig,
         ranks: RankGroup,
-        progress: Progress,
+        listener: Listener,
         *,
         replica: str | None = None,
         resume: bool = False,
@@ -64,13 +62,13 @@ class Trainer:
         if job.train.threads is not None:
             torch.set_num_threads(job.train.threads)
         check_model(job)
-        self._folder = _prepared(job, ranks)
+        self._folder = prepared_by_all(job.data)
         manifest = read_manifest(self._folder)
         tokenizer = manifest.tokenizer
         self.model = build_model(job, tokenizer.vocab_size, tokenizer.eos_id)
         shard_model(self.model, ranks.mesh, job.train)
         # Parameters were equal on all ranks; dropout must not be.
-        torch.manual_seed(job.train.seed + ranks.rank)
+        torch.manual_seed(job.train.seed + ranks.index)
         self.optimizer = build_optimizer(self.model, job.optimizer)
         self.replica = Replica(
             self.model,
@@ -91,14 +89,14 @@ class Trainer:
         )
         # Replicas on one machine, started from one job, must not write into one folder.
         self._own = self.replica.name if self.replica.active else "alone"
-        self._checkpoints = self._checkpoints_of(job)
+        self._checkpoints = self._checkpoints_of(job, is_new=not resume)
         self._position = self._resumed() if resume else None
         self._books = Books(
             job,
             self._own,
             bytes_per_token=_bytes_per_token(manifest),
             ranks=ranks,
-            progress=progress,
+            listener=listener,
         )
 
     def run(self) -> Ending:
@@ -114,7 +112,7 @@ class Trainer:
             with heeding_sigterm(self._stop, replica.request_drain), replica:
                 self._begin()
                 while not self._over():
-                    report = self._step(self._next_batch, lr=self._lr, before_update=self._count)
+                    report = self._step(self._next_batch, lr=self._lr, before_update=self._ready)
                     self._books.note(report, self._step_tokens())
                     if replica.last_round:
                         self._settle()
@@ -171,14 +169,15 @@ class Trainer:
         """Of the step being taken: everyone is taken to do as much as this replica meanwhile."""
         return self._schedule.lr(self._run_tokens() + self._step_tokens() * self._replicas)
 
-    def _count(self) -> bool:
-        """Just before the optimizer's step, so that a push at its end names these tokens.
+    def _ready(self) -> bool:
+        """Just before clipping: what is clipped is the mean, and a push names these tokens.
 
-        False where the run has ended in this step's forward pass: its last value stays as it is.
+        False where the run has ended during this step: its last value stays as it is.
         """
+        self.replica.count_tokens(tokens_of_step(self.job.data, self.job.train))
+        self.replica.synchronize()
         if self.replica.done:
             return False
-        self.replica.count_tokens(tokens_of_step(self.job.data, self.job.train))
         self._tokens += self._step_tokens()
         return True
 
@@ -220,7 +219,7 @@ class Trainer:
         if spent and not self.replica.active and self.job.export.folder is not None:
             exported = self.job.export.folder
             state = full_state(self.model)
-            if self.ranks.leads:
+            if self.ranks.first:
                 export_model(state, self.job, exported)
         return self._books.ending(
             self._reason(spent),
@@ -261,7 +260,7 @@ class Trainer:
                 inner_step=self._books.inner_step,
                 tokens=self._run_tokens(),
                 stream=self._feed.state_dict(),
-                world=self.ranks.world,
+                world=self.ranks.count,
             )
             self._checkpoints.save(position, self.model, self.optimizer)
 
@@ -274,11 +273,15 @@ class Trainer:
             return None
         return self._checkpoints.load(self.model, self.optimizer, run=self.job.run.name)
 
-    def _checkpoints_of(self, job: JobConfig) -> Checkpoints | None:
+    def _checkpoints_of(self, job: JobConfig, *, is_new: bool) -> Checkpoints | None:
         section = job.checkpoint
         if section.folder is None:
             return None
-        return Checkpoints(section.folder / self._own, keep=section.keep, ranks=self.ranks)
+        folder = section.folder / job.run.name / self._own
+        checkpoints = Checkpoints(folder, keep=section.keep, ranks=self.ranks)
+        if is_new:
+            checkpoints.must_be_new()
+        return checkpoints
 
     def _every(self, section: EvaluateSection | CheckpointSection) -> Every:
         """Rounds pace a replica of a run, and steps one that trains alone."""
@@ -293,7 +296,7 @@ class Trainer:
 
     def _step_tokens(self) -> int:
         """Of the whole replica."""
-        return tokens_of_step(self.job.data, self.job.train) * self.ranks.world
+        return tokens_of_step(self.job.data, self.job.train) * self.ranks.count
 
 
 def _must_be_writable(job: JobConfig) -> None:
@@ -314,14 +317,6 @@ def _must_be_writable(job: JobConfig) -> None:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise ConfigError(f"{key}: cannot write to {folder}: {error.strerror}.") from None
-
-
-def _prepared(job: JobConfig, ranks: RankGroup) -> Path:
-    """The job's data; rank 0 prepares it, if need be, before the others look."""
-    if ranks.leads:
-        prepared_folder(job.data)
-    ranks.wait()
-    return prepared_folder(job.data)
 
 
 def _bytes_per_token(manifest: Manifest) -> float:

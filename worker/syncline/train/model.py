@@ -121,8 +121,10 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh | None, train: TrainSec
     """Cut the model over the mesh in place: each block, the embeddings, norm and head, the rest.
 
     Tied embeddings stay with the root, where both of their uses see them. Without a mesh nothing
-    is cut. Blocks are compiled here, one by one, so that hooks stay outside of the graphs.
+    is cut, and only fp32 can be computed in. Blocks are compiled here, one by one, so that hooks
+    stay outside of the graphs.
     """
+    assert mesh is not None or train.precision == "fp32", "mixed precision is FSDP2's: needs a mesh"
     # The same blocks that the run's fragments are cut along.
     found = blocks_in(model)
     blocks = [] if found is None else list(found[1])
@@ -137,8 +139,6 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh | None, train: TrainSec
             # Needed again first thing in the backward pass: freeing them would be for nothing.
             fully_shard([*_after(model, blocks), head], reshard_after_forward=False, **options)
         fully_shard(model, **options)
-    elif train.precision == "bf16":
-        log.warning("train.precision bf16 is for GPUs; computing in fp32 on this CPU")
     if train.compile:
         for block in blocks:
             block.forward = torch.compile(block.forward)

@@ -13,8 +13,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, TextIO
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 ProgressKind = Literal["bar", "json", "none"]
@@ -117,7 +122,7 @@ def as_fields(what: Start | Snapshot | Ending) -> dict[str, Any]:
     }
 
 
-class Progress(Protocol):
+class Listener(Protocol):
     """Somebody who wants to know."""
 
     def start(self, start: Start) -> None: ...
@@ -129,7 +134,7 @@ class Progress(Protocol):
         ...
 
 
-class NoProgress:
+class NoListener:
     """Nobody listens."""
 
     def start(self, start: Start) -> None:
@@ -142,7 +147,7 @@ class NoProgress:
         pass
 
 
-class JsonProgress:
+class JsonListener:
     """One JSON object a line: events ``start``, ``progress`` and ``end``."""
 
     def __init__(self, out: TextIO) -> None:
@@ -163,7 +168,7 @@ class JsonProgress:
         self._out.flush()
 
 
-class _Bar(RichProgress):
+class _Bar(Progress):
     """A bar, and beneath it a line of words, so that both fit 80 columns."""
 
     words = ""
@@ -173,7 +178,7 @@ class _Bar(RichProgress):
         yield Text(self.words, style="dim")
 
 
-class BarProgress:
+class BarListener:
     """A bar with a line of numbers, for people; a summary when it ends."""
 
     def __init__(self, console: Console) -> None:
@@ -227,10 +232,10 @@ class BarProgress:
         self._console.print(text, highlight=False, soft_wrap=True)
 
 
-def listener(kind: ProgressKind, out: TextIO, *, leads: bool) -> Progress:
+def listener_for(kind: ProgressKind, out: TextIO, *, first: bool) -> Listener:
     """The listener that the command line asked for; only rank 0 has one. ``out`` is for lines."""
-    if not leads or kind == "none":
-        return NoProgress()
+    if not first or kind == "none":
+        return NoListener()
     if kind == "json":
-        return JsonProgress(out)
-    return BarProgress(Console(stderr=True))
+        return JsonListener(out)
+    return BarListener(Console(stderr=True))

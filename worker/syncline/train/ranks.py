@@ -1,8 +1,9 @@
 """The ranks of this replica: who this process is, on which device, and what all must agree on.
 
-torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK) keeps its meaning. On a CPU alone there is no
-process group at all; everywhere else there is one, since FSDP2 needs it. ``syncline.ranks.Ranks``
-is another thing: the private line on which the ranks of a ``Replica`` agree, in anybody's loop.
+torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK) keeps its meaning. For one process on a CPU
+there is no process group, unless mixed precision asks for FSDP2; everywhere else there is one.
+``syncline.ranks.Ranks`` has the same words and another use: the private line on which the ranks of
+a ``Replica`` agree, in anybody's loop, which has neither a device nor a mesh of ours.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from syncline.ranks import wait_for
 from syncline_proto.errors import ConfigError
 
 
@@ -24,33 +26,35 @@ from syncline_proto.errors import ConfigError
 class RankGroup:
     """This process's place in its replica."""
 
-    rank: int = 0
-    world: int = 1
+    index: int = 0
+    count: int = 1
     device: torch.device = torch.device("cpu")
     mesh: DeviceMesh | None = None
-    """One dimension over all ranks; None for one process on a CPU."""
+    """One dimension over all ranks; None for one process on a CPU that computes in fp32."""
 
     @property
-    def leads(self) -> bool:
+    def first(self) -> bool:
         """Whether this is rank 0, who decides and who speaks."""
-        return self.rank == 0
+        return self.index == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over all ranks, the same on each. Every rank must call it."""
-        if self.world == 1:
+        """The sums over all ranks, the same on each. Every rank must call it.
+
+        Raises:
+            ProcessFailed: another rank is gone.
+        """
+        if self.count == 1:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(summed, group=dist.group.WORLD)
+        wait_for(dist.all_reduce(summed, group=dist.group.WORLD, async_op=True))
         return summed.tolist()
-
-    def wait(self) -> None:
-        """Return when every rank is here."""
-        self.sum([0.0])
 
 
 @contextmanager
-def joined_ranks() -> Iterator[RankGroup]:
+def joined_ranks(*, mixed_precision: bool) -> Iterator[RankGroup]:
     """Take this process's place among the ranks, and give it up at the end.
+
+    FSDP2 is what computes in mixed precision, so that needs a mesh even for one process.
 
     Raises:
         ConfigError: the environment names a place that cannot be, or fewer GPUs than ranks.
@@ -58,7 +62,7 @@ def joined_ranks() -> Iterator[RankGroup]:
     rank, world = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if not 0 <= rank < world:
         raise ConfigError(f"RANK={rank} of WORLD_SIZE={world} cannot be; start with torchrun.")
-    if not torch.cuda.is_available() and world == 1:
+    if world == 1 and not (mixed_precision or torch.cuda.is_available()):
         yield RankGroup()
         return
     device = _device(_number("LOCAL_RANK", 0))
@@ -70,7 +74,7 @@ def joined_ranks() -> Iterator[RankGroup]:
         dist.init_process_group(backend)
     try:
         mesh = init_device_mesh(device.type, (world,))
-        yield RankGroup(rank=rank, world=world, device=device, mesh=mesh)
+        yield RankGroup(index=rank, count=world, device=device, mesh=mesh)
     finally:
         dist.destroy_process_group()
 

@@ -15,6 +15,9 @@ from syncline_proto.errors import ConfigError, FileMissing, SynclineError
 
 PROMPT = "def "
 
+SAID_MAX = 160
+"""Letters of what a library says; the longest list every class there is."""
+
 
 def sample(
     folder: str | Path,
@@ -39,12 +42,9 @@ def sample(
 
     from syncline.train.model import without_bars
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        with without_bars():
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{folder} cannot be loaded: {str(error).splitlines()[0]}") from None
+    tokenizer: Any = _loaded("tokenizer", AutoTokenizer, folder)
+    with without_bars():
+        model: Any = _loaded("model", AutoModelForCausalLM, folder)
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     if not inputs["input_ids"].numel():
         raise ConfigError("the prompt is empty; give at least one character.")
@@ -58,6 +58,17 @@ def sample(
             **({"temperature": temperature, "top_k": top_k} if temperature > 0 else {}),
         )
     return tokenizer.decode(generated[0], skip_special_tokens=True)
+
+
+def _loaded(what: str, kind: Any, folder: Path) -> Any:
+    try:
+        return kind.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers, tokenizers and safetensors each raise their own
+        said = " ".join(str(error).split())[:SAID_MAX].rstrip(" .:") or type(error).__name__
+        raise ConfigError(
+            f"the {what} in {folder} cannot be loaded ({said}); "
+            "write the folder anew with: syncline export RUN."
+        ) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

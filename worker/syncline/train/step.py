@@ -33,7 +33,7 @@ class StepReport:
     loss: float
     """Mean over all micro-batches of all ranks, nats per token."""
     grad_norm: float
-    """Before clipping."""
+    """Before clipping; in the synchronous phase of the mean over all replicas."""
     lr: float
     taken: bool
     """False when nothing was changed: not finite, or there was no call for it any more."""
@@ -66,8 +66,8 @@ class InnerStep:
         """Take one step, unless its loss or gradient is not finite.
 
         Rank 0's ``lr`` counts; it is asked after the backward pass, when all that this step's
-        forward merged is known. ``before_update`` runs just before the optimizer's step and may
-        call it off, on all ranks alike.
+        forward merged is known. ``before_update`` runs just before clipping and the optimizer's
+        step; it may replace the gradients by finite ones, or call the step off, on all ranks alike.
 
         Raises:
             TrainingDiverged: SKIPS_MAX steps in a row were not finite.
@@ -77,13 +77,14 @@ class InnerStep:
             part = self._model(**next_batch()).loss / self._train.accumulate
             part.backward()
             loss += part.detach().float()
-        norm = clip_gradients(self._model, self._train.clip)
+        norm = clip_gradients(self._model, None)
         mean, rate = self._ranks.sum(
-            [float(loss) / self._ranks.world, lr() if self._ranks.leads else 0.0]
+            [float(loss) / self._ranks.count, lr() if self._ranks.first else 0.0]
         )
         finite = math.isfinite(mean) and math.isfinite(norm)
         taken = finite and before_update()
         if taken:
+            norm = clip_gradients(self._model, self._train.clip)
             set_lr(self._optimizer, rate)
             self._optimizer.step()
         self._optimizer.zero_grad()
@@ -97,7 +98,7 @@ class InnerStep:
     def _skip(self, report: StepReport) -> None:
         self.skipped += 1
         self._skipped_in_a_row += 1
-        if self._ranks.leads:
+        if self._ranks.first:
             log.warning("step skipped: not finite", loss=report.loss, grad_norm=report.grad_norm)
         if self._skipped_in_a_row >= SKIPS_MAX:
             raise TrainingDiverged(

@@ -1,0 +1,122 @@
+"""Bodies on their way in: how large one is, how long it takes, how much all of them hold.
+
+A body is counted for as long as somebody works with it, so that memory is bounded however many
+senders there are. Small ones are not counted: a heartbeat must not wait for large reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive
+
+from syncline_proto.errors import InvalidRequest, Overloaded, Unreachable
+
+BODY_BYTES_MAX = 8 << 20
+"""Of one body."""
+
+BODIES_BYTES_MAX = 64 << 20
+"""Of all bodies together, without the first ``SMALL_BYTES`` of each."""
+
+SMALL_BYTES = 64 << 10
+"""As much as the server itself holds for a connection."""
+
+BODY_S = 30.0
+"""So long may a body take."""
+
+
+class BodyTooLarge(InvalidRequest):
+    """The request's body is over the bound."""
+
+    http_status = 413
+
+
+class BodyTooSlow(Unreachable):
+    """The request's body did not come in time."""
+
+    http_status = 408
+
+
+class Intake:
+    """What the bodies of one control plane hold together."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        """Bytes."""
+
+
+def announced(headers: Headers) -> int | None:
+    """Bytes of the body that follows the head, None if the sender does not say."""
+    if "transfer-encoding" in headers:
+        return None
+    size = headers.get("content-length", "0")
+    return int(size) if size.isdecimal() else 0
+
+
+class Body:
+    """The body of one request; as a context manager, it is counted until the end."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._held = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._intake.held -= self._held
+
+    async def read(self, headers: Headers, receive: Receive) -> Receive:
+        """Read the body and return a ``receive`` that gives it in one piece.
+
+        Raises:
+            BodyTooLarge: it is over the bound; no more of it was read than that.
+            BodyTooSlow: it did not come within ``BODY_S``.
+            Overloaded: all bodies together are over their bound.
+        """
+        if (announced(headers) or 0) > BODY_BYTES_MAX:
+            raise _too_large()
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(BODY_S):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        break
+                    parts.append(message.get("body", b""))
+                    more = message.get("more_body", False)
+                    self._count(sum(map(len, parts)))
+        except TimeoutError:
+            why = f"The body did not come within {BODY_S:g} s; send it again."
+            raise BodyTooSlow(why) from None
+        whole = b"".join(parts)
+        first: Message | None = {"type": "http.request", "body": whole, "more_body": False}
+
+        async def replay() -> Message:
+            nonlocal first
+            message, first = first, None
+            return message if message is not None else await receive()
+
+        return replay
+
+    def _count(self, size: int) -> None:
+        if size > BODY_BYTES_MAX:
+            raise _too_large()
+        grown = max(0, size - SMALL_BYTES) - self._held
+        if grown > 0 and self._intake.held + grown > BODIES_BYTES_MAX:
+            raise Overloaded("The bodies of too many requests are being read; try again.")
+        self._held += grown
+        self._intake.held += grown
+
+
+def _too_large() -> BodyTooLarge:
+    return BodyTooLarge(f"The body is over {BODY_BYTES_MAX >> 20} MiB; send less at once.")

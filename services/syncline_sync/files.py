@@ -1,0 +1,181 @@
+"""Files that are whole or told: sealed texts, safetensors, and a rename that outlasts a power cut.
+
+Knows nothing of runs. A disk that refuses is StoreError; what cannot be what we wrote, a flipped
+bit, another version, a folder in a file's place, is StoreDamaged, which names the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from syncline_proto.codec import Float32, crc32c_of
+from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
+
+VERSION = 3
+"""Of everything in the store."""
+
+MEND = "Bring it back from a copy, or move the run's folder away; then start the service again."
+
+_SEALED = re.compile(rb'\{"version":(\d+),"crc32c":"([0-9a-f]{8})","body":(.*)\}\n', re.DOTALL)
+
+
+def sealed(body: str) -> bytes:
+    """A JSON text with the version and the CRC-32C of its bytes around it, which is JSON again."""
+    data = body.encode()
+    return b'{"version":%d,"crc32c":"%08x","body":%b}\n' % (VERSION, crc32c_of(data), data)
+
+
+def unsealed(data: bytes) -> str:
+    """What ``sealed`` was given.
+
+    Raises:
+        ValueError: a bit is another, or the version is.
+    """
+    match = _SEALED.fullmatch(data)
+    if match is None:
+        raise ValueError("it is not sealed")
+    version, crc, body = match.groups()
+    if int(version) != VERSION:
+        raise ValueError(f"it is of version {version.decode()}, not {VERSION}")
+    if int(crc, 16) != crc32c_of(body):
+        raise ValueError("its checksum is another")
+    return body.decode()
+
+
+def write_safetensors(
+    path: Path, tensors: dict[str, Float32], metadata: dict[str, str]
+) -> tuple[int, int]:
+    """Write and sync a safetensors file without a copy of the tensors; (bytes, CRC-32C).
+
+    Raises:
+        StoreError: the disk refuses; what was written of the file is gone.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, tensor in tensors.items():
+        end = at + tensor.nbytes
+        header[name] = {"dtype": "F32", "shape": [tensor.size], "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    crc, size = 0, 0
+    with writing(path, path), path.open("wb") as file:
+        for part in (len(text).to_bytes(8, "little"), text, *(t.data for t in tensors.values())):
+            view = memoryview(part).cast("B")
+            file.write(view)
+            crc = crc32c_of(view, crc)
+            size += len(view)
+        file.flush()
+        os.fsync(file.fileno())
+    return size, crc
+
+
+def parse_safetensors(data: bytes) -> tuple[dict[str, Float32], dict[str, str]]:
+    """Views (read-only) of the tensors of a file whose checksum is right, and its metadata."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = cast(dict[str, Any], json.loads(data[8:start]))
+    metadata = cast(dict[str, str], header.pop("__metadata__", {}))
+    tensors: dict[str, Float32] = {}
+    for name, row in header.items():
+        begin, end = row["data_offsets"]
+        tensors[name] = np.frombuffer(data, np.float32, (end - begin) // 4, start + begin)
+    return tensors, metadata
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write ``data`` beside ``path``, sync, rename it over, sync the folder.
+
+    Raises:
+        StoreError: the disk refuses; ``path`` is as it was.
+        StoreDamaged: ``path`` is a folder.
+    """
+    if path.is_dir():
+        raise StoreDamaged(f"{path} is a folder; move it away, then start the service again.")
+    beside = path.with_name(path.name + ".new")
+    with writing(path, beside):
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        _sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder that is still there after a power cut.
+
+    Raises:
+        StoreError: the disk refuses.
+    """
+    if not path.is_dir():
+        if path.parent != path:
+            make_folder(path.parent)
+        with writing(path):
+            path.mkdir(exist_ok=True)
+            _sync_folder(path.parent)
+
+
+def make_mark(path: Path) -> None:
+    """Make an empty file that is still there after a power cut.
+
+    Raises:
+        StoreError: the disk refuses.
+    """
+    if not path.exists():
+        with writing(path):
+            path.touch()
+            _sync_folder(path.parent)
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file that must be there.
+
+    Raises:
+        StoreDamaged: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreDamaged(f"Cannot read {path}: {error.strerror or error}. {MEND}") from error
+
+
+@contextlib.contextmanager
+def writing(path: Path, half: Path | None = None) -> Generator[None]:
+    """Turn a refusal of the disk into StoreError, and take away what is ``half`` written."""
+    try:
+        yield
+    except OSError as error:
+        if half is not None:
+            with contextlib.suppress(OSError):  # the next commit takes it away
+                half.unlink()
+        raise StoreError(
+            f"Cannot write {path}: {error.strerror or error}. "
+            "Free the disk or mend it, then start the service again; nothing published is lost."
+        ) from error
+
+
+@contextlib.contextmanager
+def understood(path: Path) -> Generator[None]:
+    """Turn what is not of this version's form into StoreDamaged."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, RecursionError, InvalidRequest) as error:
+        raise StoreDamaged(
+            f"{path} is damaged, or not of this version's form ({error}). {MEND}"
+        ) from error
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,132 @@
+"""More fragments than send at a time, pushed by several ranks, through a service that is killed.
+
+The ranks of one replica are exchanges of this process; services, links and what travels are real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+from syncline.control import ControlClient
+from syncline.core.agreement import Answer
+from syncline.exchange import PUSHES_MAX, Exchange
+from syncline.layout import Piece, RankShard
+from syncline.link import Link
+from syncline.push import Identity, Outcome, Push
+from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
+from syncline_proto.rest import ReplicaRegister, RunCreate
+from syncline_proto.settings import RunSettings, TimeoutSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.replicas import arrived
+
+RUN = "run"
+FRAGMENTS, RANKS, SHARD = 12, 3, 1 << 16
+NUMEL = RANKS * SHARD
+ROOM = 1 << 20
+"""Of the service, for pushes: one fits in (768 KiB), two do not."""
+
+LAYOUT = Layout(
+    tuple(TensorSpec(f"t{i}", (NUMEL,), "float32") for i in range(FRAGMENTS)),
+    tuple(FragmentSpec(f"f{i}", (Box(i, (0,), (NUMEL,)),)) for i in range(FRAGMENTS)),
+)
+
+
+class Hurried(TimeoutSettings):
+    """Calls are cut soon, so that a test sees what follows."""
+
+    @property
+    def call_s(self) -> float:
+        return 4.0
+
+    @property
+    def give_up_s(self) -> float:
+        return 60.0
+
+
+SETTINGS = RunSettings(min_replicas=2, timeouts=TimeoutSettings(lease=120.0, round_deadline=300.0))
+
+
+@contextmanager
+def exchanges(cluster: Cluster, replica: str, ranks: int) -> Iterator[list[Exchange]]:
+    """One replica's, rank by rank; each holds an equal part of every fragment."""
+    with closing(ControlClient(cluster.control_url, None, 10.0)) as client:
+        client.create_run(RunCreate(name=RUN, settings=SETTINGS))
+        lease = client.register(RUN, ReplicaRegister(replica=replica, ranks=ranks))
+    size, made = NUMEL // ranks, list[Exchange]()
+    try:
+        for rank in range(ranks):
+            link = Link(cluster.sync_address, Hurried(), None)
+            epoch = link.open_run(RUN, replica, lease.incarnation, LAYOUT).epoch
+            me = Identity(
+                run=RUN, replica=replica, incarnation=lease.incarnation, rank=rank, ranks=ranks
+            )
+            shards = tuple(shard(Box(i, (rank * size,), (size,))) for i in range(FRAGMENTS))
+            links = dict.fromkeys(range(FRAGMENTS), link)
+            made.append(Exchange(me, LAYOUT, shards, links, epoch, Hurried()))
+        yield made
+    finally:
+        for exchange in made:
+            exchange.close()
+
+
+def shard(box: Box) -> RankShard:
+    """A shard of one piece; nobody here looks at the parameter that it would lie in."""
+    return RankShard((Piece(nn.Parameter(), (), box, 0, True),), box.numel)
+
+
+def push_all(ranks: list[Exchange], kind: pb.PushKind.ValueType) -> list[Future[Outcome]]:
+    """Every fragment from every rank, in the same order, as the training threads do."""
+    base = 0 if kind == pb.PUSH_KIND_PSEUDO_GRADIENT else None
+    values = np.full(NUMEL // len(ranks), 1e-3, np.float32)
+    return [
+        rank.begin(Push(fragment=fragment, kind=kind, values=values, base=base, tokens=1))
+        for rank in ranks
+        for fragment in range(FRAGMENTS)
+    ]
+
+
+def answers(futures: list[Future[Outcome]]) -> list[str]:
+    """What came of each; an exchange that hangs is told as such."""
+    told: list[str] = []
+    for future in futures:
+        try:
+            outcome = future.result(30)
+            told.append(str(outcome.error or outcome.answer.name))
+        except NotYet:
+            told.append("nothing came")
+    return told
+
+
+@pytest.mark.parametrize("killed_at", [1, FRAGMENTS // 2, FRAGMENTS])
+def test_ranks_do_not_wait_for_one_another_after_the_service_was_killed(
+    tmp_path: Path, killed_at: int
+) -> None:
+    """Killed when so many fragments' pushes are in: none, some or all are to be sent again."""
+    assert FRAGMENTS > 2 * PUSHES_MAX
+    merged = [Answer.MERGED.name] * FRAGMENTS
+    with (
+        Cluster(tmp_path, "--staging-bytes", str(ROOM)) as cluster,
+        exchanges(cluster, "wide", RANKS) as wide,
+        exchanges(cluster, "narrow", 1) as narrow,
+    ):
+        assert answers(push_all(narrow, pb.PUSH_KIND_PARAMETERS)) == merged
+        wides = push_all(wide, pb.PUSH_KIND_PSEUDO_GRADIENT)
+
+        def are_in() -> bool:
+            return sum("wide" in who for who in arrived(cluster.sync_address, RUN)) >= killed_at
+
+        wait_until(are_in, 30, f"pushes of {killed_at} fragments are in")
+        cluster.sync.kill()
+        cluster.sync.start()
+        narrows = push_all(narrow, pb.PUSH_KIND_PSEUDO_GRADIENT)
+        assert answers(narrows) == merged
+        assert answers(wides) == merged * RANKS

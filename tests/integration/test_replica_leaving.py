@@ -1,0 +1,70 @@
+"""The end of a replica's part: bounded by one deadline, and never half of one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from syncline.core.agreement import Answer
+from syncline.push import Outcome, Wanted
+from syncline.session import Session
+from syncline_proto.errors import Unreachable
+from syncline_testing.cluster import Cluster
+from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, together
+
+IMPATIENT = {
+    **QUICK,
+    "min_replicas": 2,
+    "sync_every": 1000,
+    "timeouts": {"lease": 1.5, "round_deadline": 2.0},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def session_of(trial: Trial) -> Session:
+    session = trial.replica._session
+    assert isinstance(session, Session)
+    return session
+
+
+def test_a_drain_does_not_wait_for_a_round_that_nobody_closes(cluster: Cluster) -> None:
+    """The exchange alone would wait until it gives up, and end with Unreachable."""
+    a, b = (Trial(cluster.control_url, "drain", seed, settings=IMPATIENT) for seed in range(2))
+    with joined(a, b):
+        together(lambda: a.step(2), lambda: b.step(2))
+        a.replica.request_drain()
+        with capture_logs() as logs:
+            a.step(1)
+            assert a.replica.done and a.replica.drained
+    (left,) = [line["fragments"] for line in logs if line["event"] == "leave.early"]
+    assert len(left) == 4
+    # What it had pushed is still of use to those who stay.
+    assert (a.replica.revision, b.replica.revision) == (0, 1)
+    assert b.replica.committed_tokens == 5 * STEP_TOKENS
+
+
+def test_a_value_is_taken_whole_or_not_at_all(cluster: Cluster) -> None:
+    """One fragment comes, the next does not."""
+    settings = {**QUICK, "min_replicas": 1}
+    trial = Trial(cluster.control_url, "whole", 0, settings=settings)
+    with joined(trial):
+        trial.step(2)
+        before = trial.parameters()
+        session = session_of(trial)
+        failed: Future[Outcome] = Future()
+        failed.set_result(Outcome(answer=Answer.FAILED, error=Unreachable("It is away.")))
+        pulls = [session._exchange.begin_pull(fragment, Wanted()) for fragment in range(4)]
+        with pytest.raises(Unreachable):
+            session._rounds.take([*pulls[:2], failed, pulls[3]])
+        assert all(torch.equal(before[name], p) for name, p in trial.parameters().items())
+        assert session._rounds.take(pulls)
+        assert not torch.equal(before["head.weight"], trial.parameters()["head.weight"])

@@ -1,0 +1,96 @@
+"""In the order of the forward pass: what is pushed first, and who waits for what."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from torch import nn
+
+from syncline import exchange
+from syncline.line import Sending
+from syncline.link import Link
+from syncline_proto.codec import Float32
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_testing.by_hand import ByHand
+from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.replicas import QUICK, Trial
+
+TWO = {**QUICK, "min_replicas": 2, "timeouts": {"lease": 20.0, "round_deadline": 60.0}}
+FRAGMENTS = range(4)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def watched(trial: Trial) -> list[int]:
+    """Grows by the fragment of each stage that has run: embedding, blocks, head."""
+    model = trial.model
+    stages: tuple[nn.Module, ...] = (model.embed, *model.blocks, model.head)
+    ran: list[int] = []
+
+    def watch(fragment: int, module: nn.Module) -> None:
+        module.register_forward_hook(lambda *_: ran.append(fragment))
+
+    for fragment, module in enumerate(stages):
+        watch(fragment, module)
+    return ran
+
+
+def test_each_stage_waits_for_its_own_fragment_and_for_no_other(cluster: Cluster) -> None:
+    """The forward pass goes as far as the fragments that are published, and no further."""
+    trial = Trial(cluster.control_url, "stages", 1, settings=TWO)
+    trial.replica.start()
+    try:
+        with ByHand(cluster, "stages") as other:
+            assert len(other.layout.fragments) == len(FRAGMENTS)
+            trial.step(4)
+            ran = watched(trial)
+            forward = threading.Thread(target=trial.step, daemon=True)
+            forward.start()
+            for fragment in FRAGMENTS:
+                before = list(range(fragment))
+                wait_until(
+                    lambda before=before: trial.replica.phase == "waiting" and ran == before,
+                    20,
+                    f"stages {before} have run, and the next one waits",
+                )
+                assert other.push(fragment, base=0).verdict == pb.VERDICT_ACCEPTED
+            forward.join(20)
+            assert ran == list(FRAGMENTS)
+            assert trial.replica.revision == 1
+    finally:
+        trial.replica.close(failed=True)
+
+
+def test_pushes_go_out_in_forward_order(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time; the first is held back until all of them stand in line."""
+    sent: list[int] = []
+    go_on = threading.Event()
+    push = Link.push
+
+    def told(
+        link: Link, header: pb.PushHeader, values: Float32, sending: Sending
+    ) -> pb.PushResponse:
+        if header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
+            sent.append(header.fragment)
+            assert go_on.wait(20)
+        return push(link, header, values, sending)
+
+    monkeypatch.setattr(Link, "push", told)
+    monkeypatch.setattr(exchange, "PUSHES_MAX", 1)
+    trial = Trial(cluster.control_url, "line", 1, settings={**TWO, "min_replicas": 1})
+    trial.replica.start()
+    try:
+        trial.step(4)
+        wait_until(lambda: sent == [0], 20, "the first fragment's push begins")
+        go_on.set()
+        trial.replica.finish()
+        assert sent == list(FRAGMENTS)
+    finally:
+        go_on.set()
+        trial.replica.close(failed=True)

@@ -1,0 +1,193 @@
+"""Runs that come and go in one process: put away, damaged, hung up at the disk, asked for again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from syncline_proto.errors import StoreDamaged
+from syncline_proto.rest import EventIn, Member, Membership, RunMembership, RunState
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync import host
+from syncline_sync.host import DiskHangs
+from syncline_testing.service import RUN, Service, code_of, flat_layout, service
+
+SIZE = 10
+LAYOUT = flat_layout(SIZE)
+ALONE = RunSettings.model_validate(
+    {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}}
+)
+
+
+def vector(value: float) -> np.ndarray:
+    return np.full(SIZE, value, np.float32)
+
+
+def word(*names: str) -> Membership:
+    """The control plane's word of these runs, with one member each."""
+    return Membership(
+        version=1,
+        runs=[
+            RunMembership(
+                run=name,
+                state=RunState.RUNNING,
+                settings=ALONE,
+                settings_version=1,
+                members=[Member(replica="a", incarnation=1)],
+            )
+            for name in names
+        ],
+    )
+
+
+async def started(s: Service) -> None:
+    await s.members({"a": 1})
+    await s.open(LAYOUT, "a")
+    await s.offer(vector(1.0), "a")
+    await s.pull(revision=0)
+
+
+async def until(holds: threading.Event) -> None:
+    assert await asyncio.to_thread(holds.wait, 60)
+
+
+def test_a_run_that_is_put_away_in_mid_commit_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks for it meanwhile reads it from the store only when its last commit is there."""
+    sync, writing, may_go_on = os.fsync, threading.Event(), threading.Event()
+
+    def slow(handle: int) -> None:
+        sync(handle)
+        if "r00000001" in os.readlink(f"/proc/self/fd/{handle}"):
+            writing.set()
+            may_go_on.wait(60)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(host, "ENDED_MAX", 0)
+    monkeypatch.setattr(host, "SWEEP_S", 0.001)
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s)
+            await s.push(vector(0.5), "a", base_revision=0)
+            await until(writing)
+            await s.host.follow(Membership(version=99, runs=[]))
+            sweeping = asyncio.create_task(s.host.sweep())
+            while s.shared.metrics.registry.get_sample_value("syncline_sync_runs"):
+                await asyncio.sleep(0.001)
+            monkeypatch.setattr(host, "SWEEP_S", 60.0)
+            monkeypatch.setattr(host, "ENDED_MAX", 16)
+            asked = asyncio.create_task(s.pull(newest=True))
+            await asyncio.sleep(0.1)
+            assert not asked.done()
+            may_go_on.set()
+            header, values = await asked
+            assert header.revision == 1
+            assert np.array_equal(values, vector(0.5))
+            sweeping.cancel()
+            assert not s.faults
+        async with service(tmp_path, ALONE) as s:
+            assert np.array_equal((await s.pull(newest=True))[1], vector(0.5))
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        may_go_on.set()
+
+
+@pytest.mark.parametrize("what", ["head.json", "layout.json", "r00000000.safetensors"])
+def test_a_damaged_run_is_refused_and_told_of_once_and_others_go_on(
+    tmp_path: Path, what: str
+) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s)
+        (file,) = tmp_path.rglob(what)
+        file.write_bytes(file.read_bytes()[:-1])
+        async with service(tmp_path, ALONE) as s:
+            said: set[str | None] = set()
+            for _ in range(2):
+                await s.host.follow(word(RUN, "other"))
+                with pytest.raises(grpc.aio.AioRpcError, match=file.name) as refused:
+                    await s.status()
+                assert code_of(refused.value) == "STORE_DAMAGED"
+                said.add(refused.value.details())
+            with pytest.raises(StoreDamaged):
+                await s.host.member(RUN, "a", 1)
+            events = [e for e in s.reports if isinstance(e, EventIn)]
+            assert [e.kind for e in events] == ["run.damaged"]
+            assert said == {events[0].message}
+            told = s.shared.metrics.registry.get_sample_value
+            assert told("syncline_run_damaged", {"run": RUN}) == 1.0
+            assert told("syncline_run_damaged", {"run": "other"}) is None
+            layout = LAYOUT.to_proto()
+            other = pb.OpenRunRequest(run="other", replica="a", incarnation=1, layout=layout)
+            assert len((await s.stub.OpenRun(other, timeout=20)).fragments) == 1
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_a_run_with_a_folder_for_its_settings_is_refused_and_others_go_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s)
+        (tmp_path / "runs" / RUN / "run.json").unlink()
+        (tmp_path / "runs" / RUN / "run.json").mkdir()
+        async with service(tmp_path, ALONE) as s:
+            for _ in range(2):
+                await s.host.follow(word(RUN, "other"))
+                with pytest.raises(grpc.aio.AioRpcError, match=r"run\.json is a folder") as refused:
+                    await s.status()
+                assert code_of(refused.value) == "STORE_DAMAGED"
+            assert len([e for e in s.reports if isinstance(e, EventIn)]) == 1
+            assert await s.host.member("other", "a", 1)
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_an_ended_run_with_damaged_settings_is_refused_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s)
+        (tmp_path / "runs" / RUN / "run.json").write_text("{")
+        async with service(tmp_path, ALONE) as s:
+            for _ in range(2):
+                with pytest.raises(grpc.aio.AioRpcError, match=r"run\.json") as refused:
+                    await s.pull(newest=True)
+                assert code_of(refused.value) == "STORE_DAMAGED"
+            assert len(s.reports) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_never_answers_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "STOP_S", 0.2)
+    never = tmp_path / "runs" / RUN / "layout.json.new"
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await s.members({"a": 1})
+            os.mkfifo(never)  # to open it for writing waits for a reader
+            opening = asyncio.ensure_future(s.open(LAYOUT, "a"))
+            try:
+                await asyncio.sleep(0.2)
+                with pytest.raises(DiskHangs, match=r"has not answered for 0\.2 s"):
+                    await s.host.stop()
+            finally:
+                os.close(os.open(never, os.O_RDONLY | os.O_NONBLOCK))
+                opening.cancel()
+                await asyncio.gather(opening, return_exceptions=True)
+
+    asyncio.run(scenario())

@@ -1,0 +1,34 @@
+"""One fragment's files by hand: what is committed, revision by revision and step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from syncline_sync.core.record import Saved
+from syncline_sync.store import FragmentStore, Place
+
+SIZE = 600
+"""Elements of the fragment."""
+
+Commit = Callable[[FragmentStore], None]
+
+
+def fragment(folder: Path) -> FragmentStore:
+    return FragmentStore(folder, Place(run="run", fragment=0, layout="00ff", numel=SIZE))
+
+
+def values(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
+
+
+def revision(number: int) -> Commit:
+    saved = Saved(revision=number, committed_tokens=number, gradient_step=0)
+    return lambda store: store.commit(saved, values(number), values(100 + number))
+
+
+def gradient(step: int, life: int = 0) -> Commit:
+    saved = Saved(revision=0, gradient_step=step, committed_tokens=10 * life)
+    return lambda store: store.commit_gradient(saved, values(1000 + step + 50 * life))

@@ -1,0 +1,94 @@
+"""What a pull sends: the same bytes however a shard is cut, and nobody waits for a strange cut."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from syncline_proto.codec import CHUNK_BYTES_MAX, CODEC_BY_NAME, Float32, encode, width
+from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync import staging
+from syncline_sync.core.record import Saved
+from syncline_sync.published import FEW_SPANS, Published
+from syncline_testing.service import service
+
+SIZE = 1_500_000
+VALUES = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
+
+
+def cut(pieces: int, skip: int, seed: int) -> np.ndarray:
+    """Spans that cover VALUES in ``pieces`` and a strange order, but for one in ``skip``."""
+    rng = np.random.default_rng(seed)
+    edges = np.sort(rng.choice(np.arange(1, SIZE), pieces - 1, replace=False))
+    starts = np.concatenate([[0], edges])
+    every = np.stack([starts, np.diff(np.append(starts, SIZE))], axis=1)
+    return rng.permutation(every[np.arange(pieces) % skip != 1])
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("pieces", "skip"), [(1, 2), (2, 2), (50, 3), (FEW_SPANS, 7), (5_000, 2), (400_000, 5)]
+)
+def test_chunks_are_the_shard_in_its_order(codec: str, pieces: int, skip: int) -> None:
+    spans = cut(pieces, skip, seed=pieces)
+    number = CODEC_BY_NAME[codec]
+    wide = width(number)
+    payload = bytes(encode(VALUES, number))
+    expected = b"".join(payload[a * wide : (a + n) * wide] for a, n in spans.tolist())
+    chunks = list(Published.of(Saved(), VALUES, number).chunks(spans))
+    assert b"".join(chunks) == expected
+    assert {len(chunk) for chunk in chunks[:-1]} <= {CHUNK_BYTES_MAX}
+
+
+def test_an_empty_shard_has_no_chunks() -> None:
+    nothing = np.empty((0, 2), np.int64)
+    assert list(Published.of(Saved(), VALUES, pb.CODEC_BF16).chunks(nothing)) == []
+
+
+ROWS = 3_000
+LAYOUT = Layout(
+    (TensorSpec("w", (ROWS, 2), "float32"),),
+    (FragmentSpec("f", (Box(0, (0, 0), (ROWS, 2)),)),),
+)
+
+
+def test_a_shard_in_very_many_pieces_is_worked_on_in_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its spans are sorted and gathered where no other call waits for it."""
+    at_work: list[threading.Thread] = []
+
+    def watched(work: Any) -> Any:
+        def noted(*args: Any) -> Any:
+            at_work.append(threading.current_thread())
+            return work(*args)
+
+        return noted
+
+    monkeypatch.setattr(staging, "check_tiling", watched(staging.check_tiling))
+    monkeypatch.setattr(Published, "_bytes", watched(Published._bytes))
+    rules = RunSettings.model_validate({"codec": {"down": "fp32"}})
+    columns = [Box(0, (0, column), (ROWS, 1)).to_proto() for column in (0, 1)]
+
+    async def scenario() -> Float32:
+        async with service(tmp_path, rules) as s:
+            await s.members({"a": 1})
+            await s.open(LAYOUT, "a")
+            await asyncio.gather(
+                *(
+                    s.offer(VALUES[r::2][:ROWS], "a", rank=r, ranks=2, seq=1, boxes=[columns[r]])
+                    for r in (0, 1)
+                )
+            )
+            return (await s.pull(newest=True, boxes=[columns[1]]))[1]
+
+    assert np.array_equal(asyncio.run(scenario()), VALUES[1::2][:ROWS])
+    assert len(at_work) == 2
+    assert threading.main_thread() not in at_work

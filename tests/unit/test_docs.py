@@ -1,0 +1,82 @@
+"""The pages that promise to be complete are compared with the code they speak of."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_origin
+
+from pydantic import BaseModel
+
+from syncline.train.config import JobConfig
+
+DOCS = Path(__file__).parents[2] / "docs"
+KEY = re.compile(r"`([a-z_.]+)`")
+BETWEEN_VALUES = re.compile(r", (?![^\[]*\])")
+SECTION = re.compile(r"^`\[([a-z.]+)\]`|^## `\[([a-z.]+)\]`")
+
+
+def settings_of(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of a job, dotted, with its default; groups of keys are taken apart."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, BaseModel):
+            yield from settings_of(kind, f"{at}{name}.")
+        else:
+            yield f"{at}{name}", None if field.is_required() else field.default
+
+
+def told_settings() -> tuple[dict[str, str], set[str]]:
+    """What docs/configuration.md tells: rows of tables, key to default; keys in sentences."""
+    rows: dict[str, str] = {}
+    sentences: set[str] = set()
+    section: str | None = None
+    for line in (DOCS / "configuration.md").read_text().partition("## Environment")[0].splitlines():
+        if found := SECTION.match(line):
+            section = f"{found[1] or found[2]}."
+            sentences |= {f"{section}{key}" for key in KEY.findall(line)}
+        elif line.startswith("The rest:"):
+            section = ""
+        elif line.startswith("| strategy |"):
+            section = None  # names of presets, no keys
+        elif line.startswith("| `") and section is not None:
+            keys, default = line.split("|")[1:3]
+            names, values = KEY.findall(keys), BETWEEN_VALUES.split(default.strip())
+            values = values if len(values) == len(names) else [default.strip()] * len(names)
+            rows |= {f"{section}{key}": said for key, said in zip(names, values, strict=True)}
+    return rows, sentences
+
+
+def test_every_setting_is_told_and_every_told_setting_exists() -> None:
+    there = {key for key, _ in settings_of(JobConfig)}
+    rows, sentences = told_settings()
+    assert there - rows.keys() - sentences == set()
+    assert rows.keys() - there == set()
+
+
+def test_the_defaults_are_those_that_are_told() -> None:
+    rows, _ = told_settings()
+    for key, default in settings_of(JobConfig):
+        said = rows.get(key, "")
+        if isinstance(default, bool):
+            assert said == str(default).lower(), key
+        elif isinstance(default, int | float):
+            assert float(said) == default, key
+        elif isinstance(default, tuple):
+            assert json.loads(said) == list(default), key
+        elif isinstance(default, str) and said:
+            assert said == f'`"{default}"`', key
+
+
+def test_the_exit_codes_are_those_of_the_command() -> None:
+    # A process of its own: here, errors of other programs may have joined the tree.
+    argv = [sys.executable, "-m", "syncline.cli", "exit-codes", "--json"]
+    rows = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    page = (DOCS / "operations.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+    cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines()
+             if re.match(r"\| \d", line)]  # fmt: skip
+    assert cells == [[str(row["exit"]), row["code"], row["meaning"]] for row in rows]

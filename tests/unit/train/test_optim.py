@@ -1,0 +1,69 @@
+"""The inner optimizer's two promises: no gradient over the limit, and no decay of vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from syncline.train.config import OptimizerSection
+from syncline.train.model import build_model
+from syncline.train.optim import build_optimizer, clip_gradients, set_lr
+from syncline_testing.training import LLAMA, tiny_job
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+LR, DECAY = 0.1, 0.5
+
+
+def norm_of(model: nn.Module) -> float:
+    return float(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+                 .norm())  # fmt: skip
+
+
+def with_gradients(size: float) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter) * size
+    return model
+
+
+def test_a_huge_gradient_is_scaled_to_the_limit_and_keeps_its_direction() -> None:
+    model = with_gradients(1e6)
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    was = norm_of(model)
+    assert clip_gradients(model, 0.25) == pytest.approx(was)
+    assert norm_of(model) == pytest.approx(0.25, rel=1e-5)
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad * (was / 0.25), old, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(("size", "limit"), [(1e6, None), (1e-3, 1.0), (float("nan"), 1.0)])
+def test_other_gradients_stay_as_they_are(size: float, limit: float | None) -> None:
+    model = with_gradients(size)
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    told = clip_gradients(model, limit)
+    assert told == pytest.approx(norm_of(model), nan_ok=True)
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad.nan_to_num(), old.nan_to_num())
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2])
+def test_matrices_decay_and_vectors_do_not(config: dict[str, Any]) -> None:
+    """With gradients of zero all that moves a parameter is its decay."""
+    model = build_model(tiny_job(Path("nowhere"), steps=1, model={"config": config}), 257, 256)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = build_optimizer(model, OptimizerSection(weight_decay=DECAY))
+    set_lr(optimizer, LR)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    vectors = {name for name, old in before.items() if old.ndim < 2}
+    assert any("norm" in name or "ln" in name for name in vectors)
+    for name, parameter in model.named_parameters():
+        expected = before[name] if name in vectors else before[name] * (1 - LR * DECAY)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=0, msg=name)

@@ -1,0 +1,95 @@
+"""Who may begin to send: a few at a time, in order; and nobody holds the others up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.core.line import Line, Turn
+from syncline.line import PushLine
+from syncline_proto.errors import Unreachable
+
+IDLE_S = 1.0
+
+
+def begun(line: Line, places: range, now_s: float) -> dict[int, Turn]:
+    """Those who get a turn now, whatever order they ask in."""
+    turns = {place: line.begin(place, now_s) for place in reversed(places)}
+    turns |= {place: line.begin(place, now_s) for place in places if turns[place] is None}
+    return {place: turn for place, turn in turns.items() if turn is not None}
+
+
+def line_of(count: int, width: int) -> Line:
+    line = Line(width, IDLE_S)
+    for place in range(count):
+        line.join(place)
+    return line
+
+
+def test_the_first_begin_and_one_more_for_each_that_has_sent() -> None:
+    line = line_of(6, 2)
+    first = begun(line, range(6), 0.0)
+    assert sorted(first) == [0, 1]
+    assert not begun(line, range(2, 6), 0.5)
+    line.end(first[1])
+    assert sorted(begun(line, range(2, 6), 0.5)) == [2]
+
+
+def test_who_comes_back_goes_ahead_of_those_who_were_begun_later() -> None:
+    line = line_of(4, 1)
+    (first,) = begun(line, range(4), 0.0).values()
+    line.end(first)
+    line.join(0)
+    assert sorted(begun(line, range(4), 0.25)) == [0]
+
+
+def test_while_anything_moves_nobody_is_passed_over() -> None:
+    line = line_of(4, 2)
+    turns = begun(line, range(4), 0.0)
+    line.move(turns[1], 0.5)
+    assert not begun(line, range(2, 4), 1.25)
+    assert sorted(begun(line, range(2, 4), 1.5)) == [2, 3]
+
+
+def test_who_moves_again_counts_again() -> None:
+    line = line_of(6, 2)
+    first = begun(line, range(6), 0.0)
+    second = begun(line, range(2, 6), 1.0)
+    line.move(first[0], 1.25)
+    line.end(second[2])
+    assert not begun(line, range(4, 6), 1.5)
+    line.end(second[3])
+    assert sorted(begun(line, range(4, 6), 1.5)) == [4]
+
+
+def test_a_turn_that_is_over_says_nothing_any_more() -> None:
+    line = line_of(2, 1)
+    (old,) = begun(line, range(2), 0.0).values()
+    line.end(old)
+    line.join(0)
+    (new,) = begun(line, range(2), 0.25).values()
+    line.move(old, 0.75)
+    line.end(old)
+    assert line.begin(1, 1.0) is None  # the new turn still counts
+    assert line.begin(1, 1.25) is not None  # and what the old one said did not
+    line.end(new)
+
+
+@given(st.integers(1, 40), st.integers(1, 5))
+def test_however_many_wait_for_room_everybody_begins(count: int, width: int) -> None:
+    line, waiting, rounds = line_of(count, width), set(range(count)), 0
+    while waiting:
+        new = begun(line, range(count - len(waiting), count), rounds * IDLE_S)
+        assert sorted(new) == sorted(waiting)[:width]
+        waiting -= set(new)
+        rounds += 1
+
+
+def test_when_the_line_is_closed_nobody_waits_on() -> None:
+    line = PushLine(1, 60.0)
+    with line.turn(line.join()):
+        second = line.join()
+        line.close()
+        with pytest.raises(Unreachable), line.turn(second):
+            pass

@@ -1,0 +1,31 @@
+"""A push is encoded as it goes out, chunk by chunk; its bytes are those of encoding it at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncline.line import PushLine
+from syncline.link import _parts, _Watched
+from syncline_proto.codec import check_chunk, chunk_elements, encode
+from syncline_proto.v1 import sync_pb2 as pb
+
+
+@pytest.mark.parametrize("codec", [pb.CODEC_FP32, pb.CODEC_BF16])
+@pytest.mark.parametrize("beyond", [None, -1, 0, 1])
+def test_the_bytes_are_those_of_the_whole(codec: pb.Codec.ValueType, beyond: int | None) -> None:
+    """``beyond`` two full chunks; None: an empty shard."""
+    size = 0 if beyond is None else 2 * chunk_elements(codec) + beyond
+    values = np.random.default_rng(0).standard_normal(size, np.float32)
+    line = PushLine(1, 60.0)
+    with line.turn(line.join()) as sending:
+        header, *parts = _parts(pb.PushHeader(codec=codec), values, _Watched(), sending)
+        assert header.WhichOneof("part") == "header"
+        with line.turn(line.join()):
+            pass  # the turn was over with the last byte, not with the call
+    left = size
+    for part in parts:
+        left -= check_chunk(part.chunk, codec, left)
+    assert left == 0
+    whole = bytes(encode(values, codec)) if size else b""
+    assert b"".join(part.chunk.data for part in parts) == whole

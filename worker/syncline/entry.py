@@ -1,0 +1,99 @@
+"""Entering a run: the parameters from which to train, and the phase that the run is in.
+
+A replica enters when it starts, and again when the synchronous phase went on without it. Runs on
+the training thread, in the same order on every rank; trains and pushes no progress.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from syncline.anchors import Anchors
+from syncline.exchange import Exchange
+from syncline.helm import Helm
+from syncline.join import Joined
+from syncline.patience import unless_recalled
+from syncline.push import Push, Wanted
+from syncline.ranks import Ranks
+from syncline.rounds import Rounds
+from syncline.warmup import WarmUp
+from syncline_proto.errors import RunConflict
+from syncline_proto.v1 import sync_pb2 as pb
+
+log = structlog.get_logger()
+
+
+class Entry:
+    """One replica's way into its run."""
+
+    def __init__(
+        self,
+        joined: Joined,
+        ranks: Ranks,
+        anchors: Anchors,
+        exchange: Exchange,
+        helm: Helm,
+        rounds: Rounds,
+    ) -> None:
+        self._initialised = joined.initialised
+        self._warmup_steps = joined.settings.warmup_steps
+        self._ranks, self._anchors, self._exchange = ranks, anchors, exchange
+        self._helm, self._rounds = helm, rounds
+
+    def offer(self) -> None:
+        """Offer this replica's parameters as revision 0 where there is none.
+
+        Raises:
+            RunOver, SynclineError: as ``Rounds.settled`` does.
+        """
+        offers = [
+            (fragment, self._exchange.begin(self._offer(fragment)))
+            for fragment in self._rounds.fragments
+            if fragment not in self._initialised
+        ]
+        for fragment, offer in offers:
+            self._rounds.settled(fragment, offer)
+
+    def take(self) -> WarmUp | None:
+        """Take the parameters from which to train; the synchronous phase if that is to be gone by.
+
+        Raises:
+            RunConflict: a part of the parameters was lost.
+            RunOver, SynclineError: as ``Rounds.settled`` does.
+        """
+        pull, fragments = self._exchange.begin_pull, self._rounds.fragments
+        while True:
+            states = self._ranks.share(self._look)
+            warm_up: WarmUp | None = None
+            if self._warmup_steps == 0 or all(revision for revision, _ in states):
+                taken = self._rounds.take([pull(f, Wanted()) for f in fragments])
+            elif any(revision for revision, _ in states) and (0, 0) in states:
+                raise RunConflict(
+                    "Everybody was lost while the synchronous phase ended, and a part of the "
+                    "parameters with them: start another run."
+                )
+            elif any(step or revision for revision, step in states):
+                log.info("join.waits", why="the synchronous phase goes on without this replica")
+                taken = self._rounds.take([self._exchange.begin_waiting(f) for f in fragments])
+            else:
+                taken = self._rounds.take([pull(f, Wanted(revision=0)) for f in fragments])
+                warm_up = WarmUp(
+                    self._warmup_steps, self._anchors, self._exchange, self._rounds.settled
+                )
+            if taken:
+                return warm_up
+
+    def _offer(self, fragment: int) -> Push:
+        values = self._anchors.parameters(fragment)
+        return Push(fragment=fragment, kind=pb.PUSH_KIND_PARAMETERS, values=values)
+
+    def _look(self) -> list[tuple[int, int]]:
+        """Ask where the run stands; who is still joining may be called off meanwhile."""
+        if self._helm.joining:
+            return unless_recalled(self._states, self._helm.recall)
+        return self._states()
+
+    def _states(self) -> list[tuple[int, int]]:
+        """(revision, gradient step) of each fragment."""
+        states = self._exchange.states()
+        return [(states[f].revision, states[f].gradient_step) for f in self._rounds.fragments]
