@@ -209,7 +209,7 @@ def test_the_lease_goes_back_whatever_fails_before(
 
 
 def test_it_is_started_once_and_closed_once_until_it_starts_again(cluster: Cluster) -> None:
-    trial = Trial(cluster.control_url, "twice", 0, settings=ALONE)
+    trial = Trial(cluster.control_url, "once-and-again", 0, settings=ALONE)
     with joined(trial):
         with pytest.raises(ConfigError, match="started already"):
             trial.replica.start()
@@ -217,7 +217,7 @@ def test_it_is_started_once_and_closed_once_until_it_starts_again(cluster: Clust
         first = trial.replica.incarnation
     trial.replica.close()
     revision = trial.replica.revision
-    (view,) = cluster.get("/runs/twice/replicas")
+    (view,) = cluster.get("/runs/once-and-again/replicas")
     assert (view["state"], view["incarnation"]) == ("left", first)
     with joined(trial):
         trial.step(4)
