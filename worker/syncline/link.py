@@ -276,7 +276,8 @@ def _options(timeouts: TimeoutSettings) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", int(timeouts.connect_s * 1000)),
+        # Also the longest that one attempt to connect may take.
+        ("grpc.max_reconnect_backoff_ms", int(timeouts.connect_s * 200)),
         # Replicas of several runs in one process must not share a connection's flow control.
         ("grpc.use_local_subchannel_pool", 1),
     ]

@@ -24,7 +24,8 @@ from syncline.background import in_background
 from syncline_proto.errors import CalledOff, Overloaded, Unreachable
 from syncline_proto.settings import TimeoutSettings
 
-BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
+BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 1.0
+"""Of the pauses between two attempts: a service that comes back is found within a second or so."""
 
 CALLED_OFF = "The replica was asked to leave before it had joined; nothing was trained."
 
