@@ -93,8 +93,10 @@ app.command(
 )(_asking("kick", "{replica} no longer holds a lease of {run}."))
 
 
-def replicas_table(found: Mapping[str, Sequence[ReplicaView]]) -> RenderableType:
-    """Return one line for each replica."""
+def replicas_table(
+    found: Mapping[str, Sequence[ReplicaView]], empty: str = "There are no replicas yet."
+) -> RenderableType:
+    """Return one line for each replica; ``empty`` where there are none."""
     columns = ("run", "replica", "state", "taking part", ">ranks", "phase", ">inner step", ">loss")
     rows = (
         (
@@ -121,7 +123,7 @@ def replicas_table(found: Mapping[str, Sequence[ReplicaView]]) -> RenderableType
     return output.table(
         (*columns, *more),
         rows,
-        empty="There are no replicas yet.",
+        empty=empty,
         spare=(*spare, "tokens/s", "phase", "loss", "taking part", "state", "run"),
     )
 

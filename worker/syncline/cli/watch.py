@@ -131,7 +131,9 @@ def _picture(seen: dict[str, Any]) -> RenderableType:
     return Group(
         runs.runs_table(seen["runs"]),
         "",
-        replicas.replicas_table(seen["replicas"]),
+        replicas.replicas_table(
+            seen["replicas"], "No replica is alive; replicas ls lists the others."
+        ),
         "",
         _services_table(seen["sync_services"]),
         "",
