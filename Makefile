@@ -5,6 +5,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests at a time; many of them start several processes themselves.
+WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
 SCHEMA := proto/syncline_proto/schema/syncline/sync/v1
 
@@ -38,7 +40,7 @@ types: $(INSTALLED)
 	$(BIN)/pyright
 
 unit: $(INSTALLED)
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 generate: $(INSTALLED)  ## Generate the gRPC stubs from the schema
 	PATH=$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -Isyncline_proto/v1=$(SCHEMA) \

@@ -81,8 +81,8 @@ class RunView(Answer):
     replicas_taking_part: int = 0
     revision: int = 0
     """The smallest revision over the run's fragments."""
-    rounds: int = 0
-    """Rounds committed, over all fragments."""
+    fragment_rounds: int = 0
+    """Rounds committed, added up over all fragments."""
     exclusions: int = 0
     """Pushes judged anomalous, over all fragments."""
     committed_tokens: int = 0

@@ -28,8 +28,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from syncline_proto import locks
 from syncline_proto.errors import ConfigError, StoreError
-from syncline_proto.locks import owned
 
 SCHEMA = 2
 """Grows when the tables change; another number is refused rather than guessed at."""
@@ -177,7 +177,8 @@ def database_url(path_or_url: str) -> str:
     """Return a SQLAlchemy URL: a path means a SQLite file, whose folder is made.
 
     Raises:
-        ConfigError: the path is a folder, its folder cannot be made, or it is no file but memory.
+        ConfigError: the path is a folder, or it is no file but memory.
+        StoreError: its folder cannot be made.
     """
     if "://" in path_or_url:
         if _is_memory(path_or_url):
@@ -189,7 +190,7 @@ def database_url(path_or_url: str) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"database: cannot make {path.parent} ({error.strerror}).") from None
+        raise StoreError(f"database: cannot make {path.parent} ({error.strerror}).") from None
     return f"sqlite:///{path}"
 
 
@@ -239,15 +240,8 @@ def only_owner(engine: Engine) -> IO[bytes] | None:
     name = engine.url.database
     if engine.dialect.name != "sqlite" or not name or name == ":memory:":
         return None
-    path = Path(f"{name}.lock")
-    try:
-        lock = owned(path)
-    except OSError as error:
-        raise StoreError(f"Cannot lock {path} ({error.strerror}); choose --database.") from error
-    if lock is None:
-        why = f"Another control plane keeps its state in {name}; stop it, or choose --database."
-        raise ConfigError(why)
-    return lock
+    taken = f"Another control plane keeps its state in {name}"
+    return locks.only_owner(Path(f"{name}.lock"), taken, "--database")
 
 
 def prepare(engine: Engine) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import httpx
 import structlog
@@ -23,7 +23,7 @@ import typer
 from pydantic import ValidationError
 
 from syncline_proto.errors import ConfigError, StoreError, SynclineError
-from syncline_proto.locks import owned
+from syncline_proto.locks import only_owner
 from syncline_proto.rest import SyncServiceHello
 from syncline_proto.words import sentence
 from syncline_sync.budget import Budget
@@ -76,7 +76,8 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     shared = Shared(data, pool, Budget(settings.staging_bytes), metrics, reports.put, end.come)
     host = Host(shared)
     doors = bind(settings, SyncServicer(host, shared), metrics)
-    mine = _only_writer(data)
+    # A store has one writer.
+    mine = only_owner(data / "lock", f"Another sync service keeps its store in {data}", "--data")
     hello = SyncServiceHello(
         name=settings.name,
         address=settings.advertise or address(settings.host, doors.port),
@@ -124,18 +125,6 @@ def _data_folder(path: Path) -> Path:
     except OSError as error:
         raise StoreError(f"Cannot write to {path}: {error.strerror}; choose --data.") from error
     return path
-
-
-def _only_writer(path: Path) -> IO[bytes]:
-    """Lock the folder until the process ends, however it ends: a store has one writer."""
-    try:
-        lock = owned(path / "lock")
-    except OSError as error:
-        raise StoreError(f"Cannot lock {path}: {error.strerror}; choose --data.") from error
-    if lock is None:
-        why = f"Another sync service keeps its store in {path}; stop it, or choose --data."
-        raise ConfigError(why)
-    return lock
 
 
 def _configure_logging(as_json: bool) -> None:

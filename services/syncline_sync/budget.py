@@ -1,7 +1,9 @@
-"""Room in memory for pushes in flight: first come, first served, within one limit.
+"""Room for what is in flight, within one limit: shared fairly between runs, in order within one.
 
-Who had to leave the line may come back to its old place in it, and holds nobody up meanwhile.
-One loop owns it. Knows bytes only; what they hold is staging's business.
+The run that holds the least is served first, so nobody's pushes can keep another run's out; among
+runs that hold as much, first come, first served. Who had to leave the line may come back to its old
+place in it, and holds nobody up meanwhile. One loop owns it. Knows sizes only; what they are of is
+its users' business.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import itertools
+from collections import Counter
 from dataclasses import dataclass
 
 from syncline_proto.errors import Overloaded
@@ -18,18 +21,21 @@ WAITERS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Room:
-    """``size`` bytes, to be used once ``granted`` is done, and to be given back in any case."""
+    """Of a ``size``, to be used once ``granted`` is done, and to be given back in any case."""
 
+    run: str
     size: int
     place: int
-    """In the line: the smallest is served first."""
+    """In the line: of one run, the smallest is served first."""
     granted: asyncio.Future[None]
 
 
 class Budget:
-    """Bytes that staged pushes may hold.
+    """What may be in flight at a time: bytes of pushes, or chunks of pulls.
 
-    Invariant: ``used`` <= ``limit``, except that one push alone may always enter.
+    Invariants:
+        - ``used`` <= ``limit``, except that one room alone may always be had;
+        - nobody is passed by a run that holds more than his.
     """
 
     def __init__(self, limit: int, waiters_max: int = WAITERS_MAX) -> None:
@@ -37,37 +43,58 @@ class Budget:
         self.used = 0
         self._waiters_max = waiters_max
         self._places = itertools.count()
-        self._waiting: list[Room] = []
-        """By their place."""
+        self._held: Counter[str] = Counter()
+        """By run; those that hold nothing are not in it."""
+        self._waiting: dict[str, list[Room]] = {}
+        """By run, then by place; no list is empty."""
+        self._waiters = 0
 
-    def ask(self, size: int, place: int | None = None) -> Room:
-        """Ask for ``size`` bytes behind those who came before, or at a ``place`` held before.
+    def ask(self, run: str, size: int, place: int | None = None) -> Room:
+        """Ask for room behind those of the run who came before, or at a ``place`` held before.
 
         Raises:
             Overloaded: too many wait already.
         """
-        if len(self._waiting) >= self._waiters_max:
-            raise Overloaded("The sync service has too many pushes waiting for room; try later.")
+        if self._waiters >= self._waiters_max:
+            raise Overloaded("The sync service has too many calls waiting for room; try later.")
         place = next(self._places) if place is None else place
-        room = Room(size, place, asyncio.get_running_loop().create_future())
-        bisect.insort(self._waiting, room, key=lambda waiting: waiting.place)
+        room = Room(run, size, place, asyncio.get_running_loop().create_future())
+        line = self._waiting.setdefault(run, [])
+        bisect.insort(line, room, key=lambda waiting: waiting.place)
+        self._waiters += 1
         self._admit()
         return room
 
     def give_back(self, room: Room) -> None:
         """End a room, granted or still waited for."""
         if room.granted.done():
-            self.used -= room.size
+            self._hold(room.run, -room.size)
         else:
-            self._waiting.remove(room)
+            self._unqueue(room)
             room.granted.cancel()
         self._admit()
 
     def _admit(self) -> None:
         while self._waiting:
-            room = self._waiting[0]
+            room = min(
+                (line[0] for line in self._waiting.values()),
+                key=lambda first: (self._held[first.run], first.place),
+            )
             if self.used and self.used + room.size > self.limit:
                 break
-            del self._waiting[0]
-            self.used += room.size
+            self._unqueue(room)
+            self._hold(room.run, room.size)
             room.granted.set_result(None)
+
+    def _unqueue(self, room: Room) -> None:
+        line = self._waiting[room.run]
+        line.remove(room)
+        if not line:
+            del self._waiting[room.run]
+        self._waiters -= 1
+
+    def _hold(self, run: str, size: int) -> None:
+        self.used += size
+        self._held[run] += size
+        if not self._held[run]:
+            del self._held[run]

@@ -2,7 +2,8 @@
 
 With the control plane away nothing stops: the last membership stays in force (it is kept on disk,
 so over a restart too), and reports wait in a bounded queue. At the end of the process what waits
-there is sent for a last time.
+there is sent for a last time. What answers before a control plane has been heard may be somebody
+else, whom no patience would change: that ends the process.
 """
 
 from __future__ import annotations
@@ -18,8 +19,15 @@ import httpx
 import structlog
 from pydantic import ValidationError
 
-from syncline_proto.errors import ConfigError, Forbidden
-from syncline_proto.rest import EventIn, Membership, Reports, RoundReport, SyncServiceHello
+from syncline_proto.errors import ConfigError, Forbidden, InvalidRequest
+from syncline_proto.rest import (
+    EventIn,
+    Membership,
+    Problem,
+    Reports,
+    RoundReport,
+    SyncServiceHello,
+)
 from syncline_sync.files import replace_file
 
 log = structlog.get_logger()
@@ -32,6 +40,9 @@ RETRY_S = (0.2, 5.0)
 
 REPORT_TRIES = 10
 """Attempts at reports that the control plane answers with a failure of its own."""
+
+AWAY = frozenset({408, 429, 502, 503, 504})
+"""Statuses that ask for patience; the last three may be a gateway's, with nobody behind it yet."""
 
 QUEUE_MAX = 20_000
 BATCH_MAX = 500
@@ -99,6 +110,8 @@ class ControlLink:
         self._client, self._hello, self._adopt = client, hello, adopt
         self._reports, self._snapshot = reports, snapshot
         self._away = False
+        self._heard = False
+        """A control plane has answered here before."""
 
     async def adopt_snapshot(self) -> None:
         """Go on with the last known membership, until the control plane answers.
@@ -146,12 +159,11 @@ class ControlLink:
 
     def _read(self, answer: bytes) -> Membership:
         try:
-            return Membership.model_validate_json(answer)
-        except ValidationError as error:
-            raise ConfigError(
-                f"What answers at {self._client.base_url} is not a control plane of this version; "
-                "choose --control."
-            ) from error
+            membership = Membership.model_validate_json(answer)
+        except ValidationError:
+            raise self._stranger("with something of another shape") from None
+        self._heard = True
+        return membership
 
     async def send_last(self, within_s: float) -> None:
         """Send what is queued, after ``run`` has been cancelled; what is left then is lost."""
@@ -197,6 +209,7 @@ class ControlLink:
 
         Raises:
             Forbidden: it asks for another token than ours.
+            ConfigError: who answers first is no control plane.
         """
         pause_s, failures = RETRY_S[0], 0
         while True:
@@ -216,6 +229,8 @@ class ControlLink:
                         f"The control plane at {self._client.base_url} refuses our token: set "
                         "SYNCLINE_SYNC_TOKEN to its own."
                     )
+                if self._is_first(method):
+                    self._check(answer)
                 failures += answer.status_code >= 500
                 # 408 and 429 ask for patience, they refuse nothing.
                 passing = answer.status_code in (408, 429)
@@ -224,10 +239,39 @@ class ControlLink:
                     log.warning("control plane refused", path=path, answer=answer.text[:300])
                     return answer
                 self._gone(f"{answer.status_code} {answer.text[:200]}")
+            except (httpx.RemoteProtocolError, httpx.DecodingError) as error:
+                if self._is_first(method):
+                    raise self._stranger("with no HTTP, or by hanging up") from None
+                self._gone(str(error))
             except httpx.TransportError as error:
                 self._gone(str(error) or type(error).__name__)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2.0 * pause_s, RETRY_S[1])
+
+    def _is_first(self, method: str) -> bool:
+        """Whether nobody has been heard yet; reports leave it to the other calls to meet him."""
+        return not self._heard and method != "POST"
+
+    def _check(self, answer: httpx.Response) -> None:
+        """Look at who it is that refuses.
+
+        Raises:
+            ConfigError: nothing that a control plane says of the paths that it has.
+        """
+        if answer.status_code in AWAY:
+            return
+        try:
+            code = Problem.model_validate_json(answer.content).code
+        except ValidationError:
+            raise self._stranger(f"{answer.status_code} and no problem details") from None
+        if answer.status_code in (404, 405) and code == InvalidRequest.code:
+            raise self._stranger(f"that it has no {answer.request.url.path}")
+
+    def _stranger(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self._client.base_url} is not a Syncline control plane of this version: it answered "
+            f"{what}. Check the address (--control, SYNCLINE_SYNC_CONTROL)."
+        )
 
     def _gone(self, why: str) -> None:
         if not self._away:

@@ -6,6 +6,7 @@ Without one everybody may, and the settings see to it that only this machine can
 from __future__ import annotations
 
 import hmac
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -22,11 +23,8 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _REFUSED = Forbidden("The sync service asks for a token: set SYNCLINE_TOKEN to the run's.")
 
 
-class TokenGuard(grpc.aio.ServerInterceptor):
-    """Refuses calls whose metadata lack `authorization: Bearer TOKEN`."""
-
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+class Doorkeeper(grpc.aio.ServerInterceptor):
+    """Stands before every method that there is."""
 
     async def intercept_service(
         self,
@@ -34,10 +32,22 @@ class TokenGuard(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler: Handler | None = await continuation(handler_call_details)
-        free = handler_call_details.method.startswith(FREE)
-        if handler is None or free or self._knows(handler_call_details):
-            return handler
-        return _refusing(handler)
+        return handler and self.before(handler, handler_call_details)
+
+    @abstractmethod
+    def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
+        """What answers the call in place of ``handler``; of the same kind."""
+
+
+class TokenGuard(Doorkeeper):
+    """Refuses calls whose metadata lack `authorization: Bearer TOKEN`."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
+        free = details.method.startswith(FREE)
+        return handler if free or self._knows(details) else _refusing(handler)
 
     def _knows(self, details: grpc.HandlerCallDetails) -> bool:
         given = dict(details.invocation_metadata or ()).get("authorization", "")

@@ -21,6 +21,9 @@ from syncline_sync.core.record import KEPT, Saved
 FEW_SPANS = 1024
 """So many stretches are copied one by one, which takes less than a millisecond."""
 
+CHUNKS_SMALLER = 4
+"""Than they might be: just as fast, and a reader that takes none costs less."""
+
 _LITTLE = {2: np.uint16, 4: np.uint32}
 """What stands for an element of so many bytes where only its bits matter."""
 
@@ -48,13 +51,13 @@ class Published:
         return cls(saved, codec, memoryview(bytes(payload)) if width(codec) == 4 else payload)
 
     def chunks(self, spans: npt.NDArray[np.int64]) -> Iterator[bytes]:
-        """The bytes of a shard, in payload order, cut into full chunks.
+        """The bytes of a shard, in payload order, cut into equal chunks but for the last.
 
         ``spans`` is int64 [k, 2], start and length in elements, none empty. Each step may be heavy
         where they are more than ``FEW_SPANS``: draw it in the pool then.
         """
         ends = np.cumsum(spans[:, 1])  # in the payload
-        full = chunk_elements(self.codec)
+        full = chunk_elements(self.codec) // CHUNKS_SMALLER
         total = int(spans[:, 1].sum())
         for begin in range(0, total, full):
             end = min(begin + full, total)

@@ -7,7 +7,7 @@ every method of a server, health and reflection too; knows nothing of what the m
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -15,23 +15,18 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from syncline_proto.errors import InvalidRequest
-from syncline_sync.guard import Context, Handler, alike, refuse
+from syncline_sync.guard import Context, Doorkeeper, Handler, alike, refuse
 
 log = structlog.get_logger()
 
 Parse = Callable[[bytes], Any]
 
 
-class Reader(grpc.aio.ServerInterceptor):
+class Reader(Doorkeeper):
     """Parses the messages of every call, in place of gRPC."""
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Handler | None = await continuation(handler_call_details)
-        return handler and _reading(handler, handler_call_details.method)
+    def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
+        return _reading(handler, details.method)
 
 
 def _reading(handler: Handler, method: str) -> Handler:

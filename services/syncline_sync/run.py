@@ -27,6 +27,9 @@ from syncline_sync.runner import Adopt, Runner, Stored, Surroundings
 from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
 
+LOOKS = 8
+"""At pushes that may stand still, in the time after which they are cut."""
+
 Report = Callable[[str, RoundReport | EventIn], None]
 """(run, what): goes to the control plane when it can."""
 
@@ -89,6 +92,7 @@ class RunHost:
         self._kept: RunSettings | None = None
         """The settings that this process has put into the store."""
         self._opening: asyncio.Task[None] | None = None
+        self._cutting: asyncio.Task[None] | None = None
         self._shared = shared
         self._store = RunStore(shared.root, name)
         self._running = True
@@ -158,6 +162,8 @@ class RunHost:
         """Come to rest: what is under way is done, and from then on nothing writes to the files."""
         if self._opening is not None:
             await asyncio.gather(self._opening, return_exceptions=True)
+        if self._cutting is not None:
+            self._cutting.cancel()
         await asyncio.gather(*(runner.stop() for runner in self.runners))
         self.metrics.close()
 
@@ -176,7 +182,8 @@ class RunHost:
 
     def _start(self, layout: Layout, fragments: Sequence[Stored]) -> None:
         self.layout, self.fingerprint = layout, layout.fingerprint()
-        self.staging = Staging(layout, self._shared.budget)
+        self.staging = Staging(self.name, layout, self._shared.budget)
+        self._cutting = asyncio.create_task(self._cut(self.staging))
         around = Surroundings(
             run=self.name,
             staging=self.staging,
@@ -192,6 +199,17 @@ class RunHost:
             Runner(i, spec.name, spec.numel, self.settings, stored, around)
             for i, (spec, stored) in enumerate(zip(layout.fragments, fragments, strict=True))
         ]
+
+    async def _cut(self, staging: Staging) -> None:
+        """Drop pushes that stand still, for ever."""
+        try:
+            while True:
+                still_s = self.settings.timeouts.call_s
+                await asyncio.sleep(still_s / LOOKS)
+                staging.cut(time.monotonic(), still_s)
+                self._shared.metrics.staged.set(self._shared.budget.used)
+        except Exception as error:  # the outermost loop of this task
+            self._shared.fail(error)
 
     def _spread(self) -> None:
         self.metrics.members(set(self.members))

@@ -1,13 +1,13 @@
 """gRPC <-> host: reads requests, hands them on, writes answers. Decides nothing.
 
-``_translated``, with its twin for streams, is the only place where errors meet gRPC statuses.
-Whatever is not a SynclineError is a fault of ours: the call ends INTERNAL and the process is asked
-to stop.
+``_translated`` is the only place where errors meet gRPC statuses. Whatever is not a SynclineError
+is a fault of ours: the call ends INTERNAL and the process is asked to stop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
@@ -39,13 +39,16 @@ from syncline_sync.published import FEW_SPANS, NewestNamed, Published
 from syncline_sync.report import pushed
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
-from syncline_sync.staging import Shard, Staged
+from syncline_sync.senders import SENDERS_MAX, TURN_S, Senders, taken
+from syncline_sync.shard import Shard, shard_of
+from syncline_sync.staging import Staged
 
 OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunResponse]
 PushContext: TypeAlias = grpc.aio.ServicerContext[pb.PushRequest, pb.PushResponse]
 PullContext: TypeAlias = grpc.aio.ServicerContext[pb.PullRequest, pb.PullResponse]
 StatusContext: TypeAlias = grpc.aio.ServicerContext[pb.GetRunStatusRequest, pb.GetRunStatusResponse]
 AnyContext: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Write: TypeAlias = Callable[[pb.PullResponse], Awaitable[None]]
 
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
@@ -64,7 +67,7 @@ _RESIDUAL = {
 def _translated(
     call: Callable[Concatenate[SyncServicer, P], Awaitable[Answer]],
 ) -> Callable[Concatenate[SyncServicer, P], Awaitable[Answer]]:
-    """A call with one answer, whose errors end it with their status; its context comes last."""
+    """A call whose errors end it with their status; its context comes last."""
 
     @wraps(call)
     async def translated(servicer: SyncServicer, *args: P.args, **kwargs: P.kwargs) -> Answer:
@@ -77,30 +80,12 @@ def _translated(
     return translated
 
 
-def _translated_stream(
-    call: Callable[Concatenate[SyncServicer, P], AsyncIterator[Answer]],
-) -> Callable[Concatenate[SyncServicer, P], AsyncIterator[Answer]]:
-    """A call that streams its answers, whose errors end it with their status."""
-
-    @wraps(call)
-    async def translated(
-        servicer: SyncServicer, *args: P.args, **kwargs: P.kwargs
-    ) -> AsyncIterator[Answer]:
-        try:
-            async for answer in call(servicer, *args, **kwargs):
-                yield answer
-        except BaseException as error:
-            await servicer.abort(cast(AnyContext, args[-1]), error)
-            raise
-
-    return translated
-
-
 class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     """The calls of ``syncline.sync.v1.SyncService``."""
 
     def __init__(self, host: Host, shared: Shared) -> None:
         self._host, self._shared = host, shared
+        self._senders = Senders(SENDERS_MAX)
 
     @_translated
     async def OpenRun(self, request: pb.OpenRunRequest, context: OpenContext) -> pb.OpenRunResponse:
@@ -112,12 +97,18 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     ) -> pb.PushResponse:
         return await self._push(request_iterator)
 
-    @_translated_stream
-    async def Pull(
+    @_translated
+    async def Pull(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.PullRequest, context: PullContext
-    ) -> AsyncIterator[pb.PullResponse]:
-        async for part in self._pull(request):
-            yield part
+    ) -> None:
+        # Written, not yielded: a generator would keep its last chunk while it waits to send.
+        try:
+            await self._pull(request, context.write)
+            return
+        except Unreachable as error:
+            told = Unreachable(error.message)
+        # Its status waits for the slow reader, too; what the first error's frames hold does not.
+        raise told
 
     @_translated
     async def GetRunStatus(
@@ -155,7 +146,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         run = await self._host.run(_name("run", header.run))
         runner, staging = _runner(run, header.fragment), run.staging
         assert staging is not None
-        shard = await self._shared.compute(staging.shard, header)
+        assert run.layout is not None
+        shard = await self._shared.compute(shard_of, run.layout, header)
         early = runner.core.fenced(run.members, header.replica, header.incarnation)
         early = early or staging.answered(header)
         early = early or runner.core.known(header.replica, header.incarnation, header.seq)
@@ -186,7 +178,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         """
         await asyncio.shield(staged.room.granted)
         self._shared.metrics.staged.set(self._shared.budget.used)
-        assert run.staging is not None
+        staging = run.staging
+        assert staging is not None
         if not staged.expects(shard):
             return  # this rank is in already: it sends again because it missed the answer
         async for part in _moving(parts, run.settings.timeouts.call_s):
@@ -195,15 +188,16 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             await self._shared.compute(shard.take, part.chunk)
             if not staged.expects(shard):
                 raise InvalidRequest("rank: this rank has begun to send the same push again.")
+            staging.moved(staged, shard, time.monotonic())
             run.metrics.moved("up", len(part.chunk.data))
         if not shard.whole:
             raise InvalidRequest(
                 f"push: the stream ended after {shard.received} of {shard.elements} elements."
             )
-        if run.staging.add(staged, shard):
+        if staging.add(staged, shard, time.monotonic()):
             _runner(run, shard.header.fragment).submit(staged)
 
-    async def _pull(self, request: pb.PullRequest) -> AsyncIterator[pb.PullResponse]:
+    async def _pull(self, request: pb.PullRequest, write: Write) -> None:
         run = await self._host.run(_name("run", request.run))
         runner = _runner(run, request.fragment)
         if request.replica:
@@ -215,20 +209,30 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         assert run.layout is not None
         where = await self._shared.compute(_places, run.layout, request)
         value = await _wanted(runner, request)
-        yield pb.PullResponse(header=_pull_header(value, int(where[:, 1].sum()), self._host))
+        await write(pb.PullResponse(header=_pull_header(value, _elements(where), self._host)))
         if request.header_only:
             return
-        async for data in self._drawn(value.chunks(where), heavy=len(where) > FEW_SPANS):
-            run.metrics.moved("down", len(data))
-            yield pb.PullResponse(chunk=pb.Chunk(data=data, crc32c=crc32c(data)))
+        chunks, heavy, more = value.chunks(where), len(where) > FEW_SPANS, True
+        while more:
+            async with self._senders.turn(run.name):
+                end_s = time.monotonic() + TURN_S
+                while more and time.monotonic() < end_s:
+                    more = await self._send_next(run, chunks, write, heavy=heavy)
 
-    async def _drawn(self, chunks: Iterator[bytes], *, heavy: bool) -> AsyncIterator[bytes]:
-        """The chunks; ``heavy`` ones are made in the pool, so that no other call waits for them."""
-        while True:
-            data = await self._shared.compute(next, chunks, b"") if heavy else next(chunks, b"")
-            if not data:
-                return
-            yield data
+    async def _send_next(
+        self, run: RunHost, chunks: Iterator[bytes], write: Write, *, heavy: bool
+    ) -> bool:
+        """Send a chunk; False if there was none. ``heavy`` ones are made in the pool.
+
+        Raises:
+            Unreachable: the reader does not take it.
+        """
+        data = await self._shared.compute(next, chunks, b"") if heavy else next(chunks, b"")
+        if data:
+            part = pb.PullResponse(chunk=pb.Chunk(data=data, crc32c=crc32c(data)))
+            await taken(write(part), run.settings.timeouts.call_s)
+            run.metrics.moved("down", len(data))
+        return bool(data)
 
     async def abort(self, context: AnyContext, error: BaseException) -> None:
         """End the call with the error's status; a fault or a refusing disk stops the process."""
@@ -321,6 +325,10 @@ def _places(layout: Layout, request: pb.PullRequest) -> npt.NDArray[np.int64]:
     """
     whole = layout.fragments[request.fragment].boxes
     return spans(layout, request.fragment, boxes_from_proto(request.boxes) or whole)
+
+
+def _elements(where: npt.NDArray[np.int64]) -> int:
+    return int(where[:, 1].sum())
 
 
 async def _wanted(runner: Runner, request: pb.PullRequest) -> Published:

@@ -1,74 +1,36 @@
 """Pushes on their way in: rank by rank, chunk by chunk, until one is whole.
 
 Holds encoded bytes only, within a budget: a push asks for room for all its ranks at its first
-header, and one that finds none waits its turn instead of failing. Each chunk is decoded once,
-for the norm, and dropped in decoded form. Decides nothing about rounds.
+header, and one that finds none waits its turn instead of failing. One whose ranks do not come is
+dropped, so that it cannot hold room for ever. Decides nothing about rounds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
-
-from syncline_proto.codec import check_chunk, decode, width
-from syncline_proto.errors import InvalidRequest, SynclineError
-from syncline_proto.layout import Layout, boxes_from_proto
-from syncline_proto.spans import SPANS_MAX, check_tiling, spans
+from syncline_proto.codec import width
+from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
+from syncline_proto.layout import Layout
+from syncline_proto.spans import SPANS_MAX, check_tiling
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget, Room
-from syncline_sync.core.merge import Payload, square_sum
+from syncline_sync.core.merge import Payload
 from syncline_sync.core.record import Judgement
+from syncline_sync.shard import Shard
 
-RANKS_MAX = 65_536
-
-COUNT_MAX = 1 << 40
-"""Of steps, tokens and numbers in a header: sums of them stay far within 64 bits."""
-
-_COUNTS = (
-    "seq", "base_revision", "gradient_step", "inner_steps", "tokens", "first_step", "last_step",
-)  # fmt: skip
+NAMED_MAX = 8
+"""Ranks that a sentence names."""
 
 _AGREED = (
     "epoch", "kind", "ranks", "codec", "base_revision", "gradient_step",
     "inner_steps", "tokens", "first_step", "last_step",
 )  # fmt: skip
 """Header fields in which all ranks of a push must agree."""
-
-
-@dataclass(slots=True)
-class Shard:
-    """One rank's part of a push while its chunks come in."""
-
-    header: pb.PushHeader
-    spans: npt.NDArray[np.int64]
-    elements: int
-    received: int = 0
-    square_sum: float = 0.0
-    chunks: list[bytes] = field(default_factory=list[bytes])
-
-    @property
-    def whole(self) -> bool:
-        return self.received == self.elements
-
-    def take(self, chunk: pb.Chunk) -> None:
-        """Check and keep one chunk. Heavy: call it in the pool.
-
-        Raises:
-            InvalidRequest: the chunk is damaged, or not what the header announced.
-        """
-        codec = self.header.codec
-        count = check_chunk(chunk, codec, self.elements - self.received)
-        self.square_sum += square_sum(decode(chunk.data, codec))
-        self.received += count
-        self.chunks.append(chunk.data)
-
-    def payload(self) -> Payload:
-        return Payload(self.header.codec, tuple(self.chunks), self.spans)
 
 
 @dataclass(slots=True)
@@ -96,6 +58,8 @@ class Staged:
     """Spans of both together."""
     submitted: bool = False
     """All ranks are in, and somebody has taken the push to be judged."""
+    moved_s: float | None = None
+    """When a rank that was missing then last sent something; None: not looked at with room yet."""
 
     @property
     def whole(self) -> bool:
@@ -119,6 +83,10 @@ class Staged:
 
     def payloads(self) -> list[Payload]:
         return [self.shards[rank].payload() for rank in sorted(self.shards)]
+
+    def lacks(self, rank: int) -> bool:
+        """Whether this rank is not in yet."""
+        return rank < self.header.ranks and rank not in self.shards
 
     def expects(self, shard: Shard) -> bool:
         """Whether this very shard is to be received; not if its rank is in, or began anew."""
@@ -157,9 +125,8 @@ class Staged:
 class Staging:
     """The pushes of one run that are not whole yet, or whole and not yet answered."""
 
-    def __init__(self, layout: Layout, budget: Budget) -> None:
-        self._layout = layout
-        self._budget = budget
+    def __init__(self, run: str, layout: Layout, budget: Budget) -> None:
+        self._run, self._layout, self._budget = run, layout, budget
         self._staged: dict[tuple[int, str, int, int], Staged] = {}
         self._answered: dict[tuple[int, str], tuple[int, int, Judgement]] = {}
         """The last judgement of each (fragment, replica), for a rank that did not hear it."""
@@ -168,6 +135,8 @@ class Staging:
 
         By (fragment, replica): a client whose call is cut while it waits for room asks again.
         """
+        self._moved: dict[tuple[str, int], dict[int, float]] = {}
+        """When each rank of a (replica, incarnation) last sent something, of any fragment."""
 
     def answered(self, header: pb.PushHeader) -> Judgement | None:
         """The judgement of a push that this process has answered already, as a DUPLICATE."""
@@ -176,45 +145,6 @@ class Staging:
             return None
         judged = known[2].judged or known[2].verdict
         return replace(known[2], verdict=pb.VERDICT_DUPLICATE, judged=judged)
-
-    def shard(self, header: pb.PushHeader) -> Shard:
-        """Check a header and find where its shard lies. May be heavy: call it in the pool.
-
-        Raises:
-            InvalidRequest: a field is out of range; it is named.
-        """
-        if header.fragment >= len(self._layout.fragments):
-            raise InvalidRequest(f"fragment: there is no fragment {header.fragment}.")
-        if not 1 <= header.ranks <= RANKS_MAX:
-            raise InvalidRequest(f"ranks: {header.ranks} is not 1 to {RANKS_MAX}.")
-        if header.rank >= header.ranks:
-            raise InvalidRequest(f"rank: {header.rank} is not below ranks ({header.ranks}).")
-        for name in _COUNTS:
-            if getattr(header, name) > COUNT_MAX:
-                raise InvalidRequest(f"{name}: {getattr(header, name)} is over {COUNT_MAX}.")
-        if header.seq < 1:
-            raise InvalidRequest("seq: counts from 1.")
-        if header.kind not in (1, 2, 3):
-            raise InvalidRequest(f"kind: {header.kind} is not one of 1, 2, 3.")
-        plain = header.kind != pb.PUSH_KIND_PSEUDO_GRADIENT
-        if plain and header.codec != pb.CODEC_FP32:
-            raise InvalidRequest("codec: gradients and parameters travel in fp32 (1).")
-        if header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
-            if not header.HasField("base_revision"):
-                raise InvalidRequest("base_revision: a pseudo-gradient must name its base.")
-            if header.inner_steps < 1:
-                raise InvalidRequest("inner_steps: a push covers at least one step.")
-        if header.kind == pb.PUSH_KIND_GRADIENT and header.gradient_step < 1:
-            raise InvalidRequest("gradient_step: counts from 1.")
-        if header.first_step > header.last_step:
-            raise InvalidRequest("first_step: is after last_step.")
-        width(header.codec)
-        boxes = boxes_from_proto(header.boxes)
-        found = spans(self._layout, header.fragment, boxes)
-        elements = int(found[:, 1].sum())
-        if elements > self._layout.fragments[header.fragment].numel:
-            raise InvalidRequest("boxes: the shard has more elements than the fragment.")
-        return Shard(header, found, elements)
 
     def join(self, shard: Shard) -> Staged:
         """Find or make the push that a rank's shard belongs to.
@@ -233,7 +163,7 @@ class Staging:
             self._drop_older(key)
             size = self._numel(key) * width(header.codec)
             answer: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
-            room = self._budget.ask(size, self._place(key))
+            room = self._budget.ask(self._run, size, self._place(key))
             staged = Staged(key, header, room, answer)
             self._staged[key] = staged
         _agree(staged.header, header)
@@ -243,12 +173,18 @@ class Staging:
         staged.claim(shard, self._numel(key))
         return staged
 
-    def add(self, staged: Staged, shard: Shard) -> bool:
+    def moved(self, staged: Staged, shard: Shard, now_s: float) -> None:
+        """A rank has sent something: its replica's pushes that lack it are alive."""
+        staged.moved_s = now_s
+        self._moved.setdefault(staged.key[1:3], {})[shard.header.rank] = now_s
+
+    def add(self, staged: Staged, shard: Shard, now_s: float) -> bool:
         """Put a whole shard into its push; True if that made the push whole.
 
         Whoever is told so must see that it is judged: nothing else answers it from now on.
         """
         assert shard.whole and staged.expects(shard)
+        self.moved(staged, shard, now_s)
         staged.shards[shard.header.rank] = staged.coming.pop(shard.header.rank)
         staged.submitted = staged.whole
         return staged.submitted
@@ -279,6 +215,29 @@ class Staging:
             staged.answer.set_exception(why)
             staged.answer.exception()  # nobody may be waiting, and that is no fault
         self._forget(staged)
+
+    def cut(self, now_s: float, still_s: float) -> None:
+        """Drop the pushes whose missing ranks have sent nothing for ``still_s``; call it often.
+
+        Ranks send one fragment after another, and one may be far ahead of the other: what a rank
+        sends of another fragment counts for all pushes that lack it. Time in line does not count.
+        """
+        lives = {staged.key[1:3] for staged in self._staged.values()}
+        self._moved = {life: moved for life, moved in self._moved.items() if life in lives}
+        for staged in list(self._staged.values()):
+            if staged.submitted or not staged.room.granted.done():
+                continue
+            if self._moved_s(staged, now_s, still_s) + still_s <= now_s:
+                self.drop(staged, Unreachable(_not_come(staged, still_s)))
+
+    def _moved_s(self, staged: Staged, now_s: float, still_s: float) -> float:
+        """When one of its missing ranks last moved, as far as that matters."""
+        moved_s = now_s if staged.moved_s is None else staged.moved_s
+        if moved_s + still_s <= now_s:
+            ranks = self._moved.get(staged.key[1:3], {})
+            moved_s = max([moved_s, *(at_s for rank, at_s in ranks.items() if staged.lacks(rank))])
+        staged.moved_s = moved_s
+        return moved_s
 
     def fence(self, fenced: Callable[[int, str, int], Judgement | None]) -> None:
         """Answer unfinished pushes of replicas that do not hold their lease (any more).
@@ -313,6 +272,16 @@ class Staging:
 
     def _numel(self, key: tuple[int, str, int, int]) -> int:
         return self._layout.fragments[key[0]].numel
+
+
+def _not_come(staged: Staged, still_s: float) -> str:
+    ranks = staged.header.ranks
+    missing = itertools.islice(filter(staged.lacks, range(ranks)), NAMED_MAX + 1)
+    *named, last = [str(rank) for rank in missing]
+    if len(named) == NAMED_MAX:
+        last = "…"
+    who = f"ranks {', '.join((*named, last))}" if named else f"rank {last}"
+    return f"push: {who} of {ranks} did not come for {still_s:g} s; send it again."
 
 
 def _agree(ours: pb.PushHeader, theirs: pb.PushHeader) -> None:

@@ -1,14 +1,16 @@
-"""What the tests of the control plane's REST share: a database, a clock, an open state."""
+"""What tests of several files start from: the control plane's state, its process, a corpus."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from syncline_control.state import State
+from syncline_testing.cluster import Cluster
 from syncline_testing.control import Clock
+from syncline_testing.training import tiny_data
 
 
 @pytest.fixture
@@ -30,3 +32,27 @@ def database(tmp_path: Path) -> str:
 async def state(database: str, clock: Clock) -> AsyncIterator[State]:
     async with await State.open(database, clock=clock) as state:
         yield state
+
+
+@pytest.fixture
+def control_alone(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster of which only the control plane runs."""
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.control.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared tokens; many read them, nobody writes."""
+    return tiny_data(tmp_path_factory.mktemp("data") / "tokens")
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment names no run to join."""
+    for name in ("SYNCLINE_CONTROL", "SYNCLINE_RUN", "SYNCLINE_REPLICA"):
+        monkeypatch.delenv(name, raising=False)

@@ -29,13 +29,13 @@ class Silent:
         pass
 
 
-def launch(folder: Path) -> Launch:
+def launch(folder: Path, replicas: int = 1) -> Launch:
     return Launch(
         job_file=folder / "job.toml",
         job=tiny_job(folder / "tokens", steps=1),
         overrides=(),
         folder=folder / "launch",
-        replicas=1,
+        replicas=replicas,
         seconds_limit=0.0,
     )
 
@@ -53,6 +53,28 @@ def test_a_run_that_ends_as_its_time_is_up_is_no_failure(tmp_path: Path) -> None
             cluster.post(f"/runs/{run.view.run}/stop")
             run._stop_if_due()
             assert run.view.state.state is RunState.STOPPED
+    finally:
+        cluster.stop()
+
+
+def test_who_was_kicked_is_known_and_gives_its_place_to_another_name(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.control.start()
+        with (
+            LocalRun(launch(tmp_path, replicas=2), Silent()) as run,
+            OperatorClient(cluster.control_url, None, call_s=5.0) as client,
+        ):
+            run._client = client
+            run._look_back()  # there is no such run yet
+            assert list(run.view.replicas) == ["replica-0", "replica-1"]
+            client.create_run(RunCreate(name=run.view.run))
+            for name in ("replica-0", "replica-1"):
+                cluster.post(f"/runs/{run.view.run}/replicas", {"replica": name})
+            client.kick(run.view.run, "replica-1")
+            assert (run._is_kicked("replica-0"), run._is_kicked("replica-1")) == (False, True)
+            run._look_back()
+            assert list(run.view.replicas) == list(run._devices) == ["replica-0", "replica-2"]
     finally:
         cluster.stop()
 

@@ -107,9 +107,8 @@ def test_a_run_is_created_from_a_jobs_file(shell: Shell, tmp_path: Path) -> None
     assert made["job"]["data"]["source"] == ["builtin"]
     assert shell.json(f"runs create {job} --name other")["name"] == "other"
     again = f"runs create {job} --set run.sync_every=7"
-    code, out, said = shell(again)
-    assert (code, said) == (0, "The run from-file exists already, with these settings.\n")
-    assert "from-file" in out
+    assert shell(again) == (0, "The run from-file exists already, with these settings.\n", "")
+    assert shell(f"runs create {job} --name third") == (0, "The run third is created.\n", "")
     assert shell.json(again) == made
     code, said = shell.refused(f"runs create {job} --set run.sync_every=8")
     assert code == 16 and "sync_every" in said
@@ -117,6 +116,9 @@ def test_a_run_is_created_from_a_jobs_file(shell: Shell, tmp_path: Path) -> None
 
 def test_a_run_pauses_resumes_and_stops(shell: Shell) -> None:
     assert shell.json("runs pause second")["state"] == "paused"
+    way_on = "paused; `syncline runs resume second` goes on"
+    for line in ("runs show second", "runs ls", "status"):
+        assert way_on in shell(line)[1]
     assert shell.json("runs resume second")["state"] == "running"
     assert shell.json("runs stop second")["state"] == "stopped"
     code, said = shell.refused("runs resume second")
@@ -132,6 +134,22 @@ def test_settings_change_live(shell: Shell) -> None:
         code, said = shell.refused(f"runs set first {wrong}")
         assert code == 10 and wrong.partition("=")[0] in said
     assert shell.refused("runs set first nonsense")[0] == 10
+    said = "From its next round on, first has sync_every 16 (was 32), outer.clip 9.0 (was none).\n"
+    assert shell("runs set first sync_every=16 outer.clip=9") == (0, said, "")
+    said = "From its next round on, first has penalty.kappa 0.75 (was 0.5).\n"
+    assert shell("runs set first penalty.kappa=0.75") == (0, said, "")
+    already = "first has these settings already.\n"
+    assert shell("runs set first sync_every=16") == (0, already, "")
+
+
+def test_a_setting_that_is_not_set_is_shown_as_what_it_comes_to(shell: Shell) -> None:
+    shown = shell("runs show first")[1]
+    facts = dict(line.strip().split(maxsplit=1) for line in shown.splitlines())
+    assert facts["timeouts.lease"] == "10 (default of lan)"
+    assert facts["timeouts.round_deadline"] == "120 (default of lan)"
+    assert facts["expected_replicas"] == "1 (default: min_replicas)"
+    assert facts["penalty.norm_max"] == "none"
+    assert facts["rounds"] == "0 of each fragment"
 
 
 def test_replicas_are_listed_drained_and_kicked(shell: Shell) -> None:
@@ -139,8 +157,11 @@ def test_replicas_are_listed_drained_and_kicked(shell: Shell) -> None:
     assert [one["replica"] for one in found] == ["replica-0"]
     assert found[0]["taking_part"] is False
     assert "first" in shell.json("replicas ls")
+    assert "joining" in shell("replicas ls first")[1]
     assert shell.json("replicas drain first replica-0")["act"] == "drain"
     assert shell.json("replicas kick first replica-0")["act"] == "kick"
+    gone = shell("replicas ls first")[1]
+    assert "kicked" in gone and "joining" not in gone
     assert shell.refused("replicas kick first nobody")[0] == 17
 
 

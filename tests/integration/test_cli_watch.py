@@ -9,8 +9,6 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -27,17 +25,6 @@ os.execv(sys.executable, [sys.executable, "-m", "syncline.cli", *sys.argv[1:]])
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal")
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A control plane alone."""
-    cluster = Cluster(tmp_path)
-    try:
-        cluster.control.start()
-        yield cluster
-    finally:
-        cluster.stop()
 
 
 class Terminal:
@@ -73,11 +60,11 @@ class Terminal:
         return bool(said)
 
 
-def test_it_draws_what_is_new_and_ends_with_ctrl_c(cluster: Cluster) -> None:
-    cluster.post("/runs", {"name": "first-run"})
+def test_it_draws_what_is_new_and_ends_with_ctrl_c(control_alone: Cluster) -> None:
+    control_alone.post("/runs", {"name": "first-run"})
     ours, theirs = pty.openpty()
     terminal = Terminal(ours)
-    flags = ["status", "--watch", "--every", "0.2", "--control", cluster.control_url]
+    flags = ["status", "--watch", "--every", "0.2", "--control", control_alone.control_url]
     kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
     with subprocess.Popen(
         [sys.executable, "-c", ON_TERMINAL, *flags],
@@ -91,11 +78,11 @@ def test_it_draws_what_is_new_and_ends_with_ctrl_c(cluster: Cluster) -> None:
             os.close(theirs)
             terminal.sees("first-run", times=3)
             assert "second-run" not in terminal.screen
-            cluster.post("/runs", {"name": "second-run"})
+            control_alone.post("/runs", {"name": "second-run"})
             terminal.sees("second-run", times=2)
-            cluster.control.kill()
+            control_alone.control.kill()
             terminal.sees("does not answer")
-            cluster.control.start()
+            control_alone.control.start()
             seen = terminal.screen.count("second-run")
             terminal.sees("second-run", times=seen + 1)
             terminal.presses(CTRL_C)

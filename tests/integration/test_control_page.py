@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,6 @@ pytestmark = pytest.mark.skipif(browser.found() is None, reason="no Chromium on 
 
 SHOWN_S = 30.0
 ROUNDS, FRAGMENTS = 6, 2
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A control plane alone."""
-    cluster = Cluster(tmp_path)
-    try:
-        cluster.control.start()
-        yield cluster
-    finally:
-        cluster.stop()
 
 
 def fill(cluster: Cluster) -> None:
@@ -85,10 +73,10 @@ def text(of: str) -> str:
     return f"(document.querySelector({of!r})?.textContent ?? '')"
 
 
-def test_the_page_shows_a_run_and_pauses_it(cluster: Cluster, tmp_path: Path) -> None:
-    fill(cluster)
+def test_the_page_shows_a_run_and_pauses_it(control_alone: Cluster, tmp_path: Path) -> None:
+    fill(control_alone)
     with Browser(tmp_path / "profile") as page:
-        page.open(f"{cluster.control_url}/")
+        page.open(f"{control_alone.control_url}/")
 
         def shows(expression: str) -> None:
             wait_until(lambda: bool(page.says(expression)), SHOWN_S, f"{expression}; {page.faults}")
@@ -99,6 +87,7 @@ def test_the_page_shows_a_run_and_pauses_it(cluster: Cluster, tmp_path: Path) ->
         figures = page.says(text("#figures"))
         assert "6.00 kof 100 k" in figures.replace("k of", "kof"), figures
         assert f"Exclusions{FRAGMENTS}" in figures and "Alive2" in figures
+        assert f"Rounds{ROUNDS}Revision" in figures, "of each fragment, not of all together"
         shows(f"document.querySelectorAll('#rounds .cell.excluded').length === {FRAGMENTS}")
         shows("document.querySelector('#plot canvas')?.width > 0")
         shows(f"{text('#legend')}.includes('merged')")
@@ -111,6 +100,7 @@ def test_the_page_shows_a_run_and_pauses_it(cluster: Cluster, tmp_path: Path) ->
         shows("document.getElementById('ask').open")
         page.says("document.getElementById('ask-yes').click()")
         shows(f"{text('#state')} === 'paused' && !document.getElementById('resume').hidden")
-        assert cluster.get("/runs/shown")["state"] == "paused"
+        assert control_alone.get("/runs/shown")["state"] == "paused"
         shows(f"{text('#events li.new')}.includes('paused')")
+        shows(f"{text('#since')}.startsWith('paused; Resume')")
         assert page.faults == []

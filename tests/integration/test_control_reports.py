@@ -69,7 +69,7 @@ async def replica(api: httpx.AsyncClient, name: str) -> dict[str, Any]:
 async def test_a_run_stands_where_its_slowest_fragment_stands(api: httpx.AsyncClient) -> None:
     assert (await report(api, round_of(0, 1), round_of(1, 1), round_of(0, 2))).status_code == 204
     view = await run(api)
-    assert (view["revision"], view["rounds"], view["committed_tokens"]) == (1, 3, 100)
+    assert (view["revision"], view["fragment_rounds"], view["committed_tokens"]) == (1, 3, 100)
     await report(api, round_of(1, 2))
     assert (await run(api))["revision"] == 2
 
@@ -95,7 +95,7 @@ async def test_a_report_that_is_sent_again_counts_once(api: httpx.AsyncClient) -
     for _ in range(2):
         await report(api, bad, bad)
     view = await run(api)
-    assert (view["rounds"], view["exclusions"]) == (1, 1)
+    assert (view["fragment_rounds"], view["exclusions"]) == (1, 1)
     assert (await replica(api, "b"))["exclusions"] == 1
     assert len((await api.get("/v1/runs/r/rounds")).json()) == 1
 
@@ -135,11 +135,11 @@ async def test_weight_is_the_mean_and_z_the_largest_over_fragments(api: httpx.As
 
 async def test_an_offer_is_no_round_and_gradient_rounds_are(api: httpx.AsyncClient) -> None:
     await report(api, round_of(0, 0, push("a", 1.0), kind="parameters", closed_by="offer"))
-    assert (await run(api))["rounds"] == 0
+    assert (await run(api))["fragment_rounds"] == 0
     step = {"kind": "gradient", "committed_tokens": 7}
     await report(api, *(round_of(0, 0, gradient_step=i, **step) for i in (1, 2)))
     view = await run(api)
-    assert (view["rounds"], view["revision"], view["committed_tokens"]) == (2, 0, 7)
+    assert (view["fragment_rounds"], view["revision"], view["committed_tokens"]) == (2, 0, 7)
 
 
 async def test_only_the_newest_rounds_are_kept(
@@ -151,7 +151,7 @@ async def test_only_the_newest_rounds_are_kept(
     assert kept == [8, 9, 10, 11, 12]
     newest = (await api.get("/v1/runs/r/rounds?limit=2")).json()
     assert [one["revision"] for one in newest] == [11, 12]
-    assert (await run(api))["rounds"] == 12
+    assert (await run(api))["fragment_rounds"] == 12
 
 
 async def test_a_report_that_does_not_fit_changes_nothing(api: httpx.AsyncClient) -> None:
@@ -162,7 +162,7 @@ async def test_a_report_that_does_not_fit_changes_nothing(api: httpx.AsyncClient
         await report(api, round_of(0, 1, committed_tokens=1 << 64)),
     ):
         assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_REQUEST")
-    assert (await run(api))["rounds"] == 0
+    assert (await run(api))["fragment_rounds"] == 0
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ async def test_a_report_of_what_cannot_be_moves_nothing(
     refused = await report(api, round_of(0, 1), {**round_of(0, 2), **wrong})
     assert (refused.status_code, refused.json()["code"]) == (422, "INVALID_REQUEST")
     assert refused.json()["detail"].startswith(f"rounds.1.{next(iter(wrong))}")
-    assert (await run(api))["rounds"] == 0
+    assert (await run(api))["fragment_rounds"] == 0
     assert (await report(api, round_of(0, 1, committed_at=1.0))).status_code == 204
     assert (await run(api))["revision"] == 1
 
@@ -197,7 +197,11 @@ async def test_what_is_reported_after_the_end_still_counts(api: httpx.AsyncClien
     await api.post("/v1/runs/r/finish")
     await report(api, round_of(0, 2, push("a", 1.0)))
     view = await run(api)
-    assert (view["state"], view["rounds"], view["committed_tokens"]) == ("finished", 2, 200)
+    assert (view["state"], view["fragment_rounds"], view["committed_tokens"]) == (
+        "finished",
+        2,
+        200,
+    )
 
 
 async def test_an_unknown_key_is_refused_at_every_depth(api: httpx.AsyncClient) -> None:

@@ -353,9 +353,9 @@ def test_the_benchmark_ends_in_one_line_of_seven_keys(job: Path, tmp_path: Path)
 def test_a_replica_that_cannot_start_ends_the_launch_with_its_own_code(
     job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # Only the trainer looks into the data, and there it is shorter than one sequence.
-    too_long = ["--set", "data.sequence_length=100_000", "--set", "train.micro_batch=1"]
-    too_long += ["--set", "model.config.max_position_embeddings=100_000"]
+    # Only the trainer looks into the held-out data, and there it is shorter than one sequence.
+    too_long = ["--set", "data.sequence_length=15_000", "--set", "train.micro_batch=1"]
+    too_long += ["--set", "model.config.max_position_embeddings=15_000"]
     assert run(["up", str(job), *ONE, *too_long, "--out", str(tmp_path)]) == 13
     said = capfd.readouterr().err.splitlines()[-1]
     assert said.startswith("error: replica-") and "logs" in said

@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from syncline import patience
 from syncline_proto.errors import CalledOff, LeaseLost, SynclineError
 from syncline_testing.cluster import Cluster, free_ports, wait_until
-from syncline_testing.replicas import QUICK, Trial, joined
+from syncline_testing.replicas import QUICK, Trial, joined, together
 
 SCRIPT = """
 import signal, sys, torch, syncline
@@ -127,6 +130,33 @@ def test_a_replica_that_waits_for_a_sync_service_is_called_off(cluster: Cluster)
 
     assert isinstance(called_off(trial.replica.start, recall), CalledOff)
     assert states(cluster, "away") == ["left"]
+
+
+def test_who_comes_before_the_first_sync_service_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "SAY_AFTER_S", 0.5)
+    cluster = Cluster(tmp_path)
+    trial = Trial(cluster.control_url, "early", 0, settings=QUICK)
+    try:
+        cluster.control.start()
+
+        def start_the_service() -> None:
+            wait_until(lambda: "sync.away" in events(logs), 30, "it is said")
+            cluster.sync.start()
+
+        with capture_logs() as logs:
+            together(trial.replica.start, start_the_service)
+            trial.replica.close()
+    finally:
+        cluster.stop()
+    assert [one for one in events(logs) if one.startswith("sync.")] == ["sync.away", "sync.back"]
+    (why,) = (log["why"] for log in logs if log["event"] == "sync.away")
+    assert f"start one: syncline-sync --control {cluster.control_url}" in why
+
+
+def events(logs: list[MutableMapping[str, Any]]) -> list[str]:
+    return [log["event"] for log in logs]
 
 
 def test_a_signal_ends_the_joining_wait(cluster: Cluster, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from syncline import Replica
+from syncline import Replica, patience
 from syncline.hooks import Hooks
 from syncline_proto.errors import (
     ConfigError,
@@ -117,6 +117,7 @@ def test_an_operator_stops_the_run(cluster: Cluster) -> None:
 def test_a_paused_run_stands_still_and_goes_on(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, "pause", 0, settings=ALONE)
     with joined(trial):
+        began = time.monotonic()
         cluster.post("/runs/pause/pause")
         stop = threading.Event()
         thread = threading.Thread(target=steps_until, args=(trial, stop.is_set))
@@ -128,6 +129,9 @@ def test_a_paused_run_stands_still_and_goes_on(cluster: Cluster) -> None:
             assert trial.replica.inner_step == at
             cluster.post("/runs/pause/resume")
             wait_until(lambda: trial.replica.inner_step > at, 20, "it goes on")
+            stats = trial.replica.stats
+            assert stats.paused_s > 0.3
+            assert stats.paused_s + stats.hook_s + stats.exposed_sync_s < time.monotonic() - began
         finally:
             cluster.post("/runs/pause/resume")
             stop.set()
@@ -225,12 +229,15 @@ def test_it_is_started_once_and_closed_once_until_it_starts_again(cluster: Clust
     assert (revision, trial.replica.revision) == (1, 2)
 
 
-def test_nobody_at_the_address_is_said_in_a_sentence() -> None:
+def test_nobody_at_the_address_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "SAY_AFTER_S", 0.5)
     (port,) = free_ports(1)
     settings = {**ALONE, "timeouts": {"lease": 1.0, "round_deadline": 2.0}}
     trial = Trial(f"http://127.0.0.1:{port}", "r", 0, settings=settings)
-    with pytest.raises(Unreachable, match="does not answer"):
+    with capture_logs() as logs, pytest.raises(Unreachable, match="does not answer"):
         trial.replica.start()
+    assert [log["event"] for log in logs] == ["control.away"]
+    assert logs[0]["so"] == "waiting up to 5 s"
 
 
 def test_killing_the_sync_service_amid_a_round_costs_nothing_but_time(cluster: Cluster) -> None:
@@ -248,6 +255,24 @@ def test_killing_the_sync_service_amid_a_round_costs_nothing_but_time(cluster: C
         assert a.replica.revision == b.replica.revision == 2
         assert a.replica.committed_tokens == 16 * STEP_TOKENS
         assert same(a, b)
+
+
+def test_a_sync_service_that_is_away_is_said_once_and_so_is_its_return(cluster: Cluster) -> None:
+    """One word for all fragments that wait."""
+    trial = Trial(cluster.control_url, "said", 0, settings=ALONE)
+    with capture_logs() as logs, joined(trial):
+        trial.step(2)
+        cluster.sync.kill()
+
+        def wait_and_mend() -> None:
+            wait_until(lambda: any(log["event"] == "sync.away" for log in logs), 30, "it is said")
+            cluster.sync.start()
+
+        together(lambda: trial.step(4).replica.finish(), wait_and_mend)
+    said = [log for log in logs if log["event"].startswith("sync.")]
+    assert [log["event"] for log in said] == ["sync.away", "sync.back"]
+    assert f"The sync service at {cluster.sync_address} does not answer" in said[0]["why"]
+    assert said[0]["so"] == "waiting up to 300 s; start it again on the same data folder"
 
 
 def test_without_the_control_plane_training_goes_on(cluster: Cluster) -> None:

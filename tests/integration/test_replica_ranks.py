@@ -73,8 +73,10 @@ def test_replicas_of_different_size_agree_bit_for_bit(
             trial.step(7)
             trial.replica.finish()
         codes = [process.wait(60) for process in processes]
-    logs = "".join(log.read_text() for log in sorted(tmp_path.glob("*.log")))
+    logs = [log.read_text() for log in sorted(tmp_path.glob("*.log"))]
     assert codes == [0, 0], logs
+    for event in ("replica.joined", "run.finished")[: 1 + trial.replica.done]:
+        assert [event in log for log in logs] == [True, False], "rank 0 says it for all"
     wide = load_file(tmp_path / f"wide-{run}.safetensors")
     counted = json.loads((tmp_path / f"wide-{run}.out.json").read_text())
     values, revision = published(cluster.sync_address, run)

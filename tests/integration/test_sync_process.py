@@ -148,6 +148,18 @@ def known_run(data: Path) -> None:
     (data / "membership.json").write_text(WORD.model_dump_json())
 
 
+@contextmanager
+def at_work(data: Path, control: str = NOBODY) -> Iterator[Process]:
+    """A service that knows the run and has published its first offer."""
+    known_run(data)
+    with process(data, control) as p:
+        p.ready()
+        p.open()
+        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
+        assert p.pull(0)[0] == 1.0
+        yield p
+
+
 def one_sentence(said: str) -> str:
     """The last line, which must be ours, with no traceback before it."""
     assert "Traceback" not in said, said
@@ -184,12 +196,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_damaged_run_is_named_and_ends_nothing_else(tmp_path: Path) -> None:
-    known_run(tmp_path)
-    with process(tmp_path) as p:
-        p.ready()
-        p.open()
-        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
-        p.pull(0)
+    with at_work(tmp_path) as p:
         p.signal(signal.SIGTERM)
         assert p.ended()[0] == 0
     (file,) = tmp_path.rglob("*.safetensors")
@@ -243,11 +250,7 @@ def test_a_store_has_one_writer(tmp_path: Path) -> None:
     ids=["SIGTERM", "SIGINT"],
 )
 def test_it_ends_well_with_calls_open(tmp_path: Path, sign: signal.Signals, exit_code: int) -> None:
-    known_run(tmp_path)
-    with process(tmp_path) as p:
-        p.ready()
-        p.open()
-        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
+    with at_work(tmp_path) as p:
         pull = p.stub.Pull(pb.PullRequest(run=RUN, revision=5))
         header = pb.PushHeader(
             run=RUN, epoch=1, replica="a", incarnation=1, seq=2, ranks=2, base_revision=0,
@@ -266,11 +269,7 @@ def test_it_ends_well_with_calls_open(tmp_path: Path, sign: signal.Signals, exit
 
 
 def test_a_kill_in_mid_round_costs_nothing_that_was_published(tmp_path: Path) -> None:
-    known_run(tmp_path)
-    with process(tmp_path) as p:
-        p.ready()
-        p.open()
-        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
+    with at_work(tmp_path) as p:
         p.push(0.5, "a", seq=2, base_revision=0)
         p.push(0.25, "b", base_revision=0)
         assert p.pull(1)[0] == np.float32(0.625)
@@ -307,15 +306,8 @@ def test_with_the_control_plane_away_it_serves_and_keeps_trying(tmp_path: Path) 
 
 
 def test_the_last_rounds_are_told_before_it_ends(tmp_path: Path) -> None:
-    known_run(tmp_path)
     (port,) = free_ports(1)
-    with (
-        control_plane(port) as asked,
-        process(tmp_path, control=f"http://127.0.0.1:{port}") as p,
-    ):
-        p.ready()
-        p.open()
-        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
+    with control_plane(port) as asked, at_work(tmp_path, f"http://127.0.0.1:{port}") as p:
         p.push(0.5, "a", seq=2, base_revision=0)
         p.push(0.5, "b", base_revision=0)  # judged: the round closes, whatever comes
         p.signal(signal.SIGTERM)
@@ -326,12 +318,7 @@ def test_the_last_rounds_are_told_before_it_ends(tmp_path: Path) -> None:
 
 
 def test_with_the_control_plane_away_it_ends_all_the_same(tmp_path: Path) -> None:
-    known_run(tmp_path)
-    with process(tmp_path) as p:
-        p.ready()
-        p.open()
-        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
-        p.pull(0)
+    with at_work(tmp_path) as p:
         p.signal(signal.SIGTERM)
         code, said = p.ended()
         assert code == 0, said
@@ -340,7 +327,10 @@ def test_with_the_control_plane_away_it_ends_all_the_same(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("status", "exit_code", "word"),
-    [(200, 10, "--control"), (401, 19, "SYNCLINE_SYNC_TOKEN"), (403, 19, "SYNCLINE_SYNC_TOKEN")],
+    [
+        *((status, 10, "--control") for status in (200, 301, 404, 500)),
+        *((status, 19, "SYNCLINE_SYNC_TOKEN") for status in (401, 403)),
+    ],
 )
 def test_what_answers_but_is_not_our_control_plane_is_told(
     tmp_path: Path, status: int, exit_code: int, word: str
@@ -369,6 +359,7 @@ def test_what_answers_but_is_not_our_control_plane_is_told(
         other.server_close()
     assert code == exit_code
     assert word in one_sentence(said)
+    assert "html" not in said, "and what it sent is not repeated"
 
 
 def test_a_fault_of_ours_is_one_sentence_with_the_traceback_in_the_log(tmp_path: Path) -> None:

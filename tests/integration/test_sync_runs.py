@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
+from collections.abc import Awaitable
 from pathlib import Path
 
 import grpc
@@ -52,6 +54,20 @@ async def started(s: Service) -> None:
     await s.open(LAYOUT, "a")
     await s.offer(vector(1.0), "a")
     await s.pull(revision=0)
+
+
+async def left_behind(folder: Path) -> None:
+    """The files of a run that is served no more."""
+    async with service(folder, ALONE) as s:
+        await started(s)
+
+
+async def refused_for(file: str, call: Awaitable[object]) -> str | None:
+    """What is said to who asks for a run with this damaged file."""
+    with pytest.raises(grpc.aio.AioRpcError, match=re.escape(file)) as refused:
+        await call
+    assert code_of(refused.value) == "STORE_DAMAGED"
+    return refused.value.details()
 
 
 async def until(holds: threading.Event) -> None:
@@ -108,18 +124,14 @@ def test_a_damaged_run_is_refused_and_told_of_once_and_others_go_on(
     tmp_path: Path, what: str
 ) -> None:
     async def scenario() -> None:
-        async with service(tmp_path, ALONE) as s:
-            await started(s)
+        await left_behind(tmp_path)
         (file,) = tmp_path.rglob(what)
         file.write_bytes(file.read_bytes()[:-1])
         async with service(tmp_path, ALONE) as s:
             said: set[str | None] = set()
             for _ in range(2):
                 await s.host.follow(word(RUN, "other"))
-                with pytest.raises(grpc.aio.AioRpcError, match=file.name) as refused:
-                    await s.status()
-                assert code_of(refused.value) == "STORE_DAMAGED"
-                said.add(refused.value.details())
+                said.add(await refused_for(file.name, s.status()))
             with pytest.raises(StoreDamaged):
                 await s.host.member(RUN, "a", 1)
             events = [e for e in s.reports if isinstance(e, EventIn)]
@@ -138,16 +150,13 @@ def test_a_damaged_run_is_refused_and_told_of_once_and_others_go_on(
 
 def test_a_run_with_a_folder_for_its_settings_is_refused_and_others_go_on(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with service(tmp_path, ALONE) as s:
-            await started(s)
+        await left_behind(tmp_path)
         (tmp_path / "runs" / RUN / "run.json").unlink()
         (tmp_path / "runs" / RUN / "run.json").mkdir()
         async with service(tmp_path, ALONE) as s:
             for _ in range(2):
                 await s.host.follow(word(RUN, "other"))
-                with pytest.raises(grpc.aio.AioRpcError, match=r"run\.json is a folder") as refused:
-                    await s.status()
-                assert code_of(refused.value) == "STORE_DAMAGED"
+                await refused_for("run.json is a folder", s.status())
             assert len([e for e in s.reports if isinstance(e, EventIn)]) == 1
             assert await s.host.member("other", "a", 1)
             assert not s.faults
@@ -157,14 +166,11 @@ def test_a_run_with_a_folder_for_its_settings_is_refused_and_others_go_on(tmp_pa
 
 def test_an_ended_run_with_damaged_settings_is_refused_too(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with service(tmp_path, ALONE) as s:
-            await started(s)
+        await left_behind(tmp_path)
         (tmp_path / "runs" / RUN / "run.json").write_text("{")
         async with service(tmp_path, ALONE) as s:
             for _ in range(2):
-                with pytest.raises(grpc.aio.AioRpcError, match=r"run\.json") as refused:
-                    await s.pull(newest=True)
-                assert code_of(refused.value) == "STORE_DAMAGED"
+                await refused_for("run.json", s.pull(newest=True))
             assert len(s.reports) == 1
 
     asyncio.run(scenario())

@@ -18,18 +18,9 @@ from syncline.train.progress import Ending, JsonListener, Snapshot
 from syncline.train.ranks import RankGroup
 from syncline.train.sample import sample
 from syncline_proto.errors import ConfigError, FileMissing, TrainingDiverged
-from syncline_testing.training import LLAMA, STEP_TOKENS, Recorder, tiny_data, tiny_job
+from syncline_testing.training import LLAMA, STEP_TOKENS, Recorder, tiny_job
 
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "tokens")
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SYNCLINE_CONTROL", "SYNCLINE_RUN", "SYNCLINE_REPLICA"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def train(job: JobConfig, *, resume: bool = False) -> tuple[Ending, Recorder, Trainer]:
@@ -198,7 +189,7 @@ def test_an_export_that_is_damaged_is_told_in_one_sentence(
         sample(tmp_path)
     said = raised.value.message
     assert said.startswith(f"the {what} in {tmp_path} cannot be loaded (") and "\n" not in said
-    assert said.endswith("); write the folder anew with: syncline export RUN.")
+    assert said.endswith("); write the folder anew with: syncline export RUN --overwrite.")
 
 
 def test_a_training_goes_on_from_an_exported_folder(data: Path, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_two_ranks_train_as_one_process_does(
 
 def test_data_that_cannot_be_prepared_is_one_sentence_on_all_ranks(tmp_path: Path) -> None:
     missing = {"source": [str(tmp_path / "missing.txt")], "cache": tmp_path, "sequence_length": 32}
-    values = {**tiny_job(tmp_path, steps=1).to_job(), "data": missing}
+    values = {**tiny_job(tmp_path, steps=2).to_job(), "data": missing}
     path = tmp_path / "job.toml"
     path.write_text(to_toml(JobConfig.checked(values, "job")))
     command = [sys.executable, "-m", "syncline.train", str(path), "--progress", "none"]

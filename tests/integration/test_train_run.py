@@ -16,20 +16,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from syncline.launch import ranks as rank_runner
 from syncline.train.config import JobConfig
 from syncline.train.export import export_run
 from syncline_proto.errors import ConfigError, RunConflict, RunUnknown
 from syncline_proto.rest import RunCreate
 from syncline_testing.cluster import Cluster
-from syncline_testing.training import STEP_TOKENS, tiny_data, tiny_job, to_toml
+from syncline_testing.training import STEP_TOKENS, tiny_job, to_toml
 
 SYNC_EVERY = 4
 TIMEOUT_S = 100
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "tokens")
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +50,11 @@ def replica(
 ) -> Iterator[subprocess.Popen[str]]:
     path = folder / f"{name}.toml"
     path.write_text(to_toml(job))
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
-    train = ["syncline.train", str(path), "--replica", name, "--progress", "json", *arguments]
+    launch = [sys.executable, "-I", rank_runner.__file__, str(ranks)]
+    train = [sys.executable, "-m", "syncline.train", str(path), "--replica", name]
     kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
     with subprocess.Popen(
-        [sys.executable, "-m", *(launch if ranks > 1 else []), *train],
+        [*(launch if ranks > 1 else []), *train, "--progress", "json", *arguments],
         env={**kept, "OMP_NUM_THREADS": "1", "SYNCLINE_CONTROL": cluster.control_url},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -109,6 +105,10 @@ def test_replicas_of_one_and_two_ranks_end_with_one_model(
     assert {("one", "train"), ("one", "held-out"), ("two", "merged")} <= kinds
 
     exported = export_run("pair", cluster.control_url, tmp_path / "out")
+    with pytest.raises(ConfigError, match="holds a model already.*--overwrite"):
+        export_run("pair", cluster.control_url, tmp_path / "out")
+    again = export_run("pair", cluster.control_url, tmp_path / "out", overwrite=True)
+    assert again == exported
     assert exported.revision == ends[0]["revision"]
     assert exported.committed_tokens == ends[0]["tokens"]
     model = AutoModelForCausalLM.from_pretrained(exported.folder, local_files_only=True)

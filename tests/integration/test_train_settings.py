@@ -21,22 +21,14 @@ from syncline.train.ranks import RankGroup, joined_ranks
 from syncline.train.schedules import Schedule
 from syncline_testing import probe
 from syncline_testing.cluster import Cluster
-from syncline_testing.training import LLAMA, STEP_TOKENS, Recorder, tiny_data, tiny_job, to_toml
+from syncline_testing.training import LLAMA, STEP_TOKENS, Recorder, tiny_job, to_toml
 
 STEPS = 12
 WARMUP_STEPS = 4
 FP32, BF16 = ["torch.float32"], ["torch.bfloat16"]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "tokens")
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SYNCLINE_CONTROL", "SYNCLINE_RUN", "SYNCLINE_REPLICA"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def schedule_of(job: JobConfig) -> Schedule:
@@ -137,6 +129,7 @@ def test_one_process_without_a_gpu_computes_in_bf16_too(data: Path) -> None:
     assert told["parameters"] == told["gradients"] == told["moments"] == FP32
 
 
+@pytest.mark.timeout(240)  # a C++ compiler on a slow machine
 @pytest.mark.filterwarnings("ignore")  # the compiler looks where torch warns of looking
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_blocks_train_as_plain_ones_do(

@@ -6,13 +6,16 @@ killed and started again where it was. ``Cluster`` is a context manager that lea
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -20,6 +23,8 @@ import httpx
 
 START_S = 30.0
 STOP_S = 10.0
+# Below the ports that the system picks for outgoing connections and for who asks for any.
+PORTS_FROM, PORTS_UNTIL, PORTS_EACH = 10_000, 20_000, 100
 
 
 class Service:
@@ -135,14 +140,26 @@ class Cluster:
         return any(service["alive"] for service in self.get("/sync-services"))
 
 
+@cache
+def _own_ports() -> tuple[socket.socket, Iterator[int]]:
+    """Ports that are this process's alone, again and again: who listens on the first owns them."""
+    for first in range(PORTS_FROM, PORTS_UNTIL, PORTS_EACH):
+        with contextlib.suppress(OSError):
+            owned = socket.create_server(("127.0.0.1", first))
+            return owned, itertools.cycle(range(first + 1, first + PORTS_EACH))
+    raise AssertionError("so many processes test at a time that no ports are left")
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago; all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
+    """Ports on which nobody listens; tests that run beside these, of any suite, get others."""
+    free: list[int] = []
+    for port in itertools.islice(_own_ports()[1], PORTS_EACH):
+        with contextlib.suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            free.append(port)
+        if len(free) == count:
+            return free
+    raise AssertionError(f"only {len(free)} ports are free, not {count}")
 
 
 def wait_until(holds: Callable[[], bool], seconds: float, what: str) -> None:

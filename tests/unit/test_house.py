@@ -20,7 +20,8 @@ TOP_LEVEL = {"services", "proto", "worker", "docker", "k8s", "tests", "benchmark
 
 def sources() -> list[Path]:
     found = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
-    return [p for p in found if "_pb2" not in p.name and "__pycache__" not in p.parts]
+    # Sorted: pytest-xdist wants the same tests in the same order in each of its processes.
+    return sorted(p for p in found if "_pb2" not in p.name and "__pycache__" not in p.parts)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

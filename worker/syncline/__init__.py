@@ -1,25 +1,33 @@
 """Syncline: one language model, trained on machines that cannot afford to talk at every step.
 
-Importing this package is cheap; torch is loaded with the first use of ``Replica``, so that a
-command line that only asks a service does not wait for it.
+Importing this package is cheap: what it offers is loaded with its first use, so that a command line
+that only asks a service does not wait for torch, and hears Ctrl+C from the first instant on.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from syncline_proto.errors import SynclineError
-from syncline_proto.settings import RunSettings
-
+TYPE_CHECKING = False  # typing's own would load typing
 if TYPE_CHECKING:
-    from syncline.replica import Replica, Stats
+    from typing import Any
+
+    from syncline.replica import Replica
+    from syncline.stats import Stats
+    from syncline_proto.errors import SynclineError
+    from syncline_proto.settings import RunSettings
 
 __all__ = ["Replica", "RunSettings", "Stats", "SynclineError"]
 
+_ROOMS = {
+    "Replica": "syncline.replica",
+    "RunSettings": "syncline_proto.settings",
+    "Stats": "syncline.stats",
+    "SynclineError": "syncline_proto.errors",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("Replica", "Stats"):
-        from syncline import replica
+    if name in _ROOMS:
+        from importlib import import_module
 
-        return getattr(replica, name)
+        return getattr(import_module(_ROOMS[name]), name)
     raise AttributeError(f"module 'syncline' has no attribute {name!r}")

@@ -76,8 +76,7 @@ def first_alive(services: Iterable[SyncEndpoint], url: str) -> list[SyncEndpoint
     alive = [service for service in services if service.alive]
     if not alive:
         raise Unreachable(
-            f"No sync service has announced itself at {url}; "
-            f"start one: python -m syncline_sync --control {url}"
+            f"There is no sync service yet at {url}; start one: syncline-sync --control {url}"
         )
     return alive
 

@@ -27,6 +27,8 @@ class Council:
 
     def __init__(self, ranks: Ranks, exchange: Exchange, order: Callable[[], Order]) -> None:
         """``order`` is what rank 0 wants of a wait, asked after each slice, and only there."""
+        self.paused_s = 0.0
+        """How much of all waiting was while the run was paused."""
         self._ranks, self._exchange, self._order = ranks, exchange, order
 
     def conclude(
@@ -39,6 +41,7 @@ class Council:
         """
         pushed: Outcome | None = None
         while True:
+            began, paused = time.perf_counter(), self._exchange.paused
             outcome = _within(future, SLICE_S)
             if pushed is not None and outcome.pulled is not None:
                 # Another revision was fetched; what became of the push has not changed.
@@ -49,6 +52,8 @@ class Council:
             mine = _report(outcome, order)
             told = [Report.from_ints(numbers) for numbers in self._ranks.gather(mine.to_ints())]
             self._exchange.paused = told[0].order is Order.HOLD
+            if paused:
+                self.paused_s += time.perf_counter() - began
             conclusion = conclude(told)
             if conclusion.step is Step.FETCH:
                 if mine.revision != conclusion.revision:

@@ -24,7 +24,7 @@ from syncline.core.agreement import Answer
 from syncline.layout import RankShard
 from syncline.line import Place, PushLine
 from syncline.link import Link, Pulled, Stalled
-from syncline.patience import RoundPatience, patiently
+from syncline.patience import Outage, RoundPatience, patiently
 from syncline.push import Identity, Outcome, Push, Wanted, header_of, wanted_by
 from syncline_proto.errors import (
     EpochChanged,
@@ -84,6 +84,10 @@ class Exchange:
         self._epoch_lock = threading.Lock()
         self._timeouts = timeouts
         self._seqs = [0] * len(shards)
+        so = f"waiting up to {timeouts.give_up_s:g} s; start it again on the same data folder"
+        # Rank 0's word is enough.
+        speaks = identity.rank == 0
+        self._outages = {link: Outage("sync", so) for link in set(links.values()) if speaks}
         self._line = PushLine(PUSHES_MAX, IDLE_SHARE * timeouts.call_s)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -127,11 +131,13 @@ class Exchange:
     def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
         """Pull in the background, as if it had been pushed and merged; the newest if it is gone."""
 
+        link = self._links[fragment]
+
         def pull() -> Outcome:
             try:
-                pulled = self._keep_asking(lambda: self._pull(fragment, wanted))
+                pulled = self._keep_asking(link, lambda: self._pull(fragment, wanted))
             except RevisionGone:
-                pulled = self._keep_asking(lambda: self._pull(fragment, Wanted()))
+                pulled = self._keep_asking(link, lambda: self._pull(fragment, Wanted()))
             return Outcome(answer=Answer.MERGED, pulled=pulled)
 
         return self._in_background(pull)
@@ -148,7 +154,7 @@ class Exchange:
         run = self._identity.run
         found: dict[int, pb.FragmentState] = {}
         for link in set(self._links.values()):
-            status = self._keep_asking(lambda link=link: link.status(run))
+            status = self._keep_asking(link, lambda link=link: link.status(run))
             found.update({state.fragment: state for state in status.fragments})
         return found
 
@@ -195,7 +201,7 @@ class Exchange:
             return answer
 
         # The time in line is our own.
-        answer = self._keep_asking(send, lambda: place.waited_s - waited_s)
+        answer = self._keep_asking(link, send, lambda: place.waited_s - waited_s)
         return answer, instance
 
     def _result(
@@ -213,7 +219,8 @@ class Exchange:
                 return self._pull(push.fragment, wanted)
             except Stalled:
                 patience.check(self._name(push.fragment))
-                if self._keep_asking(lambda: link.status(self._identity.run)).instance != instance:
+                status = self._keep_asking(link, lambda: link.status(self._identity.run))
+                if status.instance != instance:
                     return None
             except (Unreachable, Overloaded):
                 return None
@@ -272,16 +279,17 @@ class Exchange:
         return self._links[fragment].pull(request, shard.numel if values else None)
 
     def _keep_asking(
-        self, act: Callable[[], Value], excused_s: Callable[[], float] = lambda: 0.0
+        self, link: Link, act: Callable[[], Value], excused_s: Callable[[], float] = lambda: 0.0
     ) -> Value:
-        """Do ``act`` until the service answers; ``excused_s`` of the time are not its own.
+        """Do ``act`` until ``link``'s service answers; ``excused_s`` of the time are not its own.
 
         Raises:
             Unreachable: it has not for ``give_up_s``.
         """
         give_up_s = self._timeouts.give_up_s
         try:
-            return patiently(lambda: self._once(act), give_up_s, self._stop, excused_s)
+            outage = self._outages.get(link)
+            return patiently(lambda: self._once(act), give_up_s, self._stop, excused_s, outage)
         except (Unreachable, Overloaded) as error:
             raise Unreachable(
                 f"{error.message} It was asked for {give_up_s:g} s; "

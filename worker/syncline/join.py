@@ -17,7 +17,7 @@ import structlog
 
 from syncline.control import ControlClient, first_alive
 from syncline.link import Link
-from syncline.patience import patiently, unless_recalled
+from syncline.patience import Outage, patiently, unless_recalled
 from syncline.ranks import Ranks
 from syncline_proto.errors import RunConflict, RunUnknown, Unreachable
 from syncline_proto.layout import Layout
@@ -101,6 +101,7 @@ def open_run(
                 ),
                 timeouts.call_s,
                 recall,
+                outage=_outage("sync", timeouts.call_s),
             )
             epoch = answer.epoch
             owners.update({str(state.fragment): service.address for state in answer.fragments})
@@ -141,9 +142,12 @@ def _register(wish: Wish, ranks: int, fingerprint: str, recall: Event) -> Regist
         fingerprint=fingerprint,
     )
     try:
-        patiently(lambda: _run(client, wish), timeouts.connect_s, recall)
+        outage = _outage("control", timeouts.connect_s)
+        patiently(lambda: _run(client, wish), timeouts.connect_s, recall, outage=outage)
         # If an answer is lost, the lease that it carried is fenced by the next.
-        return patiently(lambda: client.register(wish.run, body), timeouts.connect_s, recall)
+        return patiently(
+            lambda: client.register(wish.run, body), timeouts.connect_s, recall, outage=outage
+        )
     finally:
         client.close()
 
@@ -181,6 +185,11 @@ def _services(wish: Wish, registration: Registration, recall: Event) -> list[Syn
             lambda: first_alive(client.sync_services(), wish.control),
             timeouts.call_s,
             recall,
+            outage=_outage("sync", timeouts.call_s),
         )
     finally:
         client.close()
+
+
+def _outage(who: str, limit_s: float) -> Outage:
+    return Outage(who, f"waiting up to {limit_s:g} s")

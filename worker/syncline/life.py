@@ -71,7 +71,9 @@ class Life:
             self._client = ControlClient(wish.control, wish.token, connect_s)
             self.pulse = self._heartbeat(registration)
         joined = open_run(wish, registration, ranks, described.layout, self._recall)
-        log.info("replica.joined", run=wish.run, replica=registration.replica, ranks=ranks.count)
+        if ranks.first:
+            me = registration.replica
+            log.info("replica.joined", run=wish.run, replica=me, ranks=ranks.count)
         return self._session(joined, model, optimizer, described, ranks)
 
     def release(self, failed: bool) -> None:

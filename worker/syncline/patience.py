@@ -1,4 +1,5 @@
-"""How long a worker waits for others: one retry policy, one limit for rounds, one recall.
+"""How long a worker waits for others, and what it says of that: one retry policy, one limit for
+rounds, one recall, one word about a service that is away.
 
 Every wait here has a bound and can be ended at once by an event.
 """
@@ -7,11 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from threading import Event
+from contextlib import contextmanager
+from threading import Event, Lock
 from typing import TypeVar
 
+import structlog
 from tenacity import (
     RetryCallState,
     Retrying,
@@ -27,6 +30,9 @@ from syncline_proto.settings import TimeoutSettings
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 1.0
 """Of the pauses between two attempts: a service that comes back is found within a second or so."""
 
+SAY_AFTER_S = 3.0
+"""A service that is away for less is not worth a word: it may be starting again."""
+
 CALLED_OFF = "The replica was asked to leave before it had joined; nothing was trained."
 
 LOOK_S = 0.1
@@ -36,6 +42,8 @@ LAST_CALL_S = 0.5
 """How long who is recalled waits for the answer to a call that is on its way."""
 
 Value = TypeVar("Value")
+
+log = structlog.get_logger()
 
 
 class Recall(Event):
@@ -79,15 +87,56 @@ def unless_recalled(act: Callable[[], Value], recall: Event) -> Value:
     return future.result()
 
 
+class Outage:
+    """Says that a service is away, and that it is back: each once, however many wait for it.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(self, who: str, so: str) -> None:
+        """``who`` is what its events begin with, ``so`` what follows from its absence."""
+        self._who, self._so = who, so
+        self._lock = Lock()
+        self._since: float | None = None
+        self._said = False
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, one call is made; what it raises goes on its way."""
+        try:
+            yield
+        except Unreachable as error:
+            self._missed(error)
+            raise
+        self._answered()
+
+    def _missed(self, error: Unreachable) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self._since = now if self._since is None else self._since
+            due = not self._said and now - self._since >= SAY_AFTER_S
+            self._said = self._said or due
+        if due:
+            log.warning(f"{self._who}.away", why=error.message, so=self._so)
+
+    def _answered(self) -> None:
+        with self._lock:
+            was_said, self._since, self._said = self._said, None, False
+        if was_said:
+            log.info(f"{self._who}.back")
+
+
 def patiently(
     act: Callable[[], Value],
     give_up_s: float,
     stop: Event,
     excused_s: Callable[[], float] = lambda: 0.0,
+    outage: Outage | None = None,
 ) -> Value:
     """Do ``act`` until the peer answers, with growing, jittered pauses.
 
-    ``excused_s`` is how much of the time so far was not the peer's to answer in.
+    ``excused_s`` is how much of the time so far was not the peer's to answer in; ``outage`` tells
+    of a peer that is away (None: nobody needs to be told).
 
     Raises:
         Unreachable, Overloaded: the last answer, ``give_up_s`` after the first attempt or once
@@ -98,6 +147,12 @@ def patiently(
         asked_s = (state.seconds_since_start or 0.0) - excused_s()
         return stop.is_set() or asked_s >= give_up_s
 
+    def attempt() -> Value:
+        if outage is None or stop.is_set():
+            return act()
+        with outage.noted():
+            return act()
+
     retrying = Retrying(
         retry=retry_if_exception_type((Unreachable, Overloaded)),
         wait=wait_random_exponential(multiplier=BACKOFF_S_MIN, max=BACKOFF_S_MAX),
@@ -105,7 +160,7 @@ def patiently(
         sleep=sleep_using_event(stop),
         reraise=True,
     )
-    return retrying(act)
+    return retrying(attempt)
 
 
 class RoundPatience:

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import structlog
@@ -30,30 +29,13 @@ from syncline.patience import Recall
 from syncline.rounds import Phase
 from syncline.session import Session
 from syncline.settings import Environment, checked_name, default_replica, run_settings
+from syncline.stats import Stats, progress_of, stats_of
 from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import LossPoint, Progress, Registration
 from syncline_proto.settings import RunSettings
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """What synchronisation has cost and brought since the replica joined."""
-
-    exposed_sync_s: float
-    """Time that training has waited for synchronisation."""
-    hook_s: float
-    """Time that Syncline's hooks took besides."""
-    bytes_up: int
-    bytes_down: int
-    rounds: int
-    """Merged rounds, as the last fragment counts them."""
-    stale: int
-    """Pushes that came late, over all fragments."""
-    anomalous: int
-    """Pushes that were given weight 0, over all fragments."""
 
 
 class Replica:
@@ -209,16 +191,7 @@ class Replica:
 
     @property
     def stats(self) -> Stats:
-        session, tally = self._session, self._session.tally
-        return Stats(
-            exposed_sync_s=tally.exposed_s,
-            hook_s=tally.hook_s,
-            bytes_up=session.bytes_up,
-            bytes_down=session.bytes_down,
-            rounds=tally.rounds,
-            stale=tally.stale,
-            anomalous=tally.anomalous,
-        )
+        return stats_of(self._session)
 
     def shard(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield this rank's batches of a loader that gives every replica and rank the same order.
@@ -371,16 +344,5 @@ class Replica:
 
     def _progress(self) -> Progress:
         """What the next heartbeat says; called on the heartbeat's thread."""
-        session, tally = self._session, self._session.tally
-        return Progress(
-            phase=session.phase if isinstance(session, Session) else "joining",
-            inner_step=tally.inner_step,
-            tokens=tally.tokens,
-            committed_tokens=tally.committed,
-            revision=session.revision,
-            exposed_sync_s=tally.exposed_s,
-            wall_s=time.monotonic() - self._started_at,
-            bytes_up=session.bytes_up,
-            bytes_down=session.bytes_down,
-            **self._said,
-        )
+        wall_s = time.monotonic() - self._started_at
+        return progress_of(self._session, wall_s, self._said)

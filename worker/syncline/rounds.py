@@ -63,6 +63,8 @@ class Tally:
     """What the last merge added to ``committed``."""
     exposed_s: float = 0.0
     hook_s: float = 0.0
+    paused_s: float = 0.0
+    """While the run was paused; none of it counts as exposed, or as a hook's."""
     rounds: int = 0
     stale: int = 0
     anomalous: int = 0
@@ -273,13 +275,15 @@ class Rounds:
             ProcessFailed: another rank failed.
             SynclineError: the exchange failed.
         """
-        began = time.perf_counter()
+        began, paused_s = time.perf_counter(), self._council.paused_s
         self.waiting = not future.done()
         try:
             conclusion, outcome = self._council.conclude(fragment, future, until)
         finally:
             self.waiting = False
-            self.tally.exposed_s += time.perf_counter() - began
+            paused_s = self._council.paused_s - paused_s
+            self.tally.paused_s += paused_s
+            self.tally.exposed_s += time.perf_counter() - began - paused_s
         if conclusion.step is Step.FAIL:
             raise outcome.error or ProcessFailed(
                 "Another rank of this replica failed; its log says why."

@@ -111,7 +111,8 @@ class Session:
             self._enter()
             self._helm.joining = False
             self._act()
-        self.tally.exposed_s = self.tally.hook_s = 0.0  # joining is no training
+        # Joining is no training.
+        self.tally.exposed_s = self.tally.hook_s = self.tally.paused_s = 0.0
         self._hooks.install(self._optimizer, self.before_forward, self.before_step, self.after_step)
 
     @plainly
@@ -280,7 +281,9 @@ class Session:
                 self._phase = "training" if self._warm_up is None else "warm-up"
                 return
             self._phase = "paused"
+            began = time.perf_counter()
             time.sleep(PAUSE_SLICE_S)
+            self.tally.paused_s += time.perf_counter() - began
 
     def _see_over(self) -> None:
         if self._over:
@@ -305,7 +308,8 @@ class Session:
             self.done = True
             self._phase = "done"
             self._helm.finish_run()
-            log.info("run.finished", tokens=self.tally.committed, budget=budget)
+            if self._ranks.first:
+                log.info("run.finished", tokens=self.tally.committed, budget=budget)
 
     def _end(self) -> None:
         """The run has ended elsewhere: take its last value, if it is still to be had."""
@@ -319,8 +323,10 @@ class Session:
             self._rounds.take(futures, time.monotonic() + limit_s)
         except (SynclineError, RunOver, TookTooLong) as error:
             why = str(error) or f"its last value did not come within {limit_s:g} s"
-            log.warning("run.ended", so="the parameters stay as they are", why=why)
-        else:
+            if self._ranks.first:
+                log.warning("run.ended", so="the parameters stay as they are", why=why)
+            return
+        if self._ranks.first:
             log.info("run.ended", so="the parameters are its newest revision")
 
     def _drop_gradients(self) -> None:
@@ -331,7 +337,8 @@ class Session:
     @contextmanager
     def _at_hook(self) -> Iterator[None]:
         """Time what a hook does besides waiting, and end where the run has ended."""
-        began, waited = time.perf_counter(), self.tally.exposed_s
+        began, tally = time.perf_counter(), self.tally
+        waited = tally.exposed_s + tally.paused_s
         try:
             # An evaluation may merge under inference mode; what is kept must outlive it.
             with torch.inference_mode(False):
@@ -340,5 +347,5 @@ class Session:
                 except RunOver:
                     self._end()
         finally:
-            waited = self.tally.exposed_s - waited
-            self.tally.hook_s += time.perf_counter() - began - waited
+            waited = tally.exposed_s + tally.paused_s - waited
+            tally.hook_s += time.perf_counter() - began - waited

@@ -51,6 +51,21 @@ def after(state: RunState, act: Act, run: str) -> RunState:
         ) from None
 
 
+def told(run: str, act: Act, token_budget: int | None) -> str:
+    """Return the sentence that tells of an act, and why it was taken."""
+    match act:
+        case Act.PAUSE:
+            return f"Run {run} was paused; `syncline runs resume {run}` goes on."
+        case Act.RESUME:
+            return f"Run {run} was resumed."
+        case Act.STOP:
+            return f"Run {run} was stopped by an operator."
+        case Act.FINISH if token_budget:
+            return f"Run {run} is finished: its token budget of {token_budget:,} is committed."
+        case Act.FINISH:
+            return f"Run {run} is finished: a replica said so."
+
+
 def patched(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
     """Return the settings with a live change applied.
 

@@ -88,7 +88,8 @@ def act(tx: Transaction, run: str, what: life.Act) -> RunView:
     if state != row.state:
         row.state = state
         row.ended_at = tx.now if state in life.ENDED else None
-        tx.record(f"run.{_DONE[what]}", f"Run {run} was {_DONE[what]}.", run=run)
+        message = life.told(run, what, settings_of(row).token_budget)
+        tx.record(f"run.{_DONE[what]}", message, run=run)
         tx.bump()
     return view(tx, row)
 
@@ -193,7 +194,7 @@ def _view(row: Run, crowd: Crowd) -> RunView:
         replicas_alive=crowd.alive,
         replicas_taking_part=crowd.taking_part,
         revision=row.revision,
-        rounds=row.rounds,
+        fragment_rounds=row.rounds,
         exclusions=row.exclusions,
         committed_tokens=row.committed_tokens,
         loss=crowd.loss,

@@ -26,9 +26,9 @@ async function refresh() {
   if (!run) return;
   if (run.name !== now.chosen) await choose(run);
   now.replicas = await get(path(run.name, "/replicas"));
-  if (run.rounds !== now.roundsSeen) {
+  if (run.fragment_rounds !== now.roundsSeen) {
     now.rounds = await get(path(run.name, "/rounds?limit=1000"));
-    now.roundsSeen = run.rounds;
+    now.roundsSeen = run.fragment_rounds;
     drawRounds(now.rounds);
   }
   head(run);
@@ -100,14 +100,24 @@ const ended = (run) => run.state === "stopped" || run.state === "finished";
 
 function since(run) {
   const age = (from, to = Date.now() / 1000) => duration(to - from);
-  if (ended(run)) return `${run.state} at ${moment(run.ended_at)}, ${age(run.created_at, run.ended_at)} after it was created`;
+  if (ended(run)) return `${run.state} at ${moment(run.ended_at)}, ${age(run.created_at, run.ended_at)} after it was created: ${why(run)}`;
+  if (run.state === "paused") return `paused; Resume, or syncline runs resume ${run.name}, goes on`;
   if (run.idle_since) return `idle since ${moment(run.idle_since)} (${age(run.idle_since)}): no replica is alive; it goes on when one joins`;
   return `created at ${moment(run.created_at)}, ${age(run.created_at)} ago`;
 }
 
+function why(run) {
+  if (run.state === "stopped") return "by an operator";
+  return run.settings.token_budget ? "its token budget is committed" : "a replica said so";
+}
+
+// Rounds of pseudo-gradients, as each fragment has had them: the first revision after a
+// synchronous phase is what a replica offered.
+const outerRounds = (run) => Math.max(0, run.revision - (run.settings.warmup_steps ? 1 : 0));
+
 function figures(run) {
   const alive = now.replicas.filter(held);
-  const speed = alive.reduce((sum, one) => sum + (one.progress.tokens_per_second ?? 0), 0);
+  const speed = alive.reduce((sum, one) => sum + (rate(one) ?? 0), 0);
   const budget = run.settings.token_budget;
   const left = budget ? budget - run.committed_tokens : null;
   const eta = run.state === "running" && left > 0 && speed > 0 ? `${duration(left / speed)} left` : "";
@@ -120,8 +130,8 @@ function figures(run) {
     figure("Tokens/s", speed ? count(speed) : "–"),
     figure("Loss", fixed(run.loss, 3), run.loss === null ? "" : "nats"),
     figure("Alive", String(run.replicas_alive)),
-    figure("Taking part", String(run.replicas_taking_part), "", run.rounds && run.replicas_taking_part < run.replicas_alive ? "warn" : ""),
-    figure("Rounds", count(run.rounds)),
+    figure("Taking part", String(run.replicas_taking_part), "", run.fragment_rounds && run.replicas_taking_part < run.replicas_alive ? "warn" : ""),
+    Object.assign(figure("Rounds", count(outerRounds(run))), { title: "Of each fragment" }),
     figure("Revision", count(run.revision)),
     figure("Exclusions", count(run.exclusions), pushes(run) ? percent(run.exclusions / pushes(run)) : "", run.exclusions ? "bad" : ""),
   );
@@ -131,7 +141,7 @@ function figures(run) {
 function pushes(run) {
   const judged = now.rounds.filter((one) => one.kind !== "parameters");
   const mean = judged.reduce((sum, one) => sum + one.contributions.length, 0) / Math.max(1, judged.length);
-  return run.rounds * mean;
+  return run.fragment_rounds * mean;
 }
 
 function figure(label, value, small = "", kind = "") {
@@ -139,6 +149,7 @@ function figure(label, value, small = "", kind = "") {
 }
 
 const held = (one) => one.state === "alive" || one.state === "draining";
+const rate = (one) => (held(one) && one.progress.phase !== "paused" ? one.progress.tokens_per_second : null);
 const DOT = { alive: "good", draining: "warn", lost: "bad", kicked: "bad", left: "hollow" };
 
 function replicas(run) {
@@ -168,7 +179,7 @@ function row(run, one, i, lease) {
     number(here && one.weight !== null ? percent(one.weight) : "–"),
     number(here ? fixed(one.z, 1) : "–", here && one.z > run.settings.penalty.z_max ? "bad" : ""),
     number(fixed(p.loss, 3)),
-    number(here ? count(p.tokens_per_second) : "–"),
+    number(count(rate(one))),
     number(p.wall_s > 0 ? percent(p.exposed_sync_s / p.wall_s) : "–"),
     number(String(one.exclusions), one.exclusions ? "bad" : ""),
     number(here ? `${fixed(Math.max(0, lease - one.lease_left_s), 0)} s ago` : "–"),

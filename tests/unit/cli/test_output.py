@@ -56,6 +56,9 @@ WIDE = ("name", ">first", "second", ">third")
 ROWS = [("a-name-that-is-long", 1, "some words", 3), ("b", 22, "", 333)]
 
 
+IN_ORDER = [column.lstrip(">") for column in WIDE].index
+
+
 def drawn(width: int, **options: Any) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=width).print(output.table(WIDE, ROWS, empty="", **options))
@@ -68,10 +71,24 @@ def test_a_narrow_window_gets_fewer_columns_and_never_half_a_name() -> None:
     assert whole[0].split() == ["name", "first", "second", "third"]
     for width in range(len("a-name-that-is-long"), 200):
         lines = drawn(width, spare=spare)
-        assert len(lines) == 3 and all(len(line) <= width for line in lines)
+        assert all(len(line) <= width for line in lines)
+        missing = [name for name in spare if name not in lines[0]]
+        said = " ".join(lines[3:]).partition(". ")[0]
+        assert said == ("Not shown: " + ", ".join(sorted(missing, key=IN_ORDER)) if missing else "")
         assert "a-name-that-is-long" in lines[1] and "…" not in "".join(lines)
     assert drawn(len(max(whole, key=len)), spare=spare) == whole
     assert drawn(38, spare=spare)[0].split() == ["name", "second", "third"]
+
+
+def test_headings_take_a_line_for_each_word_before_a_column_is_left_out() -> None:
+    out = io.StringIO()
+    rows = [("a-run", "yes", 12.5)]
+    made = output.table(
+        ("run", "taking part", ">of budget"), rows, empty="", spare=("taking part",)
+    )
+    Console(file=out, width=22).print(made)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert lines == ["       taking      of", "run    part    budget", "a-run  yes       12.5"]
 
 
 def test_one_column_may_take_several_lines_instead() -> None:
@@ -94,6 +111,19 @@ def test_every_error_is_in_the_table_of_exit_codes(capsys: pytest.CaptureFixture
     assert ours | {0, 1, 2, 13, 130} <= set(codes)
     assert run(["exit-codes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == rows
+
+
+def test_the_table_of_exit_codes_is_whole_in_a_window_of_80(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "PIPE_WIDTH", 80)
+    monkeypatch.setattr(output, "console", output.console.__wrapped__)  # not one made before
+    assert run(["exit-codes"]) == 0
+    shown = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    words = " ".join(shown.split())
+    for row in exit_code_rows():
+        assert f"{row['exit']} " in words and str(row["meaning"]).split()[-1] in words
 
 
 def test_an_unforeseen_fault_is_one_sentence(

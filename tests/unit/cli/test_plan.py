@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from syncline.launch.commands import devices, trainer
-from syncline.launch.plan import locked, plan_up
-from syncline_proto.errors import ConfigError, FileMissing
+from syncline.launch.commands import devices, replica_names, trainer
+from syncline.launch.plan import locked, plan_demo, plan_up
+from syncline_proto.errors import ConfigError, FileMissing, StoreError
 
 JOB = """
 [run]
@@ -66,8 +66,21 @@ def test_one_launch_at_a_time_uses_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--out"), locked(tmp_path / "file" / "below"):
-        pass
+    too_long = plan_demo(str(tmp_path / ("x" * 300)), [], None).folder
+    for folder in (tmp_path / "file" / "below", too_long):
+        with pytest.raises(StoreError, match="--out"), locked(folder):
+            pass
+
+
+def test_only_the_demo_starts_anew_each_time(job: str, tmp_path: Path) -> None:
+    assert plan_up(job, str(tmp_path), [], None, 3, None).goes_on
+    assert not plan_demo(str(tmp_path), [], None).goes_on
+
+
+def test_a_place_whose_replica_was_kicked_gets_another_name() -> None:
+    assert replica_names(2, set()) == ["replica-0", "replica-1"]
+    assert replica_names(2, {"replica-1", "gpu-box"}) == ["replica-0", "replica-2"]
+    assert replica_names(3, {"replica-0", "replica-2"}) == ["replica-1", "replica-3", "replica-4"]
 
 
 def test_wrong_jobs_are_told_before_anything_starts(job: str, tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from syncline.cli import live
-from syncline.launch.view import ReplicaNow, View, result
+from syncline.cli import live, up
+from syncline.launch.view import ReplicaNow, ReplicaStage, View, of_export, result
 from syncline.train.progress import Ending, JsonListener, Snapshot, Start
-from syncline_proto.rest import RunState, RunView
-from syncline_proto.settings import RunSettings
+from syncline_proto.rest import RunState
+from syncline_testing.views import running
 
 START = Start(
     run="tiny",
@@ -95,8 +95,12 @@ def test_sums_over_the_replicas() -> None:
     assert seen.exposed_sync_share == pytest.approx(0.1)
 
 
-def test_a_result_needs_one_replica_at_its_end() -> None:
-    assert result(view(None, None), "folder", 1.0) is None
+def test_a_result_needs_one_replica_at_its_end_or_a_revision() -> None:
+    begun = view(None)
+    begun.replicas["replica-0"].hear(told(now=replace(NOW, revision=0)))
+    assert result(begun, "folder", 1.0) is None
+    begun.state = running("tiny", revision=1)
+    assert result(begun, "folder", 1.0) is not None
     newer = replace(END, revision=10, bits_per_byte_merged=2.7)
     found = result(view(END, newer, None), "folder", 120.0)
     assert found is not None
@@ -127,6 +131,92 @@ def test_the_merged_model_is_that_of_a_replica_that_evaluated_it() -> None:
     assert found is not None and found.bits_per_byte_end == 2.8
 
 
+def test_an_export_tells_the_figures_of_its_own_revision() -> None:
+    """Not those of a replica that left before; and its loss, only if somebody looked at it."""
+    early = replace(END, reason="drained", revision=4, tokens=400_000)
+    made = {"folder": "model", "revision": 9, "committed_tokens": 900_000}
+    seen = view(early, None)
+    seen.replicas["replica-1"].stage = "kicked"
+    ended = result(seen, "folder", 1.0)
+    assert ended is not None
+    assert (ended.has_ended, ended.failed, ended.kicked) == (False, [], ["replica-1"])
+    found = of_export(ended, made, warmup_steps=16)
+    assert (found.revision, found.rounds, found.tokens) == (9, 8, 900_000)
+    assert (found.held_out_merged, found.bits_per_byte_end) == (None, None)
+    assert "no replica evaluated revision 9" in drawn(live.ending(found))
+    assert "kicked" in drawn(live.ending(found))
+    last = result(view(early, END), "folder", 1.0)
+    assert last is not None and last.has_ended
+    found = of_export(last, made, warmup_steps=0)
+    assert (found.held_out_merged, found.bits_per_byte_end) == (1.9, 2.8)
+    assert "no replica evaluated" not in drawn(live.ending(found))
+
+
+@pytest.mark.parametrize("stage", ["ended", "kicked", "failed"])
+def test_only_a_launch_that_everybody_was_asked_to_leave_ends_well(
+    stage: ReplicaStage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = view(replace(END, reason="drained", tokens=87_654), None)
+    seen.replicas["replica-1"].stage = stage
+    found = result(seen, "folder", 1.0)
+    assert found is not None and not found.has_ended
+    for goes_on, again in ((True, "goes on"), (False, "starts anew")):
+        assert up.left_early(found, goes_on=goes_on) == (0 if stage == "ended" else 60)
+        said = f"No replica is left at 8 % of the token budget; the same command {again}.\n"
+        assert capsys.readouterr().err.removeprefix("error: ") == said
+    endless = replace(found, token_budget=None)
+    up.left_early(endless, goes_on=True)
+    assert "left after 87.7 k tokens;" in capsys.readouterr().err
+
+
+def test_a_run_that_everybody_failed_has_a_result_where_it_has_a_revision() -> None:
+    seen = view(None)
+    seen.replicas["replica-0"].stage = "failed"
+    found = result(seen, "folder", 1.0)
+    assert found is not None
+    assert (found.revision, found.failed, found.has_ended) == (3, ["replica-0"], False)
+    assert (found.tokens, found.token_budget) == (400_000, 1_000_000)
+    assert found.bits_per_byte_start == 8.0
+    assert "replica-0" in drawn(live.ending(found))
+
+
+def test_a_paused_run_says_how_it_goes_on_and_counts_nothing_down() -> None:
+    seen = view(None, None)
+    seen.page = "http://127.0.0.1:65535/"
+    assert "5:00 left" in drawn(live.picture(seen)) and "left 5:00" in live.line(seen)
+    seen.learn(running("tiny").model_copy(update={"state": RunState.PAUSED}))
+    for shown in (drawn(live.picture(seen), 80), live.line(seen)):
+        assert "paused; `syncline runs resume tiny` goes on" in shown
+        assert "--control http://127.0.0.1:65535)" in shown
+        assert "0 tokens/s" in shown and "left" not in shown
+    assert {seen.phase(replica) for replica in seen.replicas.values()} == {"paused"}
+    assert seen.eta_s is None
+
+
+def test_the_rate_after_a_pause_is_not_that_of_the_pause() -> None:
+    seen = view(None)
+    (replica,) = seen.replicas.values()
+    seen.learn(running("tiny").model_copy(update={"state": RunState.PAUSED}))
+    seen.learn(running("tiny"))
+    assert seen.tokens_per_second == 1000.0
+    replica.hear(told(now=replace(NOW, tokens_per_second=7.0)))  # over the pause, too
+    assert seen.tokens_per_second == 1000.0
+    replica.hear(told(now=replace(NOW, tokens_per_second=900.0)))
+    assert seen.tokens_per_second == 900.0
+
+
+def test_who_has_come_to_the_end_is_not_shown_as_training() -> None:
+    seen = view(END, None)
+    first, second = seen.replicas.values()
+    assert (seen.phase(first), seen.phase(second)) == ("done", "training")
+    assert seen.tokens_per_second == 1000.0
+    ended = {"state": RunState.FINISHED, "ended_at": 1.0}
+    seen.learn(running("tiny").model_copy(update=ended))
+    shown = drawn(live.picture(seen))
+    assert seen.phase(second) == "done"
+    assert "training" not in shown and "0 alive" in shown and "left" not in shown
+
+
 def drawn(what: RenderableType, width: int = 160) -> str:
     """What a terminal of this width would show."""
     out = io.StringIO()
@@ -143,21 +233,13 @@ def test_the_live_screen_fits_the_window(width: int) -> None:
     name = "gpu-box-in-the-third-rack-0"
     seen = view()
     seen.page, seen.warmup_steps = "http://127.0.0.1:65535/", 1000
-    seen.state = RunView(
-        name="tiny",
-        state=RunState.RUNNING,
-        settings=RunSettings(),
-        settings_version=1,
-        created_at=0.0,
-        replicas_alive=100,
-        replicas_taking_part=100,
-        exclusions=10_000,
-    )
+    seen.state = running("tiny", replicas_alive=100, replicas_taking_part=100, exclusions=10_000)
     seen.replicas[name] = ReplicaNow(name=name)
     seen.replicas[name].hear(told(now=replace(NOW, revision=100_000, tokens_per_second=123_456.0)))
     seen.replicas["replica-1"] = ReplicaNow(name="replica-1")
     lines = screen(seen, width)
-    assert len(lines) == len(screen(seen, 300))  # nothing wraps
+    more = 2 if width < 160 else 0  # headings of two words; what is not shown
+    assert len(lines) == len(screen(seen, 300)) + more, "nothing wraps"
     assert "…" not in "".join(lines)
     assert any(line.startswith(f"{name}  ") for line in lines)
     assert any("3.750 bits/byte" in line for line in lines)

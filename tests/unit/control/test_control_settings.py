@@ -78,6 +78,12 @@ def test_a_url_that_leads_nowhere_is_refused(url: str) -> None:
         connect(url)
 
 
+def test_a_folder_that_cannot_be_made_is_the_stores_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot make"):
+        database_url(str(tmp_path / "file" / "below" / "control.db"))
+
+
 def test_a_file_that_is_no_database_is_refused_and_untouched(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("This is not a database at all.\n" * 100)

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from syncline_control.core.runs import ENDED, LIFE, Act, after, differences, patched
+from syncline_control.core.runs import ENDED, LIFE, Act, after, differences, patched, told
 from syncline_proto.errors import InvalidRequest, RunConflict
 from syncline_proto.rest import RunState
 from syncline_proto.settings import RunSettings
@@ -27,9 +27,25 @@ def test_asking_twice_is_asking_once(act: Act) -> None:
     assert after(once, act, "r") is once
 
 
-@pytest.mark.parametrize(("state", "act"), list(product(ENDED, Act)))
+@pytest.mark.parametrize(("state", "act"), list(product(sorted(ENDED), Act)))
 def test_nothing_brings_an_ended_run_back(state: RunState, act: Act) -> None:
     assert LIFE.get((state, act), state) is state
+
+
+@pytest.mark.parametrize(
+    ("act", "budget", "why"),
+    [
+        (Act.FINISH, 3_000_000, "its token budget of 3,000,000 is committed"),
+        (Act.FINISH, None, "a replica said so"),
+        (Act.STOP, 3_000_000, "stopped by an operator"),
+        (Act.PAUSE, None, "`syncline runs resume my-run` goes on"),
+    ],
+)
+def test_the_event_of_an_act_says_why_or_how_to_go_on(
+    act: Act, budget: int | None, why: str
+) -> None:
+    message = told("my-run", act, budget)
+    assert message.startswith("Run my-run ") and why in message
 
 
 def test_a_live_change_touches_only_what_it_names() -> None:

@@ -11,7 +11,7 @@ import typer
 from pydantic_settings import BaseSettings
 from typer.core import TyperGroup
 
-from syncline.cli.app import app
+from syncline.cli.commands import app
 from syncline.settings import Environment
 from syncline.train.config import JobConfig
 from syncline_control.settings import ControlSettings

@@ -16,7 +16,8 @@ from syncline_proto.layout import Box
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.merge import PIECE
-from syncline_sync.staging import Shard, Staged, Staging
+from syncline_sync.shard import Shard, shard_of
+from syncline_sync.staging import Staged, Staging
 from syncline_testing.service import flat_layout
 
 SIZE = PIECE + 3 * CHUNK_GRAIN + 5
@@ -51,14 +52,16 @@ def staged_norm(
     """Send ``values`` through the staging as ranks cut at ``cuts``, a chunk each in turn."""
 
     async def scenario() -> float:
-        staging = Staging(flat_layout(SIZE), Budget(1 << 30))
+        layout = flat_layout(SIZE)
+        staging = Staging("run", layout, Budget(1 << 30))
         spans = list(pairwise((0, *cuts, SIZE)))
         order = [rank for rank in arrival if rank < len(spans)]
         shards: dict[int, Shard] = {}
         for rank in order:
             a, b = spans[rank]
             boxes = [Box(0, (a,), (b - a,)).to_proto()] if b > a else []
-            shards[rank] = staging.shard(
+            shards[rank] = shard_of(
+                layout,
                 pb.PushHeader(
                     run="run", epoch=1, replica="a", incarnation=1, seq=1, base_revision=0,
                     rank=rank, ranks=len(spans), codec=codec, boxes=boxes, inner_steps=1,
@@ -72,7 +75,7 @@ def staged_norm(
             for rank in order:
                 if waiting[rank]:
                     shards[rank].take(waiting[rank].pop(0))
-        whole = [staging.add(joined[0], shards[rank]) for rank in order]
+        whole = [staging.add(joined[0], shards[rank], now_s=0.0) for rank in order]
         assert whole == [False] * (len(order) - 1) + [True]
         return joined[0].norm
 

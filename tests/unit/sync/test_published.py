@@ -16,7 +16,7 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import staging
 from syncline_sync.core.record import Saved
-from syncline_sync.published import FEW_SPANS, Published
+from syncline_sync.published import CHUNKS_SMALLER, FEW_SPANS, Published
 from syncline_testing.service import service
 
 SIZE = 1_500_000
@@ -44,7 +44,7 @@ def test_chunks_are_the_shard_in_its_order(codec: str, pieces: int, skip: int) -
     expected = b"".join(payload[a * wide : (a + n) * wide] for a, n in spans.tolist())
     chunks = list(Published.of(Saved(), VALUES, number).chunks(spans))
     assert b"".join(chunks) == expected
-    assert {len(chunk) for chunk in chunks[:-1]} <= {CHUNK_BYTES_MAX}
+    assert {len(chunk) for chunk in chunks[:-1]} <= {CHUNK_BYTES_MAX // CHUNKS_SMALLER}
 
 
 def test_an_empty_shard_has_no_chunks() -> None:

@@ -2,79 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from syncline_proto.codec import chunks, encode
-from syncline_proto.errors import InvalidRequest, Overloaded, SynclineError
-from syncline_proto.layout import Box
+from syncline_proto.errors import InvalidRequest
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
-from syncline_sync.staging import COUNT_MAX, RANKS_MAX, Shard, Staged, Staging
-from syncline_testing.service import flat_layout
+from syncline_sync.shard import COUNT_MAX, RANKS_MAX
+from syncline_sync.staging import Staging
+from syncline_testing.staging import BYTES, SIZE, fill, half, header, joined, run, sent
 
-SIZE = 12
-BYTES = 4 * SIZE
-LAYOUT = flat_layout(SIZE, fragments=2)
 YES = Judgement(verdict=pb.VERDICT_ACCEPTED, judged=pb.VERDICT_ACCEPTED, result=1)
 NO = Judgement(verdict=pb.VERDICT_FENCED, result=0)
-
-
-def header(replica: str = "a", **given: Any) -> pb.PushHeader:
-    usual: dict[str, Any] = {
-        "run": "run",
-        "epoch": 1,
-        "incarnation": 1,
-        "seq": 1,
-        "ranks": 1,
-        "kind": pb.PUSH_KIND_PSEUDO_GRADIENT,
-        "base_revision": 0,
-        "codec": pb.CODEC_FP32,
-        "inner_steps": 1,
-        "boxes": [Box(given.get("fragment", 0), (0,), (SIZE,)).to_proto()],
-    }
-    return pb.PushHeader(replica=replica, **usual | given)
-
-
-def half(rank: int, replica: str = "a", **given: Any) -> pb.PushHeader:
-    """One of two ranks: rank 0 has the first third, rank 1 the rest."""
-    start, size = ((0, 4), (4, 8))[rank]
-    boxes = [Box(given.get("fragment", 0), (start,), (size,)).to_proto()]
-    return header(replica, rank=rank, ranks=2, boxes=boxes, **given)
-
-
-def fill(shard: Shard, value: float = 1.0) -> None:
-    values = np.full(shard.elements, value, np.float32)
-    for chunk in chunks(encode(values, pb.CODEC_FP32), pb.CODEC_FP32):
-        shard.take(chunk)
-
-
-def run(scenario: Callable[[Staging, Budget], Awaitable[None]], limit: int = 10 * BYTES) -> None:
-    async def main() -> None:
-        budget = Budget(limit)
-        await scenario(Staging(LAYOUT, budget), budget)
-
-    asyncio.run(main())
-
-
-def joined(staging: Staging, given_header: pb.PushHeader) -> tuple[Staged, Shard]:
-    shard = staging.shard(given_header)
-    return staging.join(shard), shard
-
-
-def sent(staging: Staging, given_header: pb.PushHeader) -> tuple[Staged, bool]:
-    """Join, send everything; and whether that made the push whole."""
-    staged, shard = joined(staging, given_header)
-    assert staged.expects(shard)
-    fill(shard)
-    return staged, staging.add(staged, shard)
 
 
 def test_a_push_is_whole_when_its_last_rank_is_in_and_one_answer_reaches_all() -> None:
@@ -165,7 +106,7 @@ def test_ranks_that_do_not_tile_are_all_told() -> None:
         short = pb.Box(tensor=0, offsets=[5], sizes=[7])
         wrong, shard = joined(staging, header(rank=1, ranks=2, boxes=[short]))
         fill(shard)
-        assert staging.add(wrong, shard)
+        assert staging.add(wrong, shard, now_s=0.0)
         with pytest.raises(InvalidRequest, match="element 4 of 12 is missing") as untiled:
             staged.check_tiling(SIZE)
         staging.drop(staged, untiled.value)
@@ -197,7 +138,7 @@ def test_a_rank_that_begins_again_replaces_what_it_has_sent() -> None:
         staging.leave(staged, broken)  # the old call ends only now
         assert staged.expects(shard)
         fill(shard)
-        assert staging.add(staged, shard)
+        assert staging.add(staged, shard, now_s=0.0)
         assert budget.used == BYTES
 
     run(scenario)
@@ -342,48 +283,3 @@ def test_a_place_in_the_line_ends_with_the_lease_and_with_a_newer_push(end: str)
         assert behind.room.granted.done()
 
     run(scenario, limit=BYTES)
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=40),
-    st.integers(1, 20),
-    st.randoms(use_true_random=False),
-)
-@settings(deadline=None)
-def test_a_budget_serves_in_order_and_keeps_its_limit(
-    asked: list[tuple[int, bool]], limit: int, chance: Any
-) -> None:
-    async def main() -> None:
-        budget = Budget(limit)
-        rooms = [(i, budget.ask(size), goes) for i, (size, goes) in enumerate(asked)]
-        live = [(i, room) for i, room, goes in rooms if not goes]
-        for _, room, goes in rooms:
-            if goes:
-                budget.give_back(room)
-        served: list[int] = []
-        while live:
-            granted = [(i, room) for i, room in live if room.granted.done()]
-            assert granted, "somebody must be able to go on"
-            assert granted == live[: len(granted)], "first come, first served"
-            held = sum(room.size for _, room in granted)
-            assert budget.used == held
-            assert held <= limit or len(granted) == 1
-            i, room = chance.choice(granted)
-            served.append(i)
-            live.remove((i, room))
-            budget.give_back(room)
-        assert budget.used == 0
-
-    asyncio.run(main())
-
-
-def test_too_many_waiters_are_told_to_try_later() -> None:
-    async def main() -> None:
-        budget = Budget(1, waiters_max=2)
-        for _ in range(3):
-            budget.ask(1)
-        with pytest.raises(Overloaded) as error:
-            budget.ask(1)
-        assert isinstance(error.value, SynclineError) and error.value.retry
-
-    asyncio.run(main())

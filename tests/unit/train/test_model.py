@@ -55,13 +55,21 @@ def test_the_blocks_are_found(config: dict[str, Any], count: int) -> None:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"model_type": "nonesuch"}, "model.config: "),
+        ({"model_type": "nonesuch"}, "there is no causal language model 'nonesuch'."),
+        ({**LLAMA, "model_type": "lama"}, "'lama'; did you mean llama?"),
+        ({**LLAMA, "torch_dtype": "garbage"}, "model.config.torch_dtype: there is no dtype "),
+        ({**LLAMA, "dtype": "bfloat"}, "'bfloat'; did you mean bfloat16?"),
+        ({**LLAMA, "rope_theta": "x"}, "model.config.rope_theta must be a number above 0"),
+        (
+            {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": "x"}},
+            "model.config.rope_scaling.rope_theta must be a number above 0, not 'x'",
+        ),
         ({**LLAMA, "hidden_sizee": 3}, "model.config.hidden_sizee is not a setting of llama"),
         ({**LLAMA, "hidden_size": "x"}, "hidden_size"),
         ({**LLAMA, "num_attention_heads": 5}, "not a multiple of the number of attention heads"),
         ({**LLAMA, "vocab_size": 100}, "the model has 100 token ids and the tokenizer 257"),
         ({**LLAMA, "max_position_embeddings": 16}, "data.sequence_length 32 is more than the 16"),
-        ({"model_type": "t5"}, "model: "),
+        ({"model_type": "t5"}, "there is no causal language model 't5'"),
         ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers must be at least 1, not 0"),
         ({**GPT2, "n_layer": -1}, "n_layer must be at least 1, not -1"),
         ({**LLAMA, "hidden_act": "sillu"}, "there is no activation 'sillu'; did you mean silu?"),

@@ -11,19 +11,16 @@ import pytest
 from syncline import heartbeat
 from syncline.control import ControlClient
 from syncline.heartbeat import Pulse
-from syncline_proto.rest import Progress, Registration, RunState, RunView
-from syncline_proto.settings import RunSettings
+from syncline_proto.rest import Progress, Registration
+from syncline_testing.views import running
 
-RUN = RunView(
-    name="run", state=RunState.RUNNING, settings=RunSettings(), settings_version=1, created_at=0.0
-)
 REGISTRATION = Registration(
     replica="one",
     incarnation=1,
     ordinal=0,
     lease_s=10.0,
     heartbeat_s=1.0,
-    run=RUN,
+    run=running("run"),
     sync_services=[],
 )
 

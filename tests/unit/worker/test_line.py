@@ -27,9 +27,14 @@ def line_of(count: int, width: int) -> Line:
     return line
 
 
+def begun_line(count: int, width: int) -> tuple[Line, dict[int, Turn]]:
+    """A line of so many, and the turns of those who began at once."""
+    line = line_of(count, width)
+    return line, begun(line, range(count), 0.0)
+
+
 def test_the_first_begin_and_one_more_for_each_that_has_sent() -> None:
-    line = line_of(6, 2)
-    first = begun(line, range(6), 0.0)
+    line, first = begun_line(6, 2)
     assert sorted(first) == [0, 1]
     assert not begun(line, range(2, 6), 0.5)
     line.end(first[1])
@@ -37,24 +42,21 @@ def test_the_first_begin_and_one_more_for_each_that_has_sent() -> None:
 
 
 def test_who_comes_back_goes_ahead_of_those_who_were_begun_later() -> None:
-    line = line_of(4, 1)
-    (first,) = begun(line, range(4), 0.0).values()
-    line.end(first)
+    line, first = begun_line(4, 1)
+    line.end(first[0])
     line.join(0)
     assert sorted(begun(line, range(4), 0.25)) == [0]
 
 
 def test_while_anything_moves_nobody_is_passed_over() -> None:
-    line = line_of(4, 2)
-    turns = begun(line, range(4), 0.0)
-    line.move(turns[1], 0.5)
+    line, first = begun_line(4, 2)
+    line.move(first[1], 0.5)
     assert not begun(line, range(2, 4), 1.25)
     assert sorted(begun(line, range(2, 4), 1.5)) == [2, 3]
 
 
 def test_who_moves_again_counts_again() -> None:
-    line = line_of(6, 2)
-    first = begun(line, range(6), 0.0)
+    line, first = begun_line(6, 2)
     second = begun(line, range(2, 6), 1.0)
     line.move(first[0], 1.25)
     line.end(second[2])
@@ -64,13 +66,12 @@ def test_who_moves_again_counts_again() -> None:
 
 
 def test_a_turn_that_is_over_says_nothing_any_more() -> None:
-    line = line_of(2, 1)
-    (old,) = begun(line, range(2), 0.0).values()
-    line.end(old)
+    line, first = begun_line(2, 1)
+    line.end(first[0])
     line.join(0)
     (new,) = begun(line, range(2), 0.25).values()
-    line.move(old, 0.75)
-    line.end(old)
+    line.move(first[0], 0.75)
+    line.end(first[0])
     assert line.begin(1, 1.0) is None  # the new turn still counts
     assert line.begin(1, 1.25) is not None  # and what the old one said did not
     line.end(new)

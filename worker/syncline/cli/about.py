@@ -38,7 +38,8 @@ def exit_codes(as_json: Json = False) -> None:
     """
     found = exit_code_rows()
     rows = [(row["exit"], row["code"] or None, row["meaning"]) for row in found]
-    output.show(found, as_json, lambda: output.table((">exit", "code", "meaning"), rows, empty=""))
+    columns = (">exit", "code", "meaning")
+    output.show(found, as_json, lambda: output.table(columns, rows, empty="", fold="meaning"))
 
 
 def exit_code_rows() -> list[dict[str, int | str]]:

@@ -88,6 +88,7 @@ def screen_for(as_json: bool) -> RunScreen:
 
 def line(view: View) -> str:
     """Return how it goes in one line."""
+    left = _paused(view) if view.is_paused else f"left {output.duration(view.eta_s)}"
     losses = [one.loss for one in view.speaking]
     bits = [one.bits_per_byte for one in view.speaking]
     return "  ".join(
@@ -98,7 +99,7 @@ def line(view: View) -> str:
             f"bits/byte {' '.join(map(output.decimals, bits))}",
             f"revision {view.revision}",
             f"exposed sync {output.share(view.exposed_sync_share)}",
-            f"left {output.duration(view.eta_s)}",
+            left,
         )
     )
 
@@ -107,7 +108,8 @@ def picture(view: View) -> RenderableType:
     """Return how it goes as a screen."""
     page = Text.assemble(("live page: ", "dim"), view.page)
     title = Text(view.run, style="bold")
-    return Group("", title, page, _bar(view), "", _replicas(view), "", *_sums(view), "")
+    paused = [Text(_paused(view), style="yellow")] if view.is_paused else []
+    return Group("", title, page, _bar(view), *paused, "", _replicas(view), "", *_sums(view), "")
 
 
 def ending(result: Result) -> RenderableType:
@@ -124,7 +126,8 @@ def ending(result: Result) -> RenderableType:
         )
         for name, end in result.replicas.items()
     ]
-    rows += [(name, "failed", *[None] * 4) for name in result.failed]
+    without_end = (("failed", result.failed), ("kicked", result.kicked), ("left", result.left))
+    rows += [(name, how, *[None] * 4) for how, names in without_end for name in names]
     rows.append(
         (
             Text("merged", style="bold"),
@@ -136,19 +139,31 @@ def ending(result: Result) -> RenderableType:
         )
     )
     steps, page = result.synchronous_steps, result.page
+    unseen = f"not known of the merged model: no replica evaluated revision {result.revision}"
     facts = [
         ("before", f"{output.decimals(result.bits_per_byte_start)} bits/byte"),
+        *([("held-out", unseen)] if result.export and result.held_out_merged is None else []),
         ("rounds", f"{result.rounds} of each fragment"),
         *([("synchronous steps", f"{steps}, before the first round")] if steps else []),
         ("excluded", f"{result.exclusions} pushes"),
         ("speed", f"{output.count(result.tokens_per_second)} tokens/s"),
         ("page", page or "gone with the services; --keep leaves it running"),
         ("folder", result.folder),
-        ("model", result.export or "none: no round was committed before the run was stopped"),
+        ("model", result.export or "none: no round was committed"),
     ]
     spare = ("seconds", "exposed sync", "tokens")
     made = output.table(columns, rows, empty="", spare=spare)
     return Group("", made, "", output.facts(facts), "")
+
+
+def _paused(view: View) -> str:
+    """What goes on a paused run; a launch's control plane is seldom where commands look for one."""
+    control = view.page.rstrip("/")
+    return f"paused; `syncline runs resume {view.run}` goes on (--control {control})"
+
+
+def _counts_down(view: View) -> bool:
+    return not (view.is_paused or view.has_ended)
 
 
 def _bar(view: View) -> RenderableType:
@@ -165,7 +180,7 @@ def _bar(view: View) -> RenderableType:
         ProgressBar(total=total or 1, completed=view.tokens if total else 0),
         words,
         f"{output.count(view.tokens_per_second)} tokens/s",
-        Text(f"{output.duration(view.eta_s)} left", style="dim"),
+        Text(f"{output.duration(view.eta_s)} left" if _counts_down(view) else "", style="dim"),
     )
     return made
 
@@ -176,22 +191,23 @@ def _replicas(view: View) -> RenderableType:
         *(">held-out", ">tokens/s", ">exposed sync"),
     )
     spare = ("bits/byte", "inner step", "revision", "exposed sync", "loss", "tokens/s", "phase")
-    return output.table(columns, map(_row, view.replicas.values()), empty="", spare=spare)
+    rows = (_row(view, replica) for replica in view.replicas.values())
+    return output.table(columns, rows, empty="", spare=spare)
 
 
-def _row(replica: ReplicaNow) -> tuple[object, ...]:
+def _row(view: View, replica: ReplicaNow) -> tuple[object, ...]:
     now = replica.latest
     if now is None:
-        return (replica.name, replica.stage, *[None] * 7)
+        return (replica.name, view.phase(replica), *[None] * 7)
     return (
         replica.name,
-        now.phase if replica.stage == "training" else replica.stage,
+        view.phase(replica),
         now.inner_step,
         now.revision,
         output.decimals(now.loss),
         output.decimals(now.bits_per_byte),
         now.held_out,
-        output.count(now.tokens_per_second),
+        output.count(view.pace(replica)),
         output.share(now.exposed_sync_share),
     )
 

@@ -75,8 +75,9 @@ def table(
 ) -> RenderableType:
     """Return a table. A column whose name begins with ``>`` is aligned to the right.
 
-    Nothing is cut: where the window is too narrow, the columns named in ``spare`` are left out,
-    the first of them first. Only the column named ``fold`` may take several lines.
+    Nothing is cut: where the window is too narrow, headings take a line for each word, then the
+    columns named in ``spare`` are left out, the first of them first, and a line says which. Only
+    the column named ``fold`` may take several lines.
     """
     from rich.text import Text
 
@@ -101,41 +102,58 @@ class _Fitting:
         self._rows = rows
         self._spare, self._fold = spare, fold
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         from rich.table import Table
+        from rich.text import Text
 
         kept = self._kept(options.max_width)
+        stacked = not self._fits(kept, options.max_width, stacked=False)
         made = Table(box=None, pad_edge=False, header_style="dim", padding=(0, GAP, 0, 0))
+        high = max(len(self._heading(column, stacked)) for column in kept)
         for column in kept:
-            name = self._names[column]
-            folds = name == self._fold
+            folds = self._names[column] == self._fold
+            words = self._heading(column, stacked)
             made.add_column(
-                name,
+                "\n" * (high - len(words)) + "\n".join(words),  # headings stand on their columns
                 justify="right" if self._right[column] else "left",
                 no_wrap=not folds,
                 overflow="fold",
-                min_width=None if folds else self._width(column),
+                min_width=None if folds else self._width(column, stacked),
             )
         for row in self._rows:
             made.add_row(*(row[column] for column in kept))
         yield made
+        if left_out := [self._names[c] for c in range(len(self._names)) if c not in kept]:
+            names = ", ".join(left_out)
+            yield Text(f"Not shown: {names}. A wider window or --json shows all.", style="dim")
 
     def _kept(self, width: int) -> list[int]:
         """The columns that fit into ``width`` beside one another."""
         kept = list(range(len(self._names)))
         for name in self._spare:
-            if sum(map(self._width, kept)) + GAP * (len(kept) - 1) <= width:
+            if self._fits(kept, width, stacked=True):
                 break
             kept.remove(self._names.index(name))
         return kept
 
-    def _width(self, column: int) -> int:
+    def _fits(self, columns: Sequence[int], width: int, *, stacked: bool) -> bool:
+        taken = sum(self._width(column, stacked) for column in columns)
+        return taken + GAP * (len(columns) - 1) <= width
+
+    def _heading(self, column: int, stacked: bool) -> list[str]:
+        """The lines of a column's heading."""
+        name = self._names[column]
+        return name.split() if stacked and name != self._fold else [name]
+
+    def _width(self, column: int, stacked: bool) -> int:
         """Cells that a column takes at least."""
         from rich.cells import cell_len
 
-        name = self._names[column]
-        widths = [row[column].cell_len for row in self._rows] if name != self._fold else []
-        return max(cell_len(name), *widths, 0)
+        folds = self._names[column] == self._fold
+        widths = [] if folds else [row[column].cell_len for row in self._rows]
+        return max(*map(cell_len, self._heading(column, stacked)), *widths, 0)
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Table:

@@ -98,33 +98,40 @@ def replicas_table(
 ) -> RenderableType:
     """Return one line for each replica; ``empty`` where there are none."""
     columns = ("run", "replica", "state", "taking part", ">ranks", "phase", ">inner step", ">loss")
-    rows = (
-        (
-            run,
-            one.replica,
-            one.state.value,
-            "yes" if one.taking_part else "no",
-            one.ranks,
-            one.progress.phase,
-            one.progress.inner_step,
-            output.decimals(one.progress.loss),
-            output.count(one.progress.tokens_per_second),
-            output.share(exposed_share(one.progress)),
-            output.decimals(one.weight),
-            output.decimals(one.z, 1),
-            one.exclusions,
-            output.duration(max(0.0, one.lease_left_s)),
-        )
-        for run, replicas in found.items()
-        for one in replicas
-    )
     more = (">tokens/s", ">exposed sync", ">weight", ">z", ">excluded", ">lease left")
+    rows = (_row(run, one) for run, replicas in found.items() for one in replicas)
     spare = ("z", "ranks", "weight", "lease left", "exposed sync", "excluded", "inner step")
     return output.table(
         (*columns, *more),
         rows,
         empty=empty,
         spare=(*spare, "tokens/s", "phase", "loss", "taking part", "state", "run"),
+    )
+
+
+def _row(run: str, one: ReplicaView) -> tuple[object, ...]:
+    """One replica's cells; what only somebody alive does or has is missing for all others."""
+    from syncline_proto.rest import ReplicaState
+
+    last = one.progress
+    alive = one.state in (ReplicaState.ALIVE, ReplicaState.DRAINING)
+    taking_part = "yes" if one.taking_part else "no"
+    trains = alive and last.phase != "paused"
+    return (
+        run,
+        one.replica,
+        one.state.value,
+        taking_part if alive else None,
+        one.ranks,
+        last.phase if alive else None,
+        last.inner_step,
+        output.decimals(last.loss),
+        output.count(last.tokens_per_second) if trains else None,
+        output.share(exposed_share(last)),
+        output.decimals(one.weight) if alive else None,
+        output.decimals(one.z, 1) if alive else None,
+        one.exclusions,
+        output.duration(max(0.0, one.lease_left_s)) if alive else None,
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from syncline.launch.client import OperatorClient
     from syncline_proto.rest import RunView
+    from syncline_proto.settings import RunSettings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -100,9 +101,8 @@ def create_run(
     with connect(control, token) as client:
         there = _is_there(client, asked.name)
         view = client.create_run(asked)
-    if there and not as_json:
-        output.note(f"The run {view.name} exists already, with these settings.")
-    output.show(view, as_json, lambda: output.facts(run_facts(view)))
+    done = "exists already, with these settings" if there else "is created"
+    output.show(view, as_json, lambda: f"The run {view.name} {done}.")
 
 
 def _moving(act: str) -> Callable[..., None]:
@@ -152,12 +152,15 @@ def change_settings(
 
     patch = apply_overrides({}, changes)
     with connect(control, token) as client:
+        before = client.run(run)
         view = client.change_settings(run, patch)
-    output.show(view, as_json, lambda: output.facts(run_facts(view)))
+    output.show(view, as_json, lambda: _what_changed(before, view))
 
 
 def runs_table(runs: Sequence[RunView]) -> RenderableType:
-    """Return one line for each run."""
+    """Return one line for each run, and what lets paused ones go on."""
+    from rich.console import Group
+
     columns = ("run", "state", ">alive", ">taking part", ">revision", ">excluded")
     rows = (
         (
@@ -173,12 +176,15 @@ def runs_table(runs: Sequence[RunView]) -> RenderableType:
         )
         for run in runs
     )
-    return output.table(
+    made = output.table(
         (*columns, ">tokens", ">of budget", ">loss"),
         rows,
         empty="There are no runs yet.",
         spare=("excluded", "loss", "revision", "tokens", "taking part", "alive", "of budget"),
     )
+    paused = [run.name for run in runs if _is_paused(run)]
+    way_on = _way_on(paused[0] if len(paused) == 1 else "NAME")
+    return Group(made, f"paused; {way_on}") if paused else made
 
 
 def run_facts(run: RunView) -> list[tuple[str, object]]:
@@ -187,26 +193,63 @@ def run_facts(run: RunView) -> list[tuple[str, object]]:
 
     budget = run.settings.token_budget
     of_budget = f" of {output.count(budget)}" if budget else ""
+    state = state_of(run)
     facts: list[tuple[str, object]] = [
         ("run", run.name),
-        ("state", state_of(run)),
+        ("state", f"{state}; {_way_on(run.name)}" if _is_paused(run) else state),
         ("replicas", f"{run.replicas_alive} alive, {run.replicas_taking_part} taking part"),
         ("tokens", output.count(run.committed_tokens) + of_budget),
         ("revision", run.revision),
-        ("rounds", outer_rounds(run.revision, run.settings.warmup_steps)),
-        ("exclusions", run.exclusions),
+        ("rounds", f"{outer_rounds(run.revision, run.settings.warmup_steps)} of each fragment"),
+        ("excluded", f"{run.exclusions} pushes"),
         ("loss", output.decimals(run.loss)),
         ("settings version", run.settings_version),
     ]
-    return facts + list(_flat(run.settings.model_dump(mode="json")))
+    return facts + list(settings_in_words(run.settings).items())
+
+
+def settings_in_words(settings: RunSettings) -> dict[str, str]:
+    """Return every setting by its dotted name; one that is not set as what it comes to."""
+    timeouts = settings.timeouts
+    default = f"(default of {timeouts.profile})"
+    unset = {
+        "expected_replicas": f"{settings.replicas} (default: min_replicas)",
+        "penalty.temperature": f"{settings.penalty.kappa:g} mean norms (default: kappa)",
+        "timeouts.lease": f"{timeouts.lease_s:g} {default}",
+        "timeouts.round_deadline": f"{timeouts.round_deadline_s:g} {default}",
+    }
+    return {
+        name: unset.get(name, "none") if value is None else _in_words(value)
+        for name, value in _flat(settings.model_dump(mode="json"))
+    }
 
 
 def state_of(run: RunView) -> str:
     """Return the run's state, and since when nobody trains it although it goes on."""
-    state = run.state.value
-    return (
-        state if run.idle_since is None else f"{state}, idle since {output.clock(run.idle_since)}"
-    )
+    if run.idle_since is None:
+        return run.state.value
+    idle = f"idle since {output.clock(run.idle_since)}"
+    return f"{run.state.value}, {idle}" if _is_paused(run) else idle
+
+
+def _is_paused(run: RunView) -> bool:
+    return run.state.value == "paused"
+
+
+def _way_on(name: str) -> str:
+    """What lets a paused run go on."""
+    return f"`syncline runs resume {name}` goes on"
+
+
+def _what_changed(before: RunView, after: RunView) -> str:
+    """Return what a live change came to, in one sentence."""
+    old, new = settings_in_words(before.settings), settings_in_words(after.settings)
+    was, is_now = (dict(_flat(run.settings.model_dump())) for run in (before, after))
+    changed = [name for name in new if is_now[name] != was[name]]  # not what follows from them
+    changes = [f"{name} {new[name]} (was {old[name]})" for name in changed]
+    if not changes:
+        return f"{after.name} has these settings already."
+    return f"From its next round on, {after.name} has {', '.join(changes)}."
 
 
 def budget_share(run: RunView) -> float | None:
@@ -231,3 +274,8 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, object]
         below = isinstance(value, dict)
         found += _flat(value, f"{prefix}{key}.") if below else [(prefix + key, value)]
     return found
+
+
+def _in_words(value: object) -> str:
+    """A value as a job's file would have it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

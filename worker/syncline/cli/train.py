@@ -99,6 +99,9 @@ def export(
             help="A prepared folder for its tokenizer, where the run's own data is not at hand.",
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a model that is in the folder.")
+    ] = False,
     control: Control = DEFAULT_CONTROL,
     token: Token = None,
     as_json: Json = False,
@@ -115,7 +118,7 @@ def export(
     _keep_quiet()
     from syncline.train.export import export_run
 
-    made = export_run(run, control, out, token=token, data=data)
+    made = export_run(run, control, out, token=token, data=data, overwrite=overwrite)
     folder = os.path.abspath(made.folder)
     done = {
         "run": made.run,

@@ -100,6 +100,7 @@ def _run(launch: Launch, *, keep: bool, as_json: bool, prompt: str | None) -> No
     from syncline.cli.live import screen_for
     from syncline.launch.local import LocalRun
 
+    code = 0
     # A service manager's stop is Ctrl+C by another name.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -110,6 +111,7 @@ def _run(launch: Launch, *, keep: bool, as_json: bool, prompt: str | None) -> No
                     trained = local.follow()
                 done = _exported(local, trained, launch, prompt)
                 _tell(replace(done, page=local.view.page) if keep else done, as_json)
+                code = 0 if done.has_ended else left_early(done, goes_on=launch.goes_on)
             except KeyboardInterrupt:
                 output.note("Stopping: replicas push what they did and leave (Ctrl+C again kills).")
                 raise
@@ -120,6 +122,29 @@ def _run(launch: Launch, *, keep: bool, as_json: bool, prompt: str | None) -> No
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+    if code:
+        raise typer.Exit(code)
+
+
+def left_early(result: Result, *, goes_on: bool) -> int:
+    """Say that nobody is left in a run that has not ended; return the exit code.
+
+    It is 0 only where every replica was asked to leave.
+    """
+    from syncline_proto.errors import ProcessFailed
+
+    budget = result.token_budget
+    where = (
+        f"at {100 * result.tokens // budget} % of the token budget"
+        if budget
+        else f"after {output.count(result.tokens)} tokens"
+    )
+    again = "goes on" if goes_on else "starts anew"
+    sentence = f"No replica is left {where}; the same command {again}."
+    if result.failed or result.kicked:
+        return output.error(ProcessFailed(sentence))
+    output.note(sentence)
+    return 0
 
 
 def _keep(local: LocalRun) -> None:
@@ -136,8 +161,7 @@ def _exported(local: LocalRun, trained: Result, launch: Launch, prompt: str | No
     if not trained.revision:
         return trained
     out = Path(launch.job.export.folder or local.place.export).absolute()
-    local.export(out)
-    told = replace(trained, export=str(out))
+    told = local.export(trained, out)
     return told if prompt is None else replace(told, sample=local.sample(out, prompt))
 
 

@@ -193,7 +193,7 @@ def _tell(event: Event, as_json: bool) -> None:
         return
     where = " ".join(name for name in (event.run, event.replica) if name)
     output.console().print(
-        f"{output.clock(event.time)}  {where:20}  {event.kind:24}  {event.message}",
+        f"{output.clock(event.time)}  {where:24}  {event.kind:18}  {event.message}",
         markup=False,
         soft_wrap=True,
     )

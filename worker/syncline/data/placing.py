@@ -4,7 +4,6 @@ Used for what takes long to make and must never be met half made. It never remov
 is not prepared data, whatever it is asked to overwrite.
 """
 
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from syncline.data.errors import DataError
 from syncline.data.manifest import MANIFEST_FILE
+from syncline.disk import to_disk
 
 
 @contextmanager
@@ -60,20 +60,11 @@ def _replace(hidden: Path, out: Path) -> None:
         if old.exists():
             old.rename(out)
         raise
-    _sync(out.parent)
+    to_disk(out.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync_files(folder: Path) -> None:
     for path in folder.iterdir():
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    """Bring a file or folder to disk, so that a rename never outlives what it names."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        to_disk(path)
+    to_disk(folder)

@@ -56,7 +56,9 @@ def _resolved(spec: str, text_field: str) -> list[Source]:
     elif path.exists():
         found = [_file(path, path.parent, text_field)]
     elif glob.has_magic(spec):
-        matches = (Path(match) for match in sorted(glob.glob(spec, recursive=True)))
+        matches = [Path(match) for match in sorted(glob.glob(spec, recursive=True))]
+        if not matches:
+            raise DataError(f"no file matches {spec}")
         root = _fixed_part(spec)
         found = [_file(one, root, text_field) for one in matches if one.is_file() and _wanted(one)]
     else:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 
 from syncline.launch import ranks as rank_runner
@@ -128,6 +129,12 @@ def trainer(
     for override in overrides:
         argv += ["--set", override]
     return argv
+
+
+def replica_names(replicas: int, kicked: Collection[str]) -> list[str]:
+    """Name the replicas of this machine: by number, without those that may not join any more."""
+    numbered = (f"replica-{number}" for number in count())
+    return list(islice((name for name in numbered if name not in kicked), replicas))
 
 
 def devices(replicas: int, ranks: int, gpus: Sequence[str]) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -22,15 +22,18 @@ from syncline.launch.plan import Launch, locked
 from syncline.launch.ports import free_ports, require_free
 from syncline.launch.probes import grpc_serving, http_ready, own_error, wait_ready
 from syncline.launch.processes import Crew, Process, describe_exit
-from syncline.launch.view import ReplicaNow, Result, View, result
+from syncline.launch.view import ReplicaNow, ReplicaStage, Result, View, of_export, result
 from syncline.train.folder import prepared_folder
+from syncline.train.sizes import check_budget, check_data, check_sequences
 from syncline_proto.errors import (
+    CalledOff,
     ProcessFailed,
     RunConflict,
     RunUnknown,
     SynclineError,
     Unreachable,
 )
+from syncline_proto.rest import ReplicaState
 
 LOOK_S = 0.2
 STATE_S = 1.0
@@ -70,22 +73,22 @@ class LocalRun:
         self._failure: SynclineError | None = None
         self._state_at = 0.0
         self._began = time.monotonic()
-        names = [f"replica-{number}" for number in range(launch.replicas)]
-        devices = commands.devices(len(names), launch.ranks, commands.visible_gpus())
-        self._devices = dict(zip(names, devices, strict=True))
+        self._devices: dict[str, dict[str, str]] = {}
         self.view = View(
             run=launch.job.run.name,
             page="",
-            replicas={name: ReplicaNow(name=name) for name in names},
+            replicas={},
             warmup_steps=launch.job.run.warmup_steps,
         )
+        self._name_places(kicked=())
 
     def __enter__(self) -> Self:
         """Take the folder.
 
         Raises:
             PortInUse: a wanted port is taken.
-            ConfigError: the folder cannot be written, or another launch uses it.
+            StoreError: the folder cannot be written.
+            ConfigError: another launch uses it.
         """
         launch = self._launch
         with self._stack as until_whole:
@@ -123,7 +126,7 @@ class LocalRun:
         ready = f"{self.place.control_url}/readyz"
         wait_ready(self._services["control"], lambda: http_ready(ready))
         # Before the data, which may take long: only the control plane knows of an earlier end.
-        self._refuse_ended_run()
+        self._look_back()
         if self._launch.job.up.page:
             self._screen.say(f"The live page is at {self.view.page}")
         self._prepare_data()
@@ -138,8 +141,9 @@ class LocalRun:
         """Watch until the replicas have ended; return how.
 
         Raises:
-            ProcessFailed: a service died once too often, or no replica came to its end.
-            SynclineError: the same, where the settings, files or model were wrong.
+            ProcessFailed: a service died once too often, or no replica came to its end and there
+                is no revision to show for it.
+            SynclineError: the settings, files or model were wrong for every replica.
         """
         self.look()
         while any(now.stage in UNDER_WAY for now in self.view.replicas.values()):
@@ -148,10 +152,14 @@ class LocalRun:
         self._ask_state()
         seconds = time.monotonic() - self._began
         ended = result(self.view, str(self._launch.folder), seconds)
+        failure = self._failure
         if ended is None:
-            raise self._failure or ProcessFailed(
+            raise failure or ProcessFailed(
                 f"The replicas left before the run's end; their logs are in {self.place.logs}."
             )
+        over = ended.has_ended or (failure is not None and failure.exit_code in HOPELESS)
+        if failure is not None and over and not ended.replicas:
+            raise failure  # the same command would not go on
         return ended
 
     def look(self) -> None:
@@ -167,10 +175,12 @@ class LocalRun:
             self._stop_if_due()
         self._screen.update(self.view)
 
-    def export(self, out: Path) -> None:
-        """Write the merged model as a folder that transformers loads."""
+    def export(self, ended: Result, out: Path) -> Result:
+        """Write the merged model as a folder that transformers loads; tell of what was written."""
         self._screen.say(f"Exporting the merged model to {out}.")
-        self._tool("export", ["export", self.view.run, "--out", str(out), "--json"])
+        to = ("--out", str(out), "--overwrite", "--json")
+        made = self._tool("export", ["export", self.view.run, *to])
+        return of_export(ended, made, self.view.warmup_steps)
 
     def sample(self, folder: Path, prompt: str) -> str:
         """Load an export with transformers in a process of its own; return what it writes."""
@@ -185,10 +195,11 @@ class LocalRun:
             self._keep_services()
             time.sleep(LOOK_S)
 
-    def _refuse_ended_run(self) -> None:
+    def _look_back(self) -> None:
         """A folder of an earlier launch may hold this run, and only a run under way goes on."""
         try:
             found = self._client.run(self.view.run)
+            known = self._client.replicas(self.view.run)
         except RunUnknown:
             return
         if found.ended_at is not None:
@@ -196,20 +207,33 @@ class LocalRun:
                 f"The run {found.name} in {self._launch.folder} is {found.state.value}; start "
                 "another with --set run.name=NAME, or in another folder with --out."
             )
+        self._name_places(kicked={one.replica for one in known if one.state is ReplicaState.KICKED})
+
+    def _name_places(self, kicked: Collection[str]) -> None:
+        """Give each place a replica's name; who was kicked may not join by the same one."""
+        launch = self._launch
+        names = commands.replica_names(launch.replicas, kicked)
+        devices = commands.devices(len(names), launch.ranks, commands.visible_gpus())
+        self._devices = dict(zip(names, devices, strict=True))
+        self.view.replicas = {name: ReplicaNow(name=name) for name in names}
 
     def _check_model(self) -> None:
         """Refuse here, with nothing started, what every replica would refuse."""
+        job, ranks = self._launch.job, self._launch.ranks
+        check_budget(job, ranks=ranks, replicas=job.run.replicas)
+        check_data(job, ranks=ranks)
         self._screen.say("Checking the model.")
         from syncline.train.model import check_model  # torch takes seconds to import
 
-        check_model(self._launch.job)
+        check_model(job)
 
     def _prepare_data(self) -> None:
         data = self._launch.job.data
         if data.path is not None:
             return
         self._screen.say(f"Preparing the data ({', '.join(data.source or [])}).")
-        prepared_folder(data, progress=True)
+        folder = prepared_folder(data, progress=True)
+        check_sequences(self._launch.job, folder, ranks=self._launch.ranks)
 
     def _start_replica(self, name: str) -> None:
         launch = self._launch
@@ -227,10 +251,15 @@ class LocalRun:
     def _replica_ended(self, name: str, process: Process, code: int) -> None:
         """Take note of a replica's end; start it again where that helps."""
         now = self.view.replicas[name]
-        if code == 0:
+        if code in (0, CalledOff.exit_code):
             now.stage = "ended"
             if now.ending is None:
                 self._screen.say(f"{name} has left.")
+            return
+        if code not in HOPELESS and self._is_kicked(name):
+            said = f"{name} was kicked, so it is not started again"
+            self._failure = self._failure or ProcessFailed(f"{said}.")
+            self._give_up(now, "kicked", said)
             return
         failure = own_error(process)
         # What a person can put right ends the launch in its own words, all else with the log's end.
@@ -241,10 +270,22 @@ class LocalRun:
             self._crew.remove(process)
             self._start_replica(name)
             return
-        now.stage = "failed"
+        self._give_up(now, "failed", failure.message)
+
+    def _give_up(self, now: ReplicaNow, stage: ReplicaStage, said: str) -> None:
+        """Start the replica no more; say why, and whether others go on."""
+        now.stage = stage
         alive = sum(p.exit_code is None for p in self._replicas.values())
         rest = f"the other {alive} go on" if alive > 1 else "the other one goes on"
-        self._screen.say(f"{failure.message} — {rest}." if alive else failure.message)
+        self._screen.say(f"{said} — {rest}." if alive else said)
+
+    def _is_kicked(self, name: str) -> bool:
+        """Whether an operator took the replica's name away: starting it again would be in vain."""
+        try:
+            known = self._client.replicas(self.view.run)
+        except SynclineError:
+            return False  # whoever starts it again meanwhile will hear it, and ask again
+        return any(one.replica == name and one.state is ReplicaState.KICKED for one in known)
 
     def _keep_services(self) -> None:
         """Start a service that died again, on the same ports and store, or end."""
@@ -272,7 +313,7 @@ class LocalRun:
     def _ask_state(self) -> None:
         self._state_at = time.monotonic()
         try:
-            self.view.state = self._client.run(self.view.run)
+            self.view.learn(self._client.run(self.view.run))
         except SynclineError:
             return  # not created yet, or the control plane is on its way back; the last one stands
 

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from syncline.train.config import JobConfig
-from syncline_proto.errors import ConfigError
+from syncline_proto.errors import ConfigError, StoreError
 from syncline_proto.locks import owned
 
 DEMO_GRACE_S = 5.0
@@ -43,6 +43,8 @@ class Launch:
     """For a replica to push what it did and leave, when all is stopped."""
     seconds_limit: float | None = None
     """Stop the run after this long, if it has not ended."""
+    goes_on: bool = True
+    """Whether the same command finds the same folder again."""
 
     @property
     def threads(self) -> str:
@@ -75,6 +77,7 @@ def plan_demo(out: str | None, overrides: Sequence[str], seconds_limit: float | 
         sync_port=job.up.sync_port,
         grace_s=DEMO_GRACE_S,
         seconds_limit=seconds_limit,
+        goes_on=False,
     )
 
 
@@ -117,13 +120,14 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the launch's folder for one launch at a time.
 
     Raises:
-        ConfigError: it cannot be made or written, or another launch holds it.
+        StoreError: it cannot be made or written, as the services inside it would say.
+        ConfigError: another launch holds it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = owned(folder / ".lock")
     except OSError as error:
-        raise ConfigError(
+        raise StoreError(
             f"The folder {folder} cannot be used ({error.strerror}); choose another with --out."
         ) from None
     if lock is None:
@@ -162,4 +166,5 @@ def _new_folder(parent: Path) -> Path:
     """Return a folder's name that is not taken: the time, and a number where that is not enough."""
     stamp = time.strftime("%Y-%m-%d-%H%M%S")
     numbered = (parent / (f"{stamp}-{number}" if number else stamp) for number in range(1000))
-    return next(folder for folder in numbered if not folder.exists())
+    # What cannot even be looked at counts as free here, and is refused where it is made.
+    return next(folder for folder in numbered if not os.path.exists(folder))

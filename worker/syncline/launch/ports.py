@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from syncline_proto.errors import ConfigError, PortInUse
 
 LOOPBACK = "127.0.0.1"
+OURS = range(20_000, 32_768)
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now; all different, since held together."""
-    with ExitStack() as held:
-        return [_bound(held, LOOPBACK, 0) for _ in range(count)]
+    """Return ports that nobody listens on now; all different.
+
+    They are not of those that systems hand out, to every outgoing connection too: such a one could
+    be gone before the service listens, or while it is started again.
+
+    Raises:
+        PortInUse: there are not so many.
+    """
+    free: list[int] = []
+    for port in random.sample(OURS, len(OURS)):
+        with suppress(OSError), ExitStack() as held:
+            free.append(_bound(held, LOOPBACK, port))
+        if len(free) == count:
+            return free
+    raise PortInUse(
+        f"Only {len(free)} ports from {OURS.start} to {OURS.stop - 1} are free, and {count} are "
+        "needed; stop what listens there."
+    )
 
 
 def require_free(port: int, flag: str, host: str = LOOPBACK) -> int:

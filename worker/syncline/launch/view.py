@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from syncline.train.progress import Ending, Snapshot, Start
-from syncline_proto.rest import RunView
+from syncline_proto.rest import RunState, RunView
 
-ReplicaStage = Literal["starting", "training", "ended", "failed"]
+ReplicaStage = Literal["starting", "training", "ended", "kicked", "failed"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,6 +26,10 @@ class ReplicaNow:
     begun: Start | None = None
     latest: Snapshot | None = None
     ending: Ending | None = None
+    pace: float | None = None
+    """Tokens per second, as of the last snapshot with no pause before it."""
+    was_paused: bool = False
+    """The run was, since the last snapshot."""
 
     def hear(self, lines: Iterable[str]) -> None:
         """Take in lines of its output; what is no event of the trainer is passed over."""
@@ -36,6 +40,9 @@ class ReplicaNow:
                     self.begun, self.stage = Start(**told), "training"
                 case "progress":
                     self.latest = Snapshot(**told)
+                    if not self.was_paused:
+                        self.pace = self.latest.tokens_per_second
+                    self.was_paused = False
                 case "end":
                     self.ending = Ending(**told)
 
@@ -50,7 +57,38 @@ class View:
     warmup_steps: int = 0
     """The run's; see ``outer_rounds``."""
     state: RunView | None = None
-    """As the control plane last told it."""
+    """As the control plane last told it; ``learn`` takes it in."""
+
+    def learn(self, state: RunView) -> None:
+        """Take in what the control plane tells of the run now."""
+        self.state = state
+        if self.is_paused:
+            for replica in self.replicas.values():
+                replica.was_paused = True
+
+    @property
+    def is_paused(self) -> bool:
+        return self.state is not None and self.state.state is RunState.PAUSED
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has: stopped, or its budget spent."""
+        return self.state is not None and self.state.ended_at is not None
+
+    def phase(self, replica: ReplicaNow) -> str:
+        """What a replica does: in the words of heartbeats while it trains, else its stage."""
+        if replica.stage != "training":
+            return replica.stage
+        if replica.ending is not None or self.has_ended:
+            return "done"
+        if self.is_paused:
+            return "paused"
+        return replica.latest.phase if replica.latest is not None else replica.stage
+
+    def pace(self, replica: ReplicaNow) -> float | None:
+        """Its tokens per second; None while it does not train."""
+        ends = replica.stage != "training" or replica.ending is not None
+        return None if ends or self.is_paused or self.has_ended else replica.pace
 
     @property
     def speaking(self) -> list[Snapshot]:
@@ -69,13 +107,14 @@ class View:
 
     @property
     def tokens_total(self) -> int | None:
-        """The run's token budget, once a replica has told it."""
-        return next((r.begun.tokens_total for r in self.replicas.values() if r.begun), None)
+        """The run's token budget, once anybody has told it."""
+        told = next((r.begun.tokens_total for r in self.replicas.values() if r.begun), None)
+        return self.state.settings.token_budget if told is None and self.state else told
 
     @property
     def tokens_per_second(self) -> float:
         """Of all replicas together."""
-        return sum(one.tokens_per_second or 0.0 for one in self.speaking)
+        return sum(self.pace(replica) or 0.0 for replica in self.replicas.values())
 
     @property
     def eta_s(self) -> float | None:
@@ -85,7 +124,7 @@ class View:
 
     @property
     def revision(self) -> int:
-        return max((told.revision for told in self._last_words), default=0)
+        return max((told.revision for told in self.last_words), default=0)
 
     @property
     def rounds(self) -> int:
@@ -97,11 +136,11 @@ class View:
         """Of the synchronous phase; all of them, once there are rounds."""
         if self.revision:
             return self.warmup_steps
-        steps = (told.inner_step for told in self._last_words)
+        steps = (told.inner_step for told in self.last_words)
         return min(self.warmup_steps, max(steps, default=0))
 
     @property
-    def _last_words(self) -> list[Snapshot | Ending]:
+    def last_words(self) -> list[Snapshot | Ending]:
         """What each replica told last, of those that told something."""
         told = (replica.ending or replica.latest for replica in self.replicas.values())
         return [words for words in told if words is not None]
@@ -130,9 +169,16 @@ class Result:
     replicas: dict[str, Ending]
     failed: list[str]
     """Replicas that did not come to the end."""
+    kicked: list[str]
+    """Replicas that an operator removed."""
+    left: list[str]
+    """Replicas that were asked to leave before they trained."""
+    has_ended: bool
+    """Whether the run has; if not, it waits for replicas at the revision told here."""
+    token_budget: int | None
     bits_per_byte_start: float | None
     bits_per_byte_end: float | None
-    """Of the merged model; None if the run was stopped before it had one."""
+    """Of the merged model; None where no replica evaluated this revision of it."""
     held_out_merged: float | None
     tokens: int
     seconds: float
@@ -144,7 +190,8 @@ class Result:
     rounds: int
     """Rounds of pseudo-gradients per fragment: the revisions that outer steps made."""
     exclusions: int
-    exposed_sync_share: float
+    exposed_sync_share: float | None
+    """None where no replica told it."""
     page: str | None = None
     """None where the services have ended, and the page with them."""
     export: str | None = None
@@ -157,29 +204,59 @@ class Result:
 
 
 def result(view: View, folder: str, seconds: float) -> Result | None:
-    """Return how it ended; None if no replica came to its end."""
+    """Return how it ended; None if no replica came to its end, and no round to a revision."""
     endings = {r.name: r.ending for r in view.replicas.values() if r.ending is not None}
-    if not endings:
+    told = view.state
+    revision = max(view.revision, told.revision if told else 0)
+    if not endings and not revision:
         return None
     # The merged model of the newest revision that anybody evaluated.
-    last = max(endings.values(), key=lambda end: (end.held_out_merged is not None, end.revision))
-    shares = [ending.exposed_sync_share for ending in endings.values()]
+    ends = sorted(endings.values(), key=lambda end: (end.held_out_merged is not None, end.revision))
+    last = ends[-1] if ends else None
+    begun = next((r.begun for r in view.replicas.values() if r.begun is not None), None)
+    words = [*endings.values()] or view.last_words
+    shares = [one.exposed_sync_share for one in words]
+    without_end = {r.name: r.stage for r in view.replicas.values() if r.ending is None}
     return Result(
         run=view.run,
         folder=folder,
         replicas=endings,
-        failed=[name for name in view.replicas if name not in endings],
-        bits_per_byte_start=last.bits_per_byte_start,
-        bits_per_byte_end=last.bits_per_byte_merged,
-        held_out_merged=last.held_out_merged,
-        tokens=last.tokens,
+        failed=[n for n, stage in without_end.items() if stage not in ("kicked", "ended")],
+        kicked=[n for n, stage in without_end.items() if stage == "kicked"],
+        left=[n for n, stage in without_end.items() if stage == "ended"],
+        has_ended=view.has_ended or any(end.reason != "drained" for end in ends),
+        token_budget=view.tokens_total,
+        bits_per_byte_start=last.bits_per_byte_start if last else begun and begun.bits_per_byte,
+        bits_per_byte_end=last and last.bits_per_byte_merged,
+        held_out_merged=last and last.held_out_merged,
+        tokens=last.tokens if last else view.tokens,
         seconds=seconds,
-        tokens_per_second=math.fsum(ending.tokens_per_second for ending in endings.values()),
-        revision=last.revision,
+        tokens_per_second=math.fsum(one.tokens_per_second for one in words),
+        revision=revision,
         synchronous_steps=view.synchronous_steps,
-        rounds=outer_rounds(last.revision, view.warmup_steps),
-        exclusions=view.state.exclusions if view.state else 0,
-        exposed_sync_share=math.fsum(shares) / len(shares),
+        rounds=outer_rounds(revision, view.warmup_steps),
+        exclusions=told.exclusions if told else 0,
+        exposed_sync_share=math.fsum(shares) / len(shares) if shares else None,
+    )
+
+
+def of_export(ended: Result, made: Mapping[str, Any], warmup_steps: int) -> Result:
+    """Return the result with the figures of the revision that was exported.
+
+    ``made`` is what ``syncline export --json`` tells. A loss is that of whoever evaluated this
+    very revision, or missing: the launch outlived its replicas, and evaluates nothing itself.
+    """
+    revision = int(made["revision"])
+    seen = (end for end in ended.replicas.values() if end.revision == revision)
+    found = next((end for end in seen if end.held_out_merged is not None), None)
+    return replace(
+        ended,
+        export=str(made["folder"]),
+        revision=revision,
+        rounds=outer_rounds(revision, warmup_steps),
+        tokens=int(made["committed_tokens"]),
+        held_out_merged=found and found.held_out_merged,
+        bits_per_byte_end=found and found.bits_per_byte_merged,
     )
 
 

@@ -13,19 +13,16 @@ import sys
 from collections.abc import Sequence
 
 from syncline.faults import FAULT, said_of, trace_if_asked
-from syncline.train.logs import configure_logs
+from syncline.interrupts import INTERRUPTED, Loading
 from syncline_proto.errors import ProcessFailed, SynclineError
-
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train; return the exit code."""
     given = _parser().parse_args(arguments)
     first = os.environ.get("RANK", "0") == "0"
-    configure_logs(first=first)
     try:
-        _train(given)
+        _train(given, first=first)
     except SynclineError as error:
         # The other ranks fail of the same cause, or of this one's end: one sentence is enough.
         if first or not isinstance(error, ProcessFailed):
@@ -40,15 +37,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _train(given: argparse.Namespace) -> None:
-    from syncline.train.config import JobConfig
+def _train(given: argparse.Namespace, *, first: bool) -> None:
+    with Loading():
+        from syncline.train.config import JobConfig
+        from syncline.train.logs import configure_logs
 
+    configure_logs(first=first)
     named = [] if given.run is None else [f"run.name={json.dumps(given.run)}"]
     job = JobConfig.load(given.job, [*given.set, *named])
     # torch and transformers take seconds to import, and a wrong job should be told at once.
-    from syncline.train.loop import Trainer
-    from syncline.train.progress import as_fields, listener_for
-    from syncline.train.ranks import joined_ranks
+    with Loading():
+        from syncline.train.loop import Trainer
+        from syncline.train.progress import as_fields, listener_for
+        from syncline.train.ranks import joined_ranks
 
     with joined_ranks(mixed_precision=job.train.precision != "fp32") as ranks:
         # With --json standard output is for the end alone.

@@ -136,8 +136,8 @@ class Books:
         exported: Path | None,
     ) -> Ending:
         """The last record."""
-        seconds = time.monotonic() - self._started
         stats = replica.stats
+        seconds = time.monotonic() - self._started - stats.paused_s
         assert self._first is not None
         return Ending(
             reason=reason,
@@ -166,9 +166,9 @@ class Books:
 
     def _snapshot(self, last: StepReport, replica: Replica, run_tokens: int) -> Snapshot:
         now = time.monotonic()
-        seconds = now - self._started
         loss = math.fsum(self._losses) / len(self._losses)
         held_out, stats = self._held_out, replica.stats
+        seconds = now - self._started - stats.paused_s
         return Snapshot(
             phase=str(replica.phase) if replica.active else "training",
             inner_step=self.inner_step,

@@ -8,7 +8,6 @@ are in it too; a replica that takes part in a run gets newer ones from the servi
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from syncline.disk import to_disk
 from syncline.layout import local_part
 from syncline.train.ranks import RankGroup
 from syncline_proto.errors import ConfigError, FileMissing
@@ -87,10 +87,10 @@ class Checkpoints:
             tensors = dict(_tensors(model, optimizer, self._ranks))
             path = hidden / f"rank-{self._ranks.index}.safetensors"
             save_file(tensors, path)
-            _to_disk(path)
+            to_disk(path)
             path = path.with_suffix(".json")
             path.write_text(json.dumps(asdict(position), indent=2))
-            _to_disk(path)
+            to_disk(path)
         with self._agreed():
             if self._ranks.first:
                 self._show(hidden, final)
@@ -142,10 +142,10 @@ class Checkpoints:
 
     def _show(self, hidden: Path, final: Path) -> None:
         """Give a whole checkpoint its name, and remove the oldest of the others."""
-        _to_disk(hidden)
+        to_disk(hidden)
         shutil.rmtree(final, ignore_errors=True)
         hidden.rename(final)
-        _to_disk(self._folder)
+        to_disk(self._folder)
         others = [path for path in self._found() if path != final]
         for old in others[: max(0, len(others) + 1 - self._keep)]:
             shutil.rmtree(old, ignore_errors=True)
@@ -155,15 +155,6 @@ class Checkpoints:
         if not self._folder.is_dir():
             return []
         return sorted(path for path in self._folder.iterdir() if STEP_FOLDER.match(path.name))
-
-
-def _to_disk(path: Path) -> None:
-    """Return when a file's bytes, or a folder's names, would outlive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read_position(path: Path, folder: Path) -> Position:

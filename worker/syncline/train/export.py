@@ -92,19 +92,26 @@ def export_run(
     *,
     token: str | None = None,
     data: str | Path | None = None,
+    overwrite: bool = False,
 ) -> Exported:
     """Write a run's merged model, as it is now, to the folder ``out``; the run goes on meanwhile.
 
     Args:
         control: address of the control plane.
         data: a prepared folder whose tokenizer to take, where the run's own is not at hand.
+        overwrite: replace a model that is in the folder.
 
     Raises:
         RunUnknown, RunConflict: there is no such run, or it has no parameters yet.
-        ConfigError: the run was not made by the trainer, so its model is not known.
+        ConfigError: the folder holds a model already, or the run was not made by the trainer, so
+            its model is not known.
         Unreachable: the control plane or a sync service does not answer.
         LayoutMismatch, DataError, ConfigError: as ``export_model``.
     """
+    if not overwrite and (Path(out) / "config.json").exists():
+        raise ConfigError(
+            f"The folder {out} holds a model already; choose another, or --overwrite."
+        )
     with closing(ControlClient(control, token, timeout_s=CONTROL_TIMEOUT_S)) as client:
         view = client.run(run)
         if not view.job:

@@ -15,7 +15,7 @@ import torch
 from syncline.data import SequenceStream, TokenDataset
 from syncline.data.order import StreamState
 from syncline.ranks import Ranks
-from syncline.train.config import DataSection, TrainSection
+from syncline.train.config import DataSection
 from syncline.train.folder import prepared_folder
 from syncline.train.ranks import RankGroup
 
@@ -96,11 +96,6 @@ def prepared_by_all(data: DataSection) -> Path:
         return folder
     finally:
         ranks.close()
-
-
-def tokens_of_step(data: DataSection, train: TrainSection) -> int:
-    """Tokens that one rank reads in one inner step."""
-    return train.micro_batch * train.accumulate * data.sequence_length
 
 
 def collated(dataset: TokenDataset, indices: np.ndarray, device: torch.device) -> Batch:

@@ -16,18 +16,20 @@ import torch
 
 from syncline import Replica
 from syncline.data.manifest import Manifest, read_manifest
+from syncline.settings import Environment
 from syncline.train.books import Books, Every
 from syncline.train.checkpoint import Checkpoints, Position
 from syncline.train.config import CheckpointSection, EvaluateSection, JobConfig
 from syncline.train.evaluate import Evaluator, HeldOut
 from syncline.train.export import export_model, full_state, portable
-from syncline.train.inputs import TRAIN, Batch, Feed, prepared_by_all, tokens_of_step
+from syncline.train.inputs import TRAIN, Batch, Feed, prepared_by_all
 from syncline.train.model import build_model, check_model, shard_model
 from syncline.train.optim import build_optimizer
 from syncline.train.progress import Ending, Listener
 from syncline.train.ranks import RankGroup
 from syncline.train.schedules import Schedule
 from syncline.train.signals import Stop, heeding_sigterm
+from syncline.train.sizes import check_budget, check_sequences, tokens_of_step
 from syncline.train.step import InnerStep
 from syncline_proto.errors import ConfigError, FileMissing
 from syncline_proto.settings import RunSettings
@@ -61,8 +63,11 @@ class Trainer:
         _must_be_writable(job)
         if job.train.threads is not None:
             torch.set_num_threads(job.train.threads)
+        replicas = job.run.replicas if Environment().control else 1
+        check_budget(job, ranks=ranks.count, replicas=replicas)
         check_model(job)
         self._folder = prepared_by_all(job.data)
+        check_sequences(job, self._folder, ranks=ranks.count)
         manifest = read_manifest(self._folder)
         tokenizer = manifest.tokenizer
         self.model = build_model(job, tokenizer.vocab_size, tokenizer.eos_id)

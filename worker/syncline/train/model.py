@@ -7,7 +7,7 @@ precision policy's. Nothing here is downloaded.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from syncline.layout import blocks_in
@@ -34,6 +35,15 @@ SAID_MAX = 240
 
 ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function")
 """What models of transformers call the name of their activation."""
+
+DTYPE_KEYS = ("dtype", "torch_dtype")
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+"""What the weights of a model may be saved as; they are trained in fp32 whatever it is."""
+
+ROPE_GROUPS = ("rope_parameters", "rope_scaling")
+
+NAMES_MAX = 40
+"""More names than this are not listed."""
 
 OLDER_KEYS = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
 """Names that transformers still translates, though no configuration lists them."""
@@ -54,6 +64,9 @@ def build_config(section: ModelSection, vocab_size: int, eos_id: int) -> PreTrai
         return _accepted("model.path", AutoConfig.from_pretrained, section.path)
     given = dict(section.config or {})
     model_type = given.pop("model_type")
+    _check_type(model_type)
+    _check_dtype(given)
+    _check_theta(given)
     _refuse_unknown(_accepted("model.config", AutoConfig.for_model, model_type), given)
     # transformers would tell of special tokens out of range, and not why.
     _check_vocabulary(given.get("vocab_size"), vocab_size)
@@ -197,14 +210,46 @@ def _fitting_config(job: JobConfig, vocab_size: int, eos_id: int) -> PreTrainedC
     return config
 
 
+def _check_type(model_type: str) -> None:
+    """transformers would list every model there is."""
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        raise _no_such("causal language model", "model_type", model_type, known)
+
+
+def _check_dtype(given: dict[str, Any]) -> None:
+    """transformers takes whatever torch has under this name, and fails where that is nothing."""
+    for key in DTYPE_KEYS:
+        if key in given and given[key] not in DTYPES:
+            raise _no_such("dtype", key, given[key], DTYPES)
+
+
+def _check_theta(given: dict[str, Any]) -> None:
+    """A base that is no number fails deep inside, where nobody knows its name."""
+    groups = [("", given)] + [(f"{group}.", given.get(group)) for group in ROPE_GROUPS]
+    for where, group in groups:
+        theta = group.get("rope_theta") if isinstance(group, dict) else None
+        is_base = isinstance(theta, int | float) and not isinstance(theta, bool) and theta > 0
+        if theta is not None and not is_base:
+            raise ConfigError(
+                f"model.config.{where}rope_theta must be a number above 0, not {theta!r}."
+            )
+
+
+def _no_such(what: str, key: str, given: object, known: Collection[str]) -> ConfigError:
+    near = difflib.get_close_matches(str(given), known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    if not near and len(known) <= NAMES_MAX:
+        hint = f"; there are {', '.join(sorted(known))}."
+    return ConfigError(f"model.config.{key}: there is no {what} {given!r}{hint}")
+
+
 def _check_activations(config: PreTrainedConfig) -> None:
     """transformers looks for an activation as it builds, and then says nothing but its name."""
     for key in ACTIVATION_KEYS:
         name = getattr(config, key, None)
         if isinstance(name, str) and name not in ACT2FN:
-            near = difflib.get_close_matches(name, ACT2FN, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(ACT2FN))}."
-            raise ConfigError(f"model.config.{key}: there is no activation {name!r}; {hint}")
+            raise _no_such("activation", key, name, ACT2FN)
 
 
 def _check_heads(config: PreTrainedConfig) -> None:
@@ -254,6 +299,7 @@ def _accepted(what: str, build: Any, *args: Any, **kwargs: Any) -> Any:
     except (
         StrictDataclassError,
         ArithmeticError,
+        AttributeError,
         KeyError,
         OSError,
         RuntimeError,

@@ -67,6 +67,7 @@ class Snapshot:
     exposed_sync_share: float
     """Of the time since the start."""
     seconds: float
+    """Since the start, without pauses of the run."""
     eta_s: float | None
 
     @property

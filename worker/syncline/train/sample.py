@@ -67,7 +67,7 @@ def _loaded(what: str, kind: Any, folder: Path) -> Any:
         said = " ".join(str(error).split())[:SAID_MAX].rstrip(" .:") or type(error).__name__
         raise ConfigError(
             f"the {what} in {folder} cannot be loaded ({said}); "
-            "write the folder anew with: syncline export RUN."
+            "write the folder anew with: syncline export RUN --overwrite."
         ) from None
 
 

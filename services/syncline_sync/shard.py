@@ -1,0 +1,98 @@
+"""One rank's part of a push: what its header may say, and its chunks as they come in.
+
+Keeps the chunks encoded; each is decoded once, for the norm. Knows nothing of other ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from syncline_proto.codec import check_chunk, decode, width
+from syncline_proto.errors import InvalidRequest
+from syncline_proto.layout import Layout, boxes_from_proto
+from syncline_proto.spans import spans
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.merge import Payload, square_sum
+
+RANKS_MAX = 65_536
+
+COUNT_MAX = 1 << 40
+"""Of steps, tokens and numbers in a header: sums of them stay far within 64 bits."""
+
+_COUNTS = (
+    "seq", "base_revision", "gradient_step", "inner_steps", "tokens", "first_step", "last_step",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Shard:
+    """One rank's part of a push while its chunks come in."""
+
+    header: pb.PushHeader
+    spans: npt.NDArray[np.int64]
+    elements: int
+    received: int = 0
+    square_sum: float = 0.0
+    chunks: list[bytes] = field(default_factory=list[bytes])
+
+    @property
+    def whole(self) -> bool:
+        return self.received == self.elements
+
+    def take(self, chunk: pb.Chunk) -> None:
+        """Check and keep one chunk. Heavy: call it in the pool.
+
+        Raises:
+            InvalidRequest: the chunk is damaged, or not what the header announced.
+        """
+        codec = self.header.codec
+        count = check_chunk(chunk, codec, self.elements - self.received)
+        self.square_sum += square_sum(decode(chunk.data, codec))
+        self.received += count
+        self.chunks.append(chunk.data)
+
+    def payload(self) -> Payload:
+        return Payload(self.header.codec, tuple(self.chunks), self.spans)
+
+
+def shard_of(layout: Layout, header: pb.PushHeader) -> Shard:
+    """Check a header and find where its shard lies. May be heavy: call it in the pool.
+
+    Raises:
+        InvalidRequest: a field is out of range; it is named.
+    """
+    if header.fragment >= len(layout.fragments):
+        raise InvalidRequest(f"fragment: there is no fragment {header.fragment}.")
+    if not 1 <= header.ranks <= RANKS_MAX:
+        raise InvalidRequest(f"ranks: {header.ranks} is not 1 to {RANKS_MAX}.")
+    if header.rank >= header.ranks:
+        raise InvalidRequest(f"rank: {header.rank} is not below ranks ({header.ranks}).")
+    for name in _COUNTS:
+        if getattr(header, name) > COUNT_MAX:
+            raise InvalidRequest(f"{name}: {getattr(header, name)} is over {COUNT_MAX}.")
+    if header.seq < 1:
+        raise InvalidRequest("seq: counts from 1.")
+    if header.kind not in (1, 2, 3):
+        raise InvalidRequest(f"kind: {header.kind} is not one of 1, 2, 3.")
+    plain = header.kind != pb.PUSH_KIND_PSEUDO_GRADIENT
+    if plain and header.codec != pb.CODEC_FP32:
+        raise InvalidRequest("codec: gradients and parameters travel in fp32 (1).")
+    if header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
+        if not header.HasField("base_revision"):
+            raise InvalidRequest("base_revision: a pseudo-gradient must name its base.")
+        if header.inner_steps < 1:
+            raise InvalidRequest("inner_steps: a push covers at least one step.")
+    if header.kind == pb.PUSH_KIND_GRADIENT and header.gradient_step < 1:
+        raise InvalidRequest("gradient_step: counts from 1.")
+    if header.first_step > header.last_step:
+        raise InvalidRequest("first_step: is after last_step.")
+    width(header.codec)
+    boxes = boxes_from_proto(header.boxes)
+    found = spans(layout, header.fragment, boxes)
+    elements = int(found[:, 1].sum())
+    if elements > layout.fragments[header.fragment].numel:
+        raise InvalidRequest("boxes: the shard has more elements than the fragment.")
+    return Shard(header, found, elements)

@@ -1,0 +1,88 @@
+"""A launch whose replicas are gone before its run's end: one kicked, one drained."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from syncline.launch.client import OperatorClient
+from syncline_proto.errors import ProcessFailed
+from syncline_proto.rest import ReplicaState
+from syncline_testing.cluster import wait_until
+from syncline_testing.training import tiny_data, tiny_job, to_toml
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing else ends with us")
+
+WAIT_S = 60.0
+ENDLESS = 1_000_000_000
+PAGE = "The live page is at "
+LEFT = "No replica is left at 0 % of the token budget; the same command goes on."
+
+
+@contextmanager
+def up(job: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], OperatorClient]]:
+    """A launch, and somebody who looks after its run."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SYNCLINE_")}
+    argv = [sys.executable, "-m", "syncline.cli", "up", str(job), "--out", str(job.parent)]
+    with subprocess.Popen(
+        [*argv, "--json", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env | {"OMP_NUM_THREADS": "1"},
+    ) as started:
+        try:
+            assert started.stderr is not None
+            page = next(line for line in started.stderr if line.startswith(PAGE))
+            with OperatorClient(page.removeprefix(PAGE).strip()) as client:
+                yield started, client
+        finally:
+            started.kill()
+
+
+def until_training(client: OperatorClient, names: set[str], *, revision: int) -> None:
+    def there() -> bool:
+        alive = {r.replica for r in client.replicas("tiny") if r.state is ReplicaState.ALIVE}
+        return alive == names and client.run("tiny").revision >= revision
+
+    wait_until(lambda: bool(client.runs()), WAIT_S, "the run is there")
+    wait_until(there, WAIT_S, f"{names} train")
+
+
+@pytest.mark.timeout(180)
+def test_a_run_that_everybody_left_is_told_as_it_stands(tmp_path: Path) -> None:
+    run = {"sync_every": 2, "timeouts": {"lease": 2.0}}
+    job = tmp_path / "job.toml"
+    job.write_text(to_toml(tiny_job(tiny_data(tmp_path / "tokens"), steps=ENDLESS, run=run)))
+    with up(job, "--keep") as (started, client):
+        until_training(client, {"replica-0", "replica-1"}, revision=2)
+        client.kick("tiny", "replica-1")
+        said: list[str] = []
+        assert started.stderr is not None
+        for line in started.stderr:
+            said.append(line)
+            if line.startswith("replica-1 was kicked"):
+                client.drain("tiny", "replica-0")
+            if "stays at" in line:
+                break
+        stands = client.run("tiny")
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate(timeout=WAIT_S)
+    err = "".join(said) + err
+    assert started.returncode == ProcessFailed.exit_code, err
+    assert err.count("replica-1 was kicked") == 1 and "starting it again" not in err
+    assert f"error: {LEFT}\n" in err
+    told = json.loads(out)
+    assert (told["failed"], told["kicked"]) == ([], ["replica-1"])
+    assert told["replicas"]["replica-0"]["reason"] == "drained"
+    assert (told["revision"], told["tokens"]) == (stands.revision, stands.committed_tokens)
+    assert told["rounds"] == told["revision"] >= 2
+    assert told["held_out_merged"] is None and told["has_ended"] is False

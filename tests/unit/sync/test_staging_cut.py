@@ -1,0 +1,163 @@
+"""A push whose ranks do not come is cut, and its room is free; one that moves is not."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syncline_proto.errors import Unreachable
+from syncline_proto.layout import Box
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.budget import Budget
+from syncline_sync.shard import shard_of
+from syncline_sync.staging import Staged, Staging
+from syncline_testing.staging import BYTES, LAYOUT, SIZE, fill, half, header, joined, run, sent
+
+STILL_S = 10.0
+
+
+def cut_at(staging: Staging, *times: float) -> None:
+    for now_s in times:
+        staging.cut(now_s, STILL_S)
+
+
+async def is_cut(staged: Staged, who: str) -> None:
+    with pytest.raises(Unreachable, match=f"^push: {who} did not come for 10 s; send it again"):
+        await staged.answer
+
+
+def test_a_rank_that_never_comes_costs_its_replica_the_room() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        empty = header(rank=0, ranks=2, boxes=[])
+        staged, whole = sent(staging, empty)
+        assert not whole
+        cut_at(staging, 1.0, 9.9)
+        assert not staged.answer.done() and budget.used == BYTES
+        cut_at(staging, 10.0)
+        await is_cut(staged, "rank 1 of 2")
+        assert budget.used == 0
+        again, _ = joined(staging, empty)
+        assert again is not staged and again.room.granted.done(), "it may be sent again"
+
+    run(scenario)
+
+
+def test_nobody_need_be_in_the_call_for_that() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        staged, shard = joined(staging, half(0))
+        fill(shard)
+        staging.add(staged, shard, now_s=0.0)
+        staging.leave(staged, shard)
+        cut_at(staging, 10.0)
+        assert budget.used == 0
+
+    run(scenario)
+
+
+def test_a_replica_whose_ranks_are_far_apart_is_not_cut() -> None:
+    """Rank 0 is done with both fragments while rank 1 goes through the first, chunk by chunk."""
+
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        first, _ = sent(staging, half(0))
+        second, _ = sent(staging, half(0, fragment=1))
+        idle, _ = sent(staging, half(0, "b"))
+        _, slow = joined(staging, half(1))
+        for tenth in range(30):
+            staging.moved(first, slow, 9.0 * tenth)
+            cut_at(staging, 9.0 * tenth, 9.0 * tenth + 8.9)
+        assert not first.answer.done() and not second.answer.done()
+        await is_cut(idle, "rank 1 of 2")
+        cut_at(staging, 29 * 9.0 + 10.0)
+        await is_cut(second, "rank 1 of 2")
+
+    run(scenario)
+
+
+def test_a_rank_that_is_in_keeps_nothing_alive_by_its_other_pushes() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        hog, _ = sent(staging, half(0))
+        cut_at(staging, 0.0)
+        for at_s in (4.0, 8.0, 9.9):
+            other, shard = joined(staging, half(0, fragment=1))
+            staging.moved(other, shard, at_s)
+        cut_at(staging, 10.0)
+        await is_cut(hog, "rank 1 of 2")
+
+    run(scenario)
+
+
+def test_time_in_line_is_not_the_ranks_own() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        holder, _ = sent(staging, header("a"))
+        waiting, _ = joined(staging, half(0, "b"))
+        cut_at(staging, 0.0, 50.0)
+        assert not waiting.answer.done() and not holder.answer.done(), "whole: it is being judged"
+        staging.drop(holder, Unreachable("over"))
+        cut_at(staging, 100.0, 109.0)
+        assert not waiting.answer.done()
+        cut_at(staging, 110.0)
+        await is_cut(waiting, "ranks 0, 1 of 2")
+
+    run(scenario, limit=BYTES)
+
+
+def test_a_sentence_names_a_few_ranks_only() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        staged, _ = joined(staging, header(rank=3, ranks=60_000, boxes=[]))
+        cut_at(staging, 0.0, 10.0)
+        await is_cut(staged, "ranks 0, 1, 2, 3, 4, 5, 6, 7, … of 60000")
+
+    run(scenario)
+
+
+EVENTS = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 2), st.sampled_from((0.5, 2.0, 9.0, 11.0))),
+    max_size=30,
+)
+"""(fragment, rank, seconds until it sends a third of its shard)."""
+
+
+@given(EVENTS)
+@settings(deadline=None)
+def test_a_push_is_cut_when_and_only_when_no_missing_rank_moves(
+    events: list[tuple[int, int, float]],
+) -> None:
+    """Against a model that keeps every movement there was."""
+
+    def piece(fragment: int, rank: int) -> pb.PushHeader:
+        a, b = list(pairwise((0, 3, 6, SIZE)))[rank]
+        boxes: list[Any] = [Box(fragment, (a,), (b - a,)).to_proto()]
+        return header(fragment=fragment, rank=rank, ranks=3, boxes=boxes)
+
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        shards = {(f, r): shard_of(LAYOUT, piece(f, r)) for f in (0, 1) for r in range(3)}
+        pushes = [[staging.join(shards[f, r]) for r in range(3)][0] for f in (0, 1)]
+        sent_thirds = dict.fromkeys(shards, 0)
+        alive_s = [0.0, 0.0]
+        now_s = 0.0
+        cut_at(staging, now_s)
+        for fragment, rank, pause_s in events:
+            until_s = now_s + pause_s
+            while now_s < until_s:
+                now_s += 0.5
+                cut_at(staging, now_s)
+                for push, alive in zip(pushes, alive_s, strict=True):
+                    over = push.answer.done() and not push.submitted
+                    assert over == (not push.submitted and now_s >= alive + STILL_S)
+            push, shard = pushes[fragment], shards[fragment, rank]
+            if push.submitted or push.answer.done() or sent_thirds[fragment, rank] == 3:
+                continue
+            for other in (0, 1):
+                if not pushes[other].answer.done() and sent_thirds[other, rank] < 3:
+                    alive_s[other] = now_s
+            sent_thirds[fragment, rank] += 1
+            staging.moved(push, shard, now_s)
+            if sent_thirds[fragment, rank] == 3:
+                fill(shard)
+                staging.add(push, shard, now_s)
+
+    run(scenario)

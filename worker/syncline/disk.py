@@ -1,0 +1,15 @@
+"""Bringing files to disk: what a rename then names is there after a power cut, too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def to_disk(path: Path) -> None:
+    """Return when a file's bytes, or a folder's names, would outlive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

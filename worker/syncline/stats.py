@@ -1,0 +1,67 @@
+"""What a replica tells of itself: to its loop, and to the control plane with each heartbeat.
+
+Only reads what a session has counted; when to tell is for others to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from syncline.alone import Alone
+from syncline.session import Session
+from syncline_proto.rest import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What synchronisation has cost and brought since the replica joined."""
+
+    exposed_sync_s: float
+    """Time that training has waited for synchronisation."""
+    hook_s: float
+    """Time that Syncline's hooks took besides."""
+    paused_s: float
+    """Time that the run was paused, which counts as neither."""
+    bytes_up: int
+    bytes_down: int
+    rounds: int
+    """Merged rounds, as the last fragment counts them."""
+    stale: int
+    """Pushes that came late, over all fragments."""
+    anomalous: int
+    """Pushes that were given weight 0, over all fragments."""
+
+
+def stats_of(session: Session | Alone) -> Stats:
+    tally = session.tally
+    return Stats(
+        exposed_sync_s=tally.exposed_s,
+        hook_s=tally.hook_s,
+        paused_s=tally.paused_s,
+        bytes_up=session.bytes_up,
+        bytes_down=session.bytes_down,
+        rounds=tally.rounds,
+        stale=tally.stale,
+        anomalous=tally.anomalous,
+    )
+
+
+def progress_of(session: Session | Alone, wall_s: float, said: Mapping[str, float]) -> Progress:
+    """What a heartbeat says ``wall_s`` after joining, from any thread.
+
+    ``said`` are the loop's own figures. Pauses of the run are left out of the time.
+    """
+    tally = session.tally
+    return Progress(
+        phase=session.phase if isinstance(session, Session) else "joining",
+        inner_step=tally.inner_step,
+        tokens=tally.tokens,
+        committed_tokens=tally.committed,
+        revision=session.revision,
+        exposed_sync_s=tally.exposed_s,
+        wall_s=wall_s - tally.paused_s,
+        bytes_up=session.bytes_up,
+        bytes_down=session.bytes_down,
+        **said,
+    )
