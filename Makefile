@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  { echo "Python 3.11 or newer is needed, this is $$($(PYTHON) -V): set PYTHON=..."; exit 1; }
 	@echo 'Installing into $(VENV): about 2 GB, a few minutes.'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
 install: $(INSTALLED)  ## Make .venv with everything in it

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
-from syncline_proto.settings import NAME_PATTERN, RunSettings
+from syncline_proto.names import NAME_PATTERN
+from syncline_proto.settings import RunSettings
 
 LINE_PATTERN = r"^[^\x00-\x1f]*$"
 """A text without control characters."""

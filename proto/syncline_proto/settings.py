@@ -6,7 +6,6 @@ strategy is a preset of the one pipeline; whatever is set beside it wins over th
 
 from __future__ import annotations
 
-import re
 from ipaddress import ip_address
 from typing import Any, Literal, Self, cast, get_args
 
@@ -25,14 +24,6 @@ from syncline_proto.words import sentence, unknown
 
 CodecName = Literal["fp32", "bf16"]
 Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper"]
-
-NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
-"""Names of runs and replicas: lower case, safe in a path, a URL and a Kubernetes object."""
-
-
-def valid_name(name: str) -> bool:
-    """Whether this may be the name of a run or replica."""
-    return re.fullmatch(NAME_PATTERN, name) is not None
 
 
 def is_loopback(host: str) -> bool:

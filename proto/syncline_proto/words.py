@@ -14,6 +14,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from syncline_proto.names import NAME_PATTERN, NAME_WORDS
+
 KEYS_MAX = 24
 """More keys than this are not listed."""
 
@@ -42,9 +44,13 @@ def sentence(
         shape: what was checked; with it the keys that there are can be named.
         name: from a key's dotted path to what the reader knows it by, such as a flag.
     """
+    return finding(first(error), shape, name)
+
+
+def first(error: ValidationError) -> ErrorDetails:
+    """Return the finding to say, where there are several: a key that nobody knows before others."""
     findings = error.errors(include_url=False)
-    first = min(findings, key=lambda found: found["type"] != "extra_forbidden")
-    return finding(first, shape, name)
+    return min(findings, key=lambda found: found["type"] != "extra_forbidden")
 
 
 def finding(
@@ -79,6 +85,11 @@ def _demand(found: ErrorDetails) -> str:
     """What pydantic asks of a value, as what follows its name."""
     if found["type"] in GROUPS:
         return "must be a group of keys"
+    wanted = found.get("ctx", {})
+    if found["type"] in ("too_short", "string_too_short") and wanted.get("min_length") == 1:
+        return "must not be empty"
+    if found["type"] == "string_pattern_mismatch" and wanted.get("pattern") == NAME_PATTERN:
+        return f"must be {NAME_WORDS}"
     # "Input should be a valid integer, unable to parse string as an integer"
     asked = _bare(found["msg"].partition(", unable")[0])
     asked = re.sub(r"^(Input|String|List|Value|Data) should ", "must ", asked)

@@ -190,7 +190,9 @@ def database_url(path_or_url: str) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"database: cannot make {path.parent} ({error.strerror}).") from None
+        raise StoreError(
+            f"database: cannot make {path.parent} ({error.strerror}); choose another --database."
+        ) from None
     return f"sqlite:///{path}"
 
 

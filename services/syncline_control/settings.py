@@ -13,7 +13,9 @@ from syncline_proto.words import sentence
 
 
 class ControlSettings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="SYNCLINE_CONTROL_", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="SYNCLINE_CONTROL_", env_ignore_empty=True, frozen=True
+    )
 
     host: str = "127.0.0.1"
     port: int = Field(default=8500, ge=0, le=65535)

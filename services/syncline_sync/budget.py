@@ -12,6 +12,8 @@ import asyncio
 import bisect
 import itertools
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from syncline_proto.errors import Overloaded
@@ -64,6 +66,25 @@ class Budget:
         self._waiters += 1
         self._admit()
         return room
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for room."""
+        return self._waiters > 0
+
+    @asynccontextmanager
+    async def room(self, run: str, size: int) -> AsyncGenerator[None]:
+        """Wait for room, and have it to the end of the block.
+
+        Raises:
+            Overloaded: too many wait already.
+        """
+        room = self.ask(run, size)
+        try:
+            await asyncio.shield(room.granted)
+            yield
+        finally:
+            self.give_back(room)
 
     def give_back(self, room: Room) -> None:
         """End a room, granted or still waited for."""

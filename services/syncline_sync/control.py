@@ -3,7 +3,8 @@
 With the control plane away nothing stops: the last membership stays in force (it is kept on disk,
 so over a restart too), and reports wait in a bounded queue. At the end of the process what waits
 there is sent for a last time. What answers before a control plane has been heard may be somebody
-else, whom no patience would change: that ends the process.
+else, whom no patience would change: that ends the process. Who hangs up without a word is nobody:
+a forwarder does so while there is none behind it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ REPORT_TRIES = 10
 
 AWAY = frozenset({408, 429, 502, 503, 504})
 """Statuses that ask for patience; the last three may be a gateway's, with nobody behind it yet."""
+
+HUNG_UP = "Server disconnected"
+"""So httpx calls an end of the connection before the first byte of an answer."""
 
 QUEUE_MAX = 20_000
 BATCH_MAX = 500
@@ -111,7 +115,7 @@ class ControlLink:
         self._reports, self._snapshot = reports, snapshot
         self._away = False
         self._heard = False
-        """A control plane has answered here before."""
+        """A control plane has answered here before, be it in an earlier life of this service."""
 
     async def adopt_snapshot(self) -> None:
         """Go on with the last known membership, until the control plane answers.
@@ -126,6 +130,7 @@ class ControlLink:
             why = str(error).partition("\n")[0]
             log.warning("the last membership is damaged", file=str(self._snapshot), why=why)
             return
+        self._heard = True
         await self._adopt(membership)
 
     async def run(self) -> None:
@@ -240,8 +245,8 @@ class ControlLink:
                     return answer
                 self._gone(f"{answer.status_code} {answer.text[:200]}")
             except (httpx.RemoteProtocolError, httpx.DecodingError) as error:
-                if self._is_first(method):
-                    raise self._stranger("with no HTTP, or by hanging up") from None
+                if self._is_first(method) and not str(error).startswith(HUNG_UP):
+                    raise self._stranger("with no HTTP") from None
                 self._gone(str(error))
             except httpx.TransportError as error:
                 self._gone(str(error) or type(error).__name__)

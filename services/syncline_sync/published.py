@@ -110,6 +110,17 @@ class Shelf:
         self._values.clear()
         self._wake()
 
+    def keeps(self, value: Published) -> bool:
+        """Whether this very value may be had here."""
+        return any(kept is value for kept in self._values.values())
+
+    def gone(self, number: int) -> NewestNamed:
+        """What to tell who wants a number that is not kept any more."""
+        if self._over is not None:
+            return NewestNamed(self._over.message, self._over.newest)
+        newest = self.newest or 0
+        return NewestNamed(f"{self._what} {number} is gone; the newest is {newest}.", newest)
+
     async def get(self, number: int | None) -> Published:
         """Wait for exactly this number, or with None for the newest there is.
 
@@ -126,11 +137,31 @@ class Shelf:
                 if number in self._values:
                     return self._values[number]
                 if number < newest:
-                    raise NewestNamed(
-                        f"{self._what} {number} is gone; the newest is {newest}.", newest
-                    )
+                    raise self.gone(number)
             await self._changed.wait()
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+class Loan:
+    """A value that a pull reads: once its shelf has dropped it, it is in memory for that alone."""
+
+    def __init__(self, shelf: Shelf, number: int, value: Published) -> None:
+        self._shelf, self._number, self._value = shelf, number, value
+        self._dropped_s: float | None = None
+        """When that was seen; None while the shelf keeps it."""
+
+    def check(self, now_s: float, still_s: float) -> None:
+        """Look whether reading may go on; call it for each chunk.
+
+        Raises:
+            RevisionGone: the shelf dropped it ``still_s`` ago.
+        """
+        if self._shelf.keeps(self._value):
+            return
+        if self._dropped_s is None:
+            self._dropped_s = now_s
+        if now_s >= self._dropped_s + still_s:
+            raise self._shelf.gone(self._number)

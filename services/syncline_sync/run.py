@@ -204,9 +204,9 @@ class RunHost:
         """Drop pushes that stand still, for ever."""
         try:
             while True:
-                still_s = self.settings.timeouts.call_s
-                await asyncio.sleep(still_s / LOOKS)
-                staging.cut(time.monotonic(), still_s)
+                timeouts = self.settings.timeouts
+                await asyncio.sleep(timeouts.call_s / LOOKS)
+                staging.cut(time.monotonic(), timeouts.call_s, timeouts.round_deadline_s)
                 self._shared.metrics.staged.set(self._shared.budget.used)
         except Exception as error:  # the outermost loop of this task
             self._shared.fail(error)

@@ -2,20 +2,32 @@
 
 A chunk that its reader does not take is in memory several times over, here and in gRPC; so what
 slow readers cost is bounded by turns. These are short, so that many slow readers all move, and
-runs have them alike, whoever has more readers.
+runs have them alike, whoever has more readers. A pull that is cut gives its turn to the next, but
+its call ends only when its reader takes what came before that, or goes: a run in which too many do
+neither has no more turns meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Generator
+from contextlib import asynccontextmanager, contextmanager
 
-from syncline_proto.errors import Unreachable
+from syncline_proto.errors import Overloaded, Unreachable
 from syncline_sync.budget import Budget
 
 SENDERS_MAX = 256
-"""With their chunks of 256 KiB, some four times in memory, they hold 300 MiB at worst."""
+"""With their chunks of 256 KiB, some four times in memory, they hold 300 MiB at worst.
+
+Cut pulls that cannot end come on top, see ``ENDING_MAX``.
+"""
+
+ENDING_MAX = 128
+"""Cut pulls of a run that cannot end; those that have a turn when it is reached may join them.
+
+They keep what gRPC has of them, 250 MiB a run at worst.
+"""
 
 TURN_S = 1.0
 """A turn ends with the first chunk that is taken after this."""
@@ -24,22 +36,37 @@ TURN_S = 1.0
 class Senders:
     """The turns of one process's pulls."""
 
-    def __init__(self, senders_max: int) -> None:
+    def __init__(self, senders_max: int, ending_max: int) -> None:
         self._turns = Budget(senders_max)
+        self._ending_max = ending_max
+        self._ending: Counter[str] = Counter()
+        """By run: pulls whose readers are still to take their end; runs without are not in it."""
 
     @asynccontextmanager
     async def turn(self, run: str) -> AsyncGenerator[None]:
         """Wait for a turn, and have it to the end of the block.
 
         Raises:
-            Overloaded: too many wait already.
+            Overloaded: too many wait already, or too many of the run's pulls cannot end.
         """
-        turn = self._turns.ask(run, 1)
+        async with self._turns.room(run, 1):
+            if self._ending[run] >= self._ending_max:
+                raise Overloaded(
+                    f"Run {run} has {self._ending_max} pulls that were cut and whose readers take "
+                    "nothing; end those, or try later."
+                )
+            yield
+
+    @contextmanager
+    def ending(self, run: str) -> Generator[None]:
+        """While a call is told in the block that it is over; that waits for its reader, too."""
+        self._ending[run] += 1
         try:
-            await asyncio.shield(turn.granted)
             yield
         finally:
-            self._turns.give_back(turn)
+            self._ending[run] -= 1
+            if not self._ending[run]:
+                del self._ending[run]
 
 
 async def taken(writing: Awaitable[None], wait_s: float) -> None:

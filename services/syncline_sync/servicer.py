@@ -28,18 +28,20 @@ from syncline_proto.errors import (
     Unreachable,
 )
 from syncline_proto.layout import Layout, boxes_from_proto, layout_from_proto
-from syncline_proto.settings import TimeoutSettings, valid_name
+from syncline_proto.names import valid_name
+from syncline_proto.settings import TimeoutSettings
 from syncline_proto.spans import spans
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, status_of
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
+from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
-from syncline_sync.published import FEW_SPANS, NewestNamed, Published
+from syncline_sync.published import FEW_SPANS, Loan, NewestNamed, Published, Shelf
 from syncline_sync.report import pushed
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
-from syncline_sync.senders import SENDERS_MAX, TURN_S, Senders, taken
+from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, TURN_S, Senders, taken
 from syncline_sync.shard import Shard, shard_of
 from syncline_sync.staging import Staged
 
@@ -51,10 +53,14 @@ AnyContext: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Write: TypeAlias = Callable[[pb.PullResponse], Awaitable[None]]
 
 P = ParamSpec("P")
+T = TypeVar("T")
 Answer = TypeVar("Answer")
 
 HEADER_WAIT_S = max(TimeoutSettings(profile=profile).call_s for profile in ("lan", "wan"))
 """A push may take this long to say whose it is; then its run's own ``call_s`` holds."""
+
+FEW_BOXES = 1024
+"""So many are found within a few hundredths of a second."""
 
 _RESIDUAL = {
     pb.VERDICT_ACCEPTED: pb.RESIDUAL_ACTION_KEEP,
@@ -85,7 +91,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
 
     def __init__(self, host: Host, shared: Shared) -> None:
         self._host, self._shared = host, shared
-        self._senders = Senders(SENDERS_MAX)
+        self._senders = Senders(SENDERS_MAX, ENDING_MAX)
+        self._lookups = Budget(1)
 
     @_translated
     async def OpenRun(self, request: pb.OpenRunRequest, context: OpenContext) -> pb.OpenRunResponse:
@@ -105,10 +112,12 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         try:
             await self._pull(request, context.write)
             return
-        except Unreachable as error:
-            told = Unreachable(error.message)
-        # Its status waits for the slow reader, too; what the first error's frames hold does not.
-        raise told
+        except SynclineError as error:
+            told = error.with_traceback(None)
+            told.__context__ = None
+        # Its status waits for the slow reader, too; what the error's frames held does not.
+        with self._senders.ending(request.run):
+            await self.abort(context, told)
 
     @_translated
     async def GetRunStatus(
@@ -147,7 +156,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         runner, staging = _runner(run, header.fragment), run.staging
         assert staging is not None
         assert run.layout is not None
-        shard = await self._shared.compute(shard_of, run.layout, header)
+        shard = await self._located(run, len(header.boxes), shard_of, run.layout, header)
+        del header  # many boxes may be in it
+        header = shard.header
         early = runner.core.fenced(run.members, header.replica, header.incarnation)
         early = early or staging.answered(header)
         early = early or runner.core.known(header.replica, header.incarnation, header.seq)
@@ -185,10 +196,11 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         async for part in _moving(parts, run.settings.timeouts.call_s):
             if part.WhichOneof("part") != "chunk":
                 raise InvalidRequest("push: after the header only chunks may follow.")
+            staging.note(staged, shard, time.monotonic())  # how long we take is not its doing
             await self._shared.compute(shard.take, part.chunk)
             if not staged.expects(shard):
                 raise InvalidRequest("rank: this rank has begun to send the same push again.")
-            staging.moved(staged, shard, time.monotonic())
+            staging.note(staged, shard, time.monotonic())
             run.metrics.moved("up", len(part.chunk.data))
         if not shard.whole:
             raise InvalidRequest(
@@ -207,28 +219,47 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
                 f"Run {run.name} is in epoch {_epoch(run)}, not {request.epoch}: open it again."
             )
         assert run.layout is not None
-        where = await self._shared.compute(_places, run.layout, request)
-        value = await _wanted(runner, request)
+        where = await self._located(run, len(request.boxes), _places, run.layout, request)
+        shelf, number = _wanted(runner, request)
+        value = await shelf.get(number)
         await write(pb.PullResponse(header=_pull_header(value, _elements(where), self._host)))
         if request.header_only:
             return
+        loan = Loan(shelf, value.saved.revision if number is None else number, value)
         chunks, heavy, more = value.chunks(where), len(where) > FEW_SPANS, True
         while more:
             async with self._senders.turn(run.name):
                 end_s = time.monotonic() + TURN_S
                 while more and time.monotonic() < end_s:
-                    more = await self._send_next(run, chunks, write, heavy=heavy)
+                    more = await self._send_next(run, chunks, loan, write, heavy=heavy)
+
+    async def _located(
+        self, run: RunHost, boxes: int, find: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Find where boxes lie; many only for one call at a time, so that the pool is free."""
+        if boxes <= FEW_BOXES:
+            return await self._shared.compute(find, *args, **kwargs)
+        async with self._lookups.room(run.name, 1):
+            looking = asyncio.ensure_future(self._shared.compute(find, *args, **kwargs))
+            try:
+                return await asyncio.shield(looking)
+            except asyncio.CancelledError:
+                # Who goes does not take the thread with him.
+                await asyncio.gather(looking, return_exceptions=True)
+                raise
 
     async def _send_next(
-        self, run: RunHost, chunks: Iterator[bytes], write: Write, *, heavy: bool
+        self, run: RunHost, chunks: Iterator[bytes], loan: Loan, write: Write, *, heavy: bool
     ) -> bool:
         """Send a chunk; False if there was none. ``heavy`` ones are made in the pool.
 
         Raises:
             Unreachable: the reader does not take it.
+            RevisionGone: the reader has taken too long.
         """
         data = await self._shared.compute(next, chunks, b"") if heavy else next(chunks, b"")
         if data:
+            loan.check(time.monotonic(), run.settings.timeouts.give_up_s)
             part = pb.PullResponse(chunk=pb.Chunk(data=data, crc32c=crc32c(data)))
             await taken(write(part), run.settings.timeouts.call_s)
             run.metrics.moved("down", len(data))
@@ -236,6 +267,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
 
     async def abort(self, context: AnyContext, error: BaseException) -> None:
         """End the call with the error's status; a fault or a refusing disk stops the process."""
+        if isinstance(error, grpc.aio.InternalError):
+            raise asyncio.CancelledError from None  # gRPC's own: the client went while we wrote
         if isinstance(error, StoreError) and not isinstance(error, StoreDamaged):
             self._shared.fail(error)
         if isinstance(error, SynclineError):
@@ -243,10 +276,18 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             if isinstance(error, NewestNamed):
                 trailer.append((NEWEST_TRAILER, str(error.newest)))
             context.set_trailing_metadata(tuple(trailer))
-            await context.abort(status_of(error), error.message)
+            await _told(context, status_of(error), error.message)
         if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
             self._shared.fail(error)
-            await context.abort(grpc.StatusCode.INTERNAL, "The sync service failed; see its log.")
+            await _told(context, grpc.StatusCode.INTERNAL, "The sync service failed; see its log.")
+
+
+async def _told(context: AnyContext, status: grpc.StatusCode, message: str) -> None:
+    """End a call with a status; who goes while that waits for him is nobody's fault."""
+    try:
+        await context.abort(status, message)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
 
 
 async def _header(parts: AsyncIterator[pb.PushRequest]) -> pb.PushHeader:
@@ -331,17 +372,18 @@ def _elements(where: npt.NDArray[np.int64]) -> int:
     return int(where[:, 1].sum())
 
 
-async def _wanted(runner: Runner, request: pb.PullRequest) -> Published:
+def _wanted(runner: Runner, request: pb.PullRequest) -> tuple[Shelf, int | None]:
+    """Where what a pull wants is to be had, and under which number; None: the newest."""
     wanted = request.WhichOneof("wanted")
     if wanted == "revision":
-        return await runner.revisions.get(request.revision)
+        return runner.revisions, request.revision
     if wanted == "newest":
-        return await runner.revisions.get(None)
+        return runner.revisions, None
     if wanted == "gradient_step":
         steps = runner.core.settings.warmup_steps
         if steps and not 1 <= request.gradient_step <= steps:
             raise InvalidRequest(f"gradient_step: {request.gradient_step} is not 1 to {steps}.")
-        return await runner.gradients.get(request.gradient_step)
+        return runner.gradients, request.gradient_step
     raise InvalidRequest("wanted: name a revision, the newest, or a gradient_step.")
 
 

@@ -12,7 +12,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from syncline_proto.addresses import sync_address
 from syncline_proto.errors import ConfigError
 from syncline_proto.layout import shown
-from syncline_proto.settings import NAME_PATTERN, is_loopback
+from syncline_proto.names import NAME_PATTERN
+from syncline_proto.settings import is_loopback
 
 
 class SyncSettings(BaseSettings):

@@ -32,11 +32,16 @@ class Shard:
     """One rank's part of a push while its chunks come in."""
 
     header: pb.PushHeader
+    """Without its boxes."""
     spans: npt.NDArray[np.int64]
     elements: int
     received: int = 0
     square_sum: float = 0.0
     chunks: list[bytes] = field(default_factory=list[bytes])
+
+    def is_like(self, other: Shard) -> bool:
+        """Whether it is announced as the very same part of the same push."""
+        return self.header == other.header and np.array_equal(self.spans, other.spans)
 
     @property
     def whole(self) -> bool:
@@ -90,9 +95,17 @@ def shard_of(layout: Layout, header: pb.PushHeader) -> Shard:
     if header.first_step > header.last_step:
         raise InvalidRequest("first_step: is after last_step.")
     width(header.codec)
-    boxes = boxes_from_proto(header.boxes)
-    found = spans(layout, header.fragment, boxes)
+    found = spans(layout, header.fragment, boxes_from_proto(header.boxes))
     elements = int(found[:, 1].sum())
     if elements > layout.fragments[header.fragment].numel:
         raise InvalidRequest("boxes: the shard has more elements than the fragment.")
-    return Shard(header, found, elements)
+    return Shard(_without_boxes(header), found, elements)
+
+
+def _without_boxes(header: pb.PushHeader) -> pb.PushHeader:
+    """A copy of what else a header says: a push may wait long, and boxes may be many."""
+    slim = pb.PushHeader()
+    for named, value in header.ListFields():
+        if named.name != "boxes":
+            setattr(slim, named.name, value)
+    return slim

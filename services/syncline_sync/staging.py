@@ -58,8 +58,10 @@ class Staged:
     """Spans of both together."""
     submitted: bool = False
     """All ranks are in, and somebody has taken the push to be judged."""
-    moved_s: float | None = None
+    heard_s: float | None = None
     """When a rank that was missing then last sent something; None: not looked at with room yet."""
+    granted_s: float | None = None
+    """Since when it is known to have room."""
 
     @property
     def whole(self) -> bool:
@@ -135,7 +137,7 @@ class Staging:
 
         By (fragment, replica): a client whose call is cut while it waits for room asks again.
         """
-        self._moved: dict[tuple[str, int], dict[int, float]] = {}
+        self._heard_by_rank: dict[tuple[str, int], dict[int, float]] = {}
         """When each rank of a (replica, incarnation) last sent something, of any fragment."""
 
     def answered(self, header: pb.PushHeader) -> Judgement | None:
@@ -153,30 +155,28 @@ class Staging:
         however that ends. A rank that begins anew replaces what it has sent before.
 
         Raises:
-            InvalidRequest: ranks disagree, or overlap; the field is named.
+            InvalidRequest: ranks disagree, or overlap, or the replica has begun a newer push of
+                the fragment; the field is named.
             Overloaded: too many pushes wait for room.
         """
         header = shard.header
         key = (header.fragment, header.replica, header.incarnation, header.seq)
         staged = self._staged.get(key)
         if staged is None:
-            self._drop_older(key)
-            size = self._numel(key) * width(header.codec)
-            answer: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
-            room = self._budget.ask(self._run, size, self._place(key))
-            staged = Staged(key, header, room, answer)
-            self._staged[key] = staged
+            if any(other[:2] == key[:2] and other > key for other in self._staged):
+                raise InvalidRequest("seq: a newer push of this fragment has begun.")
+            staged = self._begin(key, header)
         _agree(staged.header, header)
         before = staged.shards.get(header.rank)
-        if staged.submitted or (before is not None and before.header == header):
+        if staged.submitted or (before is not None and before.is_like(shard)):
             return staged
         staged.claim(shard, self._numel(key))
         return staged
 
-    def moved(self, staged: Staged, shard: Shard, now_s: float) -> None:
+    def note(self, staged: Staged, shard: Shard, now_s: float) -> None:
         """A rank has sent something: its replica's pushes that lack it are alive."""
-        staged.moved_s = now_s
-        self._moved.setdefault(staged.key[1:3], {})[shard.header.rank] = now_s
+        staged.heard_s = now_s
+        self._heard_by_rank.setdefault(staged.key[1:3], {})[shard.header.rank] = now_s
 
     def add(self, staged: Staged, shard: Shard, now_s: float) -> bool:
         """Put a whole shard into its push; True if that made the push whole.
@@ -184,7 +184,7 @@ class Staging:
         Whoever is told so must see that it is judged: nothing else answers it from now on.
         """
         assert shard.whole and staged.expects(shard)
-        self.moved(staged, shard, now_s)
+        self.note(staged, shard, now_s)
         staged.shards[shard.header.rank] = staged.coming.pop(shard.header.rank)
         staged.submitted = staged.whole
         return staged.submitted
@@ -216,28 +216,37 @@ class Staging:
             staged.answer.exception()  # nobody may be waiting, and that is no fault
         self._forget(staged)
 
-    def cut(self, now_s: float, still_s: float) -> None:
-        """Drop the pushes whose missing ranks have sent nothing for ``still_s``; call it often.
+    def cut(self, now_s: float, still_s: float, hold_s: float) -> None:
+        """Drop the pushes that stand still, and those that crawl where others wait for room.
 
-        Ranks send one fragment after another, and one may be far ahead of the other: what a rank
-        sends of another fragment counts for all pushes that lack it. Time in line does not count.
+        A push stands still when its missing ranks have sent nothing for ``still_s``. Ranks send one
+        fragment after another, and one may be far ahead of the other: what a rank sends of another
+        fragment counts for all pushes that lack it. It crawls when it has had room for ``hold_s``,
+        after which no round waits for it. Time in line does not count. Call it often.
         """
         lives = {staged.key[1:3] for staged in self._staged.values()}
-        self._moved = {life: moved for life, moved in self._moved.items() if life in lives}
+        self._heard_by_rank = {
+            life: heard for life, heard in self._heard_by_rank.items() if life in lives
+        }
         for staged in list(self._staged.values()):
             if staged.submitted or not staged.room.granted.done():
                 continue
-            if self._moved_s(staged, now_s, still_s) + still_s <= now_s:
+            if staged.heard_s is None:
+                staged.heard_s = now_s
+            if staged.granted_s is None:
+                staged.granted_s = now_s
+            if staged.heard_s + still_s <= now_s:
+                staged.heard_s = max(staged.heard_s, self._missing_heard_s(staged))
+            if staged.heard_s + still_s <= now_s:
                 self.drop(staged, Unreachable(_not_come(staged, still_s)))
+            elif self._budget.is_wanted and staged.granted_s + hold_s <= now_s:
+                why = f"push: not whole {hold_s:g} s after it had room, and others wait for that"
+                self.drop(staged, Unreachable(f"{why}; send it again."))
 
-    def _moved_s(self, staged: Staged, now_s: float, still_s: float) -> float:
-        """When one of its missing ranks last moved, as far as that matters."""
-        moved_s = now_s if staged.moved_s is None else staged.moved_s
-        if moved_s + still_s <= now_s:
-            ranks = self._moved.get(staged.key[1:3], {})
-            moved_s = max([moved_s, *(at_s for rank, at_s in ranks.items() if staged.lacks(rank))])
-        staged.moved_s = moved_s
-        return moved_s
+    def _missing_heard_s(self, staged: Staged) -> float:
+        """When one of its missing ranks last sent something, of any fragment."""
+        ranks = self._heard_by_rank.get(staged.key[1:3], {})
+        return max((at_s for rank, at_s in ranks.items() if staged.lacks(rank)), default=-math.inf)
 
     def fence(self, fenced: Callable[[int, str, int], Judgement | None]) -> None:
         """Answer unfinished pushes of replicas that do not hold their lease (any more).
@@ -253,6 +262,20 @@ class Staging:
         }
         self._left = {key: left for key, left in self._left.items() if not fenced(*key, left[0])}
 
+    def _begin(self, key: tuple[int, str, int, int], header: pb.PushHeader) -> Staged:
+        """Make a push that asks for room; it comes in place of its replica's older ones.
+
+        Raises:
+            Overloaded: too many pushes wait for room; nothing has changed.
+        """
+        size = self._numel(key) * width(header.codec)
+        room = self._budget.ask(self._run, size, self._place(key))
+        self._left.pop(key[:2], None)
+        self._drop_older(key)
+        answer: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
+        staged = self._staged[key] = Staged(key, header, room, answer)
+        return staged
+
     def _forget(self, staged: Staged) -> None:
         if self._staged.get(staged.key) is staged:
             del self._staged[staged.key]
@@ -266,8 +289,8 @@ class Staging:
                 self.drop(staged, InvalidRequest("seq: a newer push has replaced this one."))
 
     def _place(self, key: tuple[int, str, int, int]) -> int | None:
-        """Where in the line this push was before; a newer one gives up its older one's place."""
-        left = self._left.pop(key[:2], None)
+        """Where in the line this push was before, if its replica has not begun another since."""
+        left = self._left.get(key[:2])
         return left[2] if left is not None and left[:2] == key[2:] else None
 
     def _numel(self, key: tuple[int, str, int, int]) -> int:

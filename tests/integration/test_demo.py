@@ -193,6 +193,9 @@ def interrupt(job: Path, folder: Path, flags: tuple[str, ...], words: str) -> No
         assert started.returncode == 130, err
         assert "Traceback" not in err
         assert "Stopping: " in err and "(Ctrl+C again kills)" in err
+        has_ended = words.startswith(("Exporting", "Loading the export"))
+        again = "" if has_ended else " The same command goes on."
+        assert err.endswith(f"Stopped; what was done is in {folder / 'small'}.{again}\n")
         assert not alive(folder)
 
 

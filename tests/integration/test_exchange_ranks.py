@@ -5,6 +5,7 @@ The ranks of one replica are exchanges of this process; services, links and what
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from torch import nn
 
+from syncline import outage
 from syncline.control import ControlClient
 from syncline.core.agreement import Answer
 from syncline.exchange import PUSHES_MAX, Exchange
@@ -83,10 +86,12 @@ def shard(box: Box) -> RankShard:
     return RankShard((Piece(nn.Parameter(), (), box, 0, True),), box.numel)
 
 
-def push_all(ranks: list[Exchange], kind: pb.PushKind.ValueType) -> list[Future[Outcome]]:
-    """Every fragment from every rank, in the same order, as the training threads do."""
+def push_all(
+    ranks: list[Exchange], kind: pb.PushKind.ValueType, of: int | None = None
+) -> list[Future[Outcome]]:
+    """Every fragment from every rank (all, or some ``of`` them), as the training threads do."""
     base = 0 if kind == pb.PUSH_KIND_PSEUDO_GRADIENT else None
-    values = np.full(NUMEL // len(ranks), 1e-3, np.float32)
+    values = np.full(NUMEL // (of or len(ranks)), 1e-3, np.float32)
     return [
         rank.begin(Push(fragment=fragment, kind=kind, values=values, base=base, tokens=1))
         for rank in ranks
@@ -130,3 +135,22 @@ def test_ranks_do_not_wait_for_one_another_after_the_service_was_killed(
         narrows = push_all(narrow, pb.PUSH_KIND_PSEUDO_GRADIENT)
         assert answers(narrows) == merged
         assert answers(wides) == merged * RANKS
+
+
+def test_a_service_that_waits_for_another_rank_is_not_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the call and does not answer: nobody is told to start it again."""
+    monkeypatch.setattr(Hurried, "call_s", property(lambda _: 1.0))
+    monkeypatch.setattr(outage, "SAY_AFTER_S", 0.5)
+    with (
+        Cluster(tmp_path) as cluster,
+        exchanges(cluster, "wide", 2) as (first, second),
+        capture_logs() as logs,
+    ):
+        early = push_all([first], pb.PUSH_KIND_PARAMETERS, 2)
+        time.sleep(4.0)
+        assert not any(push.done() for push in early)
+        late = push_all([second], pb.PUSH_KIND_PARAMETERS, 2)
+        assert answers(early + late) == [Answer.MERGED.name] * 2 * FRAGMENTS
+    assert [log for log in logs if log["event"].startswith("sync.")] == []

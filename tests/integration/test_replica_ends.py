@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from syncline import patience
+from syncline import outage
 from syncline_proto.errors import CalledOff, LeaseLost, SynclineError
 from syncline_testing.cluster import Cluster, free_ports, wait_until
 from syncline_testing.replicas import QUICK, Trial, joined, together
@@ -135,7 +135,7 @@ def test_a_replica_that_waits_for_a_sync_service_is_called_off(cluster: Cluster)
 def test_who_comes_before_the_first_sync_service_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "SAY_AFTER_S", 0.5)
+    monkeypatch.setattr(outage, "SAY_AFTER_S", 0.5)
     cluster = Cluster(tmp_path)
     trial = Trial(cluster.control_url, "early", 0, settings=QUICK)
     try:

@@ -14,8 +14,9 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from syncline import Replica, patience
+from syncline import Replica, council, exchange, outage
 from syncline.hooks import Hooks
+from syncline.patience import RoundPatience
 from syncline_proto.errors import (
     ConfigError,
     LayoutMismatch,
@@ -23,6 +24,8 @@ from syncline_proto.errors import (
     RunConflict,
     Unreachable,
 )
+from syncline_proto.rest import RunState
+from syncline_proto.settings import TimeoutSettings
 from syncline_testing.cluster import Cluster, free_ports, wait_until
 from syncline_testing.replicas import (
     QUICK,
@@ -138,6 +141,45 @@ def test_a_paused_run_stands_still_and_goes_on(cluster: Cluster) -> None:
             thread.join()
 
 
+def test_a_pause_costs_no_patience_with_what_was_pushed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause is heard at the boundary at which the push goes out: its round cannot close."""
+
+    class Short(RoundPatience):
+        def __init__(self, timeouts: TimeoutSettings, is_paused: Callable[[], bool]) -> None:
+            super().__init__(timeouts, is_paused)
+            self.limit_s = self._left_s = 4.0
+
+    monkeypatch.setattr(exchange, "RoundPatience", Short)
+    monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 1.0))
+    a, b = (
+        Trial(cluster.control_url, "patient", seed, settings={**TWO, "sync_every": 1})
+        for seed in range(2)
+    )
+    with joined(a, b):
+        cluster.post("/runs/patient/pause")
+        for trial in (a, b):
+            wait_until(lambda t=trial: heard(t) is RunState.PAUSED, 20, "it has heard")
+        first = threading.Thread(target=a.step)
+        first.start()
+        try:
+            wait_until(lambda: a.replica.phase == "paused", 20, "it pauses")
+            time.sleep(6.0)
+        finally:
+            cluster.post("/runs/patient/resume")
+            first.join()
+        together(a.replica.finish, lambda: b.step().replica.finish())
+        assert a.replica.revision == b.replica.revision == 1
+
+
+def heard(trial: Trial) -> RunState:
+    """What the control plane last said of the run to this replica."""
+    life = trial.replica._life
+    assert life is not None and life.pulse is not None
+    return life.pulse.news.run_state
+
+
 def test_live_settings_arrive_between_two_rounds(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, "live", 0, settings=ALONE)
     with joined(trial):
@@ -223,14 +265,16 @@ def test_it_is_started_once_and_closed_once_until_it_starts_again(cluster: Clust
     revision = trial.replica.revision
     (view,) = cluster.get("/runs/once-and-again/replicas")
     assert (view["state"], view["incarnation"]) == ("left", first)
+    again = time.monotonic()
     with joined(trial):
+        assert 0 < trial.replica._progress().wall_s < time.monotonic() - again, "of this life"
         trial.step(4)
     assert trial.replica.incarnation > first
     assert (revision, trial.replica.revision) == (1, 2)
 
 
 def test_nobody_at_the_address_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "SAY_AFTER_S", 0.5)
+    monkeypatch.setattr(outage, "SAY_AFTER_S", 0.5)
     (port,) = free_ports(1)
     settings = {**ALONE, "timeouts": {"lease": 1.0, "round_deadline": 2.0}}
     trial = Trial(f"http://127.0.0.1:{port}", "r", 0, settings=settings)
@@ -275,20 +319,44 @@ def test_a_sync_service_that_is_away_is_said_once_and_so_is_its_return(cluster: 
     assert said[0]["so"] == "waiting up to 300 s; start it again on the same data folder"
 
 
-def test_without_the_control_plane_training_goes_on(cluster: Cluster) -> None:
+def test_a_long_wait_for_others_is_said_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(council, "LONG_S", 0.4)
+    a, b = (Trial(cluster.control_url, "slow", seed, settings=TWO) for seed in range(2))
+    with capture_logs() as logs, joined(a, b):
+
+        def come_late() -> None:
+            wait_until(lambda: any(log["event"] == "round.waits" for log in logs), 30, "it is said")
+            b.step(5)
+
+        together(lambda: a.step(5), come_late)
+        together(a.replica.finish, b.replica.finish)
+    (said,) = [log for log in logs if log["event"] == "round.waits"]
+    assert "have not pushed yet" in said["why"] and "round_deadline" in said["so"]
+
+
+def test_without_the_control_plane_training_goes_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "SAY_AFTER_S", 0.5)
+
+    def said(event: str) -> int:
+        return sum(log["event"] == event for log in logs)
+
     a, b = (Trial(cluster.control_url, "headless", seed, settings=TWO) for seed in range(2))
     with capture_logs() as logs, joined(a, b):
         together(lambda: a.step(5), lambda: b.step(5))
         cluster.control.kill()
-        time.sleep(1.5)  # heartbeats find nobody
+        wait_until(lambda: said("control.away") == 2, 20, "each says it")
         together(lambda: a.step(8), lambda: b.step(8))
         together(a.replica.finish, b.replica.finish)
         assert a.replica.revision == b.replica.revision == 3
         cluster.control.start()
         together(lambda: a.step(3), lambda: b.step(3))
+        wait_until(lambda: said("control.back") == 2, 20, "each says it")
     assert same(a, b)
-    away = [entry for entry in logs if entry["event"] == "control.away"]
-    assert len(away) == 2, "each says it once"
+    assert said("control.away") == 2, "each said it once"
 
 
 def test_points_and_reports_reach_the_control_plane(cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from syncline_proto.v1 import sync_pb2 as pb
@@ -159,6 +160,17 @@ def test_shard_deals_batches_out_and_ends_with_the_run(cluster: Cluster) -> None
     with joined(a, b):
         together(lambda: train(a), lambda: train(b))
     assert taken == {0: list(range(0, 16, 2)), 1: list(range(1, 16, 2))}
+
+
+def test_a_replica_too_many_to_deal_batches_to_hears_of_it(cluster: Cluster) -> None:
+    a, b = trials(cluster, "alike", {**TWO, "min_replicas": 1, "token_budget": 4 * STEP_TOKENS})
+    heard: dict[int, int] = {}
+    with joined(a, b):
+        for trial in (a, b):
+            with capture_logs() as logs:
+                next(trial.replica.shard([batch(7, 0)]))
+            heard[trial.replica.ordinal] = sum(line["event"] == "data.shared" for line in logs)
+    assert heard == {0: 0, 1: 1}
 
 
 def test_a_joiner_starts_from_what_is_there_and_takes_part(cluster: Cluster) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -182,3 +184,109 @@ def test_readers_that_go_while_they_wait_for_a_turn_leave_it_to_others(
             assert not s.faults
 
     asyncio.run(scenario())
+
+
+def test_a_run_whose_cut_readers_stay_has_no_more_turns_until_they_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they hold is bounded by their number, and other runs pull meanwhile."""
+    monkeypatch.setattr(servicer, "SENDERS_MAX", 1)
+    monkeypatch.setattr(servicer, "ENDING_MAX", 3)
+    layout = flat_layout(4 << 20)
+
+    async def pulled(s: Service, run: str) -> int:
+        request = pb.PullRequest(run=run, revision=0)
+        return sum([len(part.chunk.data) async for part in s.stub.Pull(request, timeout=60)])
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await two_runs(s, layout)
+            standing = [s.stub.Pull(pb.PullRequest(run=HOG, revision=0)) for _ in range(8)]
+            for call in standing:
+                await call.read()
+            codes = [asyncio.create_task(call.code()) for call in standing]
+            for code in itertools.islice(asyncio.as_completed(codes), 5):
+                assert await code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await pulled(s, HONEST) == 4 * layout.numel
+            with pytest.raises(grpc.aio.AioRpcError, match="3 pulls that were cut") as refused:
+                await pulled(s, HOG)
+            assert code_of(refused.value) == "OVERLOADED"
+            left = [call for call, code in zip(standing, codes, strict=True) if not code.done()]
+            assert len(left) == 3
+            left[0].cancel()
+            while True:  # until the service has heard of it
+                with suppress(grpc.aio.AioRpcError):
+                    assert await pulled(s, HOG) == 4 * layout.numel
+                    break
+            for call in left:
+                call.cancel()
+            await asyncio.gather(*codes, return_exceptions=True)
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_pull_ends_once_its_revision_has_been_dropped_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each slow reader would keep another revision in memory."""
+    monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 60.0))
+    monkeypatch.setattr(TimeoutSettings, "give_up_s", property(lambda _: 0.0))
+    layout = flat_layout(4 << 20)
+    values = np.full(layout.numel, 0.5, np.float32)
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await two_runs(s, layout)
+            slow = s.stub.Pull(pb.PullRequest(run=HONEST, revision=0))
+            assert (await slow.read()).header.revision == 0
+            for base in range(2):
+                await s.push(values, "a", run=HONEST, base_revision=base)
+                await s.stub.Pull(
+                    pb.PullRequest(run=HONEST, revision=base + 1, header_only=True), timeout=60
+                ).read()
+            with pytest.raises(grpc.aio.AioRpcError, match="revision 0 is gone") as gone:
+                while await slow.read() is not grpc.aio.EOF:
+                    pass
+            assert code_of(gone.value) == "REVISION_GONE"
+            assert dict(gone.value.trailing_metadata() or ())["syncline-newest-revision"] == "2"
+
+    asyncio.run(scenario())
+
+
+def test_large_requests_that_wait_are_bounded_and_others_are_not(tmp_path: Path) -> None:
+    """Pulls of a revision that nobody makes, each with a heap of boxes."""
+    layout = flat_layout(1000)
+    boxes = [pb.Box(tensor=0, offsets=[0], sizes=[0])] * 50_000
+    fat = pb.PullRequest(run=HOG, fragment=0, revision=9, boxes=boxes)
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES, held_max=3 * fat.ByteSize()) as s:
+            await two_runs(s, layout)
+            pulls = [asyncio.create_task(_first(s, fat)) for _ in range(8)]
+            for pull in itertools.islice(asyncio.as_completed(pulls, timeout=20), 5):
+                await pull
+            done = [pull for pull in pulls if pull.done()]
+            waiting = [pull for pull in pulls if not pull.done()]
+            assert len(waiting) == 3 and {task.result() for task in done} == {"OVERLOADED"}
+            small = pb.PullRequest(run=HONEST, fragment=0, newest=True)
+            assert await _first(s, small) == ""
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+            fat.revision = 0
+            until = time.monotonic() + 20
+            while (code := await _first(s, fat)) == "OVERLOADED" and time.monotonic() < until:
+                await asyncio.sleep(0.05)
+            assert code == ""
+
+    asyncio.run(scenario())
+
+
+async def _first(s: Service, request: pb.PullRequest) -> str:
+    """Wait for the first answer of a pull: the code of its refusal, or nothing."""
+    try:
+        await s.stub.Pull(request, timeout=60).read()
+    except grpc.aio.AioRpcError as error:
+        return code_of(error)
+    return ""

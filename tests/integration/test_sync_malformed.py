@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from syncline_proto.codec import crc32c
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
-from syncline_proto.settings import RunSettings, valid_name
+from syncline_proto.names import valid_name
+from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.service import RUN, Service, code_of, service
 

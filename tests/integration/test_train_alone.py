@@ -189,7 +189,8 @@ def test_an_export_that_is_damaged_is_told_in_one_sentence(
         sample(tmp_path)
     said = raised.value.message
     assert said.startswith(f"the {what} in {tmp_path} cannot be loaded (") and "\n" not in said
-    assert said.endswith("); write the folder anew with: syncline export RUN --overwrite.")
+    again = f"syncline export RUN --out {tmp_path} --overwrite"
+    assert said.endswith(f"); write the folder anew with: {again}.")
 
 
 def test_a_training_goes_on_from_an_exported_folder(data: Path, tmp_path: Path) -> None:

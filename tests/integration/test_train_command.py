@@ -50,13 +50,15 @@ def test_a_wrong_job_ends_in_one_sentence(tmp_path: Path, job: Path) -> None:
     with command(str(tmp_path / "no.toml")) as missing:
         assert ended(missing) == (
             12,
-            f"cannot read the job {tmp_path / 'no.toml'}: No such file or directory; "
+            f"error: cannot read the job {tmp_path / 'no.toml'}: No such file or directory; "
             "give the path of a TOML file.\n",
         )
     with command(str(job), "--set", "train.micro_bach=2") as misspelt:
         code, errors = ended(misspelt)
     assert code == 10
-    assert errors.startswith(f"{job}: train.micro_bach is not a setting; did you mean micro_batch?")
+    assert errors.startswith(
+        "error: --set train.micro_bach is not a setting; did you mean micro_batch?"
+    )
     assert errors.count("\n") == 1
 
 
@@ -64,7 +66,7 @@ def test_what_only_building_shows_ends_in_one_sentence(tmp_path: Path, job: Path
     with command(str(job), "--set", f"data.path={tmp_path}") as process:
         code, errors = ended(process)
     assert code == 13
-    assert errors.startswith(f"{tmp_path} is not prepared data") and errors.count("\n") == 1
+    assert errors.startswith(f"error: {tmp_path} is not prepared data") and errors.count("\n") == 1
 
 
 def test_ctrl_c_ends_it_with_130(job: Path) -> None:
@@ -87,6 +89,17 @@ def test_with_json_standard_output_is_the_end_alone(job: Path) -> None:
     assert '"event": "progress"' in errors
 
 
+def test_who_keeps_nothing_of_the_model_says_so(tmp_path: Path, job: Path) -> None:
+    short = ("--set", f"run.token_budget={STEP_TOKENS}", "--progress", "none")
+    sentence = "The model is not saved: set export.folder.\n"
+    with command(str(job), *short) as kept_nowhere:
+        code, errors = ended(kept_nowhere)
+        assert code == 0 and errors.count(sentence) == 1
+    with command(str(job), *short, "--set", f"export.folder={tmp_path}/model") as kept:
+        code, errors = ended(kept)
+        assert code == 0 and sentence not in errors
+
+
 def test_a_fault_of_ours_ends_in_one_sentence_too(job: Path) -> None:
     faulty = (
         "import sys\n"
@@ -102,7 +115,7 @@ def test_a_fault_of_ours_ends_in_one_sentence_too(job: Path) -> None:
         return done.returncode, done.stderr
 
     sentence = (
-        "A fault of ours (ZeroDivisionError: division by zero); "
+        "error: A fault of ours (ZeroDivisionError: division by zero); "
         "SYNCLINE_DEBUG=1 shows where, please report.\n"
     )
     assert said() == (1, sentence)

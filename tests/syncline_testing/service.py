@@ -23,7 +23,7 @@ from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
 from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
-from syncline_sync.reading import Reader
+from syncline_sync.reading import HELD_MAX, Reader
 from syncline_sync.run import Shared
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import CHANNEL_OPTIONS
@@ -161,7 +161,10 @@ def iter_push(header: pb.PushHeader, values: Float32) -> Iterable[pb.PushRequest
 
 @contextlib.asynccontextmanager
 async def service(
-    root: Path, settings: RunSettings, staging_bytes: int = 1 << 30
+    root: Path,
+    settings: RunSettings,
+    staging_bytes: int = 1 << 30,
+    held_max: int = HELD_MAX,
 ) -> AsyncIterator[Service]:
     """Serve the folder ``root`` on a free port until the block ends; then everything stops."""
     reports: list[RoundReport | EventIn] = []
@@ -176,7 +179,7 @@ async def service(
         faults.append,
     )
     host = Host(shared)
-    server = grpc.aio.server(interceptors=[Reader()], options=CHANNEL_OPTIONS)
+    server = grpc.aio.server(interceptors=[Reader(held_max)], options=CHANNEL_OPTIONS)
     sync_pb2_grpc.add_SyncServiceServicer_to_server(SyncServicer(host, shared), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -24,6 +24,7 @@ class Alone:
     revision = 0
     bytes_up = 0
     bytes_down = 0
+    wall_s = 0.0
 
     def __init__(self, settings: RunSettings, optimizer: Optimizer, recall: Event) -> None:
         """``recall`` is set when somebody asks the replica to leave."""

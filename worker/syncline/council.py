@@ -19,6 +19,9 @@ from syncline.ranks import Ranks
 
 SLICE_S = 0.25
 
+LONG_S = 10.0
+"""So long nobody wonders whether something hangs."""
+
 WAITING = Outcome(answer=Answer.WAITING)
 
 
@@ -32,13 +35,19 @@ class Council:
         self._ranks, self._exchange, self._order = ranks, exchange, order
 
     def conclude(
-        self, fragment: int, future: Future[Outcome], until: float | None = None
+        self,
+        fragment: int,
+        future: Future[Outcome],
+        until: float | None = None,
+        on_long: Callable[[], None] | None = None,
     ) -> tuple[Conclusion, Outcome]:
         """Wait for an exchange on all ranks.
 
         With MERGE and REBASE the outcome holds the concluded revision. Past ``until`` (of
-        ``time.monotonic``; None: the exchange's own bounds) the conclusion is ABANDON.
+        ``time.monotonic``; None: the exchange's own bounds) the conclusion is ABANDON. A wait of
+        more than ``LONG_S`` calls ``on_long``, once.
         """
+        long_at = time.monotonic() + LONG_S
         pushed: Outcome | None = None
         while True:
             began, paused = time.perf_counter(), self._exchange.paused
@@ -62,6 +71,9 @@ class Council:
             elif conclusion.step is not Step.WAIT:
                 self._exchange.paused = False
                 return conclusion, outcome
+            if on_long is not None and time.monotonic() > long_at:
+                on_long()
+                on_long = None
 
 
 def _within(future: Future[Outcome], seconds: float) -> Outcome:

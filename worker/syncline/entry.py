@@ -6,21 +6,19 @@ the training thread, in the same order on every rank; trains and pushes no progr
 
 from __future__ import annotations
 
-import structlog
+from structlog.typing import FilteringBoundLogger
 
 from syncline.anchors import Anchors
 from syncline.exchange import Exchange
 from syncline.helm import Helm
 from syncline.join import Joined
-from syncline.patience import unless_recalled
 from syncline.push import Push, Wanted
 from syncline.ranks import Ranks
+from syncline.recall import unless_recalled
 from syncline.rounds import Rounds
 from syncline.warmup import WarmUp
 from syncline_proto.errors import RunConflict
 from syncline_proto.v1 import sync_pb2 as pb
-
-log = structlog.get_logger()
 
 
 class Entry:
@@ -34,11 +32,13 @@ class Entry:
         exchange: Exchange,
         helm: Helm,
         rounds: Rounds,
+        log: FilteringBoundLogger,
     ) -> None:
+        """``log`` is silent on all ranks but the first."""
         self._initialised = joined.initialised
         self._warmup_steps = joined.settings.warmup_steps
         self._ranks, self._anchors, self._exchange = ranks, anchors, exchange
-        self._helm, self._rounds = helm, rounds
+        self._helm, self._rounds, self._log = helm, rounds, log
 
     def offer(self) -> None:
         """Offer this replica's parameters as revision 0 where there is none.
@@ -73,7 +73,8 @@ class Entry:
                     "parameters with them: start another run."
                 )
             elif any(step or revision for revision, step in states):
-                log.info("join.waits", why="the synchronous phase goes on without this replica")
+                why = "the synchronous phase goes on without this replica"
+                self._log.info("join.waits", why=why)
                 taken = self._rounds.take([self._exchange.begin_waiting(f) for f in fragments])
             else:
                 taken = self._rounds.take([pull(f, Wanted(revision=0)) for f in fragments])

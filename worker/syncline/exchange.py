@@ -24,8 +24,10 @@ from syncline.core.agreement import Answer
 from syncline.layout import RankShard
 from syncline.line import Place, PushLine
 from syncline.link import Link, Pulled, Stalled
-from syncline.patience import Outage, RoundPatience, patiently
+from syncline.outage import Outage
+from syncline.patience import RoundPatience, patiently
 from syncline.push import Identity, Outcome, Push, Wanted, header_of, wanted_by
+from syncline.voice import voice
 from syncline_proto.errors import (
     EpochChanged,
     LeaseLost,
@@ -77,7 +79,8 @@ class Exchange:
         self.paused = False
         """The run stands still, so waiting for a round costs no patience.
 
-        Set by the training thread, read by exchanges: one word, and a look too late costs nothing.
+        Set by the training thread, read by exchanges: one word, and a look too late costs no more
+        than ``call_s``.
         """
         self._identity, self._layout, self._shards, self._links = identity, layout, shards, links
         self._epoch = epoch
@@ -85,9 +88,8 @@ class Exchange:
         self._timeouts = timeouts
         self._seqs = [0] * len(shards)
         so = f"waiting up to {timeouts.give_up_s:g} s; start it again on the same data folder"
-        # Rank 0's word is enough.
-        speaks = identity.rank == 0
-        self._outages = {link: Outage("sync", so) for link in set(links.values()) if speaks}
+        say = voice(identity.rank)
+        self._outages = {link: Outage("sync", so, say) for link in set(links.values())}
         self._line = PushLine(PUSHES_MAX, IDLE_SHARE * timeouts.call_s)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -160,9 +162,11 @@ class Exchange:
 
     def _push(self, push: Push, header: pb.PushHeader, place: Place) -> Outcome:
         """Push and pull until a result is known; a broken pull means that both come again."""
-        patience = RoundPatience(self._timeouts, lambda: self.paused)
+        patience: RoundPatience | None = None
         while True:
             answer, instance = self._judged(push, header, place)
+            # The first time in line, and of sending, is not the round's.
+            patience = patience or RoundPatience(self._timeouts, lambda: self.paused)
             judged = answer.judged if answer.verdict == pb.VERDICT_DUPLICATE else answer.verdict
             if judged == pb.VERDICT_FENCED:
                 return Outcome(answer=Answer.FENCED, reason=answer.reason)
@@ -288,18 +292,20 @@ class Exchange:
         """
         give_up_s = self._timeouts.give_up_s
         try:
-            outage = self._outages.get(link)
-            return patiently(lambda: self._once(act), give_up_s, self._stop, excused_s, outage)
+            return patiently(lambda: self._once(link, act), give_up_s, self._stop, excused_s)
         except (Unreachable, Overloaded) as error:
             raise Unreachable(
                 f"{error.message} It was asked for {give_up_s:g} s; "
                 "see that it runs, then start the replica again."
             ) from None
 
-    def _once(self, act: Callable[[], Value]) -> Value:
+    def _once(self, link: Link, act: Callable[[], Value]) -> Value:
+        outage = self._outages[link]
         try:
-            return act()
+            with outage.noted():
+                return act()
         except Stalled:
+            outage.answered()  # it took the call, and has no room or waits for others
             raise Unreachable("The sync service took a call and did not answer it.") from None
         except RunUnknown:
             # A service that lost its disk before the first commit must hear of the run anew.

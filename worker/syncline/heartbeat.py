@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from syncline.control import ControlClient
+from syncline.outage import Outage
 from syncline_proto.errors import (
     Forbidden,
     LeaseLost,
@@ -77,7 +78,7 @@ class Pulse:
         )
         self._client, self._registration, self._progress = client, registration, progress
         self._points: deque[LossPoint] = deque(maxlen=POINTS_MAX)
-        self._away = False
+        self._outage = Outage("control", "training goes on without it")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="syncline-heartbeat", daemon=True)
 
@@ -96,7 +97,7 @@ class Pulse:
         self._thread.join(CLOSE_S)
         try:
             held_up = self._thread.is_alive()
-            if tell and self.news.lost is None and not (self._away or held_up):
+            if tell and self.news.lost is None and not (self._outage.is_on or held_up):
                 self._send()
         finally:
             self._client.close()
@@ -133,16 +134,13 @@ class Pulse:
         try:
             answer = self._client.heartbeat(me.run.name, me.replica, body)
         except REFUSALS as error:
+            self._outage.answered()
             self._refused(error)
             return
         except SynclineError as error:
-            if not self._away:
-                log.warning("control.away", why=error.message, so="training goes on without it")
-            self._away = True
+            self._outage.missed(error)  # an answer of no use is none
             return
-        if self._away:
-            log.info("control.back")
-        self._away = False
+        self._outage.answered()
         for point in points:
             if self._points and self._points[0] is point:
                 self._points.popleft()

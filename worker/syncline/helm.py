@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from threading import Event
 
-import structlog
+from structlog.typing import FilteringBoundLogger
 
 from syncline.control import ControlClient
 from syncline.core.agreement import Order
@@ -26,8 +26,6 @@ END_GRACE_S = 10.0
 
 A stopped run publishes nothing more, so nothing is waited for.
 """
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +46,18 @@ class Helm:
         client: ControlClient | None,
         pulse: Pulse | None,
         recall: Event,
+        log: FilteringBoundLogger,
     ) -> None:
         """``client`` and ``pulse`` are rank 0's; the other ranks have none.
 
-        ``recall`` is set when somebody asks the replica to leave; rank 0's counts.
+        ``recall`` is set when somebody asks the replica to leave; rank 0's counts. ``log`` is
+        silent on the other ranks.
         """
         self.recall = recall
         self.joining = True
         """Nothing has been trained yet: who is recalled then waits for nothing."""
         self._ranks, self._run, self._client, self._pulse = ranks, run, client, pulse
+        self._log = log
         self._ended_at: float | None = None
         self._ending = False
 
@@ -102,7 +103,7 @@ class Helm:
             return {"version": news.settings_version, "settings": news.settings.model_dump()}
 
         new = self._ranks.share(told)
-        log.info("settings.changed", version=new["version"])
+        self._log.info("settings.changed", version=new["version"])
         return Adopted(RunSettings.model_validate(new["settings"]), new["version"])
 
     def is_called_off(self) -> bool:
@@ -139,7 +140,7 @@ class Helm:
         try:
             self._client.finish_run(self._run)
         except SynclineError as error:
-            log.warning("run.finish", why=error.message, so="another replica will say it")
+            self._log.warning("run.finish", why=error.message, so="another replica will say it")
 
     def _heard(self, version: int) -> Heard:
         assert self._pulse is not None

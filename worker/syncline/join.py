@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import structlog
 
 from syncline.control import ControlClient, first_alive
 from syncline.link import Link
-from syncline.patience import Outage, patiently, unless_recalled
+from syncline.outage import Outage
+from syncline.patience import patiently
 from syncline.ranks import Ranks
-from syncline_proto.errors import RunConflict, RunUnknown, Unreachable
+from syncline.recall import CALLED_OFF, unless_recalled
+from syncline_proto.errors import CalledOff, RunConflict, RunUnknown, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.rest import Registration, ReplicaRegister, RunCreate, RunView, SyncEndpoint
-from syncline_proto.settings import LIVE, RunSettings
+from syncline_proto.settings import LIVE, RunSettings, TimeoutSettings
 
 log = structlog.get_logger()
 
@@ -83,20 +85,17 @@ def open_run(
         Unreachable: a service does not answer, or a fragment has none.
     """
     timeouts = registration.run.settings.timeouts
-    links: dict[str, Link] = {}
-
-    def link(address: str) -> Link:
-        if address not in links:
-            links[address] = Link(address, timeouts, wish.token)
-        return links[address]
+    links = _Links(timeouts, wish.token)
 
     def opened() -> dict[str, Any]:
         owners: dict[str, str] = {}
         initialised: list[int] = []
         epoch = 0
         for service in _services(wish, registration, recall):
+            if recall.is_set():
+                raise CalledOff(CALLED_OFF)
             answer = patiently(
-                lambda at=service.address: link(at).open_run(
+                lambda at=service.address: links.to(at).open_run(
                     registration.run.name, registration.replica, registration.incarnation, layout
                 ),
                 timeouts.call_s,
@@ -113,11 +112,11 @@ def open_run(
 
     try:
         told = ranks.share(lambda: unless_recalled(opened, recall))
-        owners = {int(number): link(address) for number, address in told["owners"].items()}
+        owners = {int(number): links.to(address) for number, address in told["owners"].items()}
     except BaseException:
-        _close(list(links.values()))  # ends a call on its way
+        links.close()  # ends a call on its way
         raise
-    _close(set(links.values()) - set(owners.values()))  # services that own no fragment
+    links.close(set(owners.values()))  # the others own no fragment
     return Joined(
         registration=registration,
         links=owners,
@@ -126,9 +125,34 @@ def open_run(
     )
 
 
-def _close(links: Iterable[Link]) -> None:
-    for link in links:
-        link.close()
+class _Links:
+    """One link to each address, for who opens a run, and who may give that up meanwhile."""
+
+    def __init__(self, timeouts: TimeoutSettings, token: str | None) -> None:
+        self._timeouts, self._token = timeouts, token
+        self._links: dict[str, Link] = {}
+        self._lock = Lock()
+        self._closed = False
+
+    def to(self, address: str) -> Link:
+        """
+        Raises:
+            CalledOff: they are closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise CalledOff(CALLED_OFF)
+            if address not in self._links:
+                self._links[address] = Link(address, self._timeouts, self._token)
+            return self._links[address]
+
+    def close(self, keep: Collection[Link] = ()) -> None:
+        """Close all but ``keep``; from here on none is opened."""
+        with self._lock:
+            self._closed = True
+        for link in self._links.values():
+            if link not in keep:
+                link.close()
 
 
 def _register(wish: Wish, ranks: int, fingerprint: str, recall: Event) -> Registration:
@@ -180,13 +204,16 @@ def _services(wish: Wish, registration: Registration, recall: Event) -> list[Syn
         return alive
     timeouts = registration.run.settings.timeouts
     client = ControlClient(wish.control, wish.token, timeouts.call_s)
+    control, sync = _outage("control", timeouts.call_s), _outage("sync", timeouts.call_s)
+
+    def ask() -> list[SyncEndpoint]:
+        with control.noted():
+            services = client.sync_services()
+        with sync.noted():
+            return first_alive(services, wish.control)
+
     try:
-        return patiently(
-            lambda: first_alive(client.sync_services(), wish.control),
-            timeouts.call_s,
-            recall,
-            outage=_outage("sync", timeouts.call_s),
-        )
+        return patiently(ask, timeouts.call_s, recall)
     finally:
         client.close()
 

@@ -28,6 +28,7 @@ from syncline.push import Identity
 from syncline.ranks import Ranks
 from syncline.rounds import Rounds
 from syncline.session import Session
+from syncline.voice import voice
 from syncline_proto.errors import LeaseLost, SynclineError
 from syncline_proto.rest import Progress, Registration
 
@@ -71,9 +72,8 @@ class Life:
             self._client = ControlClient(wish.control, wish.token, connect_s)
             self.pulse = self._heartbeat(registration)
         joined = open_run(wish, registration, ranks, described.layout, self._recall)
-        if ranks.first:
-            me = registration.replica
-            log.info("replica.joined", run=wish.run, replica=me, ranks=ranks.count)
+        say, me = voice(ranks.index), registration.replica
+        say.info("replica.joined", run=wish.run, replica=me, ranks=ranks.count)
         return self._session(joined, model, optimizer, described, ranks)
 
     def release(self, failed: bool) -> None:
@@ -131,7 +131,8 @@ class Life:
         exchange = Exchange(identity, layout, shards, joined.links, joined.epoch, timeouts)
         self._exchange = exchange
         self._hooks = Hooks(model, described)
-        helm = Helm(ranks, identity.run, self._client, self.pulse, self._recall)
+        say = voice(ranks.index)
+        helm = Helm(ranks, identity.run, self._client, self.pulse, self._recall, say)
         anchors = Anchors(shards)
         rounds = Rounds(
             [fragment.name for fragment in layout.fragments],
@@ -142,6 +143,7 @@ class Life:
             self._hooks,
             optimizer,
             joined.settings.token_budget,
+            say,
         )
-        entry = Entry(joined, ranks, anchors, exchange, helm, rounds)
-        return Session(joined, ranks, exchange, helm, self._hooks, rounds, entry, optimizer)
+        entry = Entry(joined, ranks, anchors, exchange, helm, rounds, say)
+        return Session(joined, ranks, exchange, helm, self._hooks, rounds, entry, optimizer, say)

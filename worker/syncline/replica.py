@@ -11,7 +11,6 @@ The public face of the worker: says what a loop may ask and do. What happens is 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Self
@@ -25,11 +24,12 @@ from syncline.batches import Batch, dealt, ranks_among, tokens_in
 from syncline.faults import plainly
 from syncline.join import Wish
 from syncline.life import Life
-from syncline.patience import Recall
+from syncline.recall import Recall
 from syncline.rounds import Phase
 from syncline.session import Session
 from syncline.settings import Environment, checked_name, default_replica, run_settings
 from syncline.stats import Stats, progress_of, stats_of
+from syncline.voice import voice
 from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import LossPoint, Progress, Registration
@@ -98,7 +98,6 @@ class Replica:
             )
         self._model, self._optimizer = model, optimizer
         self._tokens_of = tokens_of or tokens_in
-        self._started_at = time.monotonic()
         self._recall = Recall()
         self._alone = Alone(given or RunSettings(), optimizer, self._recall)
         self._session: Session | Alone = self._alone
@@ -203,6 +202,11 @@ class Replica:
         self._see_started()
         replicas = self.settings.replicas if self.active else 1
         rank, ranks = ranks_among(loader)
+        alive = self._registration.run.replicas_alive if self._registration else 0
+        if alive > replicas:
+            why = f"batches are dealt among {replicas} replicas, and {alive} are alive"
+            so = "some train on the same ones; create the run with more expected_replicas"
+            voice(rank).warning("data.shared", why=why, so=so)
         own = dealt(
             loader, replica=self.ordinal % replicas, replicas=replicas, rank=rank, ranks=ranks
         )
@@ -344,5 +348,4 @@ class Replica:
 
     def _progress(self) -> Progress:
         """What the next heartbeat says; called on the heartbeat's thread."""
-        wall_s = time.monotonic() - self._started_at
-        return progress_of(self._session, wall_s, self._said)
+        return progress_of(self._session, self._said)

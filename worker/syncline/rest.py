@@ -17,8 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.errors import ConfigError, SynclineError, Unreachable, from_code
+from syncline_proto.names import valid_name
 from syncline_proto.rest import Problem
-from syncline_proto.settings import valid_name
 
 Shape = TypeVar("Shape")
 

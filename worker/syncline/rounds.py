@@ -7,12 +7,12 @@ to its merge, and no optimizer step comes between. When to push is the session's
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
 
-import structlog
+from structlog.typing import FilteringBoundLogger
 from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
@@ -22,16 +22,14 @@ from syncline.council import Council
 from syncline.exchange import Exchange
 from syncline.helm import Helm
 from syncline.hooks import Hooks
-from syncline.patience import CALLED_OFF
 from syncline.push import Outcome, Push
+from syncline.recall import CALLED_OFF
 from syncline_proto.errors import CalledOff, LeaseLost, ProcessFailed
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 
 Phase = Literal["joining", "warm-up", "training", "waiting", "paused", "draining", "done"]
 """What a replica is doing, as heartbeats say it."""
-
-log = structlog.get_logger()
 
 
 class RunOver(Exception):
@@ -98,13 +96,14 @@ class Rounds:
         hooks: Hooks,
         optimizer: Optimizer,
         token_budget: int | None,
+        log: FilteringBoundLogger,
     ) -> None:
-        """``names`` are the fragments'."""
+        """``names`` are the fragments'; ``log`` is silent on all ranks but the first."""
         self.tally = Tally()
         self.waiting = False
         self._names, self._anchors, self._exchange = names, anchors, exchange
         self._council, self._helm, self._hooks = council, helm, hooks
-        self._optimizer, self._token_budget = optimizer, token_budget
+        self._optimizer, self._token_budget, self._log = optimizer, token_budget, log
         self._unpushed = [Unpushed() for _ in names]
         self._pending: dict[int, tuple[Push, Future[Outcome]]] = {}
         self._in_time = False
@@ -204,7 +203,7 @@ class Rounds:
     def _answer(self, fragment: int, until: float | None) -> Push | None:
         """Wait for what came of a push, and write it into the model; the push if it was late."""
         push, future = self._pending[fragment]
-        conclusion, outcome = self.settled(fragment, future, until)
+        conclusion, outcome = self.settled(fragment, future, until, self._say_waiting)
         del self._pending[fragment]
         if conclusion.step is Step.REBASE:
             self._rebase(fragment, outcome)
@@ -263,9 +262,15 @@ class Rounds:
         return True
 
     def settled(
-        self, fragment: int, future: Future[Outcome], until: float | None = None
+        self,
+        fragment: int,
+        future: Future[Outcome],
+        until: float | None = None,
+        on_long: Callable[[], None] | None = None,
     ) -> tuple[Conclusion, Outcome]:
         """Wait for an exchange, on all ranks: the conclusion is MERGE, REBASE or REJOIN.
+
+        ``on_long`` is called once if that takes long.
 
         Raises:
             RunOver: the run has ended.
@@ -278,7 +283,7 @@ class Rounds:
         began, paused_s = time.perf_counter(), self._council.paused_s
         self.waiting = not future.done()
         try:
-            conclusion, outcome = self._council.conclude(fragment, future, until)
+            conclusion, outcome = self._council.conclude(fragment, future, until, on_long)
         finally:
             self.waiting = False
             paused_s = self._council.paused_s - paused_s
@@ -297,6 +302,11 @@ class Rounds:
                 raise TookTooLong
             raise RunOver
         return conclusion, outcome
+
+    def _say_waiting(self) -> None:
+        why = "replicas that take part have not pushed yet"
+        so = "the round closes without them at its deadline (timeouts.round_deadline)"
+        self._log.info("round.waits", why=why, so=so)
 
     def lost(self, why: str) -> Exception:
         """What to raise where the lease is gone: RunOver if that is because the run has ended."""
@@ -322,7 +332,7 @@ class Rounds:
     def _judged(self, fragment: int, conclusion: Conclusion, outcome: Outcome) -> None:
         if outcome.anomalous:
             self.tally.anomalous += 1
-            log.warning("push.excluded", fragment=self._names[fragment], why=outcome.reason)
+            self._log.warning("push.excluded", fragment=self._names[fragment], why=outcome.reason)
         if conclusion.non_finite:
             self._reset_optimizer(fragment)
         if fragment == self.fragments[-1]:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-import structlog
 import torch
+from structlog.typing import FilteringBoundLogger
 from torch.optim import Optimizer
 
 from syncline.core.plan import Act, reaches_budget
@@ -33,8 +33,6 @@ PAUSE_SLICE_S = 0.2
 LAST_PUSHES_MAX = 3
 """Pushes of a replica that leaves, if they keep coming late."""
 
-log = structlog.get_logger()
-
 
 class Session:
     """One life of a replica. Built on all ranks once it has joined; ``start`` makes it live."""
@@ -49,7 +47,9 @@ class Session:
         rounds: Rounds,
         entry: Entry,
         optimizer: Optimizer,
+        log: FilteringBoundLogger,
     ) -> None:
+        """``log`` is silent on all ranks but the first."""
         self.settings = joined.settings
         self._phase: Phase = "joining"
         self.done = False
@@ -60,6 +60,7 @@ class Session:
         self._settings_version = joined.registration.run.settings_version
         self._ranks, self._exchange, self._helm, self._hooks = ranks, exchange, helm, hooks
         self._rounds, self._entry, self._optimizer = rounds, entry, optimizer
+        self._log = log
         self._warm_up: WarmUp | None = None
         self._synchronized = False
         """Nothing is left to wait for before this step's update."""
@@ -73,10 +74,16 @@ class Session:
         """Tokens of this rank since the last inner step."""
         self._unpushed = 0
         """Tokens of this rank since the last push."""
+        self._began = time.monotonic()
 
     @property
     def tally(self) -> Tally:
         return self._rounds.tally
+
+    @property
+    def wall_s(self) -> float:
+        """Since this life has joined (before that: has begun to), without the run's pauses."""
+        return time.monotonic() - self._began - self.tally.paused_s
 
     @property
     def phase(self) -> Phase:
@@ -113,6 +120,7 @@ class Session:
             self._act()
         # Joining is no training.
         self.tally.exposed_s = self.tally.hook_s = self.tally.paused_s = 0.0
+        self._began = time.monotonic()
         self._hooks.install(self._optimizer, self.before_forward, self.before_step, self.after_step)
 
     @plainly
@@ -196,7 +204,7 @@ class Session:
         left = self._rounds.forget()
         if left and self._warm_up is None:
             why = f"no round with the last steps was published within {limit_s:g} s"
-            log.warning("leave.early", why=why, fragments=left)
+            self._log.warning("leave.early", why=why, fragments=left)
 
     def _push_the_rest(self, until: float) -> None:
         """Merge what is pending, and push and merge what is not pushed yet, late parts again."""
@@ -244,7 +252,9 @@ class Session:
             self.tally.committed = committed
             return
         self._missed = True
-        log.warning("warm_up.missed", why="the synchronous phase went on without this replica")
+        self._log.warning(
+            "warm_up.missed", why="the synchronous phase went on without this replica"
+        )
         self._drop_gradients()
         if not warm_up.is_over:  # otherwise it missed no more than the last mean
             self._optimizer.state.clear()
@@ -263,6 +273,8 @@ class Session:
             self._counted = 0
             self.tally.since_sync += tokens
             self.tally.tokens += tokens
+            # What was pushed before or at this boundary waits for a round that cannot close.
+            self._exchange.paused = bool(act & Act.PAUSE)
             if act & Act.STOP:
                 raise self._rounds.lost("its heartbeat was refused")
             if act & Act.END:
@@ -308,8 +320,7 @@ class Session:
             self.done = True
             self._phase = "done"
             self._helm.finish_run()
-            if self._ranks.first:
-                log.info("run.finished", tokens=self.tally.committed, budget=budget)
+            self._log.info("run.finished", tokens=self.tally.committed, budget=budget)
 
     def _end(self) -> None:
         """The run has ended elsewhere: take its last value, if it is still to be had."""
@@ -323,11 +334,9 @@ class Session:
             self._rounds.take(futures, time.monotonic() + limit_s)
         except (SynclineError, RunOver, TookTooLong) as error:
             why = str(error) or f"its last value did not come within {limit_s:g} s"
-            if self._ranks.first:
-                log.warning("run.ended", so="the parameters stay as they are", why=why)
+            self._log.warning("run.ended", so="the parameters stay as they are", why=why)
             return
-        if self._ranks.first:
-            log.info("run.ended", so="the parameters are its newest revision")
+        self._log.info("run.ended", so="the parameters are its newest revision")
 
     def _drop_gradients(self) -> None:
         for group in self._optimizer.param_groups:

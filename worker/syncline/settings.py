@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from syncline_proto.errors import ConfigError
-from syncline_proto.settings import NAME_PATTERN, RunSettings
+from syncline_proto.names import NAME_WORDS, valid_name
+from syncline_proto.settings import RunSettings
 from syncline_proto.words import sentence
 
 
@@ -32,11 +33,8 @@ def checked_name(kind: str, name: str) -> str:
     Raises:
         ConfigError: it is not safe in a path, a URL and a Kubernetes object.
     """
-    if not re.fullmatch(NAME_PATTERN, name):
-        raise ConfigError(
-            f"The {kind} name {name!r} must be 1 to 63 lower-case letters, digits, dots, dashes "
-            "or underscores, with a letter or digit at both ends."
-        )
+    if not valid_name(name):
+        raise ConfigError(f"The {kind} name {name!r} must be {NAME_WORDS}.")
     return name
 
 

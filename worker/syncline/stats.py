@@ -47,11 +47,8 @@ def stats_of(session: Session | Alone) -> Stats:
     )
 
 
-def progress_of(session: Session | Alone, wall_s: float, said: Mapping[str, float]) -> Progress:
-    """What a heartbeat says ``wall_s`` after joining, from any thread.
-
-    ``said`` are the loop's own figures. Pauses of the run are left out of the time.
-    """
+def progress_of(session: Session | Alone, said: Mapping[str, float]) -> Progress:
+    """What a heartbeat says, from any thread; ``said`` are the loop's own figures."""
     tally = session.tally
     return Progress(
         phase=session.phase if isinstance(session, Session) else "joining",
@@ -60,7 +57,7 @@ def progress_of(session: Session | Alone, wall_s: float, said: Mapping[str, floa
         committed_tokens=tally.committed,
         revision=session.revision,
         exposed_sync_s=tally.exposed_s,
-        wall_s=wall_s - tally.paused_s,
+        wall_s=session.wall_s,
         bytes_up=session.bytes_up,
         bytes_down=session.bytes_down,
         **said,

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import structlog
-
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
 from syncline.exchange import Exchange
@@ -18,8 +16,6 @@ from syncline.push import Outcome, Push
 from syncline_proto.v1 import sync_pb2 as pb
 
 Settled = Callable[[int, Future[Outcome]], tuple[Conclusion, Outcome]]
-
-log = structlog.get_logger()
 
 
 class WarmUp:

@@ -13,7 +13,7 @@ from syncline_control.metrics import Metrics
 from syncline_control.pulse import Pulse
 from syncline_control.state import State
 from syncline_control.streams import Streams
-from syncline_proto.settings import NAME_PATTERN
+from syncline_proto.names import NAME_PATTERN
 
 
 async def _state(request: Request) -> State:

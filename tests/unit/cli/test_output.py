@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from syncline.cli import output
+from syncline.cli import output, watch
 from syncline.cli.about import exit_code_rows
 from syncline.cli.app import run
 from syncline_proto.errors import FileMissing, SynclineError, leaves
-from syncline_proto.rest import LossPoint
+from syncline_proto.rest import LossPoint, RoundReport
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,12 @@ from syncline_proto.rest import LossPoint
         (12_345, "12.3 k"),
         (1_234_567, "1.23 M"),
         (2.5e9, "2.5 G"),
+        (999.4, "999"),
+        (999.6, "1 k"),
+        (999_499, "999 k"),
+        (999_600, "1 M"),
+        (999_999_999, "1 G"),
+        (-999_600, "-1 M"),
     ],
 )
 def test_counts_have_three_digits(number: float | None, words: str) -> None:
@@ -50,6 +56,12 @@ def test_names_are_never_read_as_markup(capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr()
     assert "a[red]b" in shown.out
     assert shown.err == "error: there is no [bold]/tmp/x[/bold]\n"
+
+
+def test_a_sentence_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    said = f"It is in {'/model[v2]' * 30}."
+    output.show({}, False, lambda: said)
+    assert capsys.readouterr().out == f"{said}\n"
 
 
 WIDE = ("name", ">first", "second", ">third")
@@ -140,3 +152,31 @@ def test_an_unforeseen_fault_is_one_sentence(
     monkeypatch.setenv("SYNCLINE_DEBUG", "1")
     assert run(["exit-codes"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_round_that_lost_a_replica_says_so() -> None:
+    """Not "loss", which reads like the training's."""
+    lost = RoundReport(
+        fragment=0,
+        fragment_name="all",
+        kind="pseudo-gradient",
+        revision=3,
+        committed_at=0.0,
+        seconds=1.0,
+        closed_by="loss",
+    )
+    out = io.StringIO()
+    Console(file=out, width=200).print(watch._rounds_table([lost]))
+    assert "lost replica" in out.getvalue() and "loss" not in out.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_alone_shows_that_something_goes_on(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    screen = Console(file=out, width=80, force_terminal=is_terminal)
+    monkeypatch.setattr(output, "console", lambda **_: screen)
+    with output.busy("Writing ..."):
+        pass
+    assert ("Writing ..." in out.getvalue()) is is_terminal

@@ -112,6 +112,18 @@ def test_the_trainer_is_started_once_for_each_rank() -> None:
     assert shared[-1] == "--resume"
 
 
+def test_a_run_may_not_end_where_its_model_comes_from(tmp_path: Path) -> None:
+    """Such as: a second training, in the same folder, of what the first one made."""
+    path = tmp_path / "job.toml"
+    made = tmp_path / "tiny" / "export"
+    path.write_text(JOB.replace('config = { model_type = "llama" }', f'path = "{made}"'))
+    with pytest.raises(ConfigError, match=r"--set run\.name=NAME"):
+        plan_up(str(path), str(tmp_path), [], None, 0, None)
+    assert plan_up(str(path), str(tmp_path), ["run.name=second"], None, 0, None).export != made
+    elsewhere = plan_up(str(path), str(tmp_path), [f"export.folder={tmp_path}/m"], None, 0, None)
+    assert elsewhere.export == tmp_path / "m"
+
+
 def test_fewer_replicas_than_a_round_needs_are_refused(job: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no round would ever close"):
         plan_up(job, str(tmp_path), ["run.min_replicas=3"], 2, 0, None)

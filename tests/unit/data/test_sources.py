@@ -146,9 +146,9 @@ def test_names_do_not_depend_on_where_the_folder_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("nowhere.txt", r"there is no file or folder nowhere.txt$"),
+        ("nowhere.txt", r"there is no file or folder nowhere.txt in /"),
         ("owner/name", r"for a Hugging Face dataset write hf:owner/name"),
-        ("nowhere/*.txt", r"^no file matches nowhere/\*.txt$"),
+        ("nowhere/*.txt", r"^no file matches nowhere/\*.txt in /"),
         ("hf:", r"names no dataset"),
     ],
 )

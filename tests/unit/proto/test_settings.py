@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from syncline_proto.errors import ConfigError
+from syncline_proto.names import valid_name
 from syncline_proto.rest import RunCreate
 from syncline_proto.settings import (
     LIVE,
@@ -18,7 +19,6 @@ from syncline_proto.settings import (
     RunSettings,
     TimeoutSettings,
     changed,
-    valid_name,
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from syncline_proto.names import NAME_PATTERN, NAME_WORDS
 from syncline_proto.words import GIVEN_CHARACTERS_MAX, KEYS_MAX, finding, sentence, unknown
 
 
@@ -20,6 +21,7 @@ class Outer(BaseModel):
     model_config = ConfigDict(extra="forbid")
     steps: int = Field(default=1, ge=1)
     name: str = Field(default="a", max_length=80)
+    run: str = Field(default="a", pattern=NAME_PATTERN)
     token: str = Field(default="x", max_length=5)
     inner: Inner = Inner()
     maybe: Inner | None = None
@@ -52,6 +54,7 @@ def found_in(shape: type[BaseModel], given: Any) -> ValidationError:
         ({"inner": {"codec": "fp8"}}, "inner.codec must be 'fp32' or 'bf16', not 'fp8'."),
         ({"inner": 5}, "inner must be a group of keys, not 5."),
         ({"several": [{"rate": None}]}, "several.0.rate must be a valid number, not None."),
+        ({"run": "A b"}, f"run must be {NAME_WORDS}, not 'A b'."),
         ({"name": "owl"}, "name: owls, of all birds, are not taken."),
         (5, "it must be a group of keys, not 5."),
         ({"inner": {"rat": 1}}, "inner.rat is not a setting; did you mean rate? Known here: codec"),

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from syncline_proto.errors import ConfigError, Forbidden, StoreDamaged
+from syncline_proto.errors import Forbidden, StoreDamaged
 from syncline_proto.rest import EventIn, Membership, SyncServiceHello
 from syncline_sync import control
 from syncline_sync.control import ControlLink, ReportQueue
@@ -263,103 +263,3 @@ def test_a_damaged_membership_is_passed_over_with_one_line(tmp_path: Path, kept:
         asyncio.run(scenario())
     assert adopted[0] == word
     assert [line["event"] for line in logs] == ["the last membership is damaged"]
-
-
-def refusal(status: int, code: str) -> httpx.Response:
-    body = {"title": "t", "status": status, "detail": "d", "code": code}
-    return httpx.Response(status, json=body)
-
-
-STRANGE: list[httpx.Response | Exception] = [
-    httpx.Response(200, text="<html>"),
-    httpx.Response(301, headers={"location": "/"}),
-    httpx.Response(404, text="<html>"),
-    httpx.Response(500, text="<html>"),
-    httpx.Response(404, json={"error": "no such page"}),
-    refusal(404, "INVALID_REQUEST"),  # a control plane itself, asked below another path
-    refusal(405, "INVALID_REQUEST"),
-    httpx.RemoteProtocolError("illegal status line"),
-]
-PASSING: list[httpx.Response | Exception] = [
-    httpx.ConnectError("refused"),
-    httpx.ReadTimeout("slow"),
-    httpx.Response(503, text="<html>"),
-    httpx.Response(502, text="<html>"),
-    httpx.Response(429, text="later"),
-    refusal(500, "SYNCLINE"),
-    refusal(503, "UNREACHABLE"),
-]
-
-
-def met(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *answers: httpx.Response | Exception
-) -> list[int]:
-    """Follow a server that gives these answers when asked for memberships; what was adopted."""
-    monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
-    adopted: list[int] = []
-    left = iter(answers)
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.method != "GET":
-            raise httpx.ConnectError("not yet")
-        given = next(left)
-        if isinstance(given, Exception):
-            raise given
-        return given
-
-    async def scenario() -> None:
-        last = asyncio.Event()
-
-        async def adopt(membership: Membership) -> None:
-            adopted.append(membership.version)
-            if membership.version == 9:
-                last.set()
-                await asyncio.Event().wait()
-
-        transport = httpx.MockTransport(answer)
-        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
-            link = ControlLink(client, HELLO, adopt, ReportQueue(), tmp_path / "membership.json")
-            running = asyncio.create_task(link.run())
-            waiting = asyncio.create_task(last.wait())
-            try:
-                await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                if running.done():
-                    await running
-            finally:
-                running.cancel()
-                waiting.cancel()
-                await asyncio.gather(running, waiting, return_exceptions=True)
-
-    asyncio.run(scenario())
-    return adopted
-
-
-def word(version: int) -> httpx.Response:
-    return httpx.Response(200, content=Membership(version=version, runs=[]).model_dump_json())
-
-
-@pytest.mark.parametrize("strange", STRANGE, ids=str)
-def test_who_answers_first_and_is_no_control_plane_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strange: httpx.Response | Exception
-) -> None:
-    with capture_logs() as logs, pytest.raises(ConfigError, match="is not a Syncline control"):
-        met(tmp_path, monkeypatch, httpx.ConnectError("not yet"), strange)
-    assert {line["why"] for line in logs if "why" in line} == {"not yet"}, "and no raw answer"
-
-
-@pytest.mark.parametrize("passing", PASSING, ids=str)
-def test_who_asks_for_patience_has_it_from_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passing: httpx.Response | Exception
-) -> None:
-    assert met(tmp_path, monkeypatch, passing, passing, word(9)) == [9]
-
-
-def test_a_control_plane_that_has_been_heard_is_waited_for_whatever_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    later = [answer for answer in STRANGE if not _is_success(answer)]
-    assert met(tmp_path, monkeypatch, word(1), *later, word(9)) == [1, 9]
-
-
-def _is_success(answer: httpx.Response | Exception) -> bool:
-    return isinstance(answer, httpx.Response) and answer.is_success

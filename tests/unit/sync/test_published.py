@@ -16,7 +16,7 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import staging
 from syncline_sync.core.record import Saved
-from syncline_sync.published import CHUNKS_SMALLER, FEW_SPANS, Published
+from syncline_sync.published import CHUNKS_SMALLER, FEW_SPANS, Loan, NewestNamed, Published, Shelf
 from syncline_testing.service import service
 
 SIZE = 1_500_000
@@ -50,6 +50,26 @@ def test_chunks_are_the_shard_in_its_order(codec: str, pieces: int, skip: int) -
 def test_an_empty_shard_has_no_chunks() -> None:
     nothing = np.empty((0, 2), np.int64)
     assert list(Published.of(Saved(), VALUES, pb.CODEC_BF16).chunks(nothing)) == []
+
+
+def test_a_value_may_be_read_for_a_while_after_its_shelf_has_dropped_it() -> None:
+    shelf = Shelf("revision")
+    few = VALUES[:10]
+    values = [Published.of(Saved(), few, pb.CODEC_FP32) for _ in range(4)]
+    shelf.put(0, values[0])
+    shelf.put(1, values[1])
+    loan = Loan(shelf, 0, values[0])
+    loan.check(now_s=1000.0, still_s=10.0)
+    shelf.put(2, values[2])
+    loan.check(now_s=1001.0, still_s=10.0)
+    loan.check(now_s=1010.9, still_s=10.0)
+    shelf.put(3, values[3])
+    with pytest.raises(NewestNamed, match="^revision 0 is gone; the newest is 3") as gone:
+        loan.check(now_s=1011.0, still_s=10.0)
+    assert gone.value.newest == 3
+    shelf.end("over", 3)
+    with pytest.raises(NewestNamed, match="^over"):
+        loan.check(now_s=1011.0, still_s=10.0)
 
 
 ROWS = 3_000

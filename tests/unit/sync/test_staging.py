@@ -6,13 +6,23 @@ from typing import Any
 
 import pytest
 
-from syncline_proto.errors import InvalidRequest
+from syncline_proto.errors import InvalidRequest, Overloaded
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.shard import COUNT_MAX, RANKS_MAX
 from syncline_sync.staging import Staging
-from syncline_testing.staging import BYTES, SIZE, fill, half, header, joined, run, sent
+from syncline_testing.staging import (
+    BYTES,
+    LAYOUT,
+    SIZE,
+    fill,
+    half,
+    header,
+    joined,
+    run,
+    sent,
+)
 
 YES = Judgement(verdict=pb.VERDICT_ACCEPTED, judged=pb.VERDICT_ACCEPTED, result=1)
 NO = Judgement(verdict=pb.VERDICT_FENCED, result=0)
@@ -64,7 +74,7 @@ def test_a_push_is_whole_when_its_last_rank_is_in_and_one_answer_reaches_all() -
         ({"boxes": [pb.Box(tensor=0, offsets=[2**63], sizes=[2**63])]}, "^boxes:"),
         ({"boxes": [pb.Box(tensor=0, offsets=[0], sizes=[SIZE])] * 2}, "^boxes:"),
     ],
-    ids=str,
+    ids=lambda given: str(given)[:40],
 )
 def test_a_header_that_breaks_a_rule_is_refused_and_takes_no_room(
     wrong: dict[str, Any], word: str
@@ -182,6 +192,9 @@ def test_a_newer_push_replaces_an_unfinished_older_one() -> None:
         staging.leave(old, shard)
         assert not new.answer.done() and not elsewhere.answer.done()
         assert budget.used == 2 * BYTES
+        with pytest.raises(InvalidRequest, match="^seq: a newer push"):
+            joined(staging, header(seq=1))
+        assert budget.used == 2 * BYTES
 
     run(scenario)
 
@@ -283,3 +296,24 @@ def test_a_place_in_the_line_ends_with_the_lease_and_with_a_newer_push(end: str)
         assert behind.room.granted.done()
 
     run(scenario, limit=BYTES)
+
+
+def test_who_is_told_to_try_later_keeps_its_place_and_its_older_push() -> None:
+    async def scenario(_: Staging, __: Budget) -> None:
+        budget = Budget(BYTES, waiters_max=2)
+        staging = Staging("run", LAYOUT, budget)
+        holder, _shard = sent(staging, header("a"))
+        cut, cut_shard = joined(staging, header("b"))
+        behind, _shard = joined(staging, header("c"))
+        staging.leave(cut, cut_shard)
+        older, older_shard = joined(staging, header("d"))
+        for refused in (header("b"), header("d", seq=2)):
+            with pytest.raises(Overloaded):
+                joined(staging, refused)
+        assert not older.answer.done()
+        staging.leave(older, older_shard)
+        again, _shard = joined(staging, header("b"))
+        staging.settle(holder, YES)
+        assert again.room.granted.done() and not behind.room.granted.done()
+
+    run(scenario)

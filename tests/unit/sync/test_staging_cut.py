@@ -20,9 +20,9 @@ from syncline_testing.staging import BYTES, LAYOUT, SIZE, fill, half, header, jo
 STILL_S = 10.0
 
 
-def cut_at(staging: Staging, *times: float) -> None:
+def cut_at(staging: Staging, *times: float, hold_s: float = 1e9) -> None:
     for now_s in times:
-        staging.cut(now_s, STILL_S)
+        staging.cut(now_s, STILL_S, hold_s)
 
 
 async def is_cut(staged: Staged, who: str) -> None:
@@ -46,6 +46,35 @@ def test_a_rank_that_never_comes_costs_its_replica_the_room() -> None:
     run(scenario)
 
 
+def test_a_push_that_crawls_is_cut_where_others_wait_for_its_room() -> None:
+    """It moves all the time, only too slowly for any round."""
+
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        crawling, shard = joined(staging, half(0))
+        whole, _ = sent(staging, header("b"))
+        for second in range(100):
+            staging.note(crawling, shard, float(second))
+            cut_at(staging, float(second), hold_s=30.0)
+        assert not crawling.answer.done(), "nobody waits"
+        waiting, _ = joined(staging, header("c"))
+        cut_at(staging, 100.0, hold_s=30.0)
+        with pytest.raises(Unreachable, match="not whole 30 s after it had room, and others wait"):
+            await crawling.answer
+        assert waiting.room.granted.done() and not whole.answer.done()
+
+    run(scenario, limit=2 * BYTES)
+
+
+def test_a_push_that_waits_for_room_itself_does_not_crawl() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        sent(staging, header("b"))
+        waiting, _ = joined(staging, half(0))
+        cut_at(staging, *(10.0 * n for n in range(10)), hold_s=30.0)
+        assert not waiting.answer.done()
+
+    run(scenario, limit=BYTES)
+
+
 def test_nobody_need_be_in_the_call_for_that() -> None:
     async def scenario(staging: Staging, budget: Budget) -> None:
         staged, shard = joined(staging, half(0))
@@ -67,7 +96,7 @@ def test_a_replica_whose_ranks_are_far_apart_is_not_cut() -> None:
         idle, _ = sent(staging, half(0, "b"))
         _, slow = joined(staging, half(1))
         for tenth in range(30):
-            staging.moved(first, slow, 9.0 * tenth)
+            staging.note(first, slow, 9.0 * tenth)
             cut_at(staging, 9.0 * tenth, 9.0 * tenth + 8.9)
         assert not first.answer.done() and not second.answer.done()
         await is_cut(idle, "rank 1 of 2")
@@ -83,7 +112,7 @@ def test_a_rank_that_is_in_keeps_nothing_alive_by_its_other_pushes() -> None:
         cut_at(staging, 0.0)
         for at_s in (4.0, 8.0, 9.9):
             other, shard = joined(staging, half(0, fragment=1))
-            staging.moved(other, shard, at_s)
+            staging.note(other, shard, at_s)
         cut_at(staging, 10.0)
         await is_cut(hog, "rank 1 of 2")
 
@@ -155,7 +184,7 @@ def test_a_push_is_cut_when_and_only_when_no_missing_rank_moves(
                 if not pushes[other].answer.done() and sent_thirds[other, rank] < 3:
                     alive_s[other] = now_s
             sent_thirds[fragment, rank] += 1
-            staging.moved(push, shard, now_s)
+            staging.note(push, shard, now_s)
             if sent_thirds[fragment, rank] == 3:
                 fill(shard)
                 staging.add(push, shard, now_s)

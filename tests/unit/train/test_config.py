@@ -48,6 +48,17 @@ def test_the_presets_of_a_strategy_hold_in_a_job(tmp_path: Path) -> None:
     assert not job.settings.penalty.enabled
 
 
+def test_an_export_may_not_replace_the_model_that_training_begins_with(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (tmp_path / "again").symlink_to(base)
+    text = SMALLEST.replace('config = { model_type = "llama" }', f'path = "{base}"')
+    for folder in (base, tmp_path / "again", base / ".." / "base"):
+        error = refused(tmp_path, text, f"export.folder={folder}")
+        assert "export.folder is model.path" in error.message
+    assert JobConfig.load(write(tmp_path, text), [f"export.folder={base / 'out'}"])
+
+
 def test_a_job_survives_the_way_through_json(tmp_path: Path) -> None:
     job = JobConfig.load(write(tmp_path), ["run.outer.lr=0.5", "data.source=['a b', 'c']"])
     assert JobConfig.from_job(job.to_job()) == job
@@ -80,6 +91,11 @@ def test_an_unknown_key_is_named_with_what_is_allowed(tmp_path: Path) -> None:
     assert error.exit_code == 10
 
 
+def test_a_fault_in_the_file_is_the_files_whatever_is_set_beside_it(tmp_path: Path) -> None:
+    error = refused(tmp_path, SMALLEST + "[train]\nmicro_batch = 0\n", "train.accumulate=2")
+    assert error.message == f"{tmp_path / 'job.toml'}: train.micro_batch must be at least 1, not 0."
+
+
 def test_an_unknown_key_of_the_run_is_found_as_well(tmp_path: Path) -> None:
     assert "run.outer.momentun is not a setting" in refused(
         tmp_path, SMALLEST, "run.outer.momentun=0.5"
@@ -94,7 +110,8 @@ def test_an_unknown_key_of_the_run_is_found_as_well(tmp_path: Path) -> None:
         ("train.micro_batch=many", "train.micro_batch must be a valid integer, not 'many'"),
         ("train.micro_batch=0", "train.micro_batch must be at least 1, not 0"),
         ("train.precision=fp8", "'fp32' or 'bf16', not 'fp8'"),
-        ("run.name=No Name", "run.name must match pattern"),
+        ("run.name=No Name", "--set run.name must be 1 to 63 lower-case letters, digits and"),
+        ("run.nam=x", "--set run.nam is not a setting; did you mean name?"),
         ("optimizer.betas=[0.9, 1.0]", "optimizer: betas: each must be at least 0 and below 1"),
         ("run.timeouts.lease=500", "run.timeouts: the lease (500.0 s)"),
         ("train=5", "train must be a group of keys, not 5"),

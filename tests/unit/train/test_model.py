@@ -60,6 +60,8 @@ def test_the_blocks_are_found(config: dict[str, Any], count: int) -> None:
         ({**LLAMA, "torch_dtype": "garbage"}, "model.config.torch_dtype: there is no dtype "),
         ({**LLAMA, "dtype": "bfloat"}, "'bfloat'; did you mean bfloat16?"),
         ({**LLAMA, "rope_theta": "x"}, "model.config.rope_theta must be a number above 0"),
+        ({**LLAMA, "rope_theta": float("inf")}, "rope_theta must be a number above 0, not inf"),
+        ({**LLAMA, "rope_theta": float("nan")}, "rope_theta must be a number above 0, not nan"),
         (
             {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": "x"}},
             "model.config.rope_scaling.rope_theta must be a number above 0, not 'x'",

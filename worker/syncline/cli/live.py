@@ -15,7 +15,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from syncline.cli import output
+from syncline.cli.window import Window
 from syncline.launch.view import ReplicaNow, Result, View
+from syncline.launch.words import way_on
 
 LINE_S = 10.0
 """Between two lines where there is no terminal."""
@@ -54,7 +56,7 @@ class LiveScreen:
             # Not earlier, so that the bar of data preparation has the screen to itself.
             self._live = Live(console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
-        self._live.update(picture(view))
+        self._live.update(Window(picture(view)))
 
 
 class LineScreen:
@@ -159,7 +161,7 @@ def ending(result: Result) -> RenderableType:
 def _paused(view: View) -> str:
     """What goes on a paused run; a launch's control plane is seldom where commands look for one."""
     control = view.page.rstrip("/")
-    return f"paused; `syncline runs resume {view.run}` goes on (--control {control})"
+    return f"paused; {way_on(view.run)} (--control {control})"
 
 
 def _counts_down(view: View) -> bool:
@@ -187,28 +189,31 @@ def _bar(view: View) -> RenderableType:
 
 def _replicas(view: View) -> RenderableType:
     columns = (
-        *("replica", "phase", ">inner step", ">revision", ">loss", ">bits/byte"),
+        *("replica", "phase", ">inner step", ">revision", ">loss", ">training bits/byte"),
         *(">held-out", ">tokens/s", ">exposed sync"),
     )
-    spare = ("bits/byte", "inner step", "revision", "exposed sync", "loss", "tokens/s", "phase")
+    spare = (
+        *("training bits/byte", "inner step", "revision", "exposed sync"),
+        *("loss", "tokens/s", "phase"),
+    )
     rows = (_row(view, replica) for replica in view.replicas.values())
     return output.table(columns, rows, empty="", spare=spare)
 
 
 def _row(view: View, replica: ReplicaNow) -> tuple[object, ...]:
-    now = replica.latest
-    if now is None:
+    now, last = replica.latest, replica.last_words
+    if last is None:
         return (replica.name, view.phase(replica), *[None] * 7)
     return (
         replica.name,
         view.phase(replica),
-        now.inner_step,
-        now.revision,
-        output.decimals(now.loss),
-        output.decimals(now.bits_per_byte),
-        now.held_out,
+        last.inner_step,
+        last.revision,
+        output.decimals(now and now.loss),
+        output.decimals(now and now.bits_per_byte),
+        last.held_out,
         output.count(view.pace(replica)),
-        output.share(now.exposed_sync_share),
+        output.share(last.exposed_sync_share),
     )
 
 

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,10 @@ def show(value: Any, as_json: bool, render: Callable[[], RenderableType]) -> Non
     """Print a result: ``value`` as JSON, or what ``render`` makes of it for people."""
     if as_json:
         sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
-    else:
-        console().print(render())
+        return
+    made = render()
+    # A sentence is printed as it is, on one line; names from outside are never read as markup.
+    console().print(made, markup=False, soft_wrap=isinstance(made, str))
 
 
 def show_line(value: Any) -> None:
@@ -55,6 +58,12 @@ def show_line(value: Any) -> None:
 def note(sentence: str) -> None:
     """Tell a person something beside the result."""
     console(stderr=True).print(sentence, markup=False, soft_wrap=True)
+
+
+def busy(doing: str, *, stderr: bool = False) -> AbstractContextManager[object]:
+    """Inside, a terminal shows that something goes on, and what; a log is left alone."""
+    screen = console(stderr=stderr)
+    return screen.status(doing) if screen.is_terminal else nullcontext()
 
 
 def error(problem: SynclineError) -> int:
@@ -84,11 +93,14 @@ def table(
     cells = [[_cell(cell) for cell in row] for row in rows]
     if not cells:
         return Text(empty, style="dim")
-    return _Fitting(columns, cells, spare, fold)
+    return Fitting(columns, cells, spare, fold)
 
 
-class _Fitting:
+class Fitting:
     """A table that knows its columns' widths only when it is drawn."""
+
+    rows_max: int | None = None
+    """Leave out the rows after so many, and say so in the next one's place; None: none."""
 
     def __init__(
         self,
@@ -122,12 +134,20 @@ class _Fitting:
                 overflow="fold",
                 min_width=None if folds else self._width(column, stacked),
             )
-        for row in self._rows:
+        more = 0 if self.rows_max is None else self.rows - self.rows_max
+        for row in self._rows[: self.rows_max if more > 1 else None]:
             made.add_row(*(row[column] for column in kept))
         yield made
+        if more > 1:
+            yield Text(f"{more} more; a higher window or --json shows all.", style="dim")
         if left_out := [self._names[c] for c in range(len(self._names)) if c not in kept]:
             names = ", ".join(left_out)
             yield Text(f"Not shown: {names}. A wider window or --json shows all.", style="dim")
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return len(self._rows)
 
     def _kept(self, width: int) -> list[int]:
         """The columns that fit into ``width`` beside one another."""
@@ -195,9 +215,10 @@ def count(number: float | None) -> str:
     """Return a count with three digits and a unit: 12.3 M."""
     if number is None:
         return "–"
+    rounded = float(f"{number:.3g}")
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(number) >= size:
-            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{number:.3g}"
+        if abs(rounded) >= size:
+            return f"{rounded / size:.3g} {unit}" if rounded < 1000 * size else f"{rounded:.3g}"
     return f"{number:.0f}"
 
 

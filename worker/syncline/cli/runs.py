@@ -19,6 +19,7 @@ from syncline.cli.options import (
     connect,
     example,
 )
+from syncline.launch.words import outer_rounds, way_on
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -183,20 +184,18 @@ def runs_table(runs: Sequence[RunView]) -> RenderableType:
         spare=("excluded", "loss", "revision", "tokens", "taking part", "alive", "of budget"),
     )
     paused = [run.name for run in runs if _is_paused(run)]
-    way_on = _way_on(paused[0] if len(paused) == 1 else "NAME")
-    return Group(made, f"paused; {way_on}") if paused else made
+    hint = way_on(paused[0] if len(paused) == 1 else "NAME")
+    return Group(made, f"paused; {hint}") if paused else made
 
 
 def run_facts(run: RunView) -> list[tuple[str, object]]:
     """Return where a run stands, and its settings, as names and values."""
-    from syncline.launch.view import outer_rounds
-
     budget = run.settings.token_budget
     of_budget = f" of {output.count(budget)}" if budget else ""
     state = state_of(run)
     facts: list[tuple[str, object]] = [
         ("run", run.name),
-        ("state", f"{state}; {_way_on(run.name)}" if _is_paused(run) else state),
+        ("state", f"{state}; {way_on(run.name)}" if _is_paused(run) else state),
         ("replicas", f"{run.replicas_alive} alive, {run.replicas_taking_part} taking part"),
         ("tokens", output.count(run.committed_tokens) + of_budget),
         ("revision", run.revision),
@@ -234,11 +233,6 @@ def state_of(run: RunView) -> str:
 
 def _is_paused(run: RunView) -> bool:
     return run.state.value == "paused"
-
-
-def _way_on(name: str) -> str:
-    """What lets a paused run go on."""
-    return f"`syncline runs resume {name}` goes on"
 
 
 def _what_changed(before: RunView, after: RunView) -> str:

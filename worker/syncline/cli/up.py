@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -101,6 +100,7 @@ def _run(launch: Launch, *, keep: bool, as_json: bool, prompt: str | None) -> No
     from syncline.launch.local import LocalRun
 
     code = 0
+    again = "The same command goes on." if launch.goes_on else "Each start begins anew."
     # A service manager's stop is Ctrl+C by another name.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -109,16 +109,17 @@ def _run(launch: Launch, *, keep: bool, as_json: bool, prompt: str | None) -> No
                 with screen:
                     local.start()
                     trained = local.follow()
-                done = _exported(local, trained, launch, prompt)
+                done = _exported(local, trained, launch, prompt, as_json=as_json)
                 _tell(replace(done, page=local.view.page) if keep else done, as_json)
                 code = 0 if done.has_ended else left_early(done, goes_on=launch.goes_on)
             except KeyboardInterrupt:
                 output.note("Stopping: replicas push what they did and leave (Ctrl+C again kills).")
+                again = "" if local.view.has_ended else again
                 raise
             if keep:
                 _keep(local)
     except KeyboardInterrupt:
-        output.note(f"Stopped; what was done is in {launch.folder}.")
+        output.note(f"Stopped; what was done is in {launch.folder}. {again}".rstrip())
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -156,13 +157,18 @@ def _keep(local: LocalRun) -> None:
         output.note("Stopping the services (Ctrl+C again kills).")
 
 
-def _exported(local: LocalRun, trained: Result, launch: Launch, prompt: str | None) -> Result:
+def _exported(
+    local: LocalRun, trained: Result, launch: Launch, prompt: str | None, *, as_json: bool
+) -> Result:
     """Write the merged model where the job wants it; let it write if there is a prompt."""
     if not trained.revision:
         return trained
-    out = Path(launch.job.export.folder or local.place.export).absolute()
-    told = local.export(trained, out)
-    return told if prompt is None else replace(told, sample=local.sample(out, prompt))
+    with output.busy("Fetching and writing the merged model ...", stderr=as_json):
+        told = local.export(trained, launch.export)
+    if prompt is None:
+        return told
+    with output.busy("The model is writing ...", stderr=as_json):
+        return replace(told, sample=local.sample(launch.export, prompt))
 
 
 def _tell(result: Result, as_json: bool) -> None:

@@ -127,6 +127,7 @@ def _look(client: OperatorClient) -> dict[str, Any]:
 
 def _picture(seen: dict[str, Any]) -> RenderableType:
     from rich.console import Group
+    from rich.text import Text
 
     return Group(
         runs.runs_table(seen["runs"]),
@@ -137,7 +138,7 @@ def _picture(seen: dict[str, Any]) -> RenderableType:
         "",
         _services_table(seen["sync_services"]),
         "",
-        f"The live page is at {seen['control']}/",
+        Text(f"The live page is at {seen['control']}/"),
     )
 
 
@@ -145,14 +146,16 @@ def _watch(client: OperatorClient, every: float) -> None:
     """Draw the picture over and over: in one place on a terminal, one below the other in a log."""
     from rich.live import Live
 
+    from syncline.cli.window import Window
+
     console = output.console()
     pictures = _pictures(client, every)
     if not console.is_terminal:
         for picture in pictures:
             console.print(picture)
-    with Live(next(pictures), console=console, auto_refresh=False) as live:
+    with Live(Window(next(pictures)), console=console, auto_refresh=False) as live:
         for picture in pictures:
-            live.update(picture, refresh=True)
+            live.update(Window(picture), refresh=True)
 
 
 def _pictures(client: OperatorClient, every: float) -> Iterator[RenderableType]:
@@ -199,6 +202,10 @@ def _tell(event: Event, as_json: bool) -> None:
     )
 
 
+_CLOSED_BY = {"loss": "lost replica"}
+"""In words, where the wire's own could be read as something else."""
+
+
 def _rounds_table(found: Sequence[RoundReport]) -> RenderableType:
     columns = ("time", "fragment", "kind", ">revision", "closed by", ">seconds", ">in", "excluded")
     rows = (
@@ -207,7 +214,7 @@ def _rounds_table(found: Sequence[RoundReport]) -> RenderableType:
             one.fragment_name,
             one.kind,
             one.revision,
-            one.closed_by,
+            _CLOSED_BY.get(one.closed_by, one.closed_by),
             output.decimals(one.seconds),
             sum(part.verdict == "accepted" for part in one.contributions),
             ", ".join(p.replica for p in one.contributions if p.verdict == "anomalous"),

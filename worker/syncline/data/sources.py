@@ -58,15 +58,20 @@ def _resolved(spec: str, text_field: str) -> list[Source]:
     elif glob.has_magic(spec):
         matches = [Path(match) for match in sorted(glob.glob(spec, recursive=True))]
         if not matches:
-            raise DataError(f"no file matches {spec}")
+            raise DataError(f"no file matches {spec}{_looked_in(path)}")
         root = _fixed_part(spec)
         found = [_file(one, root, text_field) for one in matches if one.is_file() and _wanted(one)]
     else:
         hint = f"; for a Hugging Face dataset write {HUB_PREFIX}{spec}" if "/" in spec else ""
-        raise DataError(f"there is no file or folder {spec}{hint}")
+        raise DataError(f"there is no file or folder {spec}{_looked_in(path)}{hint}")
     if not found:
         raise DataError(f"{spec} holds no text, JSON lines or Parquet file")
     return found
+
+
+def _looked_in(path: Path) -> str:
+    """From where a path was looked up, in case that is the mistake."""
+    return "" if path.is_absolute() else f" in {Path.cwd()}"
 
 
 def _file(path: Path, root: Path, text_field: str) -> Source:

@@ -45,10 +45,6 @@ class Place:
     def logs(self) -> Path:
         return self.folder / "logs"
 
-    @property
-    def export(self) -> Path:
-        return self.folder / "export"
-
 
 def control_plane(place: Place) -> Command:
     """The control plane, with its database in the launch's folder."""

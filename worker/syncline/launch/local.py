@@ -30,8 +30,9 @@ from syncline_proto.errors import (
     ProcessFailed,
     RunConflict,
     RunUnknown,
+    StoreDamaged,
+    StoreError,
     SynclineError,
-    Unreachable,
 )
 from syncline_proto.rest import ReplicaState
 
@@ -46,6 +47,8 @@ SAMPLE_TOKENS = 240
 UNDER_WAY = ("starting", "training")
 HOPELESS = range(10, 20)
 """Exit codes of wrong settings, files and models: a restart would end in the same way."""
+NO_STORE = (StoreError.exit_code, StoreDamaged.exit_code)
+"""Of a service: its disk is full, or what lies on it cannot be read."""
 
 
 class Screen(Protocol):
@@ -71,6 +74,8 @@ class LocalRun:
         self._replicas: dict[str, Process] = {}
         self._restarts: dict[str, int] = {}
         self._failure: SynclineError | None = None
+        self._is_cut_short = False
+        """The time was up before anybody trained."""
         self._state_at = 0.0
         self._began = time.monotonic()
         self._devices: dict[str, dict[str, str]] = {}
@@ -143,16 +148,22 @@ class LocalRun:
         Raises:
             ProcessFailed: a service died once too often, or no replica came to its end and there
                 is no revision to show for it.
-            SynclineError: the settings, files or model were wrong for every replica.
+            SynclineError: the settings, files or model were wrong for every replica, or a service
+                ended with what a restart does not mend.
         """
         self.look()
         while any(now.stage in UNDER_WAY for now in self.view.replicas.values()):
             time.sleep(LOOK_S)
             self.look()
         self._ask_state()
+        self._screen.update(self.view)
         seconds = time.monotonic() - self._began
         ended = result(self.view, str(self._launch.folder), seconds)
         failure = self._failure
+        if self._is_cut_short and (ended is None or not ended.revision):
+            raise ProcessFailed(
+                "The run was stopped by --seconds-limit before training began; allow more seconds."
+            )
         if ended is None:
             raise failure or ProcessFailed(
                 f"The replicas left before the run's end; their logs are in {self.place.logs}."
@@ -251,10 +262,18 @@ class LocalRun:
     def _replica_ended(self, name: str, process: Process, code: int) -> None:
         """Take note of a replica's end; start it again where that helps."""
         now = self.view.replicas[name]
+        if self._is_cut_short:
+            now.stage = "ended"
+            return
         if code in (0, CalledOff.exit_code):
             now.stage = "ended"
             if now.ending is None:
                 self._screen.say(f"{name} has left.")
+            return
+        if code == RunConflict.exit_code and self._came_too_late():
+            now.stage = "ended"
+            self._failure = self._failure or own_error(process)
+            self._screen.say(f"{name} was not ready before the run's end.")
             return
         if code not in HOPELESS and self._is_kicked(name):
             said = f"{name} was kicked, so it is not started again"
@@ -287,12 +306,19 @@ class LocalRun:
             return False  # whoever starts it again meanwhile will hear it, and ask again
         return any(one.replica == name and one.state is ReplicaState.KICKED for one in known)
 
+    def _came_too_late(self) -> bool:
+        """Whether the run has ended, which is why it takes nobody in any more."""
+        self._ask_state()
+        return self.view.has_ended
+
     def _keep_services(self) -> None:
         """Start a service that died again, on the same ports and store, or end."""
         for name, process in tuple(self._services.items()):
             code = process.exit_code
             if code is None:
                 continue
+            if code in HOPELESS or code in NO_STORE:
+                raise own_error(process)
             if not self._may_restart(name):
                 raise process.failure()
             self._screen.say(f"{name} ended with {describe_exit(code)}; starting it again.")
@@ -313,25 +339,34 @@ class LocalRun:
     def _ask_state(self) -> None:
         self._state_at = time.monotonic()
         try:
-            self.view.learn(self._client.run(self.view.run))
+            self.view.state = self._client.run(self.view.run)
         except SynclineError:
             return  # not created yet, or the control plane is on its way back; the last one stands
 
     def _stop_if_due(self) -> None:
-        limit, state = self._launch.seconds_limit, self.view.state
-        if limit is None or state is None or state.ended_at is not None:
+        limit = self._launch.seconds_limit
+        if limit is None or self._is_cut_short or self.view.has_ended:
             return
-        if time.monotonic() - self._began > limit:
-            self._screen.say(f"{limit:.0f} seconds are over; stopping the run.")
+        if time.monotonic() - self._began <= limit:
+            return
+        self._screen.say(f"{limit:.0f} seconds are over; stopping the run.")
+        if self.view.state is not None:
             self._stop()
+            if not self.view.has_ended:
+                return  # asked again with the next question
+        if not any(replica.begun for replica in self.view.replicas.values()):
+            # They may load for long yet, and the run would refuse them.
+            self._is_cut_short = True
+            for process in self._replicas.values():
+                process.terminate()
 
     def _stop(self) -> None:
         try:
             self.view.state = self._client.move_run(self.view.run, "stop")
-        except Unreachable:
-            return  # asked again with the next look
         except RunConflict:
             self._ask_state()  # it has just come to its end by itself
+        except SynclineError:
+            return
 
     def _tool(self, name: str, arguments: Sequence[str]) -> dict[str, Any]:
         """Run one of our own commands beside the services; return the JSON that it prints."""

@@ -47,6 +47,11 @@ class Launch:
     """Whether the same command finds the same folder again."""
 
     @property
+    def export(self) -> Path:
+        """Where the merged model goes."""
+        return (self.job.export.folder or self.folder / "export").absolute()
+
+    @property
     def threads(self) -> str:
         """CPU threads of each rank: the job's word, the user's, or an even share of the cores."""
         if self.job.train.threads is not None:
@@ -101,7 +106,7 @@ def plan_up(
     if job.checkpoint.folder is None:
         # So that a replica that is started again finds its optimizer.
         job, given = _loaded(path, [*given, f"checkpoint.folder={folder / 'checkpoints'}"])
-    return Launch(
+    launch = Launch(
         job_file=path,
         job=job,
         overrides=given,
@@ -113,6 +118,12 @@ def plan_up(
         sync_port=job.up.sync_port,
         seconds_limit=seconds_limit,
     )
+    if job.starts_from(launch.export):
+        raise ConfigError(
+            f"The run's model would go to {launch.export}, which is model.path; give the run "
+            "another name with --set run.name=NAME, or the export with --set export.folder=DIR."
+        )
+    return launch
 
 
 @contextmanager

@@ -6,24 +6,29 @@ import errno
 import random
 import socket
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from syncline_proto.errors import ConfigError, PortInUse
 
 LOOPBACK = "127.0.0.1"
 OURS = range(20_000, 32_768)
+HANDED_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""Where Linux tells of which ports outgoing connections get theirs: the first and the last."""
 
 
 def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on now; all different.
 
-    They are not of those that systems hand out, to every outgoing connection too: such a one could
-    be gone before the service listens, or while it is started again.
+    They are not of those that the system hands out, to every outgoing connection too: such a one
+    could be gone before the service listens, or while it is started again. Only where no others
+    are free are they.
 
     Raises:
         PortInUse: there are not so many.
     """
     free: list[int] = []
-    for port in random.sample(OURS, len(OURS)):
+    handed_out = _handed_out()
+    for port in sorted(random.sample(OURS, len(OURS)), key=handed_out.__contains__):
         with suppress(OSError), ExitStack() as held:
             free.append(_bound(held, LOOPBACK, port))
         if len(free) == count:
@@ -52,6 +57,15 @@ def require_free(port: int, flag: str, host: str = LOOPBACK) -> int:
                 ) from None
             reason = error.strerror or error
             raise ConfigError(f"Port {port} cannot be used ({reason}); change {flag}.") from None
+
+
+def _handed_out() -> range:
+    """The ports that the system hands out; none, where it does not tell."""
+    try:
+        first, last = map(int, HANDED_OUT.read_text().split())
+    except (OSError, ValueError):
+        return range(0)
+    return range(first, last + 1)
 
 
 def _bound(held: ExitStack, host: str, port: int) -> int:

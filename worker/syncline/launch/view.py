@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from syncline.launch.words import outer_rounds
 from syncline.train.progress import Ending, Snapshot, Start
 from syncline_proto.rest import RunState, RunView
 
@@ -26,10 +27,11 @@ class ReplicaNow:
     begun: Start | None = None
     latest: Snapshot | None = None
     ending: Ending | None = None
-    pace: float | None = None
-    """Tokens per second, as of the last snapshot with no pause before it."""
-    was_paused: bool = False
-    """The run was, since the last snapshot."""
+
+    @property
+    def last_words(self) -> Snapshot | Ending | None:
+        """What it told last."""
+        return self.ending or self.latest
 
     def hear(self, lines: Iterable[str]) -> None:
         """Take in lines of its output; what is no event of the trainer is passed over."""
@@ -40,9 +42,6 @@ class ReplicaNow:
                     self.begun, self.stage = Start(**told), "training"
                 case "progress":
                     self.latest = Snapshot(**told)
-                    if not self.was_paused:
-                        self.pace = self.latest.tokens_per_second
-                    self.was_paused = False
                 case "end":
                     self.ending = Ending(**told)
 
@@ -57,14 +56,7 @@ class View:
     warmup_steps: int = 0
     """The run's; see ``outer_rounds``."""
     state: RunView | None = None
-    """As the control plane last told it; ``learn`` takes it in."""
-
-    def learn(self, state: RunView) -> None:
-        """Take in what the control plane tells of the run now."""
-        self.state = state
-        if self.is_paused:
-            for replica in self.replicas.values():
-                replica.was_paused = True
+    """As the control plane last told it."""
 
     @property
     def is_paused(self) -> bool:
@@ -88,7 +80,9 @@ class View:
     def pace(self, replica: ReplicaNow) -> float | None:
         """Its tokens per second; None while it does not train."""
         ends = replica.stage != "training" or replica.ending is not None
-        return None if ends or self.is_paused or self.has_ended else replica.pace
+        if ends or self.is_paused or self.has_ended or replica.latest is None:
+            return None
+        return replica.latest.tokens_per_second
 
     @property
     def speaking(self) -> list[Snapshot]:
@@ -102,7 +96,7 @@ class View:
     @property
     def tokens(self) -> int:
         """The run's tokens."""
-        told = [replica.latest.tokens for replica in self.replicas.values() if replica.latest]
+        told = [words.tokens for words in self.last_words]
         return max(told, default=self.state.committed_tokens if self.state else 0)
 
     @property
@@ -142,22 +136,15 @@ class View:
     @property
     def last_words(self) -> list[Snapshot | Ending]:
         """What each replica told last, of those that told something."""
-        told = (replica.ending or replica.latest for replica in self.replicas.values())
+        told = (replica.last_words for replica in self.replicas.values())
         return [words for words in told if words is not None]
 
     @property
     def exposed_sync_share(self) -> float | None:
-        """Mean over the replicas that train, 0 to 1."""
-        shares = [one.exposed_sync_share for one in self.speaking]
+        """Mean over the replicas that train or have come to their end, 0 to 1."""
+        at_it = [r for r in self.replicas.values() if r.stage in ("training", "ended")]
+        shares = [told.exposed_sync_share for r in at_it if (told := r.last_words) is not None]
         return math.fsum(shares) / len(shares) if shares else None
-
-
-def outer_rounds(revision: int, warmup_steps: int) -> int:
-    """Rounds of pseudo-gradients that led a fragment to ``revision``.
-
-    The first revision after a synchronous phase is what a replica offered: no outer step made it.
-    """
-    return max(0, revision - (1 if warmup_steps else 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,24 +26,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SynclineError as error:
         # The other ranks fail of the same cause, or of this one's end: one sentence is enough.
         if first or not isinstance(error, ProcessFailed):
-            sys.stderr.write(f"{error.message}\n")
+            sys.stderr.write(f"error: {error.message}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as fault:
         trace_if_asked()
-        sys.stderr.write(f"{said_of(fault)}\n")
+        sys.stderr.write(f"error: {said_of(fault)}\n")
         return FAULT
     return 0
 
 
 def _train(given: argparse.Namespace, *, first: bool) -> None:
     with Loading():
+        from syncline.settings import checked_name
         from syncline.train.config import JobConfig
         from syncline.train.logs import configure_logs
 
     configure_logs(first=first)
-    named = [] if given.run is None else [f"run.name={json.dumps(given.run)}"]
+    named = []
+    if given.run is not None:
+        named = [f"run.name={json.dumps(checked_name('run', given.run))}"]
     job = JobConfig.load(given.job, [*given.set, *named])
     # torch and transformers take seconds to import, and a wrong job should be told at once.
     with Loading():
@@ -57,6 +60,8 @@ def _train(given: argparse.Namespace, *, first: bool) -> None:
         listener = listener_for(given.progress, lines, first=ranks.first)
         try:
             trainer = Trainer(job, ranks, listener, replica=given.replica, resume=given.resume)
+            if ranks.first and not trainer.keeps_its_model:
+                sys.stderr.write("The model is not saved: set export.folder.\n")
             ending = trainer.run()
         finally:
             listener.close()

@@ -60,6 +60,7 @@ class Books:
         self._held_out: HeldOut | None = None
         self._budget: int | None = None
         self._started = self._told = time.monotonic()
+        self._paused_told_s = 0.0
         self._run_tokens_at_start = 0
         self._every = Every(job.log.every_steps, 0)
 
@@ -77,6 +78,7 @@ class Books:
         self._budget = budget
         self._run_tokens_at_start = run_tokens
         self._started = self._told = time.monotonic()
+        self._paused_told_s = replica.stats.paused_s
         self._every = Every(self._job.log.every_steps, self.inner_step)
         self._listener.start(
             Start(
@@ -114,6 +116,7 @@ class Books:
         now = self._snapshot(self._last, replica, run_tokens)
         self._losses.clear()
         self._told, self._own_tokens_told = time.monotonic(), self._own_tokens
+        self._paused_told_s = replica.stats.paused_s
         if self._is_first:
             replica.report(
                 loss=now.loss,
@@ -169,6 +172,7 @@ class Books:
         loss = math.fsum(self._losses) / len(self._losses)
         held_out, stats = self._held_out, replica.stats
         seconds = now - self._started - stats.paused_s
+        since_told = now - self._told - (stats.paused_s - self._paused_told_s)
         return Snapshot(
             phase=str(replica.phase) if replica.active else "training",
             inner_step=self.inner_step,
@@ -180,7 +184,7 @@ class Books:
             held_out_bits_per_byte=held_out and held_out.bits_per_byte,
             lr=last.lr,
             grad_norm=last.grad_norm,
-            tokens_per_second=(self._own_tokens - self._own_tokens_told) / (now - self._told),
+            tokens_per_second=(self._own_tokens - self._own_tokens_told) / since_told,
             round=stats.rounds,
             revision=replica.revision,
             exposed_sync_s=stats.exposed_sync_s,

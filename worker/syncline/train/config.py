@@ -7,15 +7,18 @@ what is allowed. Paths in a job are taken from the working directory.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from syncline.train.reading import apply_overrides, read_toml
+from syncline.train.reading import apply_overrides, is_overridden, read_toml
 from syncline_proto.errors import ConfigError
-from syncline_proto.settings import NAME_PATTERN, RunSettings, Section
-from syncline_proto.words import sentence
+from syncline_proto.names import NAME_PATTERN
+from syncline_proto.settings import RunSettings, Section
+from syncline_proto.words import finding, first
 
 COUNTS = frozenset(
     {
@@ -193,6 +196,17 @@ class JobConfig(Section):
     export: ExportSection = ExportSection()
     up: UpSection = UpSection()
 
+    @model_validator(mode="after")
+    def _keeps_its_model(self) -> Self:
+        if self.export.folder is not None and self.starts_from(self.export.folder):
+            raise ValueError("export.folder is model.path, which it would replace; name another")
+        return self
+
+    def starts_from(self, folder: Path) -> bool:
+        """Whether the model's first parameters are read from this folder."""
+        path = self.model.path
+        return path is not None and os.path.realpath(path) == os.path.realpath(folder)
+
     @classmethod
     def load(cls, path: str | Path, overrides: list[str] | None = None) -> JobConfig:
         """Read a job's file, with ``section.key=value`` overrides on top.
@@ -201,8 +215,9 @@ class JobConfig(Section):
             FileMissing: there is no such file.
             ConfigError: it is no TOML, or a setting is unknown, missing or wrong.
         """
-        values = apply_overrides(read_toml(Path(path)), overrides or [])
-        return cls.checked(values, str(path))
+        given = overrides or []
+        values = apply_overrides(read_toml(Path(path)), given)
+        return cls.checked(values, str(path), given)
 
     @classmethod
     def from_job(cls, job: dict[str, Any], origin: str = "the run's job") -> JobConfig:
@@ -214,12 +229,20 @@ class JobConfig(Section):
         return cls.checked(job, origin)
 
     @classmethod
-    def checked(cls, values: dict[str, Any], origin: str) -> JobConfig:
-        """Build a job of plain values; ``origin`` is what an error's sentence begins with."""
+    def checked(
+        cls, values: dict[str, Any], origin: str, overrides: Sequence[str] = ()
+    ) -> JobConfig:
+        """Build a job of plain values.
+
+        An error's sentence begins with ``origin``, or with ``--set`` where an override is wrong.
+        """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(f"{origin}: {sentence(error, cls)}") from None
+            found = first(error)
+            is_set = is_overridden(found["loc"], overrides)
+            who = "--set " if is_set else f"{origin}: "
+            raise ConfigError(f"{who}{finding(found, cls)}") from None
 
     def to_job(self) -> dict[str, Any]:
         """The job as plain values, ready for JSON: what the control plane keeps with the run."""

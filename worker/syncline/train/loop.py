@@ -104,6 +104,12 @@ class Trainer:
             listener=listener,
         )
 
+    @property
+    def keeps_its_model(self) -> bool:
+        """Whether anything is left of it: a run has it, who trains alone must write it."""
+        folders = (self.job.export.folder, self.job.checkpoint.folder)
+        return self.replica.active or any(folder is not None for folder in folders)
+
     def run(self) -> Ending:
         """Train until the budget is spent, the run ends, or somebody asks to leave.
 

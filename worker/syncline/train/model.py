@@ -7,6 +7,7 @@ precision policy's. Nothing here is downloaded.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -229,8 +230,8 @@ def _check_theta(given: dict[str, Any]) -> None:
     groups = [("", given)] + [(f"{group}.", given.get(group)) for group in ROPE_GROUPS]
     for where, group in groups:
         theta = group.get("rope_theta") if isinstance(group, dict) else None
-        is_base = isinstance(theta, int | float) and not isinstance(theta, bool) and theta > 0
-        if theta is not None and not is_base:
+        is_number = isinstance(theta, int | float) and not isinstance(theta, bool)
+        if theta is not None and not (is_number and 0 < theta <= sys.float_info.max):
             raise ConfigError(
                 f"model.config.{where}rope_theta must be a number above 0, not {theta!r}."
             )

@@ -107,6 +107,11 @@ class Ending:
     exported: str | None
     """The folder of the exported model, when training alone."""
 
+    @property
+    def held_out(self) -> str | None:
+        """The held-out loss of the replica's own parameters, for people."""
+        return with_unit(self.held_out_local, self.bits_per_byte_local)
+
 
 def with_unit(loss: float | None, bits_per_byte: float | None) -> str | None:
     """A loss for people: bits per byte, or nats per token where nobody counted the bytes."""

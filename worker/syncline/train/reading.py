@@ -6,6 +6,7 @@ Knows nothing of what the settings mean.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,8 +40,8 @@ def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, A
         ConfigError: an override is not ``section.key=value``.
     """
     for override in overrides:
-        key, equals, text = override.partition("=")
-        names = [name.strip() for name in key.split(".")]
+        _, equals, text = override.partition("=")
+        names = _names(override)
         if not equals or not all(names):
             raise ConfigError(f"--set {override}: write it as section.key=value.")
         table = values
@@ -51,6 +52,17 @@ def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, A
             table = cast(dict[str, Any], below)
         table[names[-1]] = _value(text.strip())
     return values
+
+
+def is_overridden(key: Sequence[str | int], overrides: Sequence[str]) -> bool:
+    """Whether an override set this key, or a table that it is in."""
+    names = [str(part) for part in key]
+    return any(names[: len(given)] == given for given in map(_names, overrides))
+
+
+def _names(override: str) -> list[str]:
+    """The parts of the key that is left of the equals sign."""
+    return [name.strip() for name in override.partition("=")[0].split(".")]
 
 
 def _value(text: str) -> Any:

@@ -36,7 +36,9 @@ def sample(
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise FileMissing(f"{folder} holds no model; export one with: syncline export RUN.")
+        raise FileMissing(
+            f"{folder} holds no model; export one with: syncline export RUN --out {folder}."
+        )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -67,7 +69,7 @@ def _loaded(what: str, kind: Any, folder: Path) -> Any:
         said = " ".join(str(error).split())[:SAID_MAX].rstrip(" .:") or type(error).__name__
         raise ConfigError(
             f"the {what} in {folder} cannot be loaded ({said}); "
-            "write the folder anew with: syncline export RUN --overwrite."
+            f"write the folder anew with: syncline export RUN --out {folder} --overwrite."
         ) from None
 
 

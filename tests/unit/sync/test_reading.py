@@ -1,0 +1,46 @@
+"""What is read from the wire: the message, without what it carries that nobody here knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncline_proto.errors import InvalidRequest
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.reading import LARGE, parsed
+
+BOX = pb.Box(tensor=1, offsets=[2], sizes=[3])
+
+
+def unknown(size: int) -> bytes:
+    """A field of so many bytes under a number that no message of ours has."""
+    number, length = (1000 << 3) | 2, size
+    out = bytearray()
+    for value in (number, length):
+        while value > 0x7F:
+            out.append(value & 0x7F | 0x80)
+            value >>= 7
+        out.append(value)
+    return bytes(out) + bytes(size)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_nobody_knows_is_not_kept(inside: bool) -> None:
+    header = pb.PushHeader(run="r", boxes=[BOX], base_revision=0)
+    if inside:
+        header.MergeFromString(unknown(8 * LARGE))
+    data = pb.PushRequest(header=header).SerializeToString()
+    read = parsed(pb.PushRequest.FromString, "Push", data + (b"" if inside else unknown(8 * LARGE)))
+    assert read.ByteSize() < 100
+    assert read.header.run == "r" and list(read.header.boxes) == [BOX]
+    assert read.header.HasField("base_revision")
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])
+def test_a_chunk_is_read_as_it_is(size: int) -> None:
+    sent = pb.PushRequest(chunk=pb.Chunk(data=bytes(range(10)) * (size // 10), crc32c=7))
+    assert parsed(pb.PushRequest.FromString, "Push", sent.SerializeToString()) == sent
+
+
+def test_bytes_that_are_no_message_are_the_senders_fault() -> None:
+    with pytest.raises(InvalidRequest, match="^request: .*send the method's own message"):
+        parsed(pb.PushRequest.FromString, "Push", b"\xff" * 10)

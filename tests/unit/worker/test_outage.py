@@ -1,0 +1,87 @@
+"""One word when a service stays away, one when it is back; who answers anything is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from structlog.testing import capture_logs
+
+from syncline import outage
+from syncline.outage import Outage
+from syncline_proto.errors import (
+    LeaseLost,
+    Overloaded,
+    RevisionGone,
+    RunUnknown,
+    SynclineError,
+    Unreachable,
+)
+
+AWAY = Unreachable("Nobody answers.")
+BUSY = Overloaded("There is no room.")
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clock, in seconds."""
+    now = 0.0
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return now
+
+    def set_to(seconds: float) -> None:
+        nonlocal now
+        now = seconds
+
+    monkeypatch.setattr(outage, "time", Clock)
+    return set_to
+
+
+def call(outage: Outage, error: SynclineError | None = None) -> None:
+    with suppress(SynclineError), outage.noted():
+        if error is not None:
+            raise error
+
+
+def test_it_is_said_once_and_so_is_the_return(at: Callable[[float], None]) -> None:
+    service = Outage("sync", "waiting")
+    with capture_logs() as logs:
+        for second in range(10):
+            at(second)
+            call(service, AWAY)
+        assert service.is_on
+        call(service)
+        call(service)
+    assert [(log["event"], log.get("why"), log.get("so")) for log in logs] == [
+        ("sync.away", "Nobody answers.", "waiting"),
+        ("sync.back", None, None),
+    ]
+    assert not service.is_on
+
+
+def test_a_short_absence_is_not_worth_a_word(at: Callable[[float], None]) -> None:
+    service = Outage("sync", "waiting")
+    with capture_logs() as logs:
+        for second in range(0, 100, 2):
+            at(second)
+            call(service, AWAY if second % 4 else None)
+    assert not logs
+
+
+@pytest.mark.parametrize("kind", [Overloaded, RevisionGone, LeaseLost, RunUnknown])
+def test_a_refusal_is_an_answer(kind: type[SynclineError], at: Callable[[float], None]) -> None:
+    service = Outage("sync", "waiting")
+    with capture_logs() as logs:
+        call(service, AWAY)
+        call(service, kind("no"))
+        at(60)
+        call(service, AWAY)
+        assert not logs, "the second absence is new"
+        at(70)
+        call(service, AWAY)
+        call(service, kind("no"))
+    assert [log["event"] for log in logs] == ["sync.away", "sync.back"]

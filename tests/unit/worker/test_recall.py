@@ -1,0 +1,46 @@
+"""Who is called off waits for nobody, and hears an answer that is there already."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from syncline.recall import Recall, unless_recalled
+from syncline_proto.errors import CalledOff, RunConflict, Unreachable
+
+
+def test_a_wait_ends_when_it_is_recalled() -> None:
+    recall, answers = Recall(), threading.Event()
+    threading.Timer(0.2, recall.set).start()
+    try:
+        with pytest.raises(CalledOff, match="asked to leave"):
+            unless_recalled(lambda: answers.wait(60), recall)
+    finally:
+        answers.set()
+
+
+def test_an_answer_counts_even_if_it_is_recalled_meanwhile() -> None:
+    recall = Recall()
+    recall.set()
+    assert unless_recalled(lambda: "a lease", recall) == "a lease"
+
+
+def test_of_what_failed_meanwhile_only_waiting_is_called_off() -> None:
+    recall = Recall()
+
+    def fail(error: Exception) -> None:
+        recall.set()
+        raise error
+
+    with pytest.raises(RunConflict):
+        unless_recalled(lambda: fail(RunConflict("ended")), recall)
+    with pytest.raises(CalledOff):
+        unless_recalled(lambda: fail(Unreachable("nobody")), recall)
+
+
+def test_who_waits_for_a_recall_hears_it() -> None:
+    recall = Recall()
+    assert not recall.wait(0.01)
+    threading.Timer(0.05, recall.set).start()
+    assert recall.wait(60)
