@@ -57,6 +57,8 @@ class Fragment:
         self._next_settings = settings
         self._round: Round | None = None
         self._taking_part: dict[str, int] = dict(self.saved.taking_part)
+        self._gone: set[str] = set()
+        """Who came before revision 1, and has lost its lease or left before it."""
         if self.saved.revision > 0:
             self._ending.offered(number)
 
@@ -89,6 +91,8 @@ class Fragment:
         open round its whole deadline anew.
         """
         goes_on = running and not self.running
+        if self.saved.revision == 0:
+            self._gone = (self._gone | self.members.keys()) - members.keys()
         self._next_settings, self.members, self.running = settings, dict(members), running
         told = list(self._take_settings()) if self._round is None else []
         self._taking_part = self._alive(self._taking_part)
@@ -154,8 +158,10 @@ class Fragment:
             return ClosedBy.OFFER if r.result == 0 or self._ending.decided else None
         if len(r.arrived) < self._needed(r):
             return None
-        if len(r.arrived) >= self._wished(r) and r.expected <= r.arrived.keys():
-            return ClosedBy.LOSS if r.lost else ClosedBy.EVERYONE
+        wished = self._wished(r)
+        if len(r.arrived.keys() | self._gone) >= wished and r.expected <= r.arrived.keys():
+            lost = r.lost or len(r.arrived) < wished
+            return ClosedBy.LOSS if lost else ClosedBy.EVERYONE
         deadline = self.deadline_s
         return ClosedBy.DEADLINE if deadline is not None and now_s >= deadline else None
 
@@ -242,10 +248,10 @@ class Fragment:
         return self.settings.min_replicas
 
     def _wished(self, r: Round) -> int:
-        """Pushes that the open round waits for until its deadline, besides those it expects.
+        """Replicas that the open round waits for until its deadline, besides those it expects.
 
         Only the very first round has any: who starts together shall train together, and nobody is
-        known by a push yet.
+        known by a push yet. Those who came to the run and are gone count as if they had pushed.
         """
         before = self.saved.gradient_step if r.kind is Kind.GRADIENT else self.saved.revision
         return self.settings.replicas if before == 0 else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import ClosedBy
 from syncline_testing.world import DEADLINE_S, World
@@ -22,6 +24,42 @@ def test_the_first_round_alone_waits_for_the_expected_replicas() -> None:
     w.adopt(b=None)
     w.closes(ClosedBy.LOSS)
     w.round("a")
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 2])
+def test_the_first_round_does_not_wait_for_who_is_lost_before_it_pushes(warmup_steps: int) -> None:
+    w = World("a", "b", min_replicas=1, expected_replicas=2, warmup_steps=warmup_steps)
+    _first_push(w, "a")
+    w.waits()
+    w.adopt(b=None)
+    w.closes(ClosedBy.LOSS)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 2])
+def test_who_is_lost_after_its_first_push_does_not_end_the_wait_for_others(
+    warmup_steps: int,
+) -> None:
+    w = World("a", "b", min_replicas=1, expected_replicas=2, warmup_steps=warmup_steps)
+    _first_push(w, "b")
+    w.adopt(b=None)
+    w.waits()
+    _first_push(w, "a")
+    w.closes(ClosedBy.EVERYONE)
+
+
+def test_who_comes_back_before_the_first_round_is_waited_for_again() -> None:
+    w = World("a", "b", min_replicas=1, expected_replicas=2)
+    w.adopt(b=None)
+    w.adopt(b=2)
+    w.push("a")
+    w.waits()
+
+
+def _first_push(w: World, replica: str) -> None:
+    if w.core.synchronous:
+        w.gradient(replica, 1)
+    else:
+        w.push(replica)
 
 
 def test_the_first_round_does_not_wait_for_ever() -> None:
