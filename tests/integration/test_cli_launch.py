@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,40 +47,38 @@ def launch(folder: Path, replicas: int = 1, restarts: int = 0) -> Launch:
     )
 
 
-def test_a_run_that_ends_as_its_time_is_up_is_no_failure(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
+@contextmanager
+def out_of_time(folder: Path) -> Iterator[tuple[LocalRun, OperatorClient]]:
+    """A launch whose time is up, with a real control plane that does not know its run yet."""
+    cluster = Cluster(folder)
     try:
         cluster.control.start()
         with (
-            LocalRun(launch(tmp_path), Silent()) as run,
+            LocalRun(launch(folder), Silent()) as run,
             OperatorClient(cluster.control_url, None, call_s=5.0) as client,
         ):
             run._client = client
-            run.view.state = client.create_run(RunCreate(name=run.view.run))
-            cluster.post(f"/runs/{run.view.run}/stop")
-            run._stop_if_due()
-            assert run.view.state.state is RunState.STOPPED
+            yield run, client
     finally:
         cluster.stop()
+
+
+def test_a_run_that_ends_as_its_time_is_up_is_no_failure(tmp_path: Path) -> None:
+    with out_of_time(tmp_path) as (run, client):
+        run.view.state = client.create_run(RunCreate(name=run.view.run))
+        client.move_run(run.view.run, "stop")
+        run._stop_if_due()
+        assert run.view.state.state is RunState.STOPPED
 
 
 def test_a_stop_that_is_refused_is_asked_for_again(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path)
-    try:
-        cluster.control.start()
-        with (
-            LocalRun(launch(tmp_path), Silent()) as run,
-            OperatorClient(cluster.control_url, None, call_s=5.0) as client,
-        ):
-            run._client = client
-            run.view.state = running(run.view.run)
-            run._stop_if_due()  # nobody knows the run yet
-            assert run.view.state.state is RunState.RUNNING
-            client.create_run(RunCreate(name=run.view.run))
-            run._stop_if_due()
-            assert run.view.state.state is RunState.STOPPED
-    finally:
-        cluster.stop()
+    with out_of_time(tmp_path) as (run, client):
+        run.view.state = running(run.view.run)
+        run._stop_if_due()  # nobody knows the run yet
+        assert run.view.state.state is RunState.RUNNING
+        client.create_run(RunCreate(name=run.view.run))
+        run._stop_if_due()
+        assert run.view.state.state is RunState.STOPPED
 
 
 def test_who_still_loads_when_the_time_is_up_is_asked_to_end_and_has_not_failed(

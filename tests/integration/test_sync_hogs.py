@@ -61,6 +61,12 @@ async def two_runs(s: Service, layout: Layout) -> None:
         await s.offer(values, names[0], run=run)
 
 
+async def pulled(s: Service, run: str) -> int:
+    """Pull a run's revision 0 whole: its bytes."""
+    request = pb.PullRequest(run=run, revision=0)
+    return sum([len(part.chunk.data) async for part in s.stub.Pull(request, timeout=60)])
+
+
 def test_pushes_that_lack_a_rank_for_ever_do_not_keep_another_run_out(tmp_path: Path) -> None:
     """Even if they come again at once, and fill room and line."""
     layout = flat_layout(1000)
@@ -148,9 +154,7 @@ def test_a_reader_that_takes_nothing_is_cut_and_others_have_their_turn(
             await two_runs(s, layout)
             standing = s.stub.Pull(pb.PullRequest(run=HOG, revision=0))
             assert (await standing.read()).header.elements == layout.numel
-            request = pb.PullRequest(run=HONEST, revision=0)
-            parts = [part async for part in s.stub.Pull(request, timeout=60)]
-            assert sum(len(part.chunk.data) for part in parts) == 4 * layout.numel
+            assert await pulled(s, HONEST) == 4 * layout.numel
             with pytest.raises(grpc.aio.AioRpcError, match="nothing was taken for 0.4 s") as cut:
                 while await standing.read() is not grpc.aio.EOF:
                     pass
@@ -177,10 +181,7 @@ def test_readers_that_go_while_they_wait_for_a_turn_leave_it_to_others(
                 call.cancel()
                 with suppress(asyncio.CancelledError):
                     await call.code()
-            parts = [
-                part async for part in s.stub.Pull(pb.PullRequest(run=HOG, revision=0), timeout=60)
-            ]
-            assert sum(len(part.chunk.data) for part in parts) == 4 * layout.numel
+            assert await pulled(s, HOG) == 4 * layout.numel
             assert not s.faults
 
     asyncio.run(scenario())
@@ -193,10 +194,6 @@ def test_a_run_whose_cut_readers_stay_has_no_more_turns_until_they_go(
     monkeypatch.setattr(servicer, "SENDERS_MAX", 1)
     monkeypatch.setattr(servicer, "ENDING_MAX", 3)
     layout = flat_layout(4 << 20)
-
-    async def pulled(s: Service, run: str) -> int:
-        request = pb.PullRequest(run=run, revision=0)
-        return sum([len(part.chunk.data) async for part in s.stub.Pull(request, timeout=60)])
 
     async def scenario() -> None:
         async with service(tmp_path, RULES) as s:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from syncline.train.config import JobConfig
@@ -41,7 +42,13 @@ def test_thirty_steps_lower_the_loss(data: Path, tmp_path: Path) -> None:
     assert ending.bits_per_byte_merged < ending.bits_per_byte_start - 1.0
     assert recorder.losses[-1] < recorder.losses[0] - 0.5
     assert [now.inner_step for now in recorder.snapshots] == list(range(1, 31))
-    assert list((tmp_path / "board" / "alone").glob("events.out.tfevents.*"))
+    board = EventAccumulator(str(tmp_path / "board" / "alone")).Reload()
+    drawn = board.Scalars("train/loss")
+    assert [event.step for event in drawn] == [STEP_TOKENS * (i + 1) for i in range(30)]
+    assert [event.value for event in drawn] == pytest.approx(recorder.losses)
+    first, last = board.Scalars("merged/loss")
+    assert first.step == 0
+    assert (last.step, last.value) == (ending.tokens, pytest.approx(ending.held_out_merged))
 
 
 def test_accumulation_takes_the_same_steps_as_a_larger_batch(data: Path) -> None:

@@ -47,7 +47,7 @@ def test_only_the_known_folders_stand_at_the_top() -> None:
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split("\n")
     folders = {line.split("/")[0] for line in listed if "/" in line and not line.startswith(".")}
-    assert folders <= TOP_LEVEL
+    assert folders == TOP_LEVEL
 
 
 def test_nothing_prints_outside_the_command_line() -> None:

@@ -62,6 +62,13 @@ def test_it_never_jumps(schedule: Schedule) -> None:
     assert max(jumps) <= steepest * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("tokens", "share"), [(300, 0.85355339), (500, 0.5), (700, 0.14644661)])
+def test_cosine_is_a_cosine(tokens: int, share: float) -> None:
+    """(1 + cos(pi t)) / 2 at a quarter, half and three quarters of what follows the warm-up."""
+    schedule = Schedule(kind="cosine", peak=2.0, warmup_tokens=100, total_tokens=900, min_ratio=0.1)
+    assert schedule.lr(tokens) == pytest.approx(2.0 * (0.1 + 0.9 * share), rel=1e-6)
+
+
 def test_wsd_is_flat_until_it_decays() -> None:
     schedule = Schedule(
         kind="wsd", peak=1.0, warmup_tokens=10, total_tokens=100, decay_share=0.2, min_ratio=0.1

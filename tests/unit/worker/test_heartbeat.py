@@ -11,18 +11,8 @@ import pytest
 from syncline import heartbeat
 from syncline.control import ControlClient
 from syncline.heartbeat import Pulse
-from syncline_proto.rest import Progress, Registration
-from syncline_testing.views import running
-
-REGISTRATION = Registration(
-    replica="one",
-    incarnation=1,
-    ordinal=0,
-    lease_s=10.0,
-    heartbeat_s=1.0,
-    run=running("run"),
-    sync_services=[],
-)
+from syncline_proto.rest import Progress
+from syncline_testing.views import registration
 
 
 def beating() -> list[threading.Thread]:
@@ -36,7 +26,7 @@ def test_a_silent_control_plane_does_not_hold_up_who_leaves(
     monkeypatch.setattr(heartbeat, "CLOSE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = ControlClient(f"http://127.0.0.1:{server.getsockname()[1]}", None, 60.0)
-        pulse = Pulse(client, REGISTRATION, lambda: Progress(phase="training"))
+        pulse = Pulse(client, registration("one"), lambda: Progress(phase="training"))
         pulse.start()
         taken, _ = server.accept()
         with taken:
@@ -51,7 +41,7 @@ def test_a_fault_in_the_heartbeat_counts_as_a_lost_lease() -> None:
     def progress() -> Progress:
         raise ZeroDivisionError("tokens per second")
 
-    pulse = Pulse(ControlClient("http://127.0.0.1:9", None, 1.0), REGISTRATION, progress)
+    pulse = Pulse(ControlClient("http://127.0.0.1:9", None, 1.0), registration("one"), progress)
     pulse.start()
     try:
         end = time.monotonic() + 20

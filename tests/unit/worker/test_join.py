@@ -17,19 +17,9 @@ from syncline.ranks import Ranks
 from syncline.recall import Recall
 from syncline_proto.errors import CalledOff
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
-from syncline_proto.rest import Registration, SyncEndpoint
+from syncline_proto.rest import SyncEndpoint
 from syncline_testing.cluster import free_ports, wait_until
-from syncline_testing.views import running
-
-REGISTRATION = Registration(
-    replica="one",
-    incarnation=1,
-    ordinal=0,
-    lease_s=10.0,
-    heartbeat_s=1.0,
-    run=running("run"),
-    sync_services=[],
-)
+from syncline_testing.views import registration
 
 LAYOUT = Layout((TensorSpec("t", (2,), "float32"),), (FragmentSpec("f", (Box(0, (0,), (2,)),)),))
 
@@ -62,7 +52,7 @@ def control(answer: Callable[[], bytes]) -> Iterator[str]:
 
 def opened(address: str, recall: Recall) -> None:
     wish = Wish(control=address, token=None, run="run", replica="one", settings=None)
-    open_run(wish, REGISTRATION, Ranks(), LAYOUT, recall)
+    open_run(wish, registration("one"), Ranks(), LAYOUT, recall)
 
 
 def threads(name: str) -> list[threading.Thread]:

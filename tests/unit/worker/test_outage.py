@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -18,27 +17,15 @@ from syncline_proto.errors import (
     SynclineError,
     Unreachable,
 )
+from syncline_testing.clock import Clock, set_by_hand
 
 AWAY = Unreachable("Nobody answers.")
 BUSY = Overloaded("There is no room.")
 
 
 @pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the clock, in seconds."""
-    now = 0.0
-
-    class Clock:
-        @staticmethod
-        def monotonic() -> float:
-            return now
-
-    def set_to(seconds: float) -> None:
-        nonlocal now
-        now = seconds
-
-    monkeypatch.setattr(outage, "time", Clock)
-    return set_to
+def at(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return set_by_hand(monkeypatch, outage)
 
 
 def call(outage: Outage, error: SynclineError | None = None) -> None:
@@ -47,7 +34,7 @@ def call(outage: Outage, error: SynclineError | None = None) -> None:
             raise error
 
 
-def test_it_is_said_once_and_so_is_the_return(at: Callable[[float], None]) -> None:
+def test_it_is_said_once_and_so_is_the_return(at: Clock) -> None:
     service = Outage("sync", "waiting")
     with capture_logs() as logs:
         for second in range(10):
@@ -63,7 +50,7 @@ def test_it_is_said_once_and_so_is_the_return(at: Callable[[float], None]) -> No
     assert not service.is_on
 
 
-def test_a_short_absence_is_not_worth_a_word(at: Callable[[float], None]) -> None:
+def test_a_short_absence_is_not_worth_a_word(at: Clock) -> None:
     service = Outage("sync", "waiting")
     with capture_logs() as logs:
         for second in range(0, 100, 2):
@@ -73,7 +60,7 @@ def test_a_short_absence_is_not_worth_a_word(at: Callable[[float], None]) -> Non
 
 
 @pytest.mark.parametrize("kind", [Overloaded, RevisionGone, LeaseLost, RunUnknown])
-def test_a_refusal_is_an_answer(kind: type[SynclineError], at: Callable[[float], None]) -> None:
+def test_a_refusal_is_an_answer(kind: type[SynclineError], at: Clock) -> None:
     service = Outage("sync", "waiting")
     with capture_logs() as logs:
         call(service, AWAY)

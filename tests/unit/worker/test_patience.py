@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,30 +11,18 @@ from syncline import patience
 from syncline.patience import RoundPatience, patiently
 from syncline_proto.errors import Overloaded, RunConflict, Unreachable
 from syncline_proto.settings import TimeoutSettings
+from syncline_testing.clock import Clock, set_by_hand
 
 TIMEOUTS = TimeoutSettings(lease=1.0, round_deadline=10.0)
 LIMIT_S = 2 * 10.0 + TIMEOUTS.give_up_s
 
 
 @pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the clock, in seconds."""
-    now = 0.0
-
-    class Clock:
-        @staticmethod
-        def monotonic() -> float:
-            return now
-
-    def set_to(seconds: float) -> None:
-        nonlocal now
-        now = seconds
-
-    monkeypatch.setattr(patience, "time", Clock)
-    return set_to
+def at(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return set_by_hand(monkeypatch, patience)
 
 
-def test_a_round_that_does_not_close_is_given_up(at: Callable[[float], None]) -> None:
+def test_a_round_that_does_not_close_is_given_up(at: Clock) -> None:
     waiting = RoundPatience(TIMEOUTS, lambda: False)
     at(LIMIT_S)
     waiting.check("head")
@@ -43,7 +31,7 @@ def test_a_round_that_does_not_close_is_given_up(at: Callable[[float], None]) ->
         waiting.check("head")
 
 
-def test_a_pause_costs_no_patience_and_a_move_gives_it_back(at: Callable[[float], None]) -> None:
+def test_a_pause_costs_no_patience_and_a_move_gives_it_back(at: Clock) -> None:
     paused = True
     waiting = RoundPatience(TIMEOUTS, lambda: paused)
     at(10 * LIMIT_S)
