@@ -20,6 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, this is $$($(PYTHON) -V): set PYTHON=..."; exit 1; }
 	@echo 'Installing into $(VENV): about 2 GB, a few minutes.'
+	@echo '"Installing collected packages" at the end takes about a minute and shows nothing.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
@@ -47,7 +48,7 @@ generate: $(INSTALLED)  ## Generate the gRPC stubs from the schema
 	  --python_out=proto --grpc_python_out=proto --mypy_out=quiet:proto \
 	  --mypy_grpc_out=quiet:proto syncline_proto/v1/sync.proto
 
-benchmarks: $(INSTALLED)  ## Run every benchmark that fits this machine; each ends in one line of JSON
+benchmarks: $(INSTALLED)  ## Take the figures of the demo; ends in one line of JSON
 	$(BIN)/python benchmarks/demo.py
 
 clean:  ## Remove .venv and what tools leave behind

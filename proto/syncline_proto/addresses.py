@@ -30,7 +30,8 @@ def control_url(text: str) -> str:
     if wrong is not None:
         raise ConfigError(
             f"The control plane's address {_shown(text)} cannot be used, since {wrong}; "
-            "write http://HOST:PORT (--control, SYNCLINE_CONTROL)."
+            "write http://HOST:PORT.",
+            "control",
         )
     return url
 
@@ -61,7 +62,8 @@ def bearer_token(token: str | None) -> str | None:
     if token and not _VISIBLE.fullmatch(token):
         raise ConfigError(
             "The token holds a line break, a space or a character beyond ASCII; give it exactly "
-            "as the control plane has it (--token, SYNCLINE_TOKEN)."
+            "as the control plane has it.",
+            "token",
         )
     return token or None
 

@@ -138,7 +138,10 @@ def check_chunk(chunk: pb.Chunk, codec: pb.Codec.ValueType, elements_left: int) 
     if count > elements_left:
         raise InvalidRequest(f"chunk.data: {count} elements where only {elements_left} are left.")
     if count < elements_left and count % CHUNK_GRAIN:
-        raise InvalidRequest(f"chunk.data: {count} elements is not a multiple of {CHUNK_GRAIN}.")
+        raise InvalidRequest(
+            f"chunk.data: {count} elements, of {elements_left} still to come, is not a multiple of "
+            f"{CHUNK_GRAIN}; only the last chunk need not be."
+        )
     if crc32c(chunk.data) != chunk.crc32c:
         raise InvalidRequest("chunk.crc32c: the data was damaged on the way; send the push again.")
     return count

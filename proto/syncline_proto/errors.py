@@ -22,7 +22,7 @@ what happened and, where somebody can act on it, what to do.
     ├─ Overloaded              OVERLOADED           31  yes    out of room for now
     ├─ StoreError              STORE                40  no     the disk refused; we must stop
     │  └─ StoreDamaged         STORE_DAMAGED        41  no     a stored file fails its checksum
-    ├─ TrainingDiverged        DIVERGED             50  no     the loss stays not finite
+    ├─ TrainingDiverged        DIVERGED             50  no     not finite, or nothing counts
     └─ ProcessFailed           PROCESS_FAILED       60  no     a process of ours ended badly
 
 Programs exit with 0 when done, 1 for a fault of our own, 2 for wrong usage, 130 after Ctrl+C.
@@ -32,7 +32,10 @@ Numbers are never given twice. The worker adds DataError (DATA, 13) under Config
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+Setting = Literal["control", "token"]
+"""The control plane's address, and the token that it asks for."""
 
 
 class SynclineError(Exception):
@@ -43,9 +46,20 @@ class SynclineError(Exception):
     retry: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, setting: Setting | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.setting: Setting | None = setting
+        """What to look at, if it is one of these; whoever shows the error knows how to set it."""
+        self.way = ""
+        """How to set it where Python is to print the error; ``str`` alone adds it."""
+
+    def __str__(self) -> str:
+        return self.told(self.way)
+
+    def told(self, way: str) -> str:
+        """Return the message, with the way to set what is to blame; "": there is none."""
+        return f"{self.message.removesuffix('.')} ({way})." if way else self.message
 
 
 class ConfigError(SynclineError):
@@ -61,7 +75,7 @@ class PortInUse(ConfigError):
 
 
 class FileMissing(ConfigError):
-    """A path that must exist does not."""
+    """A path that must exist does not; for data it is DATA."""
 
     code, exit_code, http_status = "FILE_MISSING", 12, 404
 
@@ -151,7 +165,7 @@ class StoreDamaged(StoreError):
 
 
 class TrainingDiverged(SynclineError):
-    """The loss is not finite, again and again."""
+    """The loss is not finite, or nobody's push counts, again and again."""
 
     code, exit_code = "DIVERGED", 50
 
@@ -169,9 +183,9 @@ def leaves(root: type[SynclineError] = SynclineError) -> Iterator[type[SynclineE
         yield from leaves(child)
 
 
-def from_code(code: str, message: str) -> SynclineError:
+def from_code(code: str, message: str, setting: Setting | None = None) -> SynclineError:
     """Return the error whose ``code`` this is; a plain SynclineError for one we do not know."""
     for kind in leaves():
         if kind.code == code:
-            return kind(message)
-    return SynclineError(f"{message} [{code}]")
+            return kind(message, setting)
+    return SynclineError(f"{message} [{code}]", setting)

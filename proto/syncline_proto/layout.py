@@ -205,7 +205,7 @@ def difference(ours: Layout, theirs: Layout) -> str | None:
     if len(ours.tensors) != len(theirs.tensors):
         return f"the run has {len(ours.tensors)} tensors and there are {len(theirs.tensors)} here."
     if ours.frozen_sha256 != theirs.frozen_sha256:
-        return "the frozen tensors have other values than the run's."
+        return "the frozen parameters or saved buffers have other values than the run's."
     for i, (f, g) in enumerate(zip(ours.fragments, theirs.fragments, strict=False)):
         if f != g:
             run, here = shown(f.name), shown(g.name)

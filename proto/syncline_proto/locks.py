@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 from typing import IO
 
 from syncline_proto.errors import ConfigError, StoreError
 
+TRIES_MAX = 10
+"""Each that fails tells of an owner who took the file away as he went."""
+
 
 def owned(path: Path) -> IO[bytes] | None:
     """Lock the file until the answer is closed or the process ends; None if another has it.
 
+    An owner may unlink the file before he lets go of it.
+
     Raises:
         OSError: the file cannot be made, or its file system knows no locks.
     """
+    for _ in range(TRIES_MAX):
+        lock = _locked(path)
+        if lock is None or _is_still(path, lock):
+            return lock
+        lock.close()
+    return None
+
+
+def _locked(path: Path) -> IO[bytes] | None:
     lock = path.open("wb")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -24,6 +39,14 @@ def owned(path: Path) -> IO[bytes] | None:
             return None
         raise
     return lock
+
+
+def _is_still(path: Path, lock: IO[bytes]) -> bool:
+    """Whether the file goes by that name yet; if not, the next one would lock another."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def only_owner(path: Path, taken: str, flag: str) -> IO[bytes]:

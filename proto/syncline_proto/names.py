@@ -1,6 +1,6 @@
-"""Names of runs, replicas and services: which are valid, as a pattern and in words.
+"""Names of runs, replicas and services, and other short texts: which are valid, and in words.
 
-Lower case, so that a name is safe in a path, a URL and a Kubernetes object. Loads nothing.
+A name is lower case, so that it is safe in a path, a URL and a Kubernetes object. Loads nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,18 @@ NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 
 NAME_WORDS = "1 to 63 lower-case letters, digits and . _ -, with a letter or digit first and last"
 """The pattern, for people; what follows "must be"."""
+
+LINE_PATTERN = r"^[^\x00-\x1f]*$"
+"""A text without control characters."""
+
+KIND_PATTERN = r"^[a-z0-9_-]+(\.[a-z0-9_-]+)*$"
+"""Of an event."""
+
+IN_WORDS = {
+    NAME_PATTERN: NAME_WORDS,
+    LINE_PATTERN: "one line without control characters",
+    KIND_PATTERN: "words of lower-case letters, digits, _ and -, joined by dots",
+}
 
 
 def valid_name(name: str) -> bool:

@@ -14,13 +14,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
-from syncline_proto.names import NAME_PATTERN
+from syncline_proto.names import KIND_PATTERN, LINE_PATTERN, NAME_PATTERN
 from syncline_proto.settings import RunSettings
 
-LINE_PATTERN = r"^[^\x00-\x1f]*$"
-"""A text without control characters."""
-
-KIND_PATTERN = r"^[a-z0-9_-]+(\.[a-z0-9_-]+)*$"
+WHY_CHARACTERS_MAX = 300
+"""Of the words with which a replica leaves; they are part of an address."""
 
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 """Fits the control plane's tables."""

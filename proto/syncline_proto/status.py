@@ -12,6 +12,8 @@ from syncline_proto import errors
 
 CODE_TRAILER = "syncline-code"
 NEWEST_TRAILER = "syncline-newest-revision"
+ROOM_HEADER = "syncline-room"
+"""In a push's initial metadata: there is room for its chunks. It is not in that of a refusal."""
 
 STATUS: dict[type[errors.SynclineError], grpc.StatusCode] = {
     errors.SynclineError: grpc.StatusCode.INTERNAL,

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from syncline_proto.names import NAME_PATTERN, NAME_WORDS
+from syncline_proto.names import IN_WORDS
 
 KEYS_MAX = 24
 """More keys than this are not listed."""
@@ -88,8 +88,9 @@ def _demand(found: ErrorDetails) -> str:
     wanted = found.get("ctx", {})
     if found["type"] in ("too_short", "string_too_short") and wanted.get("min_length") == 1:
         return "must not be empty"
-    if found["type"] == "string_pattern_mismatch" and wanted.get("pattern") == NAME_PATTERN:
-        return f"must be {NAME_WORDS}"
+    if found["type"] == "string_pattern_mismatch":
+        # A pattern without words is of what programs write, such as a checksum in a file.
+        return f"must be {IN_WORDS.get(wanted['pattern'], 'of another form')}"
     # "Input should be a valid integer, unable to parse string as an integer"
     asked = _bare(found["msg"].partition(", unable")[0])
     asked = re.sub(r"^(Input|String|List|Value|Data) should ", "must ", asked)

@@ -71,7 +71,7 @@ class Guard:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not given:
             raise problems.Unauthorized(
-                "This control plane wants a token; set SYNCLINE_TOKEN or give --token."
+                "This control plane wants a token; give the one that it was started with."
             )
         if not hmac.compare_digest(given.strip().encode(), self._token):
             raise problems.Unauthorized("The token is wrong; ask the operator for the right one.")

@@ -69,13 +69,14 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, end.ask, sign)
-    data = _data_folder(settings.data)
     metrics = Metrics()
     pool = ThreadPoolExecutor(settings.threads or max(os.cpu_count() or 1, 4), "compute")
     reports = ReportQueue()
-    shared = Shared(data, pool, Budget(settings.staging_bytes), metrics, reports.put, end.come)
+    budget = Budget(settings.staging_bytes)
+    shared = Shared(settings.data, pool, budget, metrics, reports.put, end.come)
     host = Host(shared)
     doors = bind(settings, SyncServicer(host, shared), metrics)
+    data = _data_folder(settings.data)  # not earlier: a start in vain leaves none behind
     # A store has one writer.
     mine = only_owner(data / "lock", f"Another sync service keeps its store in {data}", "--data")
     hello = SyncServiceHello(
@@ -90,9 +91,11 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         link = ControlLink(client, hello, host.follow, reports, data / "membership.json")
         await link.adopt_snapshot()
         await doors.open()
-        log.info("serving", address=hello.address, data=str(data), control=settings.control)
+        log.info("listening", address=hello.address, data=str(data))
         tasks = [asyncio.create_task(_guard(work, end)) for work in (link.run, host.sweep)]
         await end.came.wait()
+        why = end.sign.name if end.sign else type(end.error).__name__
+        log.info("ending: no more calls are taken, commits are finished", why=why)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -105,6 +108,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     mine.close()
     if end.error is not None:
         raise end.error
+    log.info("ended")
     return end.sign
 
 

@@ -1,9 +1,10 @@
 """Room for what is in flight, within one limit: shared fairly between runs, in order within one.
 
 The run that holds the least is served first, so nobody's pushes can keep another run's out; among
-runs that hold as much, first come, first served. Who had to leave the line may come back to its old
-place in it, and holds nobody up meanwhile. One loop owns it. Knows sizes only; what they are of is
-its users' business.
+runs that hold as much, first come, first served. Where room may be held for long, a run gets no
+more than half of what the others leave. Who had to leave the line may come back to its old place in
+it, and holds nobody up meanwhile. One loop owns it. Knows sizes only; what they are of is its
+users' business.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ class Budget:
 
     Invariants:
         - ``used`` <= ``limit``, except that one room alone may always be had;
-        - nobody is passed by a run that holds more than his.
+        - nobody is passed by a run that holds more than his;
+        - with ``halves`` no run gets more than half of what the others leave, the last room rounded
+          up. So ``n`` runs that give nothing back leave at least ``limit // 2**n`` rooms of size 1
+          to all others: none, perhaps, once there are more of them than log2(limit).
     """
 
-    def __init__(self, limit: int, waiters_max: int = WAITERS_MAX) -> None:
+    def __init__(self, limit: int, waiters_max: int = WAITERS_MAX, *, halves: bool = False) -> None:
         self.limit = limit
         self.used = 0
+        self._halves = halves
         self._waiters_max = waiters_max
         self._places = itertools.count()
         self._held: Counter[str] = Counter()
@@ -101,7 +106,8 @@ class Budget:
                 (line[0] for line in self._waiting.values()),
                 key=lambda first: (self._held[first.run], first.place),
             )
-            if self.used and self.used + room.size > self.limit:
+            kept_free = self._held[room.run] if self._halves else 0
+            if self.used and self.used + room.size + kept_free > self.limit:
                 break
             self._unqueue(room)
             self._hold(room.run, room.size)

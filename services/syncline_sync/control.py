@@ -113,7 +113,8 @@ class ControlLink:
     ) -> None:
         self._client, self._hello, self._adopt = client, hello, adopt
         self._reports, self._snapshot = reports, snapshot
-        self._away = False
+        self._connected: bool | None = None
+        """Whether the last call was answered; None before the first has come to anything."""
         self._heard = False
         """A control plane has answered here before, be it in an earlier life of this service."""
 
@@ -168,6 +169,7 @@ class ControlLink:
         except ValidationError:
             raise self._stranger("with something of another shape") from None
         self._heard = True
+        self._answered()
         return membership
 
     async def send_last(self, within_s: float) -> None:
@@ -227,7 +229,8 @@ class ControlLink:
                     timeout=timeout_s,
                 )
                 if answer.is_success:
-                    self._back()
+                    if self._heard:  # before that it may be anybody
+                        self._answered()
                     return answer
                 if answer.status_code in (401, 403):
                     raise Forbidden(
@@ -279,11 +282,13 @@ class ControlLink:
         )
 
     def _gone(self, why: str) -> None:
-        if not self._away:
-            self._away = True
-            log.warning("control plane away; going on with the last membership", why=why)
+        if self._connected is not False:
+            self._connected = False
+            what = "control plane away; going on with the last membership"
+            what = what if self._heard else "waiting for the control plane"
+            log.warning(what, url=str(self._client.base_url), why=why)
 
-    def _back(self) -> None:
-        if self._away:
-            self._away = False
-            log.info("control plane back")
+    def _answered(self) -> None:
+        if not self._connected:
+            self._connected = True
+            log.info("connected to the control plane", url=str(self._client.base_url))

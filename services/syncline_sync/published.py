@@ -17,6 +17,7 @@ from syncline_proto.codec import Float32, chunk_elements, encode, width
 from syncline_proto.errors import RevisionGone
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
+from syncline_sync.report import pushed
 
 FEW_SPANS = 1024
 """So many stretches are copied one by one, which takes less than a millisecond."""
@@ -49,6 +50,19 @@ class Published:
         """Encode fp32 ``values``; they may change afterwards."""
         payload = encode(values, codec)
         return cls(saved, codec, memoryview(bytes(payload)) if width(codec) == 4 else payload)
+
+    def header(self, elements: int, instance: str) -> pb.PullHeader:
+        """What goes before the chunks of ``elements``; ``instance`` is the service's."""
+        return pb.PullHeader(
+            epoch=self.saved.epoch,
+            revision=self.saved.revision,
+            gradient_step=self.saved.gradient_step,
+            codec=self.codec,
+            elements=elements,
+            committed_tokens=self.saved.committed_tokens,
+            contributions=pushed(self.saved),
+            instance=instance,
+        )
 
     def chunks(self, spans: npt.NDArray[np.int64]) -> Iterator[bytes]:
         """The bytes of a shard, in payload order, cut into equal chunks but for the last.
@@ -149,7 +163,7 @@ class Loan:
     """A value that a pull reads: once its shelf has dropped it, it is in memory for that alone."""
 
     def __init__(self, shelf: Shelf, number: int, value: Published) -> None:
-        self._shelf, self._number, self._value = shelf, number, value
+        self._shelf, self._number, self.value = shelf, number, value
         self._dropped_s: float | None = None
         """When that was seen; None while the shelf keeps it."""
 
@@ -159,7 +173,7 @@ class Loan:
         Raises:
             RevisionGone: the shelf dropped it ``still_s`` ago.
         """
-        if self._shelf.keeps(self._value):
+        if self._shelf.keeps(self.value):
             return
         if self._dropped_s is None:
             self._dropped_s = now_s

@@ -1,20 +1,22 @@
-"""Pulls on their way out: so many make and send chunks at a time, all others wait for their turn.
+"""Whose turn it is to send: so many pulls make and send chunks at a time, all others wait.
 
 A chunk that its reader does not take is in memory several times over, here and in gRPC; so what
 slow readers cost is bounded by turns. These are short, so that many slow readers all move, and
-runs have them alike, whoever has more readers. A pull that is cut gives its turn to the next, but
-its call ends only when its reader takes what came before that, or goes: a run in which too many do
-neither has no more turns meanwhile.
+runs have them alike, whoever has more readers: a run has at most half of what the others leave. One
+whose readers take nothing is thus in no other's way. Of several each may halve what is left: of 256
+turns eight such runs leave one, and nine may leave none until the first of their pulls is cut. That
+gives its turn to the run that has the fewest, but its call ends only when its reader takes what
+came before that, or goes: a run in which too many do neither has no more turns meanwhile.
 """
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 
-from syncline_proto.errors import Overloaded, Unreachable
+from syncline_proto.errors import Overloaded
 from syncline_sync.budget import Budget
 
 SENDERS_MAX = 256
@@ -37,14 +39,14 @@ class Senders:
     """The turns of one process's pulls."""
 
     def __init__(self, senders_max: int, ending_max: int) -> None:
-        self._turns = Budget(senders_max)
+        self._turns = Budget(senders_max, halves=True)
         self._ending_max = ending_max
         self._ending: Counter[str] = Counter()
         """By run: pulls whose readers are still to take their end; runs without are not in it."""
 
     @asynccontextmanager
-    async def turn(self, run: str) -> AsyncGenerator[None]:
-        """Wait for a turn, and have it to the end of the block.
+    async def turn(self, run: str) -> AsyncGenerator[float]:
+        """Wait for a turn, and have it to the end of the block: when (monotonic s) it should end.
 
         Raises:
             Overloaded: too many wait already, or too many of the run's pulls cannot end.
@@ -55,7 +57,7 @@ class Senders:
                     f"Run {run} has {self._ending_max} pulls that were cut and whose readers take "
                     "nothing; end those, or try later."
                 )
-            yield
+            yield time.monotonic() + TURN_S
 
     @contextmanager
     def ending(self, run: str) -> Generator[None]:
@@ -67,16 +69,3 @@ class Senders:
             self._ending[run] -= 1
             if not self._ending[run]:
                 del self._ending[run]
-
-
-async def taken(writing: Awaitable[None], wait_s: float) -> None:
-    """Write a chunk.
-
-    Raises:
-        Unreachable: the reader has not taken enough of what came before it for ``wait_s``.
-    """
-    try:
-        async with asyncio.timeout(wait_s):
-            await writing
-    except TimeoutError:
-        raise Unreachable(f"pull: nothing was taken for {wait_s:g} s; pull again.") from None

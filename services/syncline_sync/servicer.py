@@ -1,29 +1,22 @@
-"""gRPC <-> host: reads requests, hands them on, writes answers. Decides nothing.
-
-``_translated`` is the only place where errors meet gRPC statuses. Whatever is not a SynclineError
-is a fault of ours: the call ends INTERNAL and the process is asked to stop.
-"""
+"""gRPC <-> host: reads requests, hands them on, writes answers. Decides nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+from collections.abc import AsyncIterator, Callable
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import crc32c
 from syncline_proto.errors import (
     EpochChanged,
     InvalidRequest,
     LeaseLost,
+    Overloaded,
     RunUnknown,
-    StoreDamaged,
-    StoreError,
     SynclineError,
     Unreachable,
 )
@@ -31,30 +24,28 @@ from syncline_proto.layout import Layout, boxes_from_proto, layout_from_proto
 from syncline_proto.names import valid_name
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.spans import spans
-from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, status_of
+from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
-from syncline_sync.published import FEW_SPANS, Loan, NewestNamed, Published, Shelf
-from syncline_sync.report import pushed
+from syncline_sync.published import Loan, Shelf
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
-from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, TURN_S, Senders, taken
+from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, Senders
+from syncline_sync.sending import Sending, Write
 from syncline_sync.shard import Shard, shard_of
 from syncline_sync.staging import Staged
+from syncline_sync.statuses import Statuses
 
 OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunResponse]
 PushContext: TypeAlias = grpc.aio.ServicerContext[pb.PushRequest, pb.PushResponse]
 PullContext: TypeAlias = grpc.aio.ServicerContext[pb.PullRequest, pb.PullResponse]
 StatusContext: TypeAlias = grpc.aio.ServicerContext[pb.GetRunStatusRequest, pb.GetRunStatusResponse]
-AnyContext: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-Write: TypeAlias = Callable[[pb.PullResponse], Awaitable[None]]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Answer = TypeVar("Answer")
 
 HEADER_WAIT_S = max(TimeoutSettings(profile=profile).call_s for profile in ("lan", "wan"))
 """A push may take this long to say whose it is; then its run's own ``call_s`` holds."""
@@ -70,66 +61,51 @@ _RESIDUAL = {
 }
 
 
-def _translated(
-    call: Callable[Concatenate[SyncServicer, P], Awaitable[Answer]],
-) -> Callable[Concatenate[SyncServicer, P], Awaitable[Answer]]:
-    """A call whose errors end it with their status; its context comes last."""
-
-    @wraps(call)
-    async def translated(servicer: SyncServicer, *args: P.args, **kwargs: P.kwargs) -> Answer:
-        try:
-            return await call(servicer, *args, **kwargs)
-        except BaseException as error:
-            await servicer.abort(cast(AnyContext, args[-1]), error)
-            raise
-
-    return translated
-
-
 class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     """The calls of ``syncline.sync.v1.SyncService``."""
 
     def __init__(self, host: Host, shared: Shared) -> None:
         self._host, self._shared = host, shared
+        self._statuses = Statuses(shared.fail)
         self._senders = Senders(SENDERS_MAX, ENDING_MAX)
         self._lookups = Budget(1)
 
-    @_translated
     async def OpenRun(self, request: pb.OpenRunRequest, context: OpenContext) -> pb.OpenRunResponse:
-        return await self._open(request)
+        async with self._statuses.of(context):
+            return await self._open(request)
 
-    @_translated
     async def Push(
         self, request_iterator: AsyncIterator[pb.PushRequest], context: PushContext
     ) -> pb.PushResponse:
-        return await self._push(request_iterator)
+        async with self._statuses.of(context):
+            return await self._push(request_iterator, context)
 
-    @_translated
     async def Pull(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.PullRequest, context: PullContext
     ) -> None:
         # Written, not yielded: a generator would keep its last chunk while it waits to send.
-        try:
-            await self._pull(request, context.write)
-            return
-        except SynclineError as error:
-            told = error.with_traceback(None)
-            told.__context__ = None
-        # Its status waits for the slow reader, too; what the error's frames held does not.
-        with self._senders.ending(request.run):
-            await self.abort(context, told)
+        async with self._statuses.of(context):
+            try:
+                await self._pull(request, context.write)
+                return
+            except SynclineError as error:
+                told = error.with_traceback(None)
+                told.__context__ = None
+            # Its status waits for the slow reader, too; what the error's frames held does not.
+            with self._senders.ending(request.run):
+                await self._statuses.abort(context, told)
 
-    @_translated
     async def GetRunStatus(
         self, request: pb.GetRunStatusRequest, context: StatusContext
     ) -> pb.GetRunStatusResponse:
-        run = await self._host.run(_name("run", request.run))
-        return pb.GetRunStatusResponse(
-            epoch=_epoch(run),
-            fingerprint=run.fingerprint,
-            instance=self._host.instance,
-            fragments=run.states(),
-        )
+        async with self._statuses.of(context):
+            run = await self._host.run(_name("run", request.run))
+            return pb.GetRunStatusResponse(
+                epoch=_epoch(run),
+                fingerprint=run.fingerprint,
+                instance=self._host.instance,
+                fragments=run.states(),
+            )
 
     async def _open(self, request: pb.OpenRunRequest) -> pb.OpenRunResponse:
         observer = not request.replica
@@ -149,7 +125,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             layout=await self._shared.compute(run.layout.to_proto) if observer else None,
         )
 
-    async def _push(self, parts: AsyncIterator[pb.PushRequest]) -> pb.PushResponse:
+    async def _push(
+        self, parts: AsyncIterator[pb.PushRequest], context: PushContext
+    ) -> pb.PushResponse:
         header = await _header(parts)
         _name("replica", header.replica)
         run = await self._host.run(_name("run", header.run))
@@ -166,7 +144,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             run.metrics.judged(early.verdict)
             return _response(early, runner)
         staged = staging.join(shard)
-        work = asyncio.create_task(self._receive(parts, run, staged, shard))
+        work = asyncio.create_task(self._receive(parts, context, run, staged, shard))
         try:
             # The answer may come first: to a replica that loses its lease while it sends.
             await asyncio.wait({work, staged.answer}, return_when=asyncio.FIRST_COMPLETED)
@@ -180,28 +158,39 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             await asyncio.gather(work, return_exceptions=True)
 
     async def _receive(
-        self, parts: AsyncIterator[pb.PushRequest], run: RunHost, staged: Staged, shard: Shard
+        self,
+        parts: AsyncIterator[pb.PushRequest],
+        context: PushContext,
+        run: RunHost,
+        staged: Staged,
+        shard: Shard,
     ) -> None:
         """Take a shard's chunks in, once there is room; hand over the push that it makes whole.
 
         Raises:
             InvalidRequest: the stream is not what its header announced.
+            Overloaded: its chunks come before there is room for them.
         """
-        await asyncio.shield(staged.room.granted)
-        self._shared.metrics.staged.set(self._shared.budget.used)
-        staging = run.staging
-        assert staging is not None
-        if not staged.expects(shard):
-            return  # this rank is in already: it sends again because it missed the answer
-        async for part in _moving(parts, run.settings.timeouts.call_s):
-            if part.WhichOneof("part") != "chunk":
-                raise InvalidRequest("push: after the header only chunks may follow.")
-            staging.note(staged, shard, time.monotonic())  # how long we take is not its doing
-            await self._shared.compute(shard.take, part.chunk)
+        first = asyncio.ensure_future(anext(parts, None))
+        try:
+            await _has_room(staged.room.granted, first)
+            self._shared.metrics.staged.set(self._shared.budget.used)
+            staging = run.staging
+            assert staging is not None
             if not staged.expects(shard):
-                raise InvalidRequest("rank: this rank has begun to send the same push again.")
-            staging.note(staged, shard, time.monotonic())
-            run.metrics.moved("up", len(part.chunk.data))
+                return  # this rank is in already: it sends again because it missed the answer
+            await context.send_initial_metadata(((ROOM_HEADER, "granted"),))
+            async for part in _moving(first, parts, run.settings.timeouts.call_s):
+                if part.WhichOneof("part") != "chunk":
+                    raise InvalidRequest("push: after the header only chunks may follow.")
+                staging.note(staged, shard, time.monotonic())  # how long we take is not its doing
+                await self._shared.compute(shard.take, part.chunk)
+                if not staged.expects(shard):
+                    raise InvalidRequest("rank: this rank has begun to send the same push again.")
+                staging.note(staged, shard, time.monotonic())
+                run.metrics.moved("up", len(part.chunk.data))
+        finally:
+            first.cancel()
         if not shard.whole:
             raise InvalidRequest(
                 f"push: the stream ended after {shard.received} of {shard.elements} elements."
@@ -222,16 +211,13 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         where = await self._located(run, len(request.boxes), _places, run.layout, request)
         shelf, number = _wanted(runner, request)
         value = await shelf.get(number)
-        await write(pb.PullResponse(header=_pull_header(value, _elements(where), self._host)))
+        elements = int(where[:, 1].sum())
+        await write(pb.PullResponse(header=value.header(elements, self._host.instance)))
         if request.header_only:
             return
         loan = Loan(shelf, value.saved.revision if number is None else number, value)
-        chunks, heavy, more = value.chunks(where), len(where) > FEW_SPANS, True
-        while more:
-            async with self._senders.turn(run.name):
-                end_s = time.monotonic() + TURN_S
-                while more and time.monotonic() < end_s:
-                    more = await self._send_next(run, chunks, loan, write, heavy=heavy)
+        sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
+        await sending.send(where, self._senders)
 
     async def _located(
         self, run: RunHost, boxes: int, find: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -248,47 +234,6 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
                 await asyncio.gather(looking, return_exceptions=True)
                 raise
 
-    async def _send_next(
-        self, run: RunHost, chunks: Iterator[bytes], loan: Loan, write: Write, *, heavy: bool
-    ) -> bool:
-        """Send a chunk; False if there was none. ``heavy`` ones are made in the pool.
-
-        Raises:
-            Unreachable: the reader does not take it.
-            RevisionGone: the reader has taken too long.
-        """
-        data = await self._shared.compute(next, chunks, b"") if heavy else next(chunks, b"")
-        if data:
-            loan.check(time.monotonic(), run.settings.timeouts.give_up_s)
-            part = pb.PullResponse(chunk=pb.Chunk(data=data, crc32c=crc32c(data)))
-            await taken(write(part), run.settings.timeouts.call_s)
-            run.metrics.moved("down", len(data))
-        return bool(data)
-
-    async def abort(self, context: AnyContext, error: BaseException) -> None:
-        """End the call with the error's status; a fault or a refusing disk stops the process."""
-        if isinstance(error, grpc.aio.InternalError):
-            raise asyncio.CancelledError from None  # gRPC's own: the client went while we wrote
-        if isinstance(error, StoreError) and not isinstance(error, StoreDamaged):
-            self._shared.fail(error)
-        if isinstance(error, SynclineError):
-            trailer = [(CODE_TRAILER, error.code)]
-            if isinstance(error, NewestNamed):
-                trailer.append((NEWEST_TRAILER, str(error.newest)))
-            context.set_trailing_metadata(tuple(trailer))
-            await _told(context, status_of(error), error.message)
-        if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
-            self._shared.fail(error)
-            await _told(context, grpc.StatusCode.INTERNAL, "The sync service failed; see its log.")
-
-
-async def _told(context: AnyContext, status: grpc.StatusCode, message: str) -> None:
-    """End a call with a status; who goes while that waits for him is nobody's fault."""
-    try:
-        await context.abort(status, message)
-    except grpc.aio.InternalError:
-        raise asyncio.CancelledError from None
-
 
 async def _header(parts: AsyncIterator[pb.PushRequest]) -> pb.PushHeader:
     """The first message of a push; nobody waits long for one who does not say who he is."""
@@ -301,21 +246,41 @@ async def _header(parts: AsyncIterator[pb.PushRequest]) -> pb.PushHeader:
     return first.header
 
 
+async def _has_room(
+    granted: asyncio.Future[None], first: asyncio.Future[pb.PushRequest | None]
+) -> None:
+    """Wait for a push's room; ``first`` is what follows its header.
+
+    gRPC takes in as much of a stream as the line holds, read or not. So who waits must not send.
+
+    Raises:
+        Overloaded: it does.
+    """
+    await asyncio.wait({granted, first}, return_when=asyncio.FIRST_COMPLETED)
+    if not granted.done() and first.result() is not None:
+        raise Overloaded("push: there is no room yet; send chunks once the call's metadata is in.")
+    await asyncio.shield(granted)
+
+
 async def _moving(
-    parts: AsyncIterator[pb.PushRequest], wait_s: float
+    first: asyncio.Future[pb.PushRequest | None],
+    parts: AsyncIterator[pb.PushRequest],
+    wait_s: float,
 ) -> AsyncIterator[pb.PushRequest]:
-    """The parts that follow the header, as long as they keep coming.
+    """The parts that follow the header, ``first`` and then ``parts``, as long as they keep coming.
 
     A push that stands still for ``wait_s`` is cut, so that it cannot hold room for ever.
     """
+    coming = first
     while True:
         try:
-            part = await asyncio.wait_for(anext(parts, None), wait_s)
+            part = await asyncio.wait_for(coming, wait_s)
         except TimeoutError:
             raise Unreachable(f"push: no chunk came within {wait_s:g} s; send it again.") from None
         if part is None:
             return
         yield part
+        coming = asyncio.ensure_future(anext(parts, None))
 
 
 def _name(field: str, value: str) -> str:
@@ -368,10 +333,6 @@ def _places(layout: Layout, request: pb.PullRequest) -> npt.NDArray[np.int64]:
     return spans(layout, request.fragment, boxes_from_proto(request.boxes) or whole)
 
 
-def _elements(where: npt.NDArray[np.int64]) -> int:
-    return int(where[:, 1].sum())
-
-
 def _wanted(runner: Runner, request: pb.PullRequest) -> tuple[Shelf, int | None]:
     """Where what a pull wants is to be had, and under which number; None: the newest."""
     wanted = request.WhichOneof("wanted")
@@ -385,16 +346,3 @@ def _wanted(runner: Runner, request: pb.PullRequest) -> tuple[Shelf, int | None]
             raise InvalidRequest(f"gradient_step: {request.gradient_step} is not 1 to {steps}.")
         return runner.gradients, request.gradient_step
     raise InvalidRequest("wanted: name a revision, the newest, or a gradient_step.")
-
-
-def _pull_header(value: Published, elements: int, host: Host) -> pb.PullHeader:
-    return pb.PullHeader(
-        epoch=value.saved.epoch,
-        revision=value.saved.revision,
-        gradient_step=value.saved.gradient_step,
-        codec=value.codec,
-        elements=elements,
-        committed_tokens=value.saved.committed_tokens,
-        contributions=pushed(value.saved),
-        instance=host.instance,
-    )

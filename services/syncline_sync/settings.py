@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from syncline_proto.addresses import sync_address
+from syncline_proto.addresses import control_url, sync_address
 from syncline_proto.errors import ConfigError
 from syncline_proto.layout import shown
 from syncline_proto.names import NAME_PATTERN
@@ -21,7 +20,7 @@ class SyncSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SYNCLINE_SYNC_", extra="ignore")
 
-    control: str = Field(default="http://127.0.0.1:8500", pattern=r"^https?://[^/]")
+    control: str = "http://127.0.0.1:8500"
     token: str = ""
     """Bearer token: sent to the control plane, and asked of everyone who calls us."""
     insecure: bool = False
@@ -44,15 +43,9 @@ class SyncSettings(BaseSettings):
     @classmethod
     def _is_an_address(cls, control: str) -> str:
         try:
-            parts = urlsplit(control)
-            named = parts.hostname is not None and parts.port != 0
-        except ValueError:
-            named = False
-        if not named:
-            raise ValueError(
-                f"{control} is not a URL; write http://HOST:PORT, with a port to 65535"
-            )
-        return control
+            return control_url(control)
+        except ConfigError as error:
+            raise ValueError(error.message) from None
 
     @field_validator("advertise")
     @classmethod

@@ -58,10 +58,10 @@ class Staged:
     """Spans of both together."""
     submitted: bool = False
     """All ranks are in, and somebody has taken the push to be judged."""
-    heard_s: float | None = None
-    """When a rank that was missing then last sent something; None: not looked at with room yet."""
-    granted_s: float | None = None
-    """Since when it is known to have room."""
+    granted_s: float = math.inf
+    """When it was first seen to have room."""
+    heard_s: float = -math.inf
+    """When one of its ranks last sent something."""
 
     @property
     def whole(self) -> bool:
@@ -231,22 +231,19 @@ class Staging:
         for staged in list(self._staged.values()):
             if staged.submitted or not staged.room.granted.done():
                 continue
-            if staged.heard_s is None:
-                staged.heard_s = now_s
-            if staged.granted_s is None:
-                staged.granted_s = now_s
-            if staged.heard_s + still_s <= now_s:
-                staged.heard_s = max(staged.heard_s, self._missing_heard_s(staged))
-            if staged.heard_s + still_s <= now_s:
+            staged.granted_s = min(staged.granted_s, now_s)
+            if self._has_stood_still(staged, now_s - still_s):
                 self.drop(staged, Unreachable(_not_come(staged, still_s)))
             elif self._budget.is_wanted and staged.granted_s + hold_s <= now_s:
                 why = f"push: not whole {hold_s:g} s after it had room, and others wait for that"
                 self.drop(staged, Unreachable(f"{why}; send it again."))
 
-    def _missing_heard_s(self, staged: Staged) -> float:
-        """When one of its missing ranks last sent something, of any fragment."""
+    def _has_stood_still(self, staged: Staged, since_s: float) -> bool:
+        """Whether a push with room has had nothing since, nor its missing ranks sent any other."""
+        if max(staged.granted_s, staged.heard_s) > since_s:
+            return False
         ranks = self._heard_by_rank.get(staged.key[1:3], {})
-        return max((at_s for rank, at_s in ranks.items() if staged.lacks(rank)), default=-math.inf)
+        return not any(at_s > since_s and staged.lacks(rank) for rank, at_s in ranks.items())
 
     def fence(self, fenced: Callable[[int, str, int], Judgement | None]) -> None:
         """Answer unfinished pushes of replicas that do not hold their lease (any more).

@@ -167,6 +167,16 @@ def test_a_second_ctrl_c_cuts_the_graces_short(tmp_path: Path) -> None:
             launcher.kill()
 
 
+def test_a_stop_that_is_hurried_before_it_begins_asks_nobody(tmp_path: Path) -> None:
+    with Crew() as crew:
+        process = crew.start(command(tmp_path, OBEDIENT, grace_s=30.0))
+        assert ready(process)
+        crew.hurry()
+    assert process.exit_code == 128 + signal.SIGKILL
+    assert "bye" not in process.command.out.read_text()
+    assert not alive(str(tmp_path))
+
+
 def test_the_end_of_a_child_is_told_with_its_last_words(tmp_path: Path) -> None:
     script = "import sys; print('first\\nerror: the loss is NaN', file=sys.stderr); sys.exit(50)"
     with Crew() as crew:

@@ -91,6 +91,9 @@ def test_the_page_shows_a_run_and_pauses_it(control_alone: Cluster, tmp_path: Pa
         shows(f"document.querySelectorAll('#rounds .cell.excluded').length === {FRAGMENTS}")
         shows("document.querySelector('#plot canvas')?.width > 0")
         shows(f"{text('#legend')}.includes('merged')")
+        mark, key = "'#replicas .mark')).backgroundColor", "'#legend i')).borderTopColor"
+        style = "getComputedStyle(document.querySelector("
+        shows(f"{style}{mark} === {style}{key}")
         shows(f"{text('#services')}.includes('sync-0')")
         # What comes from a run is only ever text.
         shows(f"{text('#events')}.includes('<b>replica-1</b>')")

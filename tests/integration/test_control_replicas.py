@@ -14,7 +14,7 @@ from syncline_control.core import leases
 from syncline_control.core.leases import Lease
 from syncline_control.operations import replicas
 from syncline_control.state import State
-from syncline_proto.rest import ReplicaRegister
+from syncline_proto.rest import WHY_CHARACTERS_MAX, ReplicaRegister
 from syncline_testing.control import Clock, client_of, pass_time
 
 pytestmark = pytest.mark.anyio
@@ -213,6 +213,20 @@ async def test_leaving_is_idempotent_and_an_older_life_cannot_end_a_newer_one(
         assert answer.status_code == 204
         assert await members(api) == ([("a", 2)] if incarnation == 1 else left)
     assert (await kinds(api)).count("replica.left") == 1
+
+
+async def test_who_says_why_it_leaves_is_quoted(api: httpx.AsyncClient) -> None:
+    for name, words in (("a", {"why": "Another model."}), ("b", {})):
+        await register(api, name)
+        gone = await api.delete(f"/v1/runs/r/replicas/{name}", params={"incarnation": 1, **words})
+        assert gone.status_code == 204
+    events = (await api.get("/v1/events")).json()
+    said = {event["message"] for event in events if event["kind"] == "replica.left"}
+    assert said == {"a left: Another model.", "b left."}
+    await register(api)
+    for odd in ("x" * (WHY_CHARACTERS_MAX + 1), "two\nlines", "\x1b[31m"):
+        words = {"incarnation": 2, "why": odd}
+        assert (await api.delete("/v1/runs/r/replicas/a", params=words)).status_code == 422
 
 
 async def test_an_ended_run_takes_nobody_in_and_tells_those_who_are(

@@ -1,4 +1,4 @@
-"""Whole runs on this machine through one command: a small one to its end, and Ctrl+C on the way.
+"""Whole runs on this machine through one command: to the end, stopped, gone on with, refused.
 
 A launch trains for a second; the rest is processes that import PyTorch, and there are as few of
 those as each proof allows.
@@ -13,9 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,99 +21,27 @@ import pytest
 
 from syncline.cli.app import run
 from syncline.launch.client import OperatorClient
+from syncline_testing.launches import (
+    ENDLESS,
+    ONE,
+    TOO_LONG,
+    WAIT_S,
+    alive,
+    holds_text,
+    runs,
+    small_job,
+    syncline,
+    until,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-WAIT_S = 90.0
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "demo.py"
-JOB = """
-[run]
-name = "small"
-token_budget = 40_960
-sync_every = 5
-warmup_steps = 2
-min_replicas = 2
-[run.timeouts]
-lease = 2.0
-round_deadline = 10.0
-[model.config]
-model_type = "llama"
-hidden_size = 32
-intermediate_size = 64
-num_hidden_layers = 2
-num_attention_heads = 2
-num_key_value_heads = 2
-tie_word_embeddings = true
-[data]
-source = ["{text}"]
-cache = "{cache}"
-sequence_length = 64
-[train]
-micro_batch = 8
-threads = 1
-[optimizer]
-lr = 1e-2
-schedule = "cosine"
-[evaluate]
-sequences = 16
-[log]
-every_steps = 2
-"""
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("job")
-    text = folder / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 4000)
-    path = folder / "job.toml"
-    path.write_text(JOB.format(text=text, cache=folder / "data"))
-    return path
-
-
-@contextmanager
-def syncline(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the command line; end it, if need be, so that its lifelines are cut."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("SYNCLINE_TOKEN", None)
-    with subprocess.Popen(
-        [sys.executable, "-m", "syncline.cli", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
-
-
-def alive(mark: Path) -> list[int]:
-    """The processes that have ``mark`` in their command line."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if str(mark) in line:
-                found.append(int(entry.name))
-    return found
-
-
-def until(holds: Callable[[], bool], within_s: float = WAIT_S) -> bool:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def holds_text(path: Path, text: str) -> bool:
-    return path.exists() and text in path.read_text()
+    return small_job(tmp_path_factory.mktemp("job"))
 
 
 @pytest.mark.timeout(180)
@@ -149,62 +74,6 @@ def test_a_small_job_trains_exports_and_writes(job: Path, tmp_path: Path) -> Non
         _, err = again.communicate(timeout=WAIT_S)
     assert again.returncode == 16, err
     assert "finished" in err and "run.name" in err
-
-
-ENDLESS = ("--set", "run.token_budget=1_000_000_000")
-ONE = ("--replicas", "1", "--set", "run.min_replicas=1")
-SHORT = (*ONE, "--set", "run.token_budget=8_192")
-LONG_LOOK = ("--set", "evaluate.sequences=1_000_000", "--set", "data.held_out_fraction=0.9")
-MOMENTS: dict[str, tuple[tuple[str, ...], str]] = {
-    "as it writes": ((*SHORT, "--prompt", "the "), "Loading the export"),
-    "as the model is exported": (SHORT, "Exporting the merged model"),
-    "as they evaluate": ((*ONE, *ENDLESS, *LONG_LOOK), "an evaluation"),
-    "as the replicas load": (ENDLESS, "loading PyTorch"),
-    "as data is prepared": ((*ENDLESS, "--set", "data.tokenizer=bpe:600"), "Preparing the data"),
-    "as the services start": (ENDLESS, "Starting the control plane"),
-}
-"""Each with the words on standard error that announce it; an evaluation has none."""
-
-
-@pytest.mark.timeout(240)
-def test_ctrl_c_leaves_no_process_behind(job: Path, tmp_path: Path) -> None:
-    """Two moments at a time: a launch is seldom busy on more than one core."""
-    with ThreadPoolExecutor(2) as pool:
-        ended = {
-            moment: pool.submit(interrupt, job, tmp_path / moment.replace(" ", "-"), *what)
-            for moment, what in MOMENTS.items()
-        }
-    failed = {moment: one.exception() for moment, one in ended.items() if one.exception()}
-    assert not failed
-
-
-def interrupt(job: Path, folder: Path, flags: tuple[str, ...], words: str) -> None:
-    with syncline("up", str(job), *flags, "--out", str(folder), "--json") as started:
-        assert started.stderr is not None
-        if words == "an evaluation":
-            # It has joined, and tells nothing before its first look at the held-out text is over.
-            logs = folder / "small" / "logs"
-            assert until(lambda: holds_text(logs / "replica-0.log", "replica.joined"))
-            assert not holds_text(logs / "replica-0.out", "start")
-        else:
-            assert any(words in line for line in started.stderr)
-        started.send_signal(signal.SIGINT)
-        _, err = started.communicate(timeout=WAIT_S)
-        assert started.returncode == 130, err
-        assert "Traceback" not in err
-        assert "Stopping: " in err and "(Ctrl+C again kills)" in err
-        has_ended = words.startswith(("Exporting", "Loading the export"))
-        again = "" if has_ended else " The same command goes on."
-        assert err.endswith(f"Stopped; what was done is in {folder / 'small'}.{again}\n")
-        assert not alive(folder)
-
-
-def test_ctrl_c_at_once_leaves_no_process_behind(job: Path, tmp_path: Path) -> None:
-    """So early that Python may not know yet what to do with it."""
-    with syncline("up", str(job), *ENDLESS, "--out", str(tmp_path)) as started:
-        started.send_signal(signal.SIGINT)
-        started.communicate(timeout=WAIT_S)
-        assert not alive(tmp_path)
 
 
 @pytest.mark.timeout(240)
@@ -307,25 +176,6 @@ def test_a_stopped_run_has_a_merged_model_and_is_kept_until_ctrl_c(
     assert not alive(tmp_path)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
-def test_the_demo_leaves_no_process_behind(tmp_path: Path, sign: signal.Signals) -> None:
-    with syncline("demo", "--out", str(tmp_path)) as started:
-        assert until(lambda: bool(list(tmp_path.glob("*/logs/replica-1.log"))), 30.0)
-        started.send_signal(sign)
-        started.communicate(timeout=WAIT_S)
-        assert until(lambda: not alive(tmp_path))
-
-
-def runs(pid: int, module: str, name: str) -> bool:
-    """Whether it is the module itself, and not its guard; of replicas, the one of that name."""
-    try:
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    ours = argv[1:3] == [b"-m", module.encode()]
-    return ours and (module != "syncline.train" or name.encode() in argv)
-
-
 @pytest.mark.timeout(180)
 def test_the_benchmark_ends_in_one_line_of_seven_keys(job: Path, tmp_path: Path) -> None:
     cache, exported = tmp_path / "data", tmp_path / "model"
@@ -356,10 +206,7 @@ def test_the_benchmark_ends_in_one_line_of_seven_keys(job: Path, tmp_path: Path)
 def test_a_replica_that_cannot_start_ends_the_launch_with_its_own_code(
     job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # Only the trainer looks into the held-out data, and there it is shorter than one sequence.
-    too_long = ["--set", "data.sequence_length=15_000", "--set", "train.micro_batch=1"]
-    too_long += ["--set", "model.config.max_position_embeddings=15_000"]
-    assert run(["up", str(job), *ONE, *too_long, "--out", str(tmp_path)]) == 13
+    assert run(["up", str(job), *ONE, *TOO_LONG, "--out", str(tmp_path)]) == 13
     said = capfd.readouterr().err.splitlines()[-1]
     assert said.startswith("error: replica-") and "logs" in said
     assert "Traceback" not in said

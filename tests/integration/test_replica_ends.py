@@ -76,8 +76,10 @@ def is_short(printed: str, error: str) -> bool:
 def test_a_dead_control_plane_is_said_below_the_users_own_line(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with script(tmp_path, f"http://127.0.0.1:{port}", "r") as process:
-        printed = process.communicate(timeout=60)[1]
+        logged, printed = process.communicate(timeout=60)
     assert is_short(printed, "Unreachable")
+    assert printed.endswith(" (control=, SYNCLINE_CONTROL).\n")
+    assert "control.away" in logged and "does not answer" not in logged, "it is said once"
 
 
 def test_a_kicked_script_is_told_what_the_operator_did(cluster: Cluster, tmp_path: Path) -> None:

@@ -147,8 +147,8 @@ def test_a_pause_costs_no_patience_with_what_was_pushed(
     """The pause is heard at the boundary at which the push goes out: its round cannot close."""
 
     class Short(RoundPatience):
-        def __init__(self, timeouts: TimeoutSettings, is_paused: Callable[[], bool]) -> None:
-            super().__init__(timeouts, is_paused)
+        def __init__(self, timeouts: TimeoutSettings, paused_s: Callable[[], float]) -> None:
+            super().__init__(timeouts, paused_s)
             self.limit_s = self._left_s = 4.0
 
     monkeypatch.setattr(exchange, "RoundPatience", Short)
@@ -234,6 +234,8 @@ def test_other_settings_and_other_models_are_refused_with_the_difference(cluster
         wait_until(lambda: watches() <= links, 20, "who is refused leaves no link open")
         states = {v["replica"]: v["state"] for v in cluster.get("/runs/other/replicas")}
         assert states["wide"] == "left", "who is refused holds no lease"
+        (left,) = [e for e in cluster.get("/events?run=other") if e["kind"] == "replica.left"]
+        assert left["message"].startswith("wide left: ") and "blocks" in left["message"]
 
 
 def test_the_lease_goes_back_whatever_fails_before(
@@ -281,7 +283,7 @@ def test_nobody_at_the_address_is_said_in_a_sentence(monkeypatch: pytest.MonkeyP
     with capture_logs() as logs, pytest.raises(Unreachable, match="does not answer"):
         trial.replica.start()
     assert [log["event"] for log in logs] == ["control.away"]
-    assert logs[0]["so"] == "waiting up to 5 s"
+    assert logs[0]["so"] == f"waiting up to 5 s for http://127.0.0.1:{port}"
 
 
 def test_killing_the_sync_service_amid_a_round_costs_nothing_but_time(cluster: Cluster) -> None:

@@ -13,6 +13,8 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from syncline.core.barren import BARREN_MAX
+from syncline_proto.errors import TrainingDiverged
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing.cluster import Cluster, wait_until
@@ -209,3 +211,39 @@ def test_a_nan_is_overwritten_and_the_optimizer_forgets_it(cluster: Cluster) -> 
         assert b.replica.stats.anomalous == 0
         together(lambda: a.step(2), lambda: b.step(2))
         assert all(p.isfinite().all() for p in a.model.parameters())
+
+
+def sick_step(trial: Trial) -> None:
+    """An inner step whose loss is NaN."""
+    trial.replica.count_tokens(STEP_TOKENS)
+    (loss_of(trial.model, batch(trial.seed, 0)) * float("nan")).backward()
+    trial.optimizer.step()
+    trial.optimizer.zero_grad()
+
+
+def test_a_loop_whose_every_push_is_excluded_ends_and_says_why(cluster: Cluster) -> None:
+    settings = {**QUICK, "sync_every": 1, "token_budget": 20 * STEP_TOKENS}
+    (trial,) = trials(cluster, "barren", settings, count=1)
+    said = r"\(replica-0 does not count: its values are not finite\); lower optimizer.lr\.$"
+    with capture_logs() as logs, pytest.raises(TrainingDiverged, match=said), joined(trial):
+        for _ in range(3 * BARREN_MAX):
+            sick_step(trial)
+    replica = trial.replica
+    assert (replica.revision, replica.committed_tokens) == (BARREN_MAX, 0)
+    assert [log["event"] for log in logs].count("merge.nothing") == 1
+    assert trial.model.head.weight.isfinite().all()
+
+
+def test_whose_pushes_never_count_goes_on_beside_others_whose_do(cluster: Cluster) -> None:
+    healthy, sick = trials(cluster, "beside", {**TWO, "sync_every": 1})
+
+    def fall_ill() -> None:
+        for _ in range(BARREN_MAX + 2):
+            sick_step(sick)
+
+    with joined(healthy, sick):
+        together(lambda: healthy.step(BARREN_MAX + 2), fall_ill)
+        together(healthy.replica.finish, sick.replica.finish)
+        assert sick.replica.stats.anomalous > BARREN_MAX
+        assert sick.replica.stats.barren == healthy.replica.stats.barren == 0
+        assert sick.replica.committed_tokens == (BARREN_MAX + 2) * STEP_TOKENS

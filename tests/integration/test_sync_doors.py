@@ -176,6 +176,12 @@ def test_every_method_is_in_the_list_above() -> None:
     assert methods == {name.rpartition("/")[2] for name in METHODS if SERVICE in name}
 
 
+def test_the_control_plane_is_named_as_replicas_name_it() -> None:
+    assert SyncSettings(control="control:8500/").control == "http://control:8500"
+    with pytest.raises(ValueError, match="only http and https are spoken; write http://HOST:PORT"):
+        SyncSettings(control="nonsense://x")
+
+
 def test_strangers_are_not_let_in_without_a_token() -> None:
     with pytest.raises(ValueError, match="there is no token"):
         SyncSettings(host="0.0.0.0")

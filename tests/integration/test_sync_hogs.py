@@ -165,6 +165,28 @@ def test_a_reader_that_takes_nothing_is_cut_and_others_have_their_turn(
     asyncio.run(scenario())
 
 
+def test_readers_that_take_nothing_do_not_keep_another_run_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run pulls while none of them has been cut, although they ask for all turns."""
+    monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 90.0))
+    monkeypatch.setattr(servicer, "SENDERS_MAX", 4)
+    layout = flat_layout(4 << 20)
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await two_runs(s, layout)
+            standing = [s.stub.Pull(pb.PullRequest(run=HOG, revision=0)) for _ in range(12)]
+            for call in standing:
+                await call.read()
+            assert await pulled(s, HONEST) == 4 * layout.numel
+            assert not any(call.done() for call in standing)
+            for call in standing:
+                call.cancel()
+
+    asyncio.run(scenario())
+
+
 def test_readers_that_go_while_they_wait_for_a_turn_leave_it_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

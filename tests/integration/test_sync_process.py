@@ -172,9 +172,10 @@ def one_sentence(said: str) -> str:
 def test_a_port_in_use(tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with process(tmp_path, **{flag: port}) as p:
+        with process(tmp_path / "data", **{flag: port}) as p:
             code, said = p.ended()
     assert code == 11
+    assert not (tmp_path / "data").exists()
     assert str(port) in one_sentence(said) and f"--{flag} " in said
     assert len(said.strip().splitlines()) == 1, "and nothing else"
 
@@ -215,7 +216,7 @@ def test_a_damaged_run_is_named_and_ends_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        {"control": "127.0.0.1:8500"},
+        {"control": "nonsense://x"},
         {"control": "http://127.0.0.1:99999"},
         {"advertise": "http://sync-0:50051"},
         {"advertise": "sync-0"},
@@ -262,6 +263,9 @@ def test_it_ends_well_with_calls_open(tmp_path: Path, sign: signal.Signals, exit
         code, said = p.ended()
         assert code == exit_code, said
         assert "Traceback" not in said
+        *_, ending, reports, ended = said.strip().splitlines()
+        assert "ending" in ending and sign.name in ending, said
+        assert "reports" in reports and "ended" in ended, said
         with pytest.raises(grpc.RpcError):
             next(pull)
         with pytest.raises(grpc.RpcError):
@@ -303,6 +307,11 @@ def test_with_the_control_plane_away_it_serves_and_keeps_trying(tmp_path: Path) 
         p.push(0.5, "a", seq=2, base_revision=0)  # and it is away again
         p.push(0.5, "b", base_revision=0)
         assert p.pull(1)[0] == 0.5
+        p.signal(signal.SIGTERM)
+        _, said = p.ended()
+    told = ["listening", "waiting for the control plane", "connected to the control plane"]
+    places = [said.index(what) for what in told]
+    assert places == sorted(places) and "last membership" not in said[: places[-1]], said
 
 
 def test_the_last_rounds_are_told_before_it_ends(tmp_path: Path) -> None:
@@ -359,6 +368,7 @@ def test_what_answers_but_is_not_our_control_plane_is_told(
         other.server_close()
     assert code == exit_code
     assert word in one_sentence(said)
+    assert "connected" not in said
     assert "html" not in said, "and what it sent is not repeated"
 
 

@@ -133,6 +133,33 @@ def test_too_little_room_makes_pushes_wait_and_never_stops_them(
     asyncio.run(scenario())
 
 
+def test_chunks_that_come_before_there_is_room_are_refused(tmp_path: Path) -> None:
+    """Or gRPC would keep them, however little room there is. Who waits for room gets it."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, AVERAGE, staging_bytes=1) as s:
+            await started(s, "a", "b")
+            header = s.header(vector(1), "a", base_revision=0)
+            first, second = (rank_header(header, i, 2, 2500 * i, 2500 * (i + 1)) for i in (0, 1))
+            lone = s.stub.Push()
+            await lone.write(pb.PushRequest(header=first))
+            await lone.initial_metadata()
+            hasty = list(iter_push(s.header(vector(2), "b", base_revision=0), vector(2)))
+            with pytest.raises(grpc.aio.AioRpcError, match="no room yet") as refused:
+                await s.stub.Push(iter(hasty), timeout=20)
+            assert code_of(refused.value) == "OVERLOADED"
+            waiting = asyncio.ensure_future(s.send(*hasty))
+            for part in list(iter_push(first, vector(1)[:2500]))[1:]:
+                await lone.write(part)
+            await lone.done_writing()
+            assert (
+                await s.send(*iter_push(second, vector(1)[2500:]))
+            ).verdict == pb.VERDICT_ACCEPTED
+            assert (await lone).verdict == (await waiting).verdict == pb.VERDICT_ACCEPTED
+
+    asyncio.run(scenario())
+
+
 def test_ranks_that_overlap_are_all_told_and_nothing_changes(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with service(tmp_path, AVERAGE) as s:

@@ -13,7 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from syncline.train.config import JobConfig
-from syncline.train.export import export_model, full_state
+from syncline.train.export import NONE_LACKING, export_model, full_state
+from syncline.train.exported import ORIGIN, Origin, sign
 from syncline.train.loop import Trainer
 from syncline.train.progress import Ending, JsonListener, Snapshot
 from syncline.train.ranks import RankGroup
@@ -185,6 +186,24 @@ def test_an_export_is_the_same_model_to_transformers(
     assert said == sample(tmp_path / "out", "def ", max_new_tokens=8)
 
 
+def test_who_trains_alone_replaces_no_model_but_its_own(data: Path, tmp_path: Path) -> None:
+    job = tiny_job(data, steps=1, export={"folder": tmp_path})
+    sign(tmp_path, Origin(run="gone"))  # whose model somebody has taken away
+    train(job)
+    signed = (tmp_path / ORIGIN).read_text()
+    train(job)
+    assert (tmp_path / ORIGIN).read_text() == signed
+    before = (tmp_path / "model.safetensors").stat().st_mtime_ns
+    other = tiny_job(data, steps=1, run={"name": "other"}, export={"folder": tmp_path})
+    with pytest.raises(ConfigError, match="holds a model trained alone as tiny already; choose"):
+        Trainer(other, RankGroup(), Recorder())
+    for origin in (Origin(run="tiny"), None):
+        (tmp_path / ORIGIN).unlink() if origin is None else sign(tmp_path, origin)
+        with pytest.raises(ConfigError, match="--set export.folder=DIR, or remove it"):
+            Trainer(job, RankGroup(), Recorder())
+    assert (tmp_path / "model.safetensors").stat().st_mtime_ns == before
+
+
 @pytest.mark.parametrize("what", ["tokenizer", "model"])
 def test_an_export_that_is_damaged_is_told_in_one_sentence(
     data: Path, tmp_path: Path, what: str
@@ -203,7 +222,8 @@ def test_an_export_that_is_damaged_is_told_in_one_sentence(
 def test_a_training_goes_on_from_an_exported_folder(data: Path, tmp_path: Path) -> None:
     job = tiny_job(data, steps=2)
     _, _, trainer = train(job)
-    export_model(full_state(trainer.model), job, tmp_path)
+    whole, origin = full_state(trainer.model), Origin(run="tiny", alone=True)
+    export_model(whole, job, tmp_path, frozen_sha256=NONE_LACKING, origin=origin)
     again = Trainer(tiny_job(data, steps=2, model={"path": tmp_path, "config": None}), RankGroup(),
                     Recorder())  # fmt: skip
     for name, tensor in full_state(again.model).items():

@@ -19,13 +19,26 @@ from safetensors.torch import load_file
 
 from syncline.data.errors import DataError
 from syncline.launch import ranks
+from syncline.layout import persistent_buffers
 from syncline.train.config import JobConfig
 from syncline.train.export import full_state
 from syncline.train.loop import Trainer
+from syncline.train.model import build_model
 from syncline.train.ranks import RankGroup
 from syncline_testing.training import LLAMA, Recorder, tiny_data, tiny_job, to_toml
 
 STEPS, RESUMED_AT = 12, 8
+VOCABULARY, END = 257, 256
+
+EXPERTS = {
+    **LLAMA,
+    **{"model_type": "deepseek_v3", "num_key_value_heads": 2},
+    **{"q_lora_rank": 16, "kv_lora_rank": 16},
+    **{"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    **{"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+}
+"""One dense block and one of routed experts, whose routing bias is a buffer that is saved."""
 
 
 def environment() -> dict[str, str]:
@@ -84,6 +97,28 @@ def test_two_ranks_train_as_one_process_does(
     (tmp_path / "kept" / "tiny" / "alone" / f"step-{STEPS:010d}").rename(tmp_path / "aside")
     resumed = torchrun(tmp_path, two, "--resume")
     assert losses(resumed) == losses(told)[RESUMED_AT:]
+
+
+def test_two_ranks_train_experts_with_a_saved_buffer_as_one_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SYNCLINE_CONTROL", raising=False)
+    data, one = tiny_data(tmp_path / "tokens"), Recorder()
+    begun = build_model(tiny_job(data, steps=1, model={"config": EXPERTS}), VOCABULARY, END)
+    ((name, bias),) = persistent_buffers(begun).items()
+    bias.copy_(torch.linspace(0.0, 1.0, len(bias)))  # so that it decides which experts are taken
+    begun.save_pretrained(tmp_path / "begun")
+    model = {"config": None, "path": tmp_path / "begun"}
+    Trainer(tiny_job(data, steps=STEPS, model=model), RankGroup(), one).run()
+    two = tiny_job(
+        data,
+        steps=STEPS,
+        model=model,
+        train={"micro_batch": 2},
+        export={"folder": tmp_path / "out"},
+    )
+    assert losses(torchrun(tmp_path, two)) == pytest.approx(one.losses, abs=1e-5)
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")[name], bias)
 
 
 def test_data_that_cannot_be_prepared_is_one_sentence_on_all_ranks(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_replicas_of_one_and_two_ranks_end_with_one_model(
     assert {("one", "train"), ("one", "held-out"), ("two", "merged")} <= kinds
 
     exported = export_run("pair", cluster.control_url, tmp_path / "out")
-    with pytest.raises(ConfigError, match="holds a model already.*--overwrite"):
+    with pytest.raises(ConfigError, match="holds an export of the run pair already.*--overwrite"):
         export_run("pair", cluster.control_url, tmp_path / "out")
     again = export_run("pair", cluster.control_url, tmp_path / "out", overwrite=True)
     assert again == exported

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from syncline import Replica
+from syncline.interrupts import end
 from syncline_proto.codec import Float32, decode
 from syncline_proto.layout import layout_from_proto
 from syncline_proto.v1 import sync_pb2 as pb
@@ -256,3 +257,4 @@ def main(path: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    end(0)  # as the trainer ends

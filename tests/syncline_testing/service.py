@@ -18,6 +18,7 @@ from syncline_proto.codec import Float32, chunks, decode, encode
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.rest import EventIn, Member, Membership, RoundReport, RunMembership, RunState
 from syncline_proto.settings import RunSettings
+from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
@@ -75,7 +76,7 @@ class Service:
     async def push(self, values: Float32, replica: str, **header: Any) -> pb.PushResponse:
         """Push a whole fragment (or, with ``boxes``, a shard) as one rank."""
         parts = iter_push(self.header(values, replica, **header), values)
-        return await self.stub.Push(parts, timeout=20)
+        return await pushed(self.stub, parts)
 
     async def push_ranks(
         self, values: Float32, replica: str, edges: Sequence[int], **header: Any
@@ -85,16 +86,14 @@ class Service:
         cuts = list(itertools.pairwise((0, *edges, values.size)))
         return await asyncio.gather(
             *(
-                self.stub.Push(
-                    iter_push(rank_header(whole, rank, len(cuts), a, b), values[a:b]), timeout=20
-                )
+                pushed(self.stub, iter_push(rank_header(whole, rank, len(cuts), a, b), values[a:b]))
                 for rank, (a, b) in enumerate(cuts)
             )
         )
 
     async def send(self, *parts: pb.PushRequest, timeout: float | None = 20) -> pb.PushResponse:
         """Push these very messages, whatever they are."""
-        return await self.stub.Push(iter(parts), timeout=timeout)
+        return await pushed(self.stub, iter(parts), timeout)
 
     async def status(self) -> pb.GetRunStatusResponse:
         return await self.stub.GetRunStatus(pb.GetRunStatusRequest(run=RUN), timeout=20)
@@ -131,6 +130,23 @@ class Service:
                 parts.append(part.chunk.data)
         assert header is not None
         return header, decode(b"".join(parts), header.codec)
+
+
+async def pushed(
+    stub: Any, parts: Iterable[pb.PushRequest], timeout: float | None = 20
+) -> pb.PushResponse:
+    """Push these messages as a client should: what follows the first once there is room for it."""
+
+    async def messages() -> AsyncIterator[pb.PushRequest]:
+        is_first = True
+        for part in parts:
+            if not is_first and ROOM_HEADER not in await call.initial_metadata():
+                return
+            yield part
+            is_first = False
+
+    call = stub.Push(messages(), timeout=timeout)
+    return await call
 
 
 def rank_header(

@@ -1,7 +1,7 @@
 """The control plane as a replica sees it: one method for each REST call that it makes.
 
-Each call is made once; who may repeat one knows whether that is safe. One client belongs to one
-thread; the heartbeat has its own, so that it never waits behind another call.
+Each call is made once (``leave`` twice at most); who may repeat one knows whether that is safe. One
+client belongs to one thread; the heartbeat has its own, so that it never waits behind another call.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from syncline.rest import Rest, below_v1
-from syncline_proto.errors import Unreachable
+from syncline_proto.errors import ConfigError, InvalidRequest, Unreachable
 from syncline_proto.rest import (
+    WHY_CHARACTERS_MAX,
     Heartbeat,
     HeartbeatAnswer,
     Registration,
@@ -59,9 +60,21 @@ class ControlClient:
         path = below_v1("runs", run, "replicas", replica, "heartbeat")
         return self._rest.call("POST", path, HeartbeatAnswer, body=_json(body))
 
-    def leave(self, run: str, replica: str, incarnation: int) -> None:
+    def leave(self, run: str, replica: str, incarnation: int, why: str) -> None:
+        """Give the lease back; ``why`` goes into the run's log, in one line, unless it is empty.
+
+        Where the request is refused with it (by a proxy, for its length), it is made without.
+        """
         path = below_v1("runs", run, "replicas", replica)
-        self._rest.send("DELETE", path, query={"incarnation": incarnation})
+        query: dict[str, int | str] = {"incarnation": incarnation}
+        line = _in_one_line(why)[:WHY_CHARACTERS_MAX]
+        if line:
+            try:
+                self._rest.send("DELETE", path, query=query | {"why": line})
+                return
+            except (ConfigError, InvalidRequest):
+                pass  # the lease matters more than the words
+        self._rest.send("DELETE", path, query=query)
 
     def sync_services(self) -> list[SyncEndpoint]:
         return self._rest.call("GET", "/v1/sync-services", list[SyncEndpoint])
@@ -79,6 +92,11 @@ def first_alive(services: Iterable[SyncEndpoint], url: str) -> list[SyncEndpoint
             f"There is no sync service yet at {url}; start one: syncline-sync --control {url}"
         )
     return alive
+
+
+def _in_one_line(text: str) -> str:
+    """``text`` without what no line, or no UTF-8, can hold."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _json(body: BaseModel) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Council:
         long_at = time.monotonic() + LONG_S
         pushed: Outcome | None = None
         while True:
-            began, paused = time.perf_counter(), self._exchange.paused
+            began, paused = time.perf_counter(), self._exchange.pauses.is_on
             outcome = _within(future, SLICE_S)
             if pushed is not None and outcome.pulled is not None:
                 # Another revision was fetched; what became of the push has not changed.
@@ -60,7 +60,7 @@ class Council:
                 order = Order.ABANDON
             mine = _report(outcome, order)
             told = [Report.from_ints(numbers) for numbers in self._ranks.gather(mine.to_ints())]
-            self._exchange.paused = told[0].order is Order.HOLD
+            self._exchange.pauses.set(told[0].order is Order.HOLD)
             if paused:
                 self.paused_s += time.perf_counter() - began
             conclusion = conclude(told)
@@ -69,7 +69,7 @@ class Council:
                     pushed = outcome
                     future = self._exchange.begin_pull(fragment, Wanted(conclusion.revision))
             elif conclusion.step is not Step.WAIT:
-                self._exchange.paused = False
+                self._exchange.pauses.set(False)
                 return conclusion, outcome
             if on_long is not None and time.monotonic() > long_at:
                 on_long()

@@ -25,7 +25,7 @@ from syncline.layout import RankShard
 from syncline.line import Place, PushLine
 from syncline.link import Link, Pulled, Stalled
 from syncline.outage import Outage
-from syncline.patience import RoundPatience, patiently
+from syncline.patience import Pauses, RoundPatience, patiently
 from syncline.push import Identity, Outcome, Push, Wanted, header_of, wanted_by
 from syncline.voice import voice
 from syncline_proto.errors import (
@@ -76,11 +76,10 @@ class Exchange:
         timeouts: TimeoutSettings,
     ) -> None:
         """``links`` gives the service that owns each fragment."""
-        self.paused = False
-        """The run stands still, so waiting for a round costs no patience.
+        self.pauses = Pauses()
+        """While the run stands still, waiting for a round costs no patience.
 
-        Set by the training thread, read by exchanges: one word, and a look too late costs no more
-        than ``call_s``.
+        Told by the training thread, read by exchanges.
         """
         self._identity, self._layout, self._shards, self._links = identity, layout, shards, links
         self._epoch = epoch
@@ -132,17 +131,7 @@ class Exchange:
 
     def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
         """Pull in the background, as if it had been pushed and merged; the newest if it is gone."""
-
-        link = self._links[fragment]
-
-        def pull() -> Outcome:
-            try:
-                pulled = self._keep_asking(link, lambda: self._pull(fragment, wanted))
-            except RevisionGone:
-                pulled = self._keep_asking(link, lambda: self._pull(fragment, Wanted()))
-            return Outcome(answer=Answer.MERGED, pulled=pulled)
-
-        return self._in_background(pull)
+        return self._in_background(lambda: self._pulled(fragment, wanted))
 
     def begin_waiting(self, fragment: int) -> Future[Outcome]:
         """Wait in the background for the end of the synchronous phase, and pull what is then.
@@ -166,7 +155,7 @@ class Exchange:
         while True:
             answer, instance = self._judged(push, header, place)
             # The first time in line, and of sending, is not the round's.
-            patience = patience or RoundPatience(self._timeouts, lambda: self.paused)
+            patience = patience or self._patience()
             judged = answer.judged if answer.verdict == pb.VERDICT_DUPLICATE else answer.verdict
             if judged == pb.VERDICT_FENCED:
                 return Outcome(answer=Answer.FENCED, reason=answer.reason)
@@ -235,7 +224,7 @@ class Exchange:
                 if wanted.gradient_step is not None:
                     raise
                 # Others went on without us; what we pushed is in the newest, or was judged.
-                wanted = Wanted()
+                wanted = self._newest_instead(push.fragment, wanted, patience)
 
     def _learn_epoch(self, asked_in: int, told: int) -> None:
         """Take up an answer's epoch (0: any), unless another exchange has learnt one since."""
@@ -243,14 +232,33 @@ class Exchange:
             if self._epoch == asked_in:
                 self._epoch = told
 
+    def _pulled(self, fragment: int, wanted: Wanted) -> Outcome:
+        link, patience = self._links[fragment], self._patience()
+        while True:
+            try:
+                pulled = self._keep_asking(link, lambda wanted=wanted: self._pull(fragment, wanted))
+                return Outcome(answer=Answer.MERGED, pulled=pulled)
+            except RevisionGone:
+                wanted = self._newest_instead(fragment, wanted, patience)
+
+    def _newest_instead(self, fragment: int, gone: Wanted, patience: RoundPatience) -> Wanted:
+        """What to pull where that is gone; the newest, too, may go while it is on its way."""
+        patience.check_fetching(self._name(fragment))
+        if gone == Wanted():
+            self._stop.wait(AGAIN_S)
+        return Wanted()
+
+    def _patience(self) -> RoundPatience:
+        return RoundPatience(self._timeouts, lambda: self.pauses.seconds)
+
     def _wait_for_first(self, fragment: int) -> Outcome:
-        patience = RoundPatience(self._timeouts, lambda: self.paused)
+        patience = self._patience()
         wanted, step = Wanted(revision=1), 0
         while True:
             try:
                 return Outcome(answer=Answer.MERGED, pulled=self._pull(fragment, wanted))
             except RevisionGone:
-                wanted = Wanted()
+                wanted = self._newest_instead(fragment, wanted, patience)
             except (Stalled, Unreachable, Overloaded):
                 state = self.states()[fragment]
                 if state.revision == 0 and state.gradient_step == 0:

@@ -1,7 +1,8 @@
 """How faults and errors end a program: in one sentence, with a traceback for who asks for it.
 
 A fault is for the outermost ``except Exception`` of a process. An error has a sentence of its own,
-and leaves our rooms by the doors of ``Replica`` and its hooks.
+and leaves our rooms by the doors of ``Replica`` and its hooks. Where a setting is to blame, who
+wrote a script is told of arguments, and who typed a command of flags.
 """
 
 from __future__ import annotations
@@ -9,13 +10,23 @@ from __future__ import annotations
 import functools
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
-from syncline_proto.errors import SynclineError
+from syncline_proto.errors import Setting, SynclineError
 
 FAULT = 1
 """The exit code."""
+
+IN_SCRIPTS: Mapping[Setting, str] = {
+    "control": "control=, SYNCLINE_CONTROL",
+    "token": "SYNCLINE_TOKEN",
+}
+IN_SHELLS: Mapping[Setting, str] = {
+    "control": "--control, SYNCLINE_CONTROL",
+    "token": "--token, SYNCLINE_TOKEN",
+}
+"""How a setting is set there."""
 
 Given = ParamSpec("Given")
 Value = TypeVar("Value")
@@ -25,6 +36,20 @@ def said_of(fault: Exception) -> str:
     """One sentence for the person at the screen."""
     said = f"{type(fault).__name__}: {fault}".partition("\n")[0]
     return f"A fault of ours ({said}); SYNCLINE_DEBUG=1 shows where, please report."
+
+
+def told(error: SynclineError, ways: Mapping[Setting, str]) -> str:
+    """The error's sentence, with how to set what is to blame."""
+    return error.told(_way(error, ways))
+
+
+def why_of(error: BaseException) -> str:
+    """The error in the run's log; the text of one that is not ours stays where it was raised."""
+    if isinstance(error, SynclineError):
+        return error.message
+    if isinstance(error, KeyboardInterrupt):
+        return "It was interrupted."
+    return f"It ended with {type(error).__name__}."
 
 
 def trace_if_asked() -> None:
@@ -45,11 +70,16 @@ def plainly(act: Callable[Given, Value]) -> Callable[Given, Value]:
         try:
             return act(*args, **kwargs)
         except SynclineError as error:
+            error.way = _way(error, IN_SCRIPTS)
             if _is_asked():
                 raise
             raise error.with_traceback(None) from None
 
     return call
+
+
+def _way(error: SynclineError, ways: Mapping[Setting, str]) -> str:
+    return "" if error.setting is None else ways[error.setting]
 
 
 def _is_asked() -> bool:

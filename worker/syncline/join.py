@@ -21,6 +21,8 @@ from syncline.outage import Outage
 from syncline.patience import patiently
 from syncline.ranks import Ranks
 from syncline.recall import CALLED_OFF, unless_recalled
+from syncline.settings import Environment, checked_name, default_replica
+from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.errors import CalledOff, RunConflict, RunUnknown, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.rest import Registration, ReplicaRegister, RunCreate, RunView, SyncEndpoint
@@ -40,6 +42,32 @@ class Wish:
     settings: RunSettings | None
     """None: whatever the run has."""
     job: dict[str, Any] = field(default_factory=dict)
+
+
+def wished(
+    control: str | None,
+    run: str | None,
+    replica: str | None,
+    settings: RunSettings | None,
+    job: dict[str, Any],
+) -> Wish | None:
+    """Return what was asked for, by arguments before the environment; None: to train alone.
+
+    Raises:
+        ConfigError: a name, the address or the token cannot be used.
+    """
+    env = Environment()
+    url = control or env.control
+    if url is None:
+        return None
+    return Wish(
+        control=control_url(url),
+        token=bearer_token(env.token),
+        run=checked_name("run", run or env.run),
+        replica=checked_name("replica", replica or env.replica or default_replica()),
+        settings=settings,
+        job=job,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +128,7 @@ def open_run(
                 ),
                 timeouts.call_s,
                 recall,
-                outage=_outage("sync", timeouts.call_s),
+                outage=_sync_outage(timeouts.call_s),
             )
             epoch = answer.epoch
             owners.update({str(state.fragment): service.address for state in answer.fragments})
@@ -166,7 +194,7 @@ def _register(wish: Wish, ranks: int, fingerprint: str, recall: Event) -> Regist
         fingerprint=fingerprint,
     )
     try:
-        outage = _outage("control", timeouts.connect_s)
+        outage = _control_outage(wish, timeouts.connect_s)
         patiently(lambda: _run(client, wish), timeouts.connect_s, recall, outage=outage)
         # If an answer is lost, the lease that it carried is fenced by the next.
         return patiently(
@@ -204,7 +232,7 @@ def _services(wish: Wish, registration: Registration, recall: Event) -> list[Syn
         return alive
     timeouts = registration.run.settings.timeouts
     client = ControlClient(wish.control, wish.token, timeouts.call_s)
-    control, sync = _outage("control", timeouts.call_s), _outage("sync", timeouts.call_s)
+    control, sync = _control_outage(wish, timeouts.call_s), _sync_outage(timeouts.call_s)
 
     def ask() -> list[SyncEndpoint]:
         with control.noted():
@@ -218,5 +246,9 @@ def _services(wish: Wish, registration: Registration, recall: Event) -> list[Syn
         client.close()
 
 
-def _outage(who: str, limit_s: float) -> Outage:
-    return Outage(who, f"waiting up to {limit_s:g} s")
+def _control_outage(wish: Wish, limit_s: float) -> Outage:
+    return Outage("control", f"waiting up to {limit_s:g} s for {wish.control}", tells_why=False)
+
+
+def _sync_outage(limit_s: float) -> Outage:
+    return Outage("sync", f"waiting up to {limit_s:g} s")

@@ -80,11 +80,13 @@ def describe(
 ) -> ModelLayout:
     """Describe a model as it is now. Collective if frozen tensors are sharded.
 
+    Persistent floating-point buffers count as frozen; ``buffers`` sees that they stay so.
+
     Raises:
         ConfigError: the model has something that cannot be synchronised; it is named.
     """
     names = CanonicalNames(model)
-    _refuse_buffers(model, names)
+    _see_no_running_statistics(model, names)
     tied: dict[nn.Parameter, list[str]] = {}
     for raw, parameter in model.named_parameters(remove_duplicate=False):
         tied.setdefault(parameter, []).append(names(raw))
@@ -97,8 +99,7 @@ def describe(
         for p, own in trainable
     )
     fragments = cut([s.shape for s in specs], [groups[s.name] for s in specs], elements_max)
-    frozen = [(own[0], p) for p, own in tied.items() if not p.requires_grad]
-    layout = Layout(specs, fragments, _frozen_sha256(frozen))
+    layout = Layout(specs, fragments, tensors_sha256(frozen_tensors(model)))
     parameters = tuple(p for p, _ in trainable)
     held = [_held(i, specs[i].name, p, ranks) for i, p in enumerate(parameters)]
     shards = tuple(_shard(fragment.boxes, parameters, held) for fragment in fragments)
@@ -131,6 +132,47 @@ def whole(tensor: Tensor) -> Tensor:
     """The whole of a tensor, detached. Collective if it is sharded."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What belongs to the model and no training changes, by canonical name.
+
+    Parameters that require no gradient, and persistent floating-point buffers.
+    """
+    names = CanonicalNames(model)
+    frozen = {names(raw): p for raw, p in model.named_parameters() if not p.requires_grad}
+    return frozen | persistent_buffers(model)
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The model's floating-point buffers that are saved with it, by canonical name."""
+    names = CanonicalNames(model)
+    return {
+        names(f"{prefix}.{name}" if prefix else name): buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+        and name not in module._non_persistent_buffers_set
+        and (buffer.is_floating_point() or buffer.is_complex())
+    }
+
+
+def tensors_sha256(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 (hex) over name, dtype, shape and bytes of each tensor, by name; "" for none.
+
+    One whole tensor at a time is on this rank, so the hash does not depend on the sharding.
+    Collective if they are sharded.
+    """
+    if not tensors:
+        return ""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = whole(tensors[name])
+        dtype = str(value.dtype).removeprefix("torch.")
+        digest.update(f"{name}\0{dtype}\0{list(value.shape)}\0".encode())
+        flat = value.cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 class CanonicalNames:
@@ -200,42 +242,25 @@ def _groups(model: nn.Module, names: CanonicalNames) -> dict[str, str]:
     return groups
 
 
+def _see_no_running_statistics(model: nn.Module, names: CanonicalNames) -> None:
+    """Refuse them before anybody joins: a run's layout, with their hash, is for good."""
+    saved = persistent_buffers(model)
+    for prefix, module in model.named_modules():
+        name = names(f"{prefix}.running_mean" if prefix else "running_mean")
+        # So are they called in all norms of torch.nn.
+        if module.training and getattr(module, "track_running_stats", False) and name in saved:
+            raise ConfigError(
+                f"The buffer {name} changes in training, and replicas, which exchange parameters "
+                "only, would drift apart in it; set track_running_stats=False, put its layer into "
+                "eval mode, or register it with persistent=False."
+            )
+
+
 def _dtype(name: str, parameter: nn.Parameter) -> str:
     dtype = str(parameter.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise ConfigError(f"{name} is {dtype}; trainable parameters must be one of {DTYPES}.")
     return dtype
-
-
-def _refuse_buffers(model: nn.Module, names: CanonicalNames) -> None:
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is None or name in module._non_persistent_buffers_set:
-                continue
-            if buffer.is_floating_point() or buffer.is_complex():
-                full = names(f"{prefix}.{name}" if prefix else name)
-                raise ConfigError(
-                    f"The buffer {full} is persistent and floating-point, so replicas would drift "
-                    "apart in it; register it with persistent=False, or use a layer without "
-                    "running statistics."
-                )
-
-
-def _frozen_sha256(frozen: list[tuple[str, nn.Parameter]]) -> str:
-    """SHA-256 (hex) over name, dtype, shape and bytes of each tensor, by name; "" for none.
-
-    One whole tensor at a time is on this rank, so the hash does not depend on the sharding.
-    """
-    if not frozen:
-        return ""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(frozen, key=lambda pair: pair[0]):
-        value = whole(parameter)
-        dtype = str(value.dtype).removeprefix("torch.")
-        digest.update(f"{name}\0{dtype}\0{list(value.shape)}\0".encode())
-        flat = value.cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

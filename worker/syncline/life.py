@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
+from syncline.buffers import Buffers
 from syncline.control import ControlClient
 from syncline.council import Council
 from syncline.entry import Entry
@@ -76,8 +77,10 @@ class Life:
         say.info("replica.joined", run=wish.run, replica=me, ranks=ranks.count)
         return self._session(joined, model, optimizer, described, ranks)
 
-    def release(self, failed: bool) -> None:
+    def release(self, failed: bool, why: str = "") -> None:
         """End every thread and call, then give the lease back; each rank on its own.
+
+        ``why`` it failed goes into the run's log.
 
         Each part is let go of whatever became of those before it; a fault is raised at the end.
         """
@@ -87,7 +90,7 @@ class Life:
                 after(self._ranks.close)
             if self._client is not None and self.registration is not None:
                 after(self._client.close)
-                after(self._leave, self._client, self.registration)
+                after(self._leave, self._client, self.registration, why)
             if self.pulse is not None:
                 after(self.pulse.close, tell=not failed)
             if self._exchange is not None:
@@ -95,9 +98,9 @@ class Life:
             if self._hooks is not None:
                 after(self._hooks.remove)
 
-    def _leave(self, client: ControlClient, me: Registration) -> None:
+    def _leave(self, client: ControlClient, me: Registration, why: str) -> None:
         try:
-            client.leave(me.run.name, me.replica, me.incarnation)
+            client.leave(me.run.name, me.replica, me.incarnation, why)
         except LeaseLost:
             pass  # there is no lease to give back
         except SynclineError as error:
@@ -146,4 +149,15 @@ class Life:
             say,
         )
         entry = Entry(joined, ranks, anchors, exchange, helm, rounds, say)
-        return Session(joined, ranks, exchange, helm, self._hooks, rounds, entry, optimizer, say)
+        return Session(
+            joined,
+            ranks,
+            exchange,
+            helm,
+            self._hooks,
+            Buffers(model, ranks),
+            rounds,
+            entry,
+            optimizer,
+            say,
+        )

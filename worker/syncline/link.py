@@ -31,7 +31,7 @@ from syncline_proto.codec import (
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.settings import TimeoutSettings
-from syncline_proto.status import from_rpc_error
+from syncline_proto.status import ROOM_HEADER, from_rpc_error
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 
@@ -126,8 +126,8 @@ class Link:
     def push(self, header: pb.PushHeader, values: Float32, sending: Sending) -> pb.PushResponse:
         """Send one rank's shard, and wait for the verdict on the replica's whole push.
 
-        ``values`` (fp32, flat) are encoded as they go out. ``sending`` hears of each chunk, and of
-        the last byte, on another thread.
+        ``values`` (fp32, flat) are encoded as they go out, once the service has room for them.
+        ``sending`` hears of each chunk, and of the last byte, on another thread.
 
         Raises:
             Stalled: neither chunk nor answer moved for ``call_s``.
@@ -135,7 +135,7 @@ class Link:
         with self._errors(), self._watch.follow() as watched:
             parts = _parts(header, values, watched, sending)
             call = self._stub.Push.future(parts, metadata=self._metadata)
-            watched.call = call
+            watched.begin(call)
             answer = call.result()
         with self._lock:
             self.bytes_up += values.size * width(header.codec)
@@ -152,7 +152,7 @@ class Link:
         """
         with self._errors(), self._watch.follow() as watched:
             stream: Any = self._stub.Pull(request, metadata=self._metadata)
-            watched.call = stream
+            watched.begin(stream)
             header = next(stream).header
             if elements is not None and header.elements != elements:
                 raise InvalidRequest(f"pull: {header.elements} elements came, not {elements}.")
@@ -196,6 +196,16 @@ class _Watched:
         self.call: Any = None
         self.moved_at = time.monotonic()
         self.cut = False
+        self._begun = threading.Event()
+
+    def begin(self, call: Any) -> None:
+        self.call = call
+        self._begun.set()
+
+    def has_room(self) -> bool:
+        """Wait for the service's word that it takes chunks; False if the call ended instead."""
+        self._begun.wait()  # for as long as it takes to begin a call
+        return any(key == ROOM_HEADER for key, _ in self.call.initial_metadata())
 
     def moved(self) -> None:
         self.moved_at = time.monotonic()
@@ -255,6 +265,8 @@ def _parts(
     A chunk is encoded when it is taken, so nobody holds the whole fragment once more.
     """
     yield pb.PushRequest(header=header)
+    if not watched.has_room():
+        return
     step = chunk_elements(header.codec)
     for start in range(0, values.size, step):
         for chunk in chunks(encode(values[start : start + step], header.codec), header.codec):

@@ -27,9 +27,14 @@ class Outage:
     All methods may be called from any thread.
     """
 
-    def __init__(self, who: str, so: str, log: FilteringBoundLogger = log) -> None:
-        """``who`` is what its events begin with, ``so`` what follows from its absence."""
-        self._who, self._so, self._log = who, so, log
+    def __init__(
+        self, who: str, so: str, log: FilteringBoundLogger = log, *, tells_why: bool = True
+    ) -> None:
+        """``who`` is what its events begin with, ``so`` what follows from its absence.
+
+        ``tells_why``: with the error; else that is left to whoever soon gives up in its words.
+        """
+        self._who, self._so, self._log, self._tells_why = who, so, log, tells_why
         self._lock = Lock()
         self._since: float | None = None
         self._said = False
@@ -60,7 +65,8 @@ class Outage:
             due = not self._said and now - self._since >= SAY_AFTER_S
             self._said = self._said or due
         if due:
-            self._log.warning(f"{self._who}.away", why=error.message, so=self._so)
+            why = {"why": error.message} if self._tells_why else {}
+            self._log.warning(f"{self._who}.away", so=self._so, **why)
 
     def answered(self) -> None:
         """Somebody did, whatever the answer."""

@@ -65,35 +65,71 @@ def patiently(
     return retrying(attempt)
 
 
+class Pauses:
+    """How long a run has stood still, as one thread tells and any thread may read."""
+
+    def __init__(self) -> None:
+        self._told: tuple[float, float | None] = (0.0, None)
+        """Seconds of the pauses that are over, and when the present one began; replaced whole."""
+
+    @property
+    def is_on(self) -> bool:
+        return self._told[1] is not None
+
+    @property
+    def seconds(self) -> float:
+        over_s, since = self._told
+        return over_s if since is None else over_s + time.monotonic() - since
+
+    def set(self, is_on: bool) -> None:
+        """The run is paused from here on, or it is not."""
+        if is_on != self.is_on:
+            self._told = (self.seconds, time.monotonic() if is_on else None)
+
+
 class RoundPatience:
     """How long to wait, from now on, for a round that does not close.
 
-    2 round_deadline_s + give_up_s, without the time in which the run is paused: what lies between
-    two checks counts, or not, by how the run stands at the second.
+    2 round_deadline_s + give_up_s, without the time in which the run is paused.
     """
 
-    def __init__(self, timeouts: TimeoutSettings, is_paused: Callable[[], bool]) -> None:
+    def __init__(self, timeouts: TimeoutSettings, paused_s: Callable[[], float]) -> None:
+        """``paused_s`` is how long the run has been paused so far, whatever it counts from."""
         self.limit_s = 2 * timeouts.round_deadline_s + timeouts.give_up_s
         self._left_s = self.limit_s
-        self._is_paused = is_paused
-        self._seen = time.monotonic()
+        self._paused_s = paused_s
+        self._seen, self._seen_paused_s = time.monotonic(), paused_s()
 
     def start_again(self) -> None:
         """Something has moved: the whole time is there once more."""
         self._left_s = self.limit_s
 
     def check(self, what: str) -> None:
-        """Count the time since the last check.
-
-        Raises:
-            Unreachable: too much of it has passed.
         """
-        now = time.monotonic()
-        if not self._is_paused():
-            self._left_s -= now - self._seen
-        self._seen = now
-        if self._left_s < 0:
+        Raises:
+            Unreachable: it is over, and the round of ``what`` has not closed.
+        """
+        if self._is_over():
             raise Unreachable(
                 f"The round of {what} has not closed for {self.limit_s:g} s; see whether enough "
                 "replicas take part (min_replicas), then start this one again."
             )
+
+    def check_fetching(self, what: str) -> None:
+        """
+        Raises:
+            Unreachable: it is over, and rounds of ``what`` close faster than they can be fetched.
+        """
+        if self._is_over():
+            raise Unreachable(
+                f"Revisions of {what} were replaced before they could be fetched, for "
+                f"{self.limit_s:g} s; the line to the sync service is too slow for this "
+                "sync_every: raise it, then start this replica again."
+            )
+
+    def _is_over(self) -> bool:
+        """Count the time since the last look; whether too much of it has passed."""
+        now, paused_s = time.monotonic(), self._paused_s()
+        self._left_s -= (now - self._seen) - (paused_s - self._seen_paused_s)
+        self._seen, self._seen_paused_s = now, paused_s
+        return self._left_s < 0

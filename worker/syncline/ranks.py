@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -80,33 +81,45 @@ class Ranks:
         """Let rank 0 make something that JSON can carry, and return it on every rank.
 
         Raises:
-            SynclineError: what ``make`` raised, on all ranks.
+            SynclineError: what ``make`` raised, on all ranks; where it raised anything else, that
+                on rank 0, and ProcessFailed on the others.
         """
         if self._group is None:
             return make()
-        raised: SynclineError | None = None
         text = b""
         if self.first:
             try:
                 text = json.dumps({"value": make()}).encode()
-            except SynclineError as error:
-                raised = error
-                text = json.dumps({"code": error.code, "message": error.message}).encode()
+            except BaseException as error:
+                with suppress(ProcessFailed):  # what was raised here says more
+                    self._text_of_first(_said_of(error))
+                raise
+        told = json.loads(self._text_of_first(text))
+        if "value" not in told:
+            raise from_code(told["code"], told["message"], told["setting"])
+        return told["value"]
+
+    def _text_of_first(self, text: bytes) -> bytes:
+        """Return rank 0's text, which is not empty; the other ranks' is passed over."""
         (size,) = self.of_first([len(text)])
         tensor = torch.frombuffer(bytearray(text or bytes(size)), dtype=torch.uint8)
         wait_for(dist.broadcast(tensor, 0, group=self._group, async_op=True))
-        if raised is not None:
-            raise raised
-        told = json.loads(tensor.numpy().tobytes())
-        if "value" not in told:
-            raise from_code(told["code"], told["message"])
-        return told["value"]
+        return tensor.numpy().tobytes()
 
     def close(self) -> None:
         """Leave the group, if the process group still stands."""
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
+
+
+def _said_of(raised: BaseException) -> bytes:
+    """What the other ranks are told to raise."""
+    ours = raised
+    if not isinstance(ours, SynclineError):
+        ours = ProcessFailed("Rank 0 of this replica failed; see its log, then start it again.")
+    what = {"code": ours.code, "message": ours.message, "setting": ours.setting}
+    return json.dumps(what).encode()
 
 
 def wait_for(work: dist.Work | None) -> None:

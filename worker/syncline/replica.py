@@ -21,16 +21,15 @@ from torch.optim import Optimizer
 
 from syncline.alone import Alone
 from syncline.batches import Batch, dealt, ranks_among, tokens_in
-from syncline.faults import plainly
-from syncline.join import Wish
+from syncline.faults import plainly, why_of
+from syncline.join import Wish, wished
 from syncline.life import Life
 from syncline.recall import Recall
 from syncline.rounds import Phase
 from syncline.session import Session
-from syncline.settings import Environment, checked_name, default_replica, run_settings
+from syncline.settings import run_settings
 from syncline.stats import Stats, progress_of, stats_of
 from syncline.voice import voice
-from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import LossPoint, Progress, Registration
 from syncline_proto.settings import RunSettings
@@ -53,6 +52,7 @@ class Replica:
     ``init_process_group`` and ``fully_shard``, and uses it in step with the others.
     """
 
+    @plainly
     def __init__(
         self,
         model: nn.Module,
@@ -83,19 +83,8 @@ class Replica:
         """
         if not isinstance(optimizer, Optimizer):
             raise ConfigError("Replica needs a torch.optim.Optimizer, whose steps it can follow.")
-        env = Environment()
-        url = control or env.control
         given = None if settings is None else run_settings(settings)
-        self._wish = None
-        if url is not None:
-            self._wish = Wish(
-                control=control_url(url),
-                token=bearer_token(env.token),
-                run=checked_name("run", run or env.run),
-                replica=checked_name("replica", name or env.replica or default_replica()),
-                settings=given,
-                job=job or {},
-            )
+        self._wish = wished(control, run, name, given, job or {})
         self._model, self._optimizer = model, optimizer
         self._tokens_of = tokens_of or tokens_in
         self._recall = Recall()
@@ -109,8 +98,10 @@ class Replica:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(failed=kind is not None)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
+        self._close(failed=kind is not None, why=why_of(error) if error else "")
 
     @property
     def _registration(self) -> Registration | None:
@@ -300,6 +291,9 @@ class Replica:
             ConfigError: it was started already, the model has something that cannot be
                 synchronised, or what answers is no control plane.
             CalledOff: it was asked to leave meanwhile.
+
+        Where it fails with several ranks, end the process: what they talk over is left as it is,
+        and ranks that failed at different points would not meet again.
         """
         if self._stage == "live":
             raise ConfigError("The replica was started already; close it before it starts again.")
@@ -315,16 +309,19 @@ class Replica:
         try:
             self._session = session = life.join(self._model, self._optimizer)
             session.start()
-        except BaseException:
-            life.release(failed=True)
+        except BaseException as error:
+            life.release(failed=True, why=why_of(error))
             raise
 
-    @plainly
     def close(self, failed: bool = False) -> None:
         """Leave the run: bring in the last steps (unless ``failed``), then give the lease back.
 
         Nothing happens where it was not started, or is closed.
         """
+        self._close(failed)
+
+    @plainly
+    def _close(self, failed: bool, why: str = "") -> None:
         if self._stage != "live":
             return
         self._stage = "closed"
@@ -334,11 +331,11 @@ class Replica:
         try:
             if not failed:
                 self._session.leave()
-        except BaseException:
-            failed = True
+        except BaseException as error:
+            failed, why = True, why_of(error)
             raise
         finally:
-            self._life.release(failed)
+            self._life.release(failed, why)
 
     def _see_started(self) -> None:
         if self.active and self._stage == "new":

@@ -153,12 +153,14 @@ class Rest:
                 ) from None
             raise self._stranger(f"{answer.status_code} and no problem details") from None
         self._met = True
-        raise from_code(problem.code, problem.detail)
+        unknown = answer.status_code == httpx.codes.UNAUTHORIZED
+        raise from_code(problem.code, problem.detail, "token" if unknown else None)
 
     def _stranger(self, what: str) -> SynclineError:
         return ConfigError(
             f"{self.url} is not a Syncline control plane of this version: it answered {what}. "
-            "Check the address (--control, SYNCLINE_CONTROL)."
+            "Check the address.",
+            "control",
         )
 
     def _away(self, error: httpx.RequestError) -> Unreachable:
@@ -166,5 +168,6 @@ class Rest:
         reason = "timed out" if timed_out else str(error) or type(error).__name__
         return Unreachable(
             f"The control plane at {self.url} does not answer ({reason}); see that "
-            "syncline-control runs there, or name another (--control, SYNCLINE_CONTROL)."
+            "syncline-control runs there, or name another.",
+            "control",
         )

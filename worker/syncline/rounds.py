@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
+from syncline.core.barren import BARREN_MAX, BARREN_TOLD, barren_after, diverged
 from syncline.core.plan import in_step
 from syncline.council import Council
 from syncline.exchange import Exchange
@@ -64,6 +65,8 @@ class Tally:
     paused_s: float = 0.0
     """While the run was paused; none of it counts as exposed, or as a hook's."""
     rounds: int = 0
+    barren: int = 0
+    """Rounds in a row, up to the last one, in which nobody's push counted."""
     stale: int = 0
     anomalous: int = 0
 
@@ -190,6 +193,7 @@ class Rounds:
         """Wait for a pending fragment and write it into the model; nothing if it is not pending.
 
         Raises:
+            TrainingDiverged: nobody's push has counted for ``BARREN_MAX`` rounds.
             RunOver, TookTooLong, SynclineError: as ``settled`` does.
         """
         while fragment in self._pending:
@@ -207,11 +211,13 @@ class Rounds:
         del self._pending[fragment]
         if conclusion.step is Step.REBASE:
             self._rebase(fragment, outcome)
+            self._see_barren(fragment, conclusion, outcome)
             return push
         self._unpushed[fragment] = Unpushed(push.last_step)
         self.adopt(fragment, outcome)
         self._judged(fragment, conclusion, outcome)
         self._in_time = True
+        self._see_barren(fragment, conclusion, outcome)
         return None
 
     def _catch_up(self, late: list[Push]) -> None:
@@ -338,6 +344,20 @@ class Rounds:
         if fragment == self.fragments[-1]:
             self.tally.rounds += 1
             self.tally.pushed = 0
+
+    def _see_barren(self, fragment: int, conclusion: Conclusion, outcome: Outcome) -> None:
+        """End where rounds go by and nothing counts; the last fragment's header says it to all."""
+        if fragment != self.fragments[-1]:
+            return
+        assert outcome.pulled is not None
+        verdicts = {push.verdict for push in outcome.pulled.header.contributions}
+        self.tally.barren = barren_after(self.tally.barren, verdicts, self.tally.growth)
+        why = outcome.reason if outcome.anomalous else ""
+        if self.tally.barren >= BARREN_MAX:
+            raise diverged(why, conclusion.non_finite)
+        if self.tally.barren == BARREN_TOLD:
+            so = f"after {BARREN_MAX} such rounds in a row the replica ends"
+            self._log.warning("merge.nothing", rounds=BARREN_TOLD, why=why, so=so)
 
     def _reset_optimizer(self, fragment: int) -> None:
         """Forget the inner optimizer's state of a fragment, so that a NaN in it heals."""

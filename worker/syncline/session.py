@@ -14,6 +14,7 @@ import torch
 from structlog.typing import FilteringBoundLogger
 from torch.optim import Optimizer
 
+from syncline.buffers import Buffers
 from syncline.core.plan import Act, reaches_budget
 from syncline.entry import Entry
 from syncline.exchange import Exchange
@@ -44,6 +45,7 @@ class Session:
         exchange: Exchange,
         helm: Helm,
         hooks: Hooks,
+        buffers: Buffers,
         rounds: Rounds,
         entry: Entry,
         optimizer: Optimizer,
@@ -60,6 +62,7 @@ class Session:
         self._settings_version = joined.registration.run.settings_version
         self._ranks, self._exchange, self._helm, self._hooks = ranks, exchange, helm, hooks
         self._rounds, self._entry, self._optimizer = rounds, entry, optimizer
+        self._buffers = buffers
         self._log = log
         self._warm_up: WarmUp | None = None
         self._synchronized = False
@@ -179,6 +182,10 @@ class Session:
             if self._warm_up is not None:
                 self._last_sync = self.tally.inner_step
             self._synchronized = self._missed = False
+            steps, every = self.tally.inner_step, self.settings.sync_every
+            # In the synchronous phase there is no push to look at them at.
+            if steps <= 1 or (self._warm_up is not None and not steps % every):
+                self._buffers.see_unchanged()
             self._offer_at_end()
             self._act()
 
@@ -225,6 +232,7 @@ class Session:
         self._unpushed = self.tally.since_sync = self.tally.growth = 0
 
     def _push(self) -> None:
+        self._buffers.see_unchanged()
         tokens = self._ranks.sum(self._unpushed)
         self._rounds.push(tokens, self.settings.codec.up)
         self._last_sync = self.tally.inner_step
@@ -240,6 +248,7 @@ class Session:
     def _offer_at_end(self) -> None:
         """Offer the parameters with which the synchronous phase ends, once it is over."""
         if self._warm_up is not None and self._warm_up.is_over:
+            self._buffers.see_unchanged()
             self._rounds.begin(self._warm_up.offers(self.tally.inner_step))
             self._warm_up = None
 
@@ -274,7 +283,7 @@ class Session:
             self.tally.since_sync += tokens
             self.tally.tokens += tokens
             # What was pushed before or at this boundary waits for a round that cannot close.
-            self._exchange.paused = bool(act & Act.PAUSE)
+            self._exchange.pauses.set(bool(act & Act.PAUSE))
             if act & Act.STOP:
                 raise self._rounds.lost("its heartbeat was refused")
             if act & Act.END:

@@ -27,6 +27,8 @@ class Stats:
     bytes_down: int
     rounds: int
     """Merged rounds, as the last fragment counts them."""
+    barren: int
+    """Rounds in a row, up to the last one, in which nobody's push counted."""
     stale: int
     """Pushes that came late, over all fragments."""
     anomalous: int
@@ -42,6 +44,7 @@ def stats_of(session: Session | Alone) -> Stats:
         bytes_up=session.bytes_up,
         bytes_down=session.bytes_down,
         rounds=tally.rounds,
+        barren=tally.barren,
         stale=tally.stale,
         anomalous=tally.anomalous,
     )

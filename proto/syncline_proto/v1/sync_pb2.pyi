@@ -404,7 +404,7 @@ class PushHeader(_message.Message):
     incarnation: _builtins.int
     fragment: _builtins.int
     seq: _builtins.int
-    """Grows by one with each push of a fragment by an incarnation; counts from 1."""
+    """Grows by one with each push of a fragment by an incarnation, of any kind; counts from 1."""
     rank: _builtins.int
     ranks: _builtins.int
     """Ranks of the replica; its push is whole when all of them are in."""
@@ -682,7 +682,7 @@ class PullHeader(_message.Message):
     gradient_step: _builtins.int
     codec: Global___Codec.ValueType
     elements: _builtins.int
-    """Elements in the chunks that follow."""
+    """Elements in the chunks that follow; with `header_only`, in those that would."""
     committed_tokens: _builtins.int
     """Tokens of all pushes folded up to and including this revision (or gradient step)."""
     instance: _builtins.str

@@ -85,6 +85,8 @@ class SyncServiceServicer(object):
     def Push(self, request_iterator, context):
         """Sends one rank's shard of one push: a header, then chunks in order.
 
+        The call's initial metadata names `syncline-room` once there is room for the push: wait for it
+        before sending chunks. Chunks that come while there is none end the call (OVERLOADED).
         Answers when the replica's whole push (all its ranks) is judged. Idempotent by
         (run, epoch, replica, incarnation, fragment, seq, rank): send it again after any failure.
         Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN),

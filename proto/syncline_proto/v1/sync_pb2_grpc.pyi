@@ -52,6 +52,8 @@ class SyncServiceStub:
     Push: _grpc.StreamUnaryMultiCallable[_sync_pb2.PushRequest, _sync_pb2.PushResponse]
     """Sends one rank's shard of one push: a header, then chunks in order.
 
+    The call's initial metadata names `syncline-room` once there is room for the push: wait for it
+    before sending chunks. Chunks that come while there is none end the call (OVERLOADED).
     Answers when the replica's whole push (all its ranks) is judged. Idempotent by
     (run, epoch, replica, incarnation, fragment, seq, rank): send it again after any failure.
     Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN),
@@ -91,6 +93,8 @@ class SyncServiceAsyncStub(SyncServiceStub):
     Push: _aio.StreamUnaryMultiCallable[_sync_pb2.PushRequest, _sync_pb2.PushResponse]  # type: ignore[assignment]
     """Sends one rank's shard of one push: a header, then chunks in order.
 
+    The call's initial metadata names `syncline-room` once there is room for the push: wait for it
+    before sending chunks. Chunks that come while there is none end the call (OVERLOADED).
     Answers when the replica's whole push (all its ranks) is judged. Idempotent by
     (run, epoch, replica, incarnation, fragment, seq, rank): send it again after any failure.
     Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN),
@@ -139,6 +143,8 @@ class SyncServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_sync_pb2.PushResponse, _abc.Awaitable[_sync_pb2.PushResponse]]:
         """Sends one rank's shard of one push: a header, then chunks in order.
 
+        The call's initial metadata names `syncline-room` once there is room for the push: wait for it
+        before sending chunks. Chunks that come while there is none end the call (OVERLOADED).
         Answers when the replica's whole push (all its ranks) is judged. Idempotent by
         (run, epoch, replica, incarnation, fragment, seq, rank): send it again after any failure.
         Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN),

@@ -104,15 +104,17 @@ def kick(tx: Transaction, run: str, replica: str) -> ReplicaView:
     return view(tx, row)
 
 
-def leave(tx: Transaction, run: str, replica: str, incarnation: int) -> None:
+def leave(tx: Transaction, run: str, replica: str, incarnation: int, why: str) -> None:
     """Give the lease back; nothing happens if this incarnation does not hold it.
+
+    ``why`` is told with it, unless it is empty.
 
     Raises:
         LeaseLost: an operator removed the replica.
     """
     _, row = find(tx, run, replica)
     released = leases.release(lease_of(row), incarnation, tx.now)
-    _end_or_drain(tx, run, row, released, f"{replica} left.")
+    _end_or_drain(tx, run, row, released, f"{replica} left: {why}" if why else f"{replica} left.")
 
 
 def listed(tx: Transaction, run: str) -> list[ReplicaView]:

@@ -10,7 +10,9 @@ from fastapi.openapi.models import Example
 from syncline_control.body import StrictRoute
 from syncline_control.operations import replicas
 from syncline_control.routes.asking import Beats, Control, ReplicaName, RunName
+from syncline_proto.names import LINE_PATTERN
 from syncline_proto.rest import (
+    WHY_CHARACTERS_MAX,
     Heartbeat,
     HeartbeatAnswer,
     Registration,
@@ -98,9 +100,18 @@ async def leave(
     run: RunName,
     replica: ReplicaName,
     incarnation: Annotated[int, Query(ge=1)],
+    why: Annotated[
+        str,
+        Query(
+            max_length=WHY_CHARACTERS_MAX,
+            pattern=LINE_PATTERN,
+            description="What made it leave, if it did not come to its end; for the run's log.",
+            examples=["The run trains another model."],
+        ),
+    ] = "",
 ) -> None:
     """Give the lease back. An incarnation that does not hold it changes nothing.
 
     LEASE_LOST means: an operator took it, so there is nothing to give back.
     """
-    await state.do(replicas.leave, run, replica, incarnation)
+    await state.do(replicas.leave, run, replica, incarnation, why)

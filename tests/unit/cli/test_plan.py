@@ -8,6 +8,7 @@ import pytest
 
 from syncline.launch.commands import devices, replica_names, trainer
 from syncline.launch.plan import locked, plan_demo, plan_up
+from syncline.train.exported import ORIGIN, Origin, sign
 from syncline_proto.errors import ConfigError, FileMissing, StoreError
 
 JOB = """
@@ -62,6 +63,16 @@ def test_one_launch_at_a_time_uses_a_folder(tmp_path: Path) -> None:
             pass
     with locked(tmp_path / "a"):
         pass
+
+
+def test_a_launch_that_came_to_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    with locked(tmp_path / "runs" / "a"):
+        pass
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "own").mkdir()
+    with locked(tmp_path / "own"), locked(tmp_path / "runs" / "a"):
+        (tmp_path / "runs" / "a" / "job.toml").touch()
+    assert (tmp_path / "runs" / "a" / "job.toml").exists() and (tmp_path / "own").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -122,6 +133,28 @@ def test_a_run_may_not_end_where_its_model_comes_from(tmp_path: Path) -> None:
     assert plan_up(str(path), str(tmp_path), ["run.name=second"], None, 0, None).export != made
     elsewhere = plan_up(str(path), str(tmp_path), [f"export.folder={tmp_path}/m"], None, 0, None)
     assert elsewhere.export == tmp_path / "m"
+
+
+def test_only_an_export_of_the_same_run_is_replaced(job: str, tmp_path: Path) -> None:
+    made = tmp_path / "model"
+    there = [f"export.folder={made}"]
+
+    def refused() -> str:
+        with pytest.raises(ConfigError, match="--set export.folder=DIR, or remove it") as raised:
+            plan_up(job, str(tmp_path), there, None, 0, None)
+        return raised.value.message
+
+    sign(made, Origin(run="other"))  # whose export never came
+    assert plan_up(job, str(tmp_path), there, None, 0, None).export == made
+    (made / "config.json").write_text("{}")
+    assert f"{made} holds an export of the run other already" in refused()
+    sign(made, Origin(run="tiny", alone=True))
+    assert f"{made} holds a model trained alone as tiny already" in refused()
+    for unsigned in ("[1]", "no JSON", '{"run": 1}'):
+        (made / ORIGIN).write_text(unsigned)
+        assert f"{made} holds a model already" in refused()
+    sign(made, Origin(run="tiny"))
+    assert plan_up(job, str(tmp_path), there, None, 0, None).export == made
 
 
 def test_fewer_replicas_than_a_round_needs_are_refused(job: str, tmp_path: Path) -> None:

@@ -193,6 +193,26 @@ def test_a_paused_run_says_how_it_goes_on_and_counts_nothing_down() -> None:
     assert seen.eta_s is None
 
 
+def test_while_nothing_counts_nothing_is_counted_down() -> None:
+    seen = view(None, None)
+    for replica in seen.replicas.values():
+        replica.hear(told(now=replace(NOW, eta_s=None)))
+    assert seen.eta_s is None
+    assert "left –" in live.line(seen)
+
+
+def test_a_line_of_a_log_says_whose_loss_it_shows_in_the_words_of_the_table() -> None:
+    seen = view(None, None)
+    seen.replicas["replica-1"].hear(
+        told(now=replace(NOW, held_out_loss=None, held_out_bits_per_byte=None))
+    )
+    shown, table = live.line(seen), drawn(live.picture(seen))
+    for word in ("loss", "training bits/byte", "held-out"):
+        assert word in table and shown.count(f" {word} ") == 2
+    assert "replica-0: loss" in shown and "replica-1: loss" in shown
+    assert "held-out 3.750 bits/byte" in shown and "held-out –" in shown
+
+
 def test_who_has_come_to_the_end_is_not_shown_as_training() -> None:
     seen = view(END, None)
     first, second = seen.replicas.values()

@@ -146,9 +146,10 @@ def test_names_do_not_depend_on_where_the_folder_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("nowhere.txt", r"there is no file or folder nowhere.txt in /"),
-        ("owner/name", r"for a Hugging Face dataset write hf:owner/name"),
-        ("nowhere/*.txt", r"^no file matches nowhere/\*.txt in /"),
+        ("nowhere.txt", r"there is no file or folder nowhere.txt in /.*; name files or folders"),
+        ("owner/name", r"owner/name in /.*, or hf:OWNER/NAME for a Hugging Face dataset$"),
+        ("/nowhere/at/all", r"^there is no file or folder /nowhere/at/all; name files or folders"),
+        ("nowhere/*.txt", r"^no file matches nowhere/\*.txt in /.*; name files or folders"),
         ("hf:", r"names no dataset"),
     ],
 )
@@ -165,7 +166,7 @@ def test_a_binary_file_given_by_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_source_is_refused() -> None:
-    with pytest.raises(DataError, match="name files or folders, or builtin"):
+    with pytest.raises(DataError, match="name files or folders, builtin"):
         resolve([])
 
 

@@ -15,6 +15,7 @@ from syncline.cli.commands import app
 from syncline.settings import Environment
 from syncline.train.config import JobConfig
 from syncline_control.settings import ControlSettings
+from syncline_proto.settings import TimeoutSettings
 from syncline_sync.settings import SyncSettings
 from syncline_testing.deploy import (
     COMPOSE,
@@ -147,6 +148,14 @@ def test_ports_are_published_on_this_machine_only() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert ports
     assert [port for port in ports if ":-127.0.0.1:" not in port] == []
+
+
+def test_who_is_told_to_end_has_the_time_for_it() -> None:
+    # A drain may wait for its round's deadline, and a commit for a slow disk.
+    least = {"worker": TimeoutSettings(profile="lan").round_deadline_s, "sync": 30}
+    for name, seconds in least.items():
+        assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= seconds
+        assert pod_spec(workloads()[name])["terminationGracePeriodSeconds"] >= seconds
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import yaml
 from syncline_testing.deploy import (
     DASHBOARDS,
     K8S,
+    ROOT,
     RULES,
     Document,
     containers,
@@ -108,6 +111,24 @@ def test_the_gpu_overlay_keeps_what_it_does_not_change() -> None:
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
     mounts = {mount["mountPath"] for mount in worker["volumeMounts"]}
     assert {"/dev/shm", "/checkpoints", "/jobs", "/data", "/tmp"} == mounts
+
+
+def test_a_job_of_one_s_own_goes_in_as_the_documentation_says(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "deployment.md").read_text()
+    lines = re.search(r"`kustomization.yaml`, which gains:\n\n((?: {4}.*\n)+)", text)
+    assert lines is not None
+    for folder in ("k8s", "docker"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    mine = shutil.copytree(K8S / "overlays" / "example", tmp_path / "k8s" / "overlays" / "mine")
+    with (mine / "kustomization.yaml").open("a") as file:
+        file.write(textwrap.dedent(lines[1]))
+    (mine / "books.toml").write_text("# a job")
+    documents = rendered(mine)
+    (worker,) = [doc for doc in documents if doc["metadata"]["name"] == "worker" and pod_spec(doc)]
+    assert pod_spec(worker)["containers"][0]["args"][:2] == ["train", "/jobs/books.toml"]
+    (volume,) = [v["configMap"] for v in pod_spec(worker)["volumes"] if "configMap" in v]
+    (jobs,) = [doc for doc in documents if doc["metadata"]["name"] == volume["name"]]
+    assert jobs["data"].keys() == {"demo.toml", "books.toml"}
 
 
 @pytest.mark.parametrize("name", sorted(PODS))

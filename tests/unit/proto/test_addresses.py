@@ -47,6 +47,7 @@ def test_a_wrong_address_is_refused_with_the_reason(text: str, why: str) -> None
     with pytest.raises(ConfigError, match="write http://HOST:PORT") as refused:
         control_url(text)
     assert why in refused.value.message and "\n" not in refused.value.message
+    assert refused.value.setting == "control"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:50051", "[::1]:1", "sync-0.sync:65535"])
@@ -66,6 +67,7 @@ def test_a_token_that_no_header_can_hold_is_refused_and_not_repeated() -> None:
     assert bearer_token("s3cret~") == "s3cret~"
     assert bearer_token("") is bearer_token(None) is None
     for wrong in ("s3cret\n", "s3 cret", "s3crét", "s3cret\x00"):
-        with pytest.raises(ConfigError, match="SYNCLINE_TOKEN") as refused:
+        with pytest.raises(ConfigError) as refused:
             bearer_token(wrong)
+        assert refused.value.setting == "token"
         assert "s3" not in refused.value.message

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from syncline_proto.names import NAME_PATTERN, NAME_WORDS
+from syncline_proto.names import IN_WORDS, NAME_PATTERN, NAME_WORDS
 from syncline_proto.words import GIVEN_CHARACTERS_MAX, KEYS_MAX, finding, sentence, unknown
 
 
@@ -22,6 +22,7 @@ class Outer(BaseModel):
     steps: int = Field(default=1, ge=1)
     name: str = Field(default="a", max_length=80)
     run: str = Field(default="a", pattern=NAME_PATTERN)
+    digest: str = Field(default="a", pattern=r"^[a-f]+$")
     token: str = Field(default="x", max_length=5)
     inner: Inner = Inner()
     maybe: Inner | None = None
@@ -45,6 +46,15 @@ def found_in(shape: type[BaseModel], given: Any) -> ValidationError:
     return wrong.value
 
 
+@pytest.mark.parametrize("pattern", IN_WORDS)
+def test_a_pattern_is_said_in_words(pattern: str) -> None:
+    class Shape(BaseModel):
+        text: str = Field(pattern=pattern)
+
+    said = sentence(found_in(Shape, {"text": "\n"}))
+    assert said == f"text must be {IN_WORDS[pattern]}, not {chr(10)!r}."
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -55,6 +65,7 @@ def found_in(shape: type[BaseModel], given: Any) -> ValidationError:
         ({"inner": 5}, "inner must be a group of keys, not 5."),
         ({"several": [{"rate": None}]}, "several.0.rate must be a valid number, not None."),
         ({"run": "A b"}, f"run must be {NAME_WORDS}, not 'A b'."),
+        ({"digest": "x"}, "digest must be of another form, not 'x'."),
         ({"name": "owl"}, "name: owls, of all birds, are not taken."),
         (5, "it must be a group of keys, not 5."),
         ({"inner": {"rat": 1}}, "inner.rat is not a setting; did you mean rate? Known here: codec"),

@@ -108,6 +108,49 @@ def test_a_run_that_fills_the_room_and_the_line_does_not_keep_another_out() -> N
     asyncio.run(main())
 
 
+def test_with_halves_a_run_finds_room_though_others_give_none_back() -> None:
+    async def main() -> None:
+        budget = Budget(16, halves=True)
+        for run, has in (("first", 8), ("second", 4), ("third", 2)):
+            rooms = [budget.ask(run, 1) for _ in range(100)]
+            assert sum(room.granted.done() for room in rooms) == has
+        late = [budget.ask("late", 1) for _ in range(2)]
+        assert [room.granted.done() for room in late] == [True, False]
+        budget.give_back(late[0])
+        assert late[1].granted.done(), "and what comes back is for who holds the least"
+
+    asyncio.run(main())
+
+
+@given(st.lists(st.integers(0, 5), max_size=200), st.integers(1, 70), st.integers(1, 6))
+@settings(deadline=None)
+def test_with_halves_runs_that_give_none_back_leave_a_part_of_the_room(
+    asked: list[int], limit: int, runs: int
+) -> None:
+    """Whatever the order in which they ask, and however much."""
+
+    async def main() -> None:
+        budget = Budget(limit, halves=True)
+        for run in [*asked, *(run for run in range(runs) for _ in range(limit))]:
+            budget.ask(str(run % runs), 1)
+        assert limit - budget.used >= limit // 2**runs
+
+    asyncio.run(main())
+
+
+def test_with_halves_many_runs_that_give_none_back_leave_nothing_until_one_does() -> None:
+    async def main() -> None:
+        budget = Budget(16, halves=True)
+        hogs = [budget.ask(f"hog-{i}", 1) for i in range(5) for _ in range(100)]
+        assert budget.used == 16
+        late = budget.ask("late", 1)
+        assert not late.granted.done()
+        budget.give_back(hogs[0])
+        assert late.granted.done(), "before those who have more, though they asked first"
+
+    asyncio.run(main())
+
+
 def test_too_many_waiters_are_told_to_try_later() -> None:
     async def main() -> None:
         budget = Budget(1, waiters_max=2)

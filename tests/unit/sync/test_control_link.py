@@ -262,4 +262,5 @@ def test_a_damaged_membership_is_passed_over_with_one_line(tmp_path: Path, kept:
     with capture_logs() as logs:
         asyncio.run(scenario())
     assert adopted[0] == word
-    assert [line["event"] for line in logs] == ["the last membership is damaged"]
+    said = [line["event"] for line in logs]
+    assert said == ["the last membership is damaged", "connected to the control plane"]

@@ -92,12 +92,38 @@ def word(version: int) -> httpx.Response:
     return httpx.Response(200, content=Membership(version=version, runs=[]).model_dump_json())
 
 
+WAITING, CONNECTED = "waiting for the control plane", "connected to the control plane"
+AWAY = "control plane away; going on with the last membership"
+
+
+def test_what_is_said_of_it_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no last membership before the first, and nobody is met who has not been heard."""
+    gone = httpx.ConnectError("refused")
+    with capture_logs() as logs:
+        met(tmp_path, monkeypatch, gone, gone, word(1), gone, gone, word(9))
+    said = [line["event"] for line in logs]
+    assert list(dict.fromkeys(said)) == [WAITING, CONNECTED, AWAY]
+    assert said.count(WAITING) == 1 and said.count(CONNECTED) > 1, "it came back"
+    assert {line["url"] for line in logs} == {"http://control"}
+
+
+def test_after_a_restart_it_goes_on_with_what_it_knew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "membership.json").write_bytes(word(1).content)
+    with capture_logs() as logs:
+        met(tmp_path, monkeypatch, httpx.ConnectError("refused"), word(9))
+    assert logs[0]["event"] == AWAY
+    assert WAITING not in {line["event"] for line in logs}
+
+
 @pytest.mark.parametrize("strange", STRANGE, ids=str)
 def test_who_answers_first_and_is_no_control_plane_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strange: httpx.Response | Exception
 ) -> None:
     with capture_logs() as logs, pytest.raises(ConfigError, match="is not a Syncline control"):
         met(tmp_path, monkeypatch, httpx.ConnectError("not yet"), strange)
+    assert {line["event"] for line in logs} == {WAITING}
     assert {line["why"] for line in logs if "why" in line} == {"not yet"}, "and no raw answer"
 
 

@@ -35,7 +35,7 @@ def test_a_rank_that_never_comes_costs_its_replica_the_room() -> None:
         empty = header(rank=0, ranks=2, boxes=[])
         staged, whole = sent(staging, empty)
         assert not whole
-        cut_at(staging, 1.0, 9.9)
+        cut_at(staging, 0.0, 9.9)
         assert not staged.answer.done() and budget.used == BYTES
         cut_at(staging, 10.0)
         await is_cut(staged, "rank 1 of 2")
@@ -81,7 +81,7 @@ def test_nobody_need_be_in_the_call_for_that() -> None:
         fill(shard)
         staging.add(staged, shard, now_s=0.0)
         staging.leave(staged, shard)
-        cut_at(staging, 10.0)
+        cut_at(staging, 0.0, 10.0)
         assert budget.used == 0
 
     run(scenario)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from syncline.layout import blocks_in
 from syncline.train.model import build_config, build_model, check_model
@@ -78,6 +80,7 @@ def test_the_blocks_are_found(config: dict[str, Any], count: int) -> None:
         ({**LLAMA, "hidden_act": "nosuch"}, "there are gelu, "),
         ({**LLAMA, "num_key_value_heads": 3}, "is not a multiple of num_key_value_heads (3)"),
         ({**GPT2, "n_head": 3}, "model: "),
+        ({"model_type": "reformer"}, "make sure that `is_decoder=True`"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(config: dict[str, Any], expected: str) -> None:
@@ -92,6 +95,25 @@ def test_what_cannot_be_built_is_refused_in_one_line(config: dict[str, Any], exp
 def test_a_model_too_large_for_this_machine_is_checked_all_the_same() -> None:
     check({**LLAMA, "hidden_size": 1 << 16, "intermediate_size": 1 << 18, "num_hidden_layers": 8})
     check(GPT2)
+
+
+def test_no_limit_of_positions_is_no_small_one() -> None:
+    check({"model_type": "xlnet", "d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 64})
+
+
+@pytest.mark.skipif(find_spec("timm") is not None, reason="the library is there")
+def test_a_library_that_a_model_lacks_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^model: .* requires the timm library"):
+        check({"model_type": "gemma3n"})
+
+
+@pytest.mark.parametrize(("asked", "has"), [("auto", "sdpa"), ("eager", "eager")])
+def test_the_log_says_which_attention_the_model_has(asked: str, has: str) -> None:
+    job = tiny_job(Path("nowhere"), steps=1, model={"config": LLAMA, "attention": asked})
+    with capture_logs() as logged:
+        model = build_model(job, VOCABULARY, END)
+    (built,) = (line for line in logged if line["event"] == "model.built")
+    assert built["attention"] == model.config._attn_implementation == has
 
 
 def test_a_folder_without_a_config_is_missing(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from syncline.core.agreement import Answer, Conclusion, Order, Step
 from syncline.council import Council
 from syncline.exchange import Exchange
 from syncline.link import Pulled
+from syncline.patience import Pauses
 from syncline.push import Outcome, Wanted
 from syncline.ranks import Ranks
 from syncline_proto.v1 import sync_pb2 as pb
@@ -54,7 +55,8 @@ class Seat:
 class Shelf:
     """An exchange from which every revision can be pulled at once."""
 
-    paused = False
+    def __init__(self) -> None:
+        self.pauses = Pauses()
 
     def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
         assert wanted.revision is not None

@@ -107,10 +107,32 @@ def test_a_large_fragment_is_split_and_still_holds_every_row() -> None:
     assert sum(shard.numel for shard in found.shards) == found.layout.numel
 
 
-def test_a_persistent_float_buffer_is_refused_by_name() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    with pytest.raises(ConfigError, match=r"1\.running_mean"):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_a_persistent_float_buffer_is_hashed_with_the_frozen_tensors(dtype: torch.dtype) -> None:
+    model = TinyModel()
+    model.blocks[1].register_buffer("bias", torch.zeros(3, dtype=dtype))
+    layout = layout_of(model)
+    assert len(layout.frozen_sha256) == 64
+    assert "blocks.1.bias" not in {tensor.name for tensor in layout.tensors}
+    model.get_buffer("blocks.1.bias")[2] = 1
+    assert "frozen" in (difference(layout, layout_of(model)) or "")
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.SyncBatchNorm])
+def test_only_saved_running_statistics_in_training_are_refused(norm: type[nn.Module]) -> None:
+    model = TinyModel()
+    model.blocks[1].norm = checkpoint_wrapper(norm(4))
+    with pytest.raises(ConfigError, match=r"^The buffer blocks\.1\.norm\.running_mean changes"):
         layout_of(model)
+    model.blocks[1].eval()
+    assert layout_of(model).frozen_sha256
+    model.train()
+    inner = model.get_submodule("blocks.1.norm._checkpoint_wrapped_module")
+    for name in ("running_mean", "running_var"):
+        inner.register_buffer(name, inner.get_buffer(name), persistent=False)
+    assert not layout_of(model).frozen_sha256
+    model.blocks[1].norm = norm(4, track_running_stats=False)
+    assert not layout_of(model).frozen_sha256
 
 
 def test_integer_and_passing_buffers_are_no_matter() -> None:

@@ -8,7 +8,20 @@ import pytest
 from syncline.line import PushLine
 from syncline.link import _parts, _Watched
 from syncline_proto.codec import check_chunk, chunk_elements, encode
+from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import sync_pb2 as pb
+
+
+def watched(*metadata: tuple[str, str]) -> _Watched:
+    """A call whose initial metadata has come."""
+
+    class Call:
+        def initial_metadata(self) -> tuple[tuple[str, str], ...]:
+            return metadata
+
+    found = _Watched()
+    found.begin(Call())
+    return found
 
 
 @pytest.mark.parametrize("codec", [pb.CODEC_FP32, pb.CODEC_BF16])
@@ -19,7 +32,9 @@ def test_the_bytes_are_those_of_the_whole(codec: pb.Codec.ValueType, beyond: int
     values = np.random.default_rng(0).standard_normal(size, np.float32)
     line = PushLine(1, 60.0)
     with line.turn(line.join()) as sending:
-        header, *parts = _parts(pb.PushHeader(codec=codec), values, _Watched(), sending)
+        header, *parts = _parts(
+            pb.PushHeader(codec=codec), values, watched((ROOM_HEADER, "granted")), sending
+        )
         assert header.WhichOneof("part") == "header"
         with line.turn(line.join()):
             pass  # the turn was over with the last byte, not with the call
@@ -29,3 +44,11 @@ def test_the_bytes_are_those_of_the_whole(codec: pb.Codec.ValueType, beyond: int
     assert left == 0
     whole = bytes(encode(values, codec)) if size else b""
     assert b"".join(part.chunk.data for part in parts) == whole
+
+
+def test_nothing_is_encoded_for_a_call_that_has_ended() -> None:
+    values = np.ones(10, np.float32)
+    line = PushLine(1, 60.0)
+    with line.turn(line.join()) as sending:
+        header = pb.PushHeader(codec=pb.CODEC_FP32)
+        assert len(list(_parts(header, values, watched(), sending))) == 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from syncline import patience
-from syncline.patience import RoundPatience, patiently
+from syncline.patience import Pauses, RoundPatience, patiently
 from syncline_proto.errors import Overloaded, RunConflict, Unreachable
 from syncline_proto.settings import TimeoutSettings
 from syncline_testing.clock import Clock, set_by_hand
@@ -23,7 +23,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_round_that_does_not_close_is_given_up(at: Clock) -> None:
-    waiting = RoundPatience(TIMEOUTS, lambda: False)
+    waiting = RoundPatience(TIMEOUTS, lambda: 0.0)
     at(LIMIT_S)
     waiting.check("head")
     at(LIMIT_S + 1)
@@ -32,16 +32,33 @@ def test_a_round_that_does_not_close_is_given_up(at: Clock) -> None:
 
 
 def test_a_pause_costs_no_patience_and_a_move_gives_it_back(at: Clock) -> None:
-    paused = True
-    waiting = RoundPatience(TIMEOUTS, lambda: paused)
+    pauses = Pauses()
+    pauses.set(True)
+    waiting = RoundPatience(TIMEOUTS, lambda: pauses.seconds)
     at(10 * LIMIT_S)
     waiting.check("head")
-    paused = False
+    pauses.set(False)
     at(11 * LIMIT_S - 1)
     waiting.check("head")
     waiting.start_again()
     at(12 * LIMIT_S - 2)
     waiting.check("head")
+
+
+def test_between_two_looks_only_the_pauses_themselves_are_free(at: Clock) -> None:
+    pauses = Pauses()
+    waiting = RoundPatience(TIMEOUTS, lambda: pauses.seconds)
+    for second, is_on in ((1, True), (2, True), (9 * LIMIT_S + 1, False), (10 * LIMIT_S, True)):
+        at(second)
+        pauses.set(is_on)
+    assert pauses.seconds == 9 * LIMIT_S
+    at(20 * LIMIT_S)
+    waiting.check("head")  # LIMIT_S of it was no pause
+    pauses.set(False)
+    at(20 * LIMIT_S + 1)
+    pauses.set(True)
+    with pytest.raises(Unreachable):
+        waiting.check("head")
 
 
 def test_who_is_asked_may_be_away_for_a_while() -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -14,7 +15,7 @@ from syncline.launch import client
 from syncline.launch.client import OperatorClient
 from syncline.link import Link
 from syncline_proto.errors import ConfigError, ReplicaUnknown, SynclineError, Unreachable
-from syncline_proto.rest import Event
+from syncline_proto.rest import WHY_CHARACTERS_MAX, Event
 from syncline_proto.settings import TimeoutSettings
 
 SECRET = "what-the-stranger-says"
@@ -22,8 +23,8 @@ PROBLEM = b'{"title":"t","status":404,"detail":"no such replica","code":"REPLICA
 
 
 def http(status: str, body: bytes, kind: str = "text/html") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    heads = [f"Content-Type: {kind}", f"Content-Length: {len(body)}", "Connection: close"]
+    return "\r\n".join([f"HTTP/1.1 {status}", *heads, "", ""]).encode() + body
 
 
 HTML = f"<h1>{SECRET}</h1>".encode()
@@ -43,8 +44,11 @@ STRANGERS = {
 
 
 @contextmanager
-def answering(*answers: bytes) -> Iterator[str]:
-    """A server that gives these answers, the last for ever, one for each connection."""
+def answering(*answers: bytes, asked: list[bytes] | None = None) -> Iterator[str]:
+    """A server that gives these answers, the last for ever, one for each connection.
+
+    The first line of each request goes to ``asked``.
+    """
     server = socket.create_server(("127.0.0.1", 0))
     left = list(answers)
 
@@ -55,7 +59,9 @@ def answering(*answers: bytes) -> Iterator[str]:
             except OSError:
                 return
             with connection:
-                connection.recv(65536)
+                request = connection.recv(65536)
+                if asked is not None:
+                    asked.append(request.partition(b"\r\n")[0])
                 connection.sendall(left.pop(0) if len(left) > 1 else left[0])
 
     thread = threading.Thread(target=serve)
@@ -131,6 +137,53 @@ def test_a_gateway_before_an_absent_control_plane_may_be_asked_again() -> None:
 
 def test_a_control_plane_that_was_there_and_hangs_up_is_away_and_no_stranger() -> None:
     assert type(raised((http("404 Not Found", PROBLEM), b""), calls=2)) is Unreachable
+
+
+def left(why: str, *answers: bytes) -> list[str | None]:
+    """Leave a run: with which words it was asked for."""
+    asked: list[bytes] = []
+    with answering(*answers, asked=asked) as url:
+        client = ControlClient(url, None, 5.0)
+        try:
+            client.leave("r", "a", 3, why)
+        finally:
+            client.close()
+    targets = [urlsplit(line.decode().split()[1]) for line in asked]
+    assert {target.path for target in targets} == {"/v1/runs/r/replicas/a"}
+    queries = [parse_qs(target.query, strict_parsing=True) for target in targets]
+    assert all(query.pop("incarnation") == ["3"] for query in queries)
+    return [query["why"][0] if query else None for query in queries]
+
+
+GONE = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("why", "sent"),
+    [
+        ("", None),
+        ("Another model.", "Another model."),
+        ("Two\r\nlines,\x00 \x1b[31m\u2028and more\n", "Two lines, [31m and more"),
+        ("what no \udcff UTF-8 can hold", "what no UTF-8 can hold"),
+        ("é" * 9999, "é" * WHY_CHARACTERS_MAX),
+    ],
+)
+def test_why_a_replica_leaves_is_told_in_one_short_line(why: str, sent: str | None) -> None:
+    assert left(why, GONE) == [sent]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        http("414 URI Too Long", HTML),
+        http("422 Odd", PROBLEM.replace(b"REPLICA_UNKNOWN", b"INVALID_REQUEST")),
+    ],
+    ids=["a proxy's", "the control plane's"],
+)
+def test_a_lease_is_given_back_where_the_words_are_refused(refusal: bytes) -> None:
+    assert left("A reason.", refusal, GONE) == ["A reason.", None]
+    with pytest.raises(SynclineError):
+        left("", refusal, GONE)
 
 
 def test_what_no_header_and_no_socket_can_hold_is_refused_before_a_connection() -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 
-from syncline.interrupts import INTERRUPTED, Loading
+from syncline.interrupts import INTERRUPTED, Loading, end
 
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     with Loading():
         import syncline.cli.commands  # noqa: F401
-    sys.exit(run(sys.argv[1:]))
+    end(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
@@ -28,8 +28,8 @@ def run(arguments: list[str]) -> int:
 
     try:
         app(arguments, prog_name="syncline")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    except SystemExit as early:
+        return early.code if isinstance(early.code, int) else int(bool(early.code))
     except KeyboardInterrupt:
         return INTERRUPTED
     except SynclineError as problem:

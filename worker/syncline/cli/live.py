@@ -18,6 +18,7 @@ from syncline.cli import output
 from syncline.cli.window import Window
 from syncline.launch.view import ReplicaNow, Result, View
 from syncline.launch.words import way_on
+from syncline.train.progress import Snapshot
 
 LINE_S = 10.0
 """Between two lines where there is no terminal."""
@@ -91,19 +92,26 @@ def screen_for(as_json: bool) -> RunScreen:
 def line(view: View) -> str:
     """Return how it goes in one line."""
     left = _paused(view) if view.is_paused else f"left {output.duration(view.eta_s)}"
-    losses = [one.loss for one in view.speaking]
-    bits = [one.bits_per_byte for one in view.speaking]
     return "  ".join(
         (
             f"{output.count(view.tokens)} of {output.count(view.tokens_total)} tokens",
             f"{output.count(view.tokens_per_second)} tokens/s",
-            f"loss {' '.join(map(output.decimals, losses))}",
-            f"bits/byte {' '.join(map(output.decimals, bits))}",
+            *(_losses(name, now) for name, now in view.speaking.items()),
             f"revision {view.revision}",
             f"exposed sync {output.share(view.exposed_sync_share)}",
             left,
         )
     )
+
+
+def _losses(replica: str, now: Snapshot) -> str:
+    """What a replica's row of the picture tells of its losses, under the same words."""
+    told = (
+        f"loss {output.decimals(now.loss)}",
+        f"training bits/byte {output.decimals(now.bits_per_byte)}",
+        f"held-out {now.held_out or '–'}",
+    )
+    return f"{replica}: {', '.join(told)}"
 
 
 def picture(view: View) -> RenderableType:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from syncline.faults import IN_SHELLS, told
 from syncline_proto.errors import SynclineError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def error(problem: SynclineError) -> int:
     """Print an error as its sentence and return the exit code."""
     screen = console(stderr=True)
     screen.print("error: ", style="bold red", end="")
-    screen.print(problem.message, markup=False, soft_wrap=True)
+    screen.print(told(problem, IN_SHELLS), markup=False, soft_wrap=True)
     return problem.exit_code
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from syncline.launch.view import Result
 
 DEMO_PROMPT = "def "
+STOPS = (signal.SIGINT, signal.SIGTERM)
+"""A service manager's stop is Ctrl+C by another name."""
 
 Keep = Annotated[
     bool, typer.Option("--keep", help="Leave the page and the services running until Ctrl+C.")
@@ -99,10 +101,9 @@ def _run(launch: Launch, *, keep: bool, as_json: bool, prompt: str | None) -> No
     from syncline.cli.live import screen_for
     from syncline.launch.local import LocalRun
 
-    code = 0
-    again = "The same command goes on." if launch.goes_on else "Each start begins anew."
-    # A service manager's stop is Ctrl+C by another name.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    code, local = 0, None
+    before = {number: signal.getsignal(number) for number in STOPS}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with LocalRun(launch, screen := screen_for(as_json)) as local:
             try:
@@ -112,19 +113,49 @@ def _run(launch: Launch, *, keep: bool, as_json: bool, prompt: str | None) -> No
                 done = _exported(local, trained, launch, prompt, as_json=as_json)
                 _tell(replace(done, page=local.view.page) if keep else done, as_json)
                 code = 0 if done.has_ended else left_early(done, goes_on=launch.goes_on)
+                if keep:
+                    _keep(local)
             except KeyboardInterrupt:
-                output.note("Stopping: replicas push what they did and leave (Ctrl+C again kills).")
-                again = "" if local.view.has_ended else again
+                _from_here_hurry(local)
+                output.note(_stopping(local))
                 raise
-            if keep:
-                _keep(local)
+            finally:
+                _from_here_hurry(local)
     except KeyboardInterrupt:
-        output.note(f"Stopped; what was done is in {launch.folder}. {again}".rstrip())
+        output.note(_stopped(local, launch))
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, heed in before.items():
+            signal.signal(number, heed)
     if code:
         raise typer.Exit(code)
+
+
+def _from_here_hurry(local: LocalRun) -> None:
+    """Let Ctrl+C hurry what winds down.
+
+    An exception amid it would leave half of it undone, and take the place of how it ended.
+    """
+    for number in STOPS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: local.hurry())
+
+
+def _stopping(local: LocalRun) -> str:
+    """What is waited for from here on."""
+    if local.replicas_alive:
+        return "Stopping: replicas push what they did and leave (Ctrl+C again kills)."
+    return "Stopping the services (Ctrl+C again kills)." if local.has_services else "Stopping."
+
+
+def _stopped(local: LocalRun | None, launch: Launch) -> str:
+    """What is left, once all have stopped."""
+    if local is None or not local.has_services:
+        return "Stopped before anything was started."
+    left = f"Stopped; what was done is in {launch.folder}."
+    if local.view.has_ended:
+        return left
+    return f"{left} {'The same command goes on.' if launch.goes_on else 'Each start begins anew.'}"
 
 
 def left_early(result: Result, *, goes_on: bool) -> int:
@@ -154,7 +185,8 @@ def _keep(local: LocalRun) -> None:
     try:
         local.keep()
     except KeyboardInterrupt:
-        output.note("Stopping the services (Ctrl+C again kills).")
+        _from_here_hurry(local)
+        output.note(_stopping(local))
 
 
 def _exported(

@@ -162,6 +162,7 @@ def _pictures(client: OperatorClient, every: float) -> Iterator[RenderableType]:
     """Yield what goes on, for ever; a control plane that was there may go and come back."""
     from rich.text import Text
 
+    from syncline.faults import IN_SHELLS, told
     from syncline_proto.errors import Unreachable
 
     yield _picture(_look(client))
@@ -170,7 +171,7 @@ def _pictures(client: OperatorClient, every: float) -> Iterator[RenderableType]:
         try:
             yield _picture(_look(client))
         except Unreachable as away:
-            yield Text(away.message, style="yellow")
+            yield Text(told(away, IN_SHELLS), style="yellow")
 
 
 def _services_table(services: Sequence[SyncEndpoint]) -> RenderableType:

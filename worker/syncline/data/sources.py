@@ -21,6 +21,7 @@ from syncline.data.readers import Document
 
 BUILTIN = "builtin"
 HUB_PREFIX = "hf:"
+WAY_ON = f"name files or folders, {BUILTIN}, or {HUB_PREFIX}OWNER/NAME for a Hugging Face dataset"
 JSONL_ENDINGS = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 
 
@@ -41,7 +42,7 @@ def resolve(specs: Sequence[str | Path], text_field: str = "text") -> list[Sourc
         DataError: a spec names nothing that can be read.
     """
     if not specs:
-        raise DataError(f"no source given; name files or folders, or {BUILTIN}")
+        raise DataError(f"no source given; {WAY_ON}")
     return [source for spec in specs for source in _resolved(str(spec), text_field)]
 
 
@@ -58,14 +59,13 @@ def _resolved(spec: str, text_field: str) -> list[Source]:
     elif glob.has_magic(spec):
         matches = [Path(match) for match in sorted(glob.glob(spec, recursive=True))]
         if not matches:
-            raise DataError(f"no file matches {spec}{_looked_in(path)}")
+            raise DataError(f"no file matches {spec}{_looked_in(path)}; {WAY_ON}")
         root = _fixed_part(spec)
         found = [_file(one, root, text_field) for one in matches if one.is_file() and _wanted(one)]
     else:
-        hint = f"; for a Hugging Face dataset write {HUB_PREFIX}{spec}" if "/" in spec else ""
-        raise DataError(f"there is no file or folder {spec}{_looked_in(path)}{hint}")
+        raise DataError(f"there is no file or folder {spec}{_looked_in(path)}; {WAY_ON}")
     if not found:
-        raise DataError(f"{spec} holds no text, JSON lines or Parquet file")
+        raise DataError(f"{spec} holds no text, JSON lines or Parquet file; {WAY_ON}")
     return found
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from syncline.train.config import JobConfig
+from syncline.train.exported import CHOOSE, Origin, check_free
 from syncline_proto.errors import ConfigError, StoreError
 from syncline_proto.locks import owned
 
 DEMO_GRACE_S = 5.0
 DEMO_FOLDER = "syncline-demo"
 UP_FOLDER = "syncline-runs"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ def plan_up(
 
     Raises:
         FileMissing: there is no such job.
-        ConfigError: it, or an override, is wrong.
+        ConfigError: it, or an override, is wrong; or its export would replace another model.
     """
     path = Path(job_file).absolute()
     job, given = _expecting(path, overrides, replicas)
@@ -123,20 +125,23 @@ def plan_up(
             f"The run's model would go to {launch.export}, which is model.path; give the run "
             "another name with --set run.name=NAME, or the export with --set export.folder=DIR."
         )
+    if job.export.folder is not None:  # the one in the launch's own folder is this run's
+        check_free(launch.export, CHOOSE, mine=Origin(run=job.run.name))
     return launch
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the launch's folder for one launch at a time.
+    """Hold the launch's folder for one launch at a time; none is left where nothing came into it.
 
     Raises:
         StoreError: it cannot be made or written, as the services inside it would say.
         ConfigError: another launch holds it.
     """
     try:
+        made = [one for one in (folder, *folder.parents) if not one.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        lock = owned(folder / ".lock")
+        lock = owned(folder / LOCK)
     except OSError as error:
         raise StoreError(
             f"The folder {folder} cannot be used ({error.strerror}); choose another with --out."
@@ -146,7 +151,14 @@ def locked(folder: Path) -> Iterator[None]:
             f"Another launch is using {folder}; stop that one, or choose another folder with --out."
         )
     with lock:
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # others may have come into it, or taken it away
+                if made and os.listdir(folder) == [LOCK]:
+                    (folder / LOCK).unlink()
+                    for one in made:
+                        one.rmdir()
 
 
 def _expecting(

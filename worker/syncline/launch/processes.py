@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Self
 
+from syncline.interrupts import Deferred
 from syncline.launch import guard
 from syncline_proto.errors import ProcessFailed, SynclineError, leaves
 
@@ -144,6 +145,7 @@ class Crew:
 
     def __init__(self) -> None:
         self._processes: list[Process] = []
+        self._is_hurried = False
 
     def __enter__(self) -> Self:
         return self
@@ -153,8 +155,9 @@ class Crew:
 
     def start(self, command: Command) -> Process:
         """Start a command; it is stopped with the crew."""
-        process = Process(command)
-        self._processes.append(process)
+        with Deferred():  # until it is known, nobody would wait for its end
+            process = Process(command)
+            self._processes.append(process)
         return process
 
     def remove(self, process: Process) -> None:
@@ -165,26 +168,34 @@ class Crew:
     def stop(self) -> None:
         """Stop everyone, the highest stage first: SIGTERM, the grace, then SIGKILL.
 
-        A KeyboardInterrupt on the way cuts the graces short; nobody is left in any case.
+        ``hurry``, or a KeyboardInterrupt on the way, cuts the graces short; nobody is left in any
+        case.
         """
         try:
             for stage in sorted({p.command.stage for p in self._processes}, reverse=True):
-                stop_together([p for p in self._processes if p.command.stage == stage])
+                self._stop_together([p for p in self._processes if p.command.stage == stage])
         finally:
             for process in self._processes:
                 process.kill()
             self._processes.clear()
 
+    def hurry(self) -> None:
+        """Let a stop, under way or to come, wait for nobody; a signal handler may call it."""
+        self._is_hurried = True
 
-def stop_together(processes: Sequence[Process]) -> None:
-    """Ask all of them to end, and wait until the longest grace is over."""
-    for process in processes:
-        process.terminate()
-    end = time.monotonic() + max((p.command.grace_s for p in processes), default=0.0)
-    while time.monotonic() < end and any(p.exit_code is None for p in processes):
-        time.sleep(POLL_S)
-    for process in processes:
-        process.kill()
+    def _stop_together(self, processes: Sequence[Process]) -> None:
+        """Ask all of them to end, and wait until the longest grace is over."""
+        if self._is_hurried:
+            return
+        for process in processes:
+            process.terminate()
+        end = time.monotonic() + max((p.command.grace_s for p in processes), default=0.0)
+        while any(p.exit_code is None for p in processes):
+            if self._is_hurried or time.monotonic() > end:
+                break
+            time.sleep(POLL_S)
+        for process in processes:
+            process.kill()
 
 
 def describe_exit(code: int | None) -> str:

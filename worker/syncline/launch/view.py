@@ -85,13 +85,13 @@ class View:
         return replica.latest.tokens_per_second
 
     @property
-    def speaking(self) -> list[Snapshot]:
-        """The last words of the replicas that train."""
-        return [
-            replica.latest
+    def speaking(self) -> dict[str, Snapshot]:
+        """The last words of the replicas that train, by name."""
+        return {
+            replica.name: replica.latest
             for replica in self.replicas.values()
             if replica.latest is not None and replica.stage == "training"
-        ]
+        }
 
     @property
     def tokens(self) -> int:
@@ -114,7 +114,8 @@ class View:
     def eta_s(self) -> float | None:
         """Seconds to the end of the budget at this speed; None while nobody can say."""
         total, speed = self.tokens_total, self.tokens_per_second
-        return max(0, total - self.tokens) / speed if total and speed else None
+        grows = any(now.eta_s is not None for now in self.speaking.values())
+        return max(0, total - self.tokens) / speed if total and speed and grows else None
 
     @property
     def revision(self) -> int:

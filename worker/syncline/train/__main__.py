@@ -12,8 +12,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from syncline.faults import FAULT, said_of, trace_if_asked
-from syncline.interrupts import INTERRUPTED, Loading
+from syncline.faults import FAULT, IN_SHELLS, said_of, told, trace_if_asked
+from syncline.interrupts import INTERRUPTED, Loading, end
 from syncline_proto.errors import ProcessFailed, SynclineError
 
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SynclineError as error:
         # The other ranks fail of the same cause, or of this one's end: one sentence is enough.
         if first or not isinstance(error, ProcessFailed):
-            sys.stderr.write(f"error: {error.message}\n")
+            sys.stderr.write(f"error: {told(error, IN_SHELLS)}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -100,4 +100,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -190,7 +190,7 @@ class Books:
             exposed_sync_s=stats.exposed_sync_s,
             exposed_sync_share=stats.exposed_sync_s / seconds,
             seconds=seconds,
-            eta_s=self._eta(run_tokens, seconds),
+            eta_s=None if stats.barren else self._eta(run_tokens, seconds),
         )
 
     def _eta(self, run_tokens: int, seconds: float) -> float | None:

@@ -50,7 +50,8 @@ class ModelSection(Section):
     """A transformers configuration: ``model_type`` and what differs from that type's defaults."""
     path: Path | None = None
     """A folder with a config.json and, to start from them, safetensors weights."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
+    attention: Literal["auto", "sdpa", "eager"] = "auto"
+    """How attention is computed; auto: PyTorch's kernels (sdpa) where the model has them."""
 
     @field_validator("config")
     @classmethod

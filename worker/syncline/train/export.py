@@ -6,21 +6,23 @@ its sync services, all of one revision, without disturbing anybody.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedModel
 
 from syncline.control import ControlClient
 from syncline.data import Tokenizer, load_tokenizer
 from syncline.data.errors import DataError
-from syncline.layout import whole
+from syncline.layout import frozen_tensors, persistent_buffers, tensors_sha256, whole
 from syncline.train.config import DataSection, JobConfig
+from syncline.train.exported import Origin, check_free, sign
 from syncline.train.folder import prepared_folder
-from syncline.train.model import build_config, without_bars
+from syncline.train.model import build_config, first_model, without_bars
 from syncline.train.observe import newest_cut
 from syncline_proto.errors import ConfigError, LayoutMismatch
 
@@ -29,14 +31,25 @@ CONTROL_TIMEOUT_S = 30.0
 State = dict[str, torch.Tensor]
 """Canonical names to whole fp32 tensors on the CPU; tied tensors come once."""
 
+NONE_LACKING = tensors_sha256({})
+"""The hash to ask for where the state holds all, what is frozen too, as ``full_state`` does."""
+
 
 def full_state(model: nn.Module) -> State:
-    """All parameters, gathered from the ranks. All ranks must call it; each gets everything."""
-    return {name: whole(parameter).cpu() for name, parameter in model.named_parameters()}
+    """All parameters and persistent buffers. All ranks must call it; each gets everything."""
+    held = dict(model.named_parameters()) | persistent_buffers(model)
+    return {name: whole(tensor).cpu() for name, tensor in held.items()}
 
 
-def export_model(state: State, job: JobConfig, out: str | Path) -> Path:
-    """Write the model and its tokenizer to the folder ``out``.
+def export_model(
+    state: State, job: JobConfig, out: str | Path, *, frozen_sha256: str, origin: Origin
+) -> Path:
+    """Write the model and its tokenizer to the folder ``out``, in place of what it holds.
+
+    Args:
+        frozen_sha256: what the frozen tensors that ``state`` lacks must hash to, as those of a run
+            do. They are taken from the model with which the job begins.
+        origin: whose model it is, for the folder's signature.
 
     Raises:
         LayoutMismatch: the tensors are not those of the job's model.
@@ -46,10 +59,16 @@ def export_model(state: State, job: JobConfig, out: str | Path) -> Path:
     out = Path(out)
     tokenizer = tokenizer_of(job.data)
     config = build_config(job.model, tokenizer.vocab_size, tokenizer.eos_id)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    _fill(model, state)
+    model = first_model(job, config)
+    kept = {name: t for name, t in frozen_tensors(model).items() if name not in state}
+    _fill(model, state, kept)
+    if tensors_sha256(kept) != frozen_sha256:
+        raise LayoutMismatch(
+            "the model that the job begins with has other frozen tensors or buffers than the run; "
+            "export where model.path and the versions of PyTorch and transformers are the run's."
+        )
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        sign(out, origin)
         with without_bars():
             model.save_pretrained(out)
         tokenizer.save(out)
@@ -108,10 +127,8 @@ def export_run(
         Unreachable: the control plane or a sync service does not answer.
         LayoutMismatch, DataError, ConfigError: as ``export_model``.
     """
-    if not overwrite and (Path(out) / "config.json").exists():
-        raise ConfigError(
-            f"The folder {out} holds a model already; choose another, or --overwrite."
-        )
+    if not overwrite:
+        check_free(Path(out), "choose another, or --overwrite")
     with closing(ControlClient(control, token, timeout_s=CONTROL_TIMEOUT_S)) as client:
         view = client.run(run)
         if not view.job:
@@ -125,7 +142,9 @@ def export_run(
             job = job.model_copy(update={"data": job.data.model_copy(update=here)})
         cut = newest_cut(view, client, token)
     return Exported(
-        folder=export_model(cut.tensors, job, out),
+        folder=export_model(
+            cut.tensors, job, out, frozen_sha256=cut.frozen_sha256, origin=Origin(run=run)
+        ),
         run=run,
         revision=cut.revision,
         committed_tokens=cut.committed_tokens,
@@ -133,24 +152,33 @@ def export_run(
     )
 
 
-def portable(job: JobConfig, config: PreTrainedConfig) -> JobConfig:
-    """The job with nothing left out that another machine could not know: for the run's record."""
+def portable(job: JobConfig, model: PreTrainedModel) -> JobConfig:
+    """The job with nothing left out that another machine could not know: for the run's record.
+
+    Where the model began from a folder, what of it is never trained is only there: the record
+    then names the folder.
+    """
     unsaid = {"transformers_version", "architectures", "dtype", "use_cache"}
+    config = model.config
     said = {key: value for key, value in config.to_diff_dict().items() if key not in unsaid}
-    model = job.model.model_copy(
-        update={"config": {**said, "model_type": config.model_type}, "path": None}
-    )
+    origin = {"config": {**said, "model_type": config.model_type}, "path": None}
+    if job.model.path is not None and frozen_tensors(model):
+        origin = {"path": job.model.path.resolve()}
     path = job.data.path and job.data.path.resolve()
     return job.model_copy(
-        update={"model": model, "data": job.data.model_copy(update={"path": path})}
+        update={
+            "model": job.model.model_copy(update=origin),
+            "data": job.data.model_copy(update={"path": path}),
+        }
     )
 
 
 @torch.no_grad()
-def _fill(model: nn.Module, state: State) -> None:
-    parameters = dict(model.named_parameters())
-    for name in parameters.keys() | state.keys():
-        here, given = parameters.get(name), state.get(name)
+def _fill(model: nn.Module, state: State, kept: Collection[str]) -> None:
+    """Write the state into the model: all that it holds but ``kept``, and nothing else."""
+    held = dict(model.named_parameters()) | persistent_buffers(model)
+    for name in sorted((held.keys() | state.keys()) - set(kept)):
+        here, given = held.get(name), state.get(name)
         if here is None or given is None or here.shape != given.shape:
             shapes = [None if t is None else list(t.shape) for t in (here, given)]
             raise LayoutMismatch(

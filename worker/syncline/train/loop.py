@@ -21,7 +21,8 @@ from syncline.train.books import Books, Every
 from syncline.train.checkpoint import Checkpoints, Position
 from syncline.train.config import CheckpointSection, EvaluateSection, JobConfig
 from syncline.train.evaluate import Evaluator, HeldOut
-from syncline.train.export import export_model, full_state, portable
+from syncline.train.export import NONE_LACKING, export_model, full_state, portable
+from syncline.train.exported import CHOOSE, Origin, check_free
 from syncline.train.inputs import TRAIN, Batch, Feed, prepared_by_all
 from syncline.train.model import build_model, check_model, shard_model
 from syncline.train.optim import build_optimizer
@@ -61,6 +62,9 @@ class Trainer:
         """
         self.job, self.ranks = job, ranks
         _must_be_writable(job)
+        self._origin = Origin(run=job.run.name, alone=True)
+        if job.export.folder is not None and not Environment().control:
+            check_free(job.export.folder, CHOOSE, mine=self._origin)
         if job.train.threads is not None:
             torch.set_num_threads(job.train.threads)
         replicas = job.run.replicas if Environment().control else 1
@@ -81,7 +85,7 @@ class Trainer:
             run=job.run.name,
             name=replica,
             settings=job.settings,
-            job=portable(job, self.model.config).to_job(),
+            job=portable(job, self.model).to_job(),
         )
         self._stop = Stop()
         self._step = InnerStep(self.model, self.optimizer, job.train, ranks)
@@ -231,7 +235,13 @@ class Trainer:
             exported = self.job.export.folder
             state = full_state(self.model)
             if self.ranks.first:
-                export_model(state, self.job, exported)
+                export_model(
+                    state,
+                    self.job,
+                    exported,
+                    frozen_sha256=NONE_LACKING,
+                    origin=self._origin,
+                )
         return self._books.ending(
             self._reason(spent),
             self.replica,

@@ -101,22 +101,32 @@ def check_model(job: JobConfig) -> None:
 
 
 def build_model(job: JobConfig, vocab_size: int, eos_id: int) -> PreTrainedModel:
-    """The job's model in fp32 on the CPU: random from ``train.seed``, or a folder's weights.
+    """The job's model in fp32 on the CPU, ready to train.
 
     Raises:
         FileMissing, ConfigError: as ``build_config``; also when the tokenizer has more ids than
-            the model, or sequences are longer than it takes.
+            the model, sequences are longer than it takes, or it lacks a setting's code.
     """
     config = _fitting_config(job, vocab_size, eos_id)
-    folder = job.model.path
-    with torch.random.fork_rng(devices=[]), without_bars():
-        torch.manual_seed(job.train.seed)
-        model = _instance(config, folder, job.model.attention)
+    model = first_model(job, config)
+    attention = model.config._attn_implementation
+    log.info("model.built", model=type(model).__name__, attention=attention)
     # Keys and values of earlier tokens are for generating; in training they are only memory.
     model.config.use_cache = False
     if job.train.activation_checkpointing:
         _checkpoint_blocks(model)
     return model.train()
+
+
+def first_model(job: JobConfig, config: PreTrainedConfig) -> PreTrainedModel:
+    """The model with which training begins: random from ``train.seed``, or a folder's weights.
+
+    Raises:
+        ConfigError: transformers refuses to build it.
+    """
+    with torch.random.fork_rng(devices=[]), without_bars():
+        torch.manual_seed(job.train.seed)
+        return _instance(config, job.model.path, job.model.attention)
 
 
 @contextmanager
@@ -193,13 +203,27 @@ def _checkpoint_blocks(model: PreTrainedModel) -> None:
 
 
 def _instance(config: PreTrainedConfig, folder: Path | None, attention: str) -> PreTrainedModel:
-    options: dict[str, Any] = {"attn_implementation": attention, "dtype": torch.float32}
+    # Given none, transformers takes sdpa where the architecture has it, and eager where not.
+    asked = "eager" if attention == "eager" else None
+    options: dict[str, Any] = {"attn_implementation": asked, "dtype": torch.float32}
     if folder is not None and any(folder.glob("*.safetensors")):
-        return _accepted(
+        model = _accepted(
             "model.path", AutoModelForCausalLM.from_pretrained, folder,
             config=config, local_files_only=True, use_safetensors=True, **options,
         )  # fmt: skip
-    return _accepted("model", AutoModelForCausalLM.from_config, config, **options)
+    else:
+        model = _accepted("model", AutoModelForCausalLM.from_config, config, **options)
+    if attention == "sdpa" and _best_attention(model) != "sdpa":
+        raise ConfigError(
+            f"model.attention: {type(model).__name__} has no sdpa, only eager attention; "
+            'leave it out, or set it to "eager".'
+        )
+    return model
+
+
+def _best_attention(model: PreTrainedModel) -> str:
+    """What transformers takes for an architecture where nobody asks for anything."""
+    return model.get_correct_attn_implementation(None)
 
 
 def _fitting_config(job: JobConfig, vocab_size: int, eos_id: int) -> PreTrainedConfig:
@@ -267,7 +291,8 @@ def _check_heads(config: PreTrainedConfig) -> None:
 def _check_fit(config: PreTrainedConfig, vocab_size: int, sequence_length: int) -> None:
     _check_vocabulary(config.vocab_size, vocab_size)
     longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and longest < sequence_length:
+    # XLNet says -1: no limit.
+    if isinstance(longest, int) and 0 < longest < sequence_length:
         raise ConfigError(
             f"data.sequence_length {sequence_length} is more than the {longest} positions of the "
             "model; shorten it, or raise model.config.max_position_embeddings."
@@ -300,7 +325,9 @@ def _accepted(what: str, build: Any, *args: Any, **kwargs: Any) -> Any:
     except (
         StrictDataclassError,
         ArithmeticError,
+        AssertionError,
         AttributeError,
+        ImportError,
         KeyError,
         OSError,
         RuntimeError,

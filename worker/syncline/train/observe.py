@@ -32,6 +32,8 @@ class Cut:
     tensors: dict[str, torch.Tensor]
     revision: int
     committed_tokens: int
+    frozen_sha256: str
+    """Of what is not trained and not here: see the layout."""
 
 
 def newest_cut(view: RunView, client: ControlClient, token: str | None) -> Cut:
@@ -107,4 +109,9 @@ def _pulled(run: str, layout: Layout, owners: dict[int, Link], revision: int) ->
             ) from None
         flat.append(pulled.values)
         committed.append(pulled.header.committed_tokens)
-    return Cut(tensors=assembled(layout, flat), revision=revision, committed_tokens=committed[-1])
+    return Cut(
+        tensors=assembled(layout, flat),
+        revision=revision,
+        committed_tokens=committed[-1],
+        frozen_sha256=layout.frozen_sha256,
+    )

@@ -69,6 +69,7 @@ class Snapshot:
     seconds: float
     """Since the start, without pauses of the run."""
     eta_s: float | None
+    """None where there is no saying, as while nobody's pushes count."""
 
     @property
     def held_out(self) -> str | None:

@@ -1,0 +1,72 @@
+"""One pull's value on its way to its reader: cut, sealed and written, chunk by chunk.
+
+A chunk is made when the one before it is taken, and none is kept while others have their turn;
+whose turn it is, ``senders.py`` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from syncline_proto.codec import crc32c
+from syncline_proto.errors import Unreachable
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.published import FEW_SPANS, Loan
+from syncline_sync.run import RunHost, Shared
+from syncline_sync.senders import Senders
+
+Write: TypeAlias = Callable[[pb.PullResponse], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """A ``loan`` of a run, sent with ``write``, which waits until the reader takes enough."""
+
+    shared: Shared
+    run: RunHost
+    loan: Loan
+    write: Write
+
+    async def send(self, where: npt.NDArray[np.int64], senders: Senders) -> None:
+        """Write the spans ``where`` (int64 [k, 2]) of the value, turn by turn.
+
+        Raises:
+            Overloaded: too many pulls wait already, or too many of the run's cannot end.
+            Unreachable: the reader does not take them.
+            RevisionGone: the reader has taken too long.
+        """
+        chunks, heavy, more = self.loan.value.chunks(where), len(where) > FEW_SPANS, True
+        while more:
+            async with senders.turn(self.run.name) as end_s:
+                while more and time.monotonic() < end_s:
+                    more = await self._send_next(chunks, heavy=heavy)
+
+    async def _send_next(self, chunks: Iterator[bytes], *, heavy: bool) -> bool:
+        """Send a chunk; False if there was none. ``heavy`` ones are made in the pool."""
+        data = await self.shared.compute(next, chunks, b"") if heavy else next(chunks, b"")
+        if data:
+            self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
+            part = pb.PullResponse(chunk=pb.Chunk(data=data, crc32c=crc32c(data)))
+            await _taken(self.write(part), self.run.settings.timeouts.call_s)
+            self.run.metrics.moved("down", len(data))
+        return bool(data)
+
+
+async def _taken(writing: Awaitable[None], wait_s: float) -> None:
+    """Write a chunk.
+
+    Raises:
+        Unreachable: the reader has not taken enough of what came before it for ``wait_s``.
+    """
+    try:
+        async with asyncio.timeout(wait_s):
+            await writing
+    except TimeoutError:
+        raise Unreachable(f"pull: nothing was taken for {wait_s:g} s; pull again.") from None

@@ -1,0 +1,86 @@
+"""Numbers on the wire, from docs/protocol.md section 7: fp32, bf16, chunks and their checksums.
+
+Knows nothing of calls and messages, and nothing of Syncline's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+FP32, BF16 = 1, 2
+BYTES_EACH = {FP32: 4, BF16: 2}
+CHUNK_BYTES_MAX = 1024 * 1024
+CHUNK_ELEMENTS = 1024
+
+
+def _table() -> tuple[int, ...]:
+    """CRC-32C's steps for one byte, lowest bit first."""
+    steps: list[int] = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        steps.append(byte)
+    return tuple(steps)
+
+
+TABLE = _table()
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli) of ``data``."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = TABLE[crc & 0xFF ^ byte] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+assert crc32c(b"123456789") == 0xE3069283, "RFC 3720 has this number"
+
+
+def encode(values: Array, codec: int) -> bytes:
+    """fp32 [n] -> its bytes on the wire."""
+    values = np.asarray(values, "<f4")
+    if codec == FP32:
+        return values.tobytes()
+    bits = values.view("<u4").astype(np.uint64)
+    rounded = bits + 0x7FFF + (bits >> 16 & 1) >> 16
+    nan = np.isnan(values)
+    rounded[nan] = bits[nan] >> 16 | 0x40
+    return rounded.astype("<u2").tobytes()
+
+
+def decode(data: bytes, codec: int) -> Array:
+    """Bytes on the wire -> fp32 [n]."""
+    if codec == FP32:
+        return np.frombuffer(data, "<f4")
+    return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+
+
+def through(values: Array, codec: int) -> Array:
+    """What arrives of ``values``: fp32 [n]."""
+    return decode(encode(values, codec), codec)
+
+
+def cut(payload: bytes) -> Iterator[bytes]:
+    """The chunks of a payload: full ones, then what is left."""
+    for start in range(0, len(payload), CHUNK_BYTES_MAX):
+        yield payload[start : start + CHUNK_BYTES_MAX]
+
+
+def joined(chunks: Iterable[Any], codec: int) -> bytes:
+    """A payload from its ``Chunk`` messages; AssertionError if one breaks a rule of the page."""
+    pieces: list[bytes] = []
+    for chunk in chunks:
+        each = BYTES_EACH[codec]
+        if pieces:
+            assert len(pieces[-1]) % (CHUNK_ELEMENTS * each) == 0, "only the last may be odd"
+        assert 0 < len(chunk.data) <= CHUNK_BYTES_MAX and len(chunk.data) % each == 0
+        assert crc32c(chunk.data) == chunk.crc32c
+        pieces.append(chunk.data)
+    return b"".join(pieces)

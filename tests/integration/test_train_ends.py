@@ -1,0 +1,152 @@
+"""How a trainer that takes part in a run ends early: its exit code, and one sentence for people."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from syncline.core.barren import BARREN_MAX
+from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.replicas import published
+from syncline_testing.training import tiny_job, to_toml
+
+pytestmark = pytest.mark.timeout(240)
+
+ENDLESS = 1_000_000
+START_S = 100.0
+"""A process loads PyTorch, on a machine that may be busy."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def job(data: Path, tmp_path: Path) -> Path:
+    """Of a run that nobody ends."""
+    run = {"sync_every": 4, "timeouts": {"lease": 20.0, "round_deadline": 60.0}}
+    path = tmp_path / "job.toml"
+    path.write_text(to_toml(tiny_job(data, steps=ENDLESS, run=run)))
+    return path
+
+
+@contextmanager
+def train(
+    cluster: Cluster, job: Path, run: str, replica: str, *overrides: str
+) -> Iterator[subprocess.Popen[str]]:
+    """``syncline train``, as a person starts it."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
+    argv = [sys.executable, "-m", "syncline.cli", "train", str(job), "--progress", "none"]
+    argv += ["--control", cluster.control_url, "--run", run, "--replica", replica]
+    for override in overrides:
+        argv += ["--set", override]
+    with subprocess.Popen(
+        argv, env={**kept, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code, and the sentence that standard error ends with: the only one of an error."""
+    assert process.stderr is not None
+    _, errors = process.communicate(timeout=START_S)
+    assert "Traceback" not in errors, errors
+    *_, sentence = errors.splitlines()
+    assert errors.count("error: ") == 1 and sentence.startswith("error: "), errors
+    return process.returncode, sentence.removeprefix("error: ")
+
+
+def revision(cluster: Cluster, run: str) -> int:
+    """The run's; -1 before there is the run."""
+    answer: Any = cluster.http.get(f"/runs/{run}")
+    return answer.json()["revision"] if answer.is_success else -1
+
+
+def state_of(cluster: Cluster, run: str) -> str:
+    """Of its only replica's lease."""
+    (view,) = cluster.get(f"/runs/{run}/replicas")
+    return view["state"]
+
+
+def until_rounds(cluster: Cluster, run: str, more: int) -> None:
+    wanted = max(0, revision(cluster, run)) + more
+    wait_until(lambda: revision(cluster, run) >= wanted, START_S, f"{run} goes on")
+
+
+def test_a_model_that_diverges_ends_with_50_and_gives_nothing_to_the_run(
+    cluster: Cluster, job: Path
+) -> None:
+    """Each step multiplies the matrices by -1e13, so that they overflow in the fourth."""
+    sick = ("optimizer.lr=10", "optimizer.weight_decay=1e12", "run.sync_every=100")
+    with train(cluster, job, "sick", "only", *sick) as process:
+        code, sentence = ended(process)
+    assert sentence.startswith("the loss or its gradient was not finite in 5 steps in a row; lower")
+    assert code == 50
+    assert (revision(cluster, "sick"), state_of(cluster, "sick")) == (0, "left")
+    values, _ = published(cluster.sync_address, "sick")
+    assert all(np.isfinite(value).all() for value in values.values())
+
+
+def test_a_run_in_which_no_push_counts_ends_with_50(cluster: Cluster, job: Path) -> None:
+    capped = ("run.penalty.norm_max=1e-6", "run.sync_every=1")
+    with train(cluster, job, "capped", "only", *capped) as process:
+        code, sentence = ended(process)
+    assert sentence.startswith("Nobody's push counted in 10 rounds in a row (only does not count: ")
+    assert "is over norm_max 1e-06); lower optimizer.lr, or see run.penalty.norm_max." in sentence
+    assert code == 50
+    run = cluster.get("/runs/capped")
+    assert (run["revision"], run["committed_tokens"]) == (BARREN_MAX, 0)
+
+
+def test_another_model_ends_with_18_and_who_is_kicked_with_20(cluster: Cluster, job: Path) -> None:
+    with train(cluster, job, "shared", "first") as first:
+        until_rounds(cluster, "shared", 1)
+        wider = "model.config.hidden_size=64"
+        with train(cluster, job, "shared", "wider", wider) as other:
+            code, sentence = ended(other)
+        assert code == 18
+        assert sentence.startswith("This model is not the one of run shared: model.embed_tokens")
+        assert "[257, 32] in the run and [257, 64] here" in sentence
+        until_rounds(cluster, "shared", 2)  # nobody else minds
+        cluster.post("/runs/shared/replicas/first/kick")
+        code, sentence = ended(first)
+    assert code == 20
+    assert sentence == (
+        "The lease is lost: An operator removed this replica from the run; only another name may "
+        "join it."
+    )
+    assert {view["replica"]: view["state"] for view in cluster.get("/runs/shared/replicas")} == {
+        "first": "kicked",
+        "wider": "left",
+    }
+
+
+def test_who_stood_still_for_longer_than_its_lease_ends_with_20(
+    cluster: Cluster, job: Path
+) -> None:
+    """As a machine that slept does."""
+    with train(cluster, job, "asleep", "only", "run.timeouts.lease=2") as process:
+        until_rounds(cluster, "asleep", 1)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: state_of(cluster, "asleep") == "lost", START_S, "the lease has run out")
+        process.send_signal(signal.SIGCONT)
+        code, sentence = ended(process)
+    assert code == 20
+    assert sentence == (
+        "The lease is lost: The lease ran out because no heartbeat came in time; start the replica "
+        "again to go on."
+    )

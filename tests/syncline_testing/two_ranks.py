@@ -1,0 +1,52 @@
+"""A few lines of Python as the two ranks of a replica: real processes that talk over gloo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HEAD = """
+import sys
+from datetime import timedelta
+import torch.distributed as dist
+from syncline.ranks import Ranks
+
+store, rank = sys.argv[1], int(sys.argv[2])
+wait = timedelta(seconds=60)
+dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=wait)
+ranks = Ranks(alone_s=60.0)
+"""
+
+TAIL = """
+ranks.close()
+dist.destroy_process_group()
+"""
+
+
+def two_ranks(folder: Path, act: str) -> list[str]:
+    """What each prints that does ``act``, which knows its ``rank`` and its ``ranks``.
+
+    ``folder``: an empty one, in which they meet.
+    """
+    store, program = (folder / "store").as_uri(), HEAD + act + TAIL
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, store, str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ends = [process.communicate(timeout=90) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], ends
+    return [out.strip() for out, _ in ends]

@@ -1,0 +1,203 @@
+"""Numbers that the pages promise are those of the code: to change one side alone fails here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from syncline.core.barren import BARREN_MAX, BARREN_TOLD
+from syncline.outage import SAY_AFTER_S
+from syncline.train.step import SKIPS_MAX
+from syncline_control import intake, server, state, transaction
+from syncline_control.body import DEPTH_MAX
+from syncline_control.operations import points, reports
+from syncline_control.problems import Unauthorized
+from syncline_control.settings import ControlSettings
+from syncline_proto import codec, layout, spans
+from syncline_proto.errors import SynclineError, TrainingDiverged
+from syncline_proto.names import NAME_PATTERN
+from syncline_proto.rest import WHY_CHARACTERS_MAX
+from syncline_proto.settings import PRESETS, PenaltySettings, RunSettings, TimeoutSettings
+from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, STATUS
+from syncline_sync.__main__ import LAST_REPORTS_S
+from syncline_sync.core import detector, merge, record
+from syncline_sync.host import STOP_S
+from syncline_sync.run import LOOKS
+from syncline_sync.senders import ENDING_MAX, SENDERS_MAX
+from syncline_sync.servicer import HEADER_WAIT_S
+from syncline_sync.serving import CHANNEL_OPTIONS
+from syncline_sync.settings import SyncSettings
+
+ROOT = Path(__file__).parents[2]
+LAN, WAN = TimeoutSettings(profile="lan"), TimeoutSettings(profile="wan")
+SYNC, CONTROL, RUN = SyncSettings.model_fields, ControlSettings.model_fields, RunSettings()
+CHANNEL = dict(CHANNEL_OPTIONS)
+SMALL = dict(enumerate(["no", "one", "two", "three", "four", "five", "six", "seven", "eight"]))
+SHARES = {2: "half", 4: "quarter", 8: "eighth"}
+
+
+def mib(size: int) -> str:
+    assert size % (1 << 20) == 0
+    return f"{size >> 20} MiB"
+
+
+def power(number: int) -> str:
+    exponent = number.bit_length() - 1
+    assert number == 1 << exponent
+    return f"2^{exponent}"
+
+
+PROTOCOL = [
+    f"match `{NAME_PATTERN}`",
+    f"REST, at the control plane (default port {CONTROL['port'].default})",
+    f"gRPC, at the sync service (default port {SYNC['port'].default})",
+    f"a plain port of its own (default {SYNC['health_port'].default})",
+    f"({WHY_CHARACTERS_MAX:,} characters at most)",
+    f"ours do after {BARREN_MAX} rounds in a row",
+    f"A gRPC message has at most {mib(CHANNEL['grpc.max_receive_message_length'])}",
+    f"ping every {CHANNEL['grpc.http2.min_ping_interval_without_data_ms'] // 1000} s",
+    # REST bodies and connections.
+    f"UTF-8 of at most {mib(intake.BODY_BYTES_MAX)}",
+    f"nested at most {DEPTH_MAX} deep",
+    f"must come within {intake.BODY_S:g} s ({intake.BodyTooSlow.http_status} `UNREACHABLE`)",
+    f"below `/v1` have one ({intake.BodyTooLarge.http_status})",
+    f"being read pass {mib(intake.BODIES_BYTES_MAX)} together",
+    f"{state.POLLS_MAX} calls wait for the membership",
+    f"{state.STREAMS_MAX} event streams are open",
+    f"does not begin within {server.HEAD_S:g} s is closed, an idle one after "
+    f"{server.KEEP_ALIVE_S} s",
+    f"a count is over {power(reports.COUNT_MAX + 1)} - 1",
+    # Layouts.
+    f"at most {power(layout.FRAGMENT_ELEMENTS_MAX)} elements",
+    f"at most {layout.DIMENSIONS_MAX} dimensions, a name at most {layout.NAME_MAX:,} characters",
+    f"at most {layout.BOXES_MAX:,} boxes",
+    f"at most {power(layout.CORNERS_MAX)} corners",
+    f"more than {power(spans.SPANS_MAX)} stretches",
+    f"more than {power(spans.LOOKS_MAX)} looks",
+    # Pushes and pulls.
+    f"({LAN.call_s:g} s in the lan profile, {WAN.call_s:g} s in the wan profile) is cut",
+    f"its header must come within {HEADER_WAIT_S:g} s",
+    f"for as long (or an {SHARES[LOOKS]} more)",
+    f"The last {SMALL[record.KEPT]} revisions are kept",
+    f"The last {SMALL[record.KEPT]} steps are kept",
+    f"to {SENDERS_MAX} pulls at a time",
+    f"for {LAN.call_s:g} s (lan; {WAN.call_s:g} s wan) is cut",
+    f"While {ENDING_MAX} cut pulls of a run",
+    f"{LAN.give_up_s:g} s (lan; {WAN.give_up_s:g} s wan) after its revision was dropped",
+    f"the trailer `{CODE_TRAILER}`",
+    f"the trailer `{NEWEST_TRAILER}`",
+    # Codecs.
+    *(
+        f"| `CODEC_{name.upper()}` ({number}) | {codec.WIDTH[number]} |"
+        for name, number in codec.CODEC_BY_NAME.items()
+    ),
+    f"at most {mib(codec.CHUNK_BYTES_MAX)} ({codec.CHUNK_BYTES_MAX:,} bytes)",
+    f"a multiple of {codec.CHUNK_GRAIN:,} elements",
+    # The merge.
+    f"(‖D‖ + {merge.CLIP_EPSILON:.0e})".replace("e-0", "e-"),
+    f"(or over {detector.NORM_LIMIT:.0e})".replace("e+", "e"),
+    f"once {detector.POOLED_PUSHES_MIN} pushes were accepted",
+    f"max(deviation, {detector.DEVIATION_FLOOR:g} · mean)",
+    f"{SMALL[detector.EXCLUSIONS_MAX].capitalize()} finite exclusions of a replica in a row",
+    f"{SMALL[detector.BAD_ROUNDS_MAX]} rounds in a row with more than half",
+    f"every {SHARES[round(LAN.lease_s / LAN.heartbeat_s)]} of it",
+]
+
+OPERATIONS = [
+    f"{CONTROL['port'].default}: REST, the page",
+    f"{SYNC['port'].default}: gRPC with health and reflection; "
+    f"{SYNC['health_port'].default}: plain gRPC health; "
+    f"{SYNC['metrics_port'].default}: `/metrics`",
+    f"newest {transaction.EVENTS_KEPT:,} events, {reports.ROUNDS_KEPT:,} rounds a run, "
+    f"and {points.POINTS_MAX:,} points",
+    f"after {SAY_AFTER_S:g} s their log says so",
+    f"not heard yet ({LAST_REPORTS_S:g} s at most)",
+    f"it waits {STOP_S:g} s for the disk",
+    f"the step is skipped; {SMALL[SKIPS_MAX]} in a row end the replica",
+    f"after {BARREN_TOLD} such rounds in a row",
+    f"after {BARREN_MAX} they end ({TrainingDiverged.exit_code})",
+]
+
+CONFIGURATION = [
+    f"| `lease` | {LAN.lease_s:g} s | {WAN.lease_s:g} s |",
+    f"| `round_deadline` | {LAN.round_deadline_s:g} s | {WAN.round_deadline_s:g} s |",
+    f"ends after {BARREN_MAX} rounds (exit code {TrainingDiverged.exit_code})",
+    f"every {SHARES[round(LAN.lease_s / LAN.heartbeat_s)]} of it",
+    f'`down` (parameters), each `"fp32"` or `"{RUN.codec.up}"` (default)',
+    f'one `profile`, `"{RUN.timeouts.profile}"` (default)',
+    "| `diloco` | outer {outer.lr:g} / {outer.momentum:g}, no clip".format(
+        outer=RunSettings(strategy="diloco").outer
+    ),
+    "| `edit-paper` | as `edit` with temperature {penalty.temperature:g}, ratio_min "
+    "{penalty.ratio_min:g}, outer {outer.lr:g} / {outer.momentum:g} |".format(
+        **dict(RunSettings(strategy="edit-paper"))
+    ),
+    "| `local-sgd` | outer lr {outer.lr:g}, momentum {outer.momentum:g}, no clip".format(
+        outer=RunSettings(strategy="local-sgd").outer
+    ),
+]
+
+README = [
+    f"`min_replicas` ({RUN.min_replicas} unless you set it)",
+    f"`min_replicas`, which is {RUN.min_replicas})",
+    f"`ratio_max` ({PenaltySettings().ratio_max:g}) times",
+    f"taken in after {SMALL[detector.EXCLUSIONS_MAX]} rounds",
+]
+
+DEPLOYMENT = [
+    f"`SYNCLINE_SYNC_STAGING_BYTES` ({SYNC['staging_bytes'].default >> 30} GiB)",
+    f"replicas wait {SMALL[int(LAN.give_up_s / 60)]} minutes (lan), an hour (wan)",
+]
+
+PROMISES = {
+    "docs/protocol.md": PROTOCOL,
+    "docs/operations.md": OPERATIONS,
+    "docs/configuration.md": CONFIGURATION,
+    "docs/deployment.md": DEPLOYMENT,
+    "README.md": README,
+}
+
+
+def text_of(page: str) -> str:
+    """A page as one line."""
+    return re.sub(r"\s+", " ", (ROOT / page).read_text())
+
+
+@pytest.mark.parametrize(
+    ("page", "promise"), [(page, promise) for page, said in PROMISES.items() for promise in said]
+)
+def test_a_page_says_what_the_code_has(page: str, promise: str) -> None:
+    assert promise in text_of(page)
+
+
+def test_an_hour_is_what_the_wan_profile_gives() -> None:
+    assert WAN.give_up_s == 3600
+
+
+def test_every_strategy_is_told() -> None:
+    page = (ROOT / "docs/configuration.md").read_text().partition("| strategy |")[2]
+    told = re.findall(r"^\| `([a-z-]+)` \|", page.partition("\n\n")[0], flags=re.MULTILINE)
+    assert told == list(PRESETS)
+    for strategy in ("local-sgd", "diloco"):
+        chosen = RunSettings.model_validate({"strategy": strategy})
+        assert chosen.outer.clip is None and not chosen.penalty.enabled
+
+
+def test_the_errors_of_the_wire_are_those_of_the_tree() -> None:
+    rows = re.findall(
+        r"^\| `([A-Z_]+)` \| ([A-Z_]+) \| (\d+)", (ROOT / "docs/protocol.md").read_text(), re.M
+    )
+    kinds = {kind.code: kind for kind in STATUS}
+    assert rows
+    for code, status, http in rows:
+        kind = kinds[code]
+        assert status == STATUS[kind].name, code
+        answered = Unauthorized if code == Unauthorized.code else kind
+        assert int(http) == answered.http_status, code
+    away = {code for code, _, _ in rows} ^ {code for code in kinds if code != SynclineError.code}
+    # What only a process at its own end can meet is no answer of a service.
+    assert away == {
+        "CALLED_OFF", "CONFIG", "DIVERGED", "FILE_MISSING", "PORT_IN_USE", "PROCESS_FAILED",
+    }  # fmt: skip

@@ -1,0 +1,158 @@
+"""How a launch goes: what each replica's end means, when the time is up, and what came of it all.
+
+Asks the control plane and says what happens; starts nothing itself (``keeper``).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from syncline.launch.client import OperatorClient
+from syncline.launch.keeper import HOPELESS, Keeper, Screen
+from syncline.launch.plan import Launch
+from syncline.launch.probes import own_error
+from syncline.launch.view import ReplicaNow, ReplicaStage, Result, View, result
+from syncline_proto.errors import CalledOff, ProcessFailed, RunConflict, SynclineError
+from syncline_proto.rest import ReplicaState
+
+STATE_S = 1.0
+"""Between two questions to the control plane."""
+
+UNDER_WAY = ("starting", "training")
+
+
+class Course:
+    """Follows the replicas and the run; ``view`` is what is known of them."""
+
+    def __init__(
+        self, launch: Launch, view: View, client: OperatorClient, keeper: Keeper, screen: Screen
+    ) -> None:
+        self._launch, self._view, self._client = launch, view, client
+        self._keeper, self._screen = keeper, screen
+        self._failure: SynclineError | None = None
+        """Of whoever failed first."""
+        self._is_cut_short = False
+        """The time was up before anybody trained."""
+        self._state_at = 0.0
+        self._began = time.monotonic()
+
+    @property
+    def is_under_way(self) -> bool:
+        return any(now.stage in UNDER_WAY for now in self._view.replicas.values())
+
+    def look(self) -> None:
+        """Look once at every replica and at the run."""
+        for name, lines, code in self._keeper.news():
+            now = self._view.replicas[name]
+            now.hear(lines)
+            if code is not None and now.stage in UNDER_WAY:
+                self._replica_ended(now, code)
+        if time.monotonic() - self._state_at > STATE_S:
+            self.ask_state()
+            self._stop_if_due()
+
+    def conclude(self, logs: Path) -> Result:
+        """Return how it ended, once nobody is under way.
+
+        Raises:
+            ProcessFailed: no replica came to its end and there is no revision to show for it.
+            SynclineError: the settings, files or model were wrong for every replica.
+        """
+        self.ask_state()
+        seconds = time.monotonic() - self._began
+        ended = result(self._view, str(self._launch.folder), seconds)
+        failure = self._failure
+        if self._is_cut_short and (ended is None or not ended.revision):
+            raise ProcessFailed(
+                "The run was stopped by --seconds-limit before training began; allow more seconds."
+            )
+        if ended is None:
+            raise failure or ProcessFailed(
+                f"The replicas left before the run's end; their logs are in {logs}."
+            )
+        over = ended.has_ended or (failure is not None and failure.exit_code in HOPELESS)
+        if failure is not None and over and not ended.replicas:
+            raise failure  # the same command would not go on
+        return ended
+
+    def ask_state(self) -> None:
+        """Ask how the run stands; where nobody can say, the last answer stands."""
+        self._state_at = time.monotonic()
+        try:
+            self._view.state = self._client.run(self._view.run)
+        except SynclineError:
+            return  # not created yet, or the control plane is on its way back
+
+    def _replica_ended(self, now: ReplicaNow, code: int) -> None:
+        """Take note of a replica's end; start it again where that helps."""
+        name, process = now.name, self._keeper.replicas[now.name]
+        if self._is_cut_short:
+            now.stage = "ended"
+            return
+        if code in (0, CalledOff.exit_code):
+            now.stage = "ended"
+            if now.ending is None:
+                self._screen.say(f"{name} has left.")
+            return
+        if code == RunConflict.exit_code and self._came_too_late():
+            now.stage = "ended"
+            self._failure = self._failure or own_error(process)
+            self._screen.say(f"{name} was not ready before the run's end.")
+            return
+        if code not in HOPELESS and self._is_kicked(name):
+            said = f"{name} was kicked, so it is not started again"
+            self._failure = self._failure or ProcessFailed(f"{said}.")
+            self._give_up(now, "kicked", said)
+            return
+        failure = own_error(process)
+        # What a person can put right ends the launch in its own words, all else with the log's end.
+        self._failure = self._failure or (failure if code in HOPELESS else process.failure())
+        if code not in HOPELESS and self._keeper.restarted(name, code):
+            now.stage = "starting"
+            return
+        self._give_up(now, "failed", failure.message)
+
+    def _give_up(self, now: ReplicaNow, stage: ReplicaStage, said: str) -> None:
+        """Start the replica no more; say why, and whether others go on."""
+        now.stage = stage
+        alive = self._keeper.alive
+        rest = f"the other {alive} go on" if alive > 1 else "the other one goes on"
+        self._screen.say(f"{said} — {rest}." if alive else said)
+
+    def _is_kicked(self, name: str) -> bool:
+        """Whether an operator took the replica's name away: starting it again would be in vain."""
+        try:
+            known = self._client.replicas(self._view.run)
+        except SynclineError:
+            return False  # whoever starts it again meanwhile will hear it, and ask again
+        return any(one.replica == name and one.state is ReplicaState.KICKED for one in known)
+
+    def _came_too_late(self) -> bool:
+        """Whether the run has ended, which is why it takes nobody in any more."""
+        self.ask_state()
+        return self._view.has_ended
+
+    def _stop_if_due(self) -> None:
+        limit = self._launch.seconds_limit
+        if limit is None or self._is_cut_short or self._view.has_ended:
+            return
+        if time.monotonic() - self._began <= limit:
+            return
+        self._screen.say(f"{limit:.0f} seconds are over; stopping the run.")
+        if self._view.state is not None:
+            self._stop()
+            if not self._view.has_ended:
+                return  # asked again with the next question
+        if not any(replica.begun for replica in self._view.replicas.values()):
+            # They may load for long yet, and the run would refuse them.
+            self._is_cut_short = True
+            self._keeper.end_replicas()
+
+    def _stop(self) -> None:
+        try:
+            self._view.state = self._client.move_run(self._view.run, "stop")
+        except RunConflict:
+            self.ask_state()  # it has just come to its end by itself
+        except SynclineError:
+            return
