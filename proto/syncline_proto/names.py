@@ -12,7 +12,7 @@ NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 NAME_WORDS = "1 to 63 lower-case letters, digits and . _ -, with a letter or digit first and last"
 """The pattern, for people; what follows "must be"."""
 
-LINE_PATTERN = r"^[^\x00-\x1f]*$"
+LINE_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
 """A text without control characters."""
 
 KIND_PATTERN = r"^[a-z0-9_-]+(\.[a-z0-9_-]+)*$"

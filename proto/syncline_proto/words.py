@@ -75,7 +75,10 @@ def finding(
 
 def unknown(key: str, known: list[str], name: Callable[[str], str] = str) -> str:
     """Say that there is no such key; ``known`` are those that could stand in its place."""
-    near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
+    last = key.rpartition(".")[2]
+    near = difflib.get_close_matches(last, known, n=1)
+    # Of short keys, two letters that changed places leave nothing that difflib calls close.
+    near = near or [one for one in known if sorted(one) == sorted(last)]
     hint = f"; did you mean {near[0]}?" if near else "."
     few = f" Known here: {', '.join(sorted(known))}." if 0 < len(known) <= KEYS_MAX else ""
     return f"{name(key)} is not a setting{hint}{few}"

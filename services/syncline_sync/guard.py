@@ -1,4 +1,4 @@
-"""Who may call: with a token configured, whoever sends it; health checks are free.
+"""Who may call: with a token configured, whoever sends it.
 
 Without one everybody may, and the settings see to it that only this machine can reach us then.
 """
@@ -14,8 +14,6 @@ import grpc
 
 from syncline_proto.errors import Forbidden, SynclineError
 from syncline_proto.status import CODE_TRAILER, status_of
-
-FREE = "/grpc.health.v1.Health/"
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -36,7 +34,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
 
     @abstractmethod
     def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
-        """What answers the call in place of ``handler``; of the same kind."""
+        """What answers the call in place of ``handler``."""
 
 
 class TokenGuard(Doorkeeper):
@@ -46,22 +44,12 @@ class TokenGuard(Doorkeeper):
         self._expected = f"Bearer {token}".encode()
 
     def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
-        free = details.method.startswith(FREE)
-        return handler if free or self._knows(details) else _refusing(handler)
+        return handler if self._knows(details) else _REFUSING
 
     def _knows(self, details: grpc.HandlerCallDetails) -> bool:
         given = dict(details.invocation_metadata or ()).get("authorization", "")
         sent = given.encode() if isinstance(given, str) else given
         return hmac.compare_digest(sent, self._expected)
-
-
-def _refusing(handler: Handler) -> Handler:
-    """A handler of the same kind that refuses every call."""
-
-    async def refused(_: Any, context: Context) -> None:
-        await refuse(context, _REFUSED)
-
-    return alike(handler, refused)
 
 
 async def refuse(context: Context, error: SynclineError) -> None:
@@ -79,3 +67,11 @@ def alike(handler: Handler, call: Any, serializer: Any = None) -> Handler:
     if handler.response_streaming:
         return grpc.unary_stream_rpc_method_handler(call, None, serializer)
     return grpc.unary_unary_rpc_method_handler(call, None, serializer)
+
+
+async def _refused(_: Any, context: Context) -> None:
+    await refuse(context, _REFUSED)
+
+
+_REFUSING: Handler = grpc.stream_stream_rpc_method_handler(_refused)
+"""Refuses a call of any kind before anything of its request is read."""

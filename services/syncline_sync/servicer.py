@@ -178,7 +178,10 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             staging = run.staging
             assert staging is not None
             if not staged.expects(shard):
-                return  # this rank is in already: it sends again because it missed the answer
+                # This rank is in already: it sends again because it missed the answer.
+                if await first is not None:
+                    raise Overloaded("push: this rank is in; only its answer is still to come.")
+                return
             await context.send_initial_metadata(((ROOM_HEADER, "granted"),))
             async for part in _moving(first, parts, run.settings.timeouts.call_s):
                 if part.WhichOneof("part") != "chunk":

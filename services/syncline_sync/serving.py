@@ -47,6 +47,9 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
+PROBE_OPTIONS = (*CHANNEL_OPTIONS[1:], ("grpc.max_receive_message_length", 4 << 10))
+"""Of the port that wants no token: a health check is a name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Doors:
@@ -88,7 +91,7 @@ def bind(settings: SyncSettings, servicer: SyncServicer, metrics: Metrics) -> Do
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
-    probes = grpc.aio.server(interceptors=[Reader()], options=CHANNEL_OPTIONS)
+    probes = grpc.aio.server(interceptors=[Reader()], options=PROBE_OPTIONS)
     health_pb2_grpc.add_HealthServicer_to_server(status, probes)
     host = settings.host.strip("[]")
     port = _bind(server, host, settings.port, "port")

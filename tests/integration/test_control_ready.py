@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
@@ -37,10 +38,22 @@ async def read_only(state: State, _database: Path) -> AsyncGenerator[None]:
     await state.do(pragma, "query_only = 0")
 
 
+@asynccontextmanager
+async def full(_state: State, database: Path) -> AsyncGenerator[None]:
+    """No file may grow, as on a full disk; and nothing of this process may, so nothing prints."""
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    sizes = (path.stat().st_size for path in database.parent.glob(f"{database.name}*"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max(sizes), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+
+
 Refusal = Callable[[State, Path], AbstractAsyncContextManager[None]]
 
 
-@pytest.mark.parametrize("refusal", [locked, read_only])
+@pytest.mark.parametrize("refusal", [locked, read_only, full])
 def test_not_ready_while_the_database_takes_no_writes(tmp_path: Path, refusal: Refusal) -> None:
     async def scenario() -> None:
         database = tmp_path / "c.db"

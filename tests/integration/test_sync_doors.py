@@ -39,10 +39,10 @@ async def doors(folder: Path, token: str = "") -> AsyncIterator[tuple[Doors, Ser
             await opened.close()
 
 
-async def health(port: int, name: str) -> int:
+async def health(port: int, name: str, **call: Any) -> int:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10, **call)
         return answer.status
 
 
@@ -97,7 +97,7 @@ def test_a_port_in_use_is_named(tmp_path: Path, which: str) -> None:
     asyncio.run(scenario())
 
 
-def test_with_a_token_only_who_has_it_may_call_and_health_is_free(tmp_path: Path) -> None:
+def test_with_a_token_only_who_has_it_may_call_and_one_door_is_for_probes(tmp_path: Path) -> None:
     async def refused(call: Any) -> bool:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await call
@@ -109,7 +109,8 @@ def test_with_a_token_only_who_has_it_may_call_and_health_is_free(tmp_path: Path
 
     async def scenario() -> None:
         async with doors(tmp_path, token="secret") as (opened, _):
-            assert await health(opened.port, "") == SERVING
+            assert await health(opened.health_port, "") == SERVING
+            assert await refused(health(opened.port, ""))
             async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
                 stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
                 ask = pb.GetRunStatusRequest(run="none")
@@ -119,6 +120,7 @@ def test_with_a_token_only_who_has_it_may_call_and_health_is_free(tmp_path: Path
                 wrong = (("authorization", "Bearer other"),)
                 assert await refused(stub.GetRunStatus(ask, timeout=10, metadata=wrong))
                 right = (("authorization", "Bearer secret"),)
+                assert await health(opened.port, "", metadata=right) == SERVING
                 assert not await refused(stub.GetRunStatus(ask, timeout=10, metadata=right))
 
     asyncio.run(scenario())
@@ -187,3 +189,23 @@ def test_strangers_are_not_let_in_without_a_token() -> None:
         SyncSettings(host="0.0.0.0")
     assert SyncSettings(host="0.0.0.0", token="secret").token
     assert SyncSettings(host="0.0.0.0", insecure=True).insecure
+
+
+def test_who_has_no_token_is_refused_before_anything_of_his_request_is_taken(
+    tmp_path: Path,
+) -> None:
+    """Even one who never comes to the end of it; and a probe may be no longer than a name."""
+
+    async def scenario() -> None:
+        async with doors(tmp_path, token="secret") as (opened, _):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
+                open_run: Any = channel.stream_unary("/syncline.sync.v1.SyncService/OpenRun")
+                call = open_run(timeout=20)
+                with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                    await call  # nothing was sent, and the request stays open
+                assert code_of(refusal.value) == "FORBIDDEN"
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await health(opened.health_port, "x" * 8192)
+            assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    asyncio.run(scenario())

@@ -34,8 +34,8 @@ class Loading:
 class Deferred:
     """Inside, Ctrl+C waits for the end, and is raised there: for what may not be left half done.
 
-    Such as C code that would abort of it. So does SIGTERM where it is Ctrl+C by another name.
-    Others' handlers stay. Main thread only.
+    Such as C code that would abort of it. So does SIGTERM where it is Ctrl+C by another name. A
+    second one ends the process at once. Others' handlers stay. Main thread only.
     """
 
     def __enter__(self) -> None:
@@ -52,6 +52,8 @@ class Deferred:
             raise KeyboardInterrupt
 
     def _ask(self, *_: object) -> None:
+        if self._is_asked:
+            _end()
         self._is_asked = True
 
 

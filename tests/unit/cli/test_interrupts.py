@@ -78,6 +78,20 @@ def test_ctrl_c_waits_for_what_would_abort_of_it() -> None:
     assert done == list(STOPS)
 
 
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    script = (
+        "import os, signal, time\n"
+        "from syncline.interrupts import Deferred\n"
+        "with Deferred():\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('went on')\n"
+    )
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "Interrupted.\n")
+
+
 def ending(folder: Path, script: str, code: int = 7) -> tuple[int, str, str]:
     """Of a module that has said ``said`` and ends with the code, run as ours are (``-m``)."""
     script = f"import atexit, ctypes, os, signal, sys\n{script}\nprint('said')\nend({code})\n"

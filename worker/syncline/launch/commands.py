@@ -42,6 +42,10 @@ class Place:
         return f"{LOOPBACK}:{self.sync_port}"
 
     @property
+    def sync_health_address(self) -> str:
+        return f"{LOOPBACK}:{self.sync_health_port}"
+
+    @property
     def logs(self) -> Path:
         return self.folder / "logs"
 

@@ -112,7 +112,7 @@ class LocalRun:
         if self._launch.job.up.page:
             self._screen.say(f"The live page is at {self.view.page}")
         self._prepare_data()
-        address = self.place.sync_address
+        address = self.place.sync_health_address
         self._keeper.start_service(commands.sync_service(self.place), lambda: grpc_serving(address))
         count = len(self.view.replicas)
         self._screen.say(f"Starting {count} replicas; loading PyTorch takes some seconds.")

@@ -67,8 +67,9 @@ def http_ready(url: str) -> bool:
         return False
 
 
-def grpc_serving(address: str, within_s: float = ASK_S) -> bool:
-    """Whether the standard gRPC health service there says SERVING."""
+def grpc_serving(address: str, within_s: float = ASK_S, token: str | None = None) -> bool:
+    """Whether the standard gRPC health service there says SERVING; its own port wants no token."""
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         check = channel.unary_unary(
             _HEALTH_CHECK,
@@ -76,6 +77,7 @@ def grpc_serving(address: str, within_s: float = ASK_S) -> bool:
             response_deserializer=bytes,
         )
         try:
-            return check(b"", timeout=within_s, wait_for_ready=True) == _SERVING
+            answer = check(b"", timeout=within_s, metadata=metadata, wait_for_ready=True)
+            return answer == _SERVING
         except grpc.RpcError:
             return False

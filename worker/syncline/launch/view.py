@@ -33,6 +33,15 @@ class ReplicaNow:
         """What it told last."""
         return self.ending or self.latest
 
+    @property
+    def held_out(self) -> str | None:
+        """Its held-out loss for people; marked as long as it is that from before training."""
+        last, begun = self.last_words, self.begun
+        if not isinstance(last, Snapshot) or last.held_out is None or begun is None:
+            return last and last.held_out
+        is_old = last.held_out_loss == begun.held_out_loss
+        return f"{last.held_out} (start)" if is_old else last.held_out
+
     def hear(self, lines: Iterable[str]) -> None:
         """Take in lines of its output; what is no event of the trainer is passed over."""
         for line in lines:
