@@ -6,6 +6,8 @@ message for people.
 
 from __future__ import annotations
 
+import re
+
 import grpc
 
 from syncline_proto import errors
@@ -38,6 +40,12 @@ STATUS: dict[type[errors.SynclineError], grpc.StatusCode] = {
     errors.ProcessFailed: grpc.StatusCode.ABORTED,
 }
 
+_ADDRESSES = re.compile(
+    r"^failed to connect to all addresses; last error: \w+: \S+: "
+    r"(Failed to connect to remote host: )?"
+)
+"""What gRPC says before the cause; the reader knows the address by a shorter name."""
+
 
 def status_of(error: errors.SynclineError) -> grpc.StatusCode:
     """Return the status of the error's class, or of the nearest class above it in the table."""
@@ -60,5 +68,6 @@ def from_rpc_error(error: grpc.RpcError, what: str) -> errors.SynclineError:
         if key == CODE_TRAILER and isinstance(value, str):
             return errors.from_code(value, details)
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return errors.Unreachable(f"{what} does not answer ({details or error.code().name}).")
+        why = _ADDRESSES.sub("", details) or error.code().name
+        return errors.Unreachable(f"{what} does not answer ({why}).")
     return errors.SynclineError(f"{what} failed: {error.code().name} {details}")

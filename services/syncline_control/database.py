@@ -191,7 +191,8 @@ def database_url(path_or_url: str) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(
-            f"database: cannot make {path.parent} ({error.strerror}); choose another --database."
+            f"database: cannot make {path.parent} ({error.strerror}); "
+            "choose another with --database."
         ) from None
     return f"sqlite:///{path}"
 

@@ -127,7 +127,9 @@ def _data_folder(path: Path) -> Path:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise StoreError(f"Cannot write to {path}: {error.strerror}; choose another with --data.") from error
+        raise StoreError(
+            f"Cannot write to {path}: {error.strerror}; choose another with --data."
+        ) from error
     return path
 
 

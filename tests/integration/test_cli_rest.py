@@ -175,6 +175,16 @@ def test_status_holds_everything(shell: Shell, control: str) -> None:
     assert code == 0 and "first" in out and control in out
 
 
+def test_status_says_whom_the_first_round_waits_for(shell: Shell, control: str) -> None:
+    post(control, "/v1/runs", {"name": "early", "settings": {"expected_replicas": 3}})
+    assert "early: " not in shell("status")[1], "nobody is there to wait"
+    post(control, "/v1/runs/early/replicas", {"replica": "replica-0"})
+    waits = "early: the first round waits for 2 more of expected_replicas 3"
+    assert waits in shell("status")[1]
+    shell("runs pause early")
+    assert waits not in shell("status")[1]
+
+
 def test_events_and_rounds(shell: Shell) -> None:
     kinds = [event["kind"] for event in shell.json("events first")]
     assert "replica.joined" in kinds

@@ -107,3 +107,27 @@ def test_the_page_shows_a_run_and_pauses_it(control_alone: Cluster, tmp_path: Pa
         shows(f"{text('#events li.new')}.includes('paused')")
         shows(f"{text('#since')}.startsWith('paused; Resume')")
         assert page.faults == []
+
+
+def test_the_page_of_a_run_that_has_only_begun(control_alone: Cluster, tmp_path: Path) -> None:
+    settings = {"expected_replicas": 3, "timeouts": {"profile": "wan", "lease": 300}}
+    control_alone.post("/runs", {"name": "begun", "settings": settings})
+    control_alone.post("/runs/begun/replicas", {"replica": "replica-0", "host": "here"})
+    with Browser(tmp_path / "profile") as page:
+        page.open(f"{control_alone.control_url}/")
+
+        def shows(expression: str) -> None:
+            wait_until(lambda: bool(page.says(expression)), SHOWN_S, f"{expression}; {page.faults}")
+
+        shows(
+            f"{text('#since')}.endsWith('the first round waits for 2 more of expected_replicas 3')"
+        )
+        shows(f"{text('#plot')}.includes('replica.report(loss=…)')")
+        shows("document.querySelector('.chart').clientHeight <= 240")
+        ticks = "[[2, 2.025], [0, 0.25], [1, 1.5], [4, 5], [0, 20], [0.1, 0.3]]"
+        page.says(
+            "import('/page/chart.js').then((m) => (window.digits = "
+            f"{ticks}.map(m.decimals).join()))"
+        )
+        shows("window.digits === '3,2,1,0,0,1'")
+        assert page.faults == []

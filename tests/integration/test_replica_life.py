@@ -15,6 +15,7 @@ import torch
 from structlog.testing import capture_logs
 
 from syncline import Replica, council, exchange, outage
+from syncline.heartbeat import News
 from syncline.hooks import Hooks
 from syncline.patience import RoundPatience
 from syncline_proto.errors import (
@@ -70,7 +71,7 @@ def watches() -> set[threading.Thread]:
 
 def test_a_drain_brings_in_what_was_done_and_ends_the_loop(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, "drain", 0, settings={**ALONE, "sync_every": 1000})
-    with joined(trial):
+    with capture_logs() as logs, joined(trial):
         trial.step(3)
         cluster.post("/runs/drain/replicas/replica-0/drain")
         steps_until(trial, lambda: trial.replica.done)
@@ -79,6 +80,8 @@ def test_a_drain_brings_in_what_was_done_and_ends_the_loop(cluster: Cluster) -> 
         assert replica.phase == "draining"
         assert replica.committed_tokens == replica.inner_step * STEP_TOKENS
         assert replica.revision == 1
+    (said,) = [log for log in logs if log["event"] == "replica.drained"]
+    assert said["why"] == "an operator asked it to leave"
     states = {view["replica"]: view["state"] for view in cluster.get("/runs/drain/replicas")}
     assert states == {"replica-0": "left"}
     assert cluster.get("/runs/drain")["state"] == "running"
@@ -160,7 +163,7 @@ def test_a_pause_costs_no_patience_with_what_was_pushed(
     with joined(a, b):
         cluster.post("/runs/patient/pause")
         for trial in (a, b):
-            wait_until(lambda t=trial: heard(t) is RunState.PAUSED, 20, "it has heard")
+            wait_until(lambda t=trial: heard(t).run_state is RunState.PAUSED, 20, "it has heard")
         first = threading.Thread(target=a.step)
         first.start()
         try:
@@ -173,11 +176,11 @@ def test_a_pause_costs_no_patience_with_what_was_pushed(
         assert a.replica.revision == b.replica.revision == 1
 
 
-def heard(trial: Trial) -> RunState:
+def heard(trial: Trial) -> News:
     """What the control plane last said of the run to this replica."""
     life = trial.replica._life
     assert life is not None and life.pulse is not None
-    return life.pulse.news.run_state
+    return life.pulse.news
 
 
 def test_live_settings_arrive_between_two_rounds(cluster: Cluster) -> None:
@@ -188,7 +191,7 @@ def test_live_settings_arrive_between_two_rounds(cluster: Cluster) -> None:
         cluster.http.patch("/runs/live/settings", json=patch).raise_for_status()
         steps_until(trial, lambda: trial.replica.settings.sync_every == 2)
         trial.replica.finish()
-        assert trial.replica.inner_step % 4 == 0
+        assert trial.replica.inner_step % 4 <= 1, "at a boundary, or after the merge that follows"
         rounds = trial.replica.stats.rounds
         trial.step(2)
         trial.replica.finish()
@@ -198,6 +201,17 @@ def test_live_settings_arrive_between_two_rounds(cluster: Cluster) -> None:
     with joined(again):
         assert again.replica.settings.sync_every == 2
         assert again.replica.incarnation == 2
+
+
+def test_settings_set_while_a_round_is_waited_for_count_from_the_next(cluster: Cluster) -> None:
+    a, b = (Trial(cluster.control_url, "await", seed, settings=TWO) for seed in range(2))
+    with joined(a, b):
+        together(lambda: a.step(4), lambda: b.step(4))
+        cluster.http.patch("/runs/await/settings", json={"settings": {"sync_every": 3}})
+        wait_until(lambda: all(heard(t).settings.sync_every == 3 for t in (a, b)), 20, "heard")
+        together(lambda: a.step(3), lambda: b.step(3))
+        together(a.replica.finish, b.replica.finish)
+        assert a.replica.revision == b.replica.revision == 2
 
 
 def test_a_kicked_replica_ends_in_one_sentence(cluster: Cluster) -> None:
@@ -335,7 +349,24 @@ def test_a_long_wait_for_others_is_said_once(
         together(lambda: a.step(5), come_late)
         together(a.replica.finish, b.replica.finish)
     (said,) = [log for log in logs if log["event"] == "round.waits"]
-    assert "have not pushed yet" in said["why"] and "round_deadline" in said["so"]
+    assert said["why"].startswith("the first round waits for min_replicas 2")
+
+
+def test_nobody_else_is_blamed_while_the_sync_service_is_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(council, "LONG_S", 1.5)
+    trial = Trial(cluster.control_url, "blame", 0, settings=ALONE)
+    with capture_logs() as logs, joined(trial):
+        trial.step(2)
+        cluster.sync.kill()
+
+        def mend() -> None:
+            wait_until(lambda: any(log["event"] == "sync.away" for log in logs), 30, "it is said")
+            cluster.sync.start()
+
+        together(lambda: trial.step(4).replica.finish(), mend)
+    assert not [log for log in logs if log["event"] == "round.waits"]
 
 
 def test_without_the_control_plane_training_goes_on(
@@ -359,14 +390,3 @@ def test_without_the_control_plane_training_goes_on(
         wait_until(lambda: said("control.back") == 2, 20, "each says it")
     assert same(a, b)
     assert said("control.away") == 2, "each said it once"
-
-
-def test_points_and_reports_reach_the_control_plane(cluster: Cluster) -> None:
-    trial = Trial(cluster.control_url, "told", 0, settings=ALONE)
-    with joined(trial):
-        trial.step(4)
-        trial.replica.report(loss=float("nan"), lr=1e-3, tokens_per_second=9.0)
-        trial.replica.add_point("held-out", 2.5)
-    curves = {(c["replica"], c["kind"]): c["loss"] for c in cluster.get("/runs/told/metrics")}
-    assert len(curves["replica-0", "train"]) == 4
-    assert curves["replica-0", "held-out"] == [2.5]

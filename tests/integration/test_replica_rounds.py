@@ -164,6 +164,26 @@ def test_shard_deals_batches_out_and_ends_with_the_run(cluster: Cluster) -> None
     assert taken == {0: list(range(0, 16, 2)), 1: list(range(1, 16, 2))}
 
 
+def test_passes_over_a_short_loader_go_on_until_the_run_ends(cluster: Cluster) -> None:
+    """The loop that README shows for it."""
+    a, b = trials(cluster, "passes", {**TWO, "token_budget": 16 * STEP_TOKENS})
+    loader = [batch(7, i)[:, :-1] for i in range(6)]
+
+    def train(trial: Trial) -> int:
+        passes = 0
+        while not trial.replica.done:
+            passes += 1
+            for tokens in trial.replica.shard(loader):
+                trial.model(tokens).square().mean().backward()
+                trial.optimizer.step()
+                trial.optimizer.zero_grad()
+        return passes
+
+    with joined(a, b):
+        assert together(lambda: train(a), lambda: train(b)) == [3, 3]
+    assert (a.replica.inner_step, b.replica.inner_step) == (8, 8)
+
+
 def test_a_replica_too_many_to_deal_batches_to_hears_of_it(cluster: Cluster) -> None:
     a, b = trials(cluster, "alike", {**TWO, "min_replicas": 1, "token_budget": 4 * STEP_TOKENS})
     heard: dict[int, int] = {}

@@ -193,7 +193,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with process(tmp_path / "file" / "data") as p:
         code, said = p.ended()
     assert code == 40
-    assert "--data" in one_sentence(said)
+    assert "choose another with --data." in one_sentence(said)
 
 
 def test_a_damaged_run_is_named_and_ends_nothing_else(tmp_path: Path) -> None:

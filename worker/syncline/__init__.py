@@ -25,6 +25,10 @@ _ROOMS = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         from importlib import import_module

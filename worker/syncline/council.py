@@ -44,8 +44,9 @@ class Council:
         """Wait for an exchange on all ranks.
 
         With MERGE and REBASE the outcome holds the concluded revision. Past ``until`` (of
-        ``time.monotonic``; None: the exchange's own bounds) the conclusion is ABANDON. A wait of
-        more than ``LONG_S`` calls ``on_long``, once.
+        ``time.monotonic``; None: the exchange's own bounds) the conclusion is ABANDON. ``on_long``
+        is called once, after a wait of ``LONG_S`` for others alone: the push is in, the service
+        there, and the run not paused.
         """
         long_at = time.monotonic() + LONG_S
         pushed: Outcome | None = None
@@ -71,7 +72,11 @@ class Council:
             elif conclusion.step is not Step.WAIT:
                 self._exchange.pauses.set(False)
                 return conclusion, outcome
-            if on_long is not None and time.monotonic() > long_at:
+            if on_long is None:
+                continue
+            if paused or not self._exchange.waits_for_others(fragment):
+                long_at = time.monotonic() + LONG_S
+            elif time.monotonic() > long_at:
                 on_long()
                 on_long = None
 

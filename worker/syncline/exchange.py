@@ -89,6 +89,8 @@ class Exchange:
         so = f"waiting up to {timeouts.give_up_s:g} s; start it again on the same data folder"
         say = voice(identity.rank)
         self._outages = {link: Outage("sync", so, say) for link in set(links.values())}
+        self._judged_pushes: set[int] = set()
+        """Fragments whose newest push was judged: what is missing is the result."""
         self._line = PushLine(PUSHES_MAX, IDLE_SHARE * timeouts.call_s)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -100,6 +102,11 @@ class Exchange:
     @property
     def bytes_down(self) -> int:
         return sum(link.bytes_down for link in set(self._links.values()))
+
+    def waits_for_others(self, fragment: int) -> bool:
+        """Whether a fragment's push is in, and its service there, as far as this rank knows."""
+        away = self._outages[self._links[fragment]].is_on
+        return fragment in self._judged_pushes and not away
 
     def close(self) -> None:
         """End every exchange under way, and see its thread out.
@@ -153,7 +160,9 @@ class Exchange:
         """Push and pull until a result is known; a broken pull means that both come again."""
         patience: RoundPatience | None = None
         while True:
+            self._judged_pushes.discard(push.fragment)
             answer, instance = self._judged(push, header, place)
+            self._judged_pushes.add(push.fragment)
             # The first time in line, and of sending, is not the round's.
             patience = patience or self._patience()
             judged = answer.judged if answer.verdict == pb.VERDICT_DUPLICATE else answer.verdict

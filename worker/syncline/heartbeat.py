@@ -16,6 +16,7 @@ import structlog
 
 from syncline.control import ControlClient
 from syncline.outage import Outage
+from syncline.pace import Pace
 from syncline_proto.errors import (
     Forbidden,
     LeaseLost,
@@ -78,6 +79,7 @@ class Pulse:
         )
         self._client, self._registration, self._progress = client, registration, progress
         self._points: deque[LossPoint] = deque(maxlen=POINTS_MAX)
+        self._pace = Pace()
         self._outage = Outage("control", "training goes on without it")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="syncline-heartbeat", daemon=True)
@@ -130,7 +132,11 @@ class Pulse:
     def _send(self) -> None:
         points = list(self._points)
         me = self._registration
-        body = Heartbeat(incarnation=me.incarnation, progress=self._progress(), points=points)
+        progress = self._progress()
+        pace = self._pace.of(progress)
+        if progress.tokens_per_second is None:  # the loop's own goes before
+            progress = progress.model_copy(update={"tokens_per_second": pace})
+        body = Heartbeat(incarnation=me.incarnation, progress=progress, points=points)
         try:
             answer = self._client.heartbeat(me.run.name, me.replica, body)
         except REFUSALS as error:

@@ -133,6 +133,12 @@ class Helm:
 
         return self._ranks.share(told) or ""
 
+    def say_drained(self) -> None:
+        """That this replica leaves, and who asked it to; rank 0's word."""
+        if self._pulse is not None:
+            asker = "an operator" if self._pulse.news.drain else "its own process"
+            self._log.info("replica.drained", why=f"{asker} asked it to leave")
+
     def finish_run(self) -> None:
         """Tell the control plane that the token budget is committed; any replica may."""
         if self._client is None:

@@ -145,7 +145,7 @@ class Life:
             helm,
             self._hooks,
             optimizer,
-            joined.settings.token_budget,
+            joined.settings,
             say,
         )
         entry = Entry(joined, ranks, anchors, exchange, helm, rounds, say)

@@ -25,8 +25,9 @@ from syncline.helm import Helm
 from syncline.hooks import Hooks
 from syncline.push import Outcome, Push
 from syncline.recall import CALLED_OFF
+from syncline.voice import of_waiting
 from syncline_proto.errors import CalledOff, LeaseLost, ProcessFailed
-from syncline_proto.settings import CodecName
+from syncline_proto.settings import CodecName, RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
 Phase = Literal["joining", "warm-up", "training", "waiting", "paused", "draining", "done"]
@@ -98,15 +99,18 @@ class Rounds:
         helm: Helm,
         hooks: Hooks,
         optimizer: Optimizer,
-        token_budget: int | None,
+        settings: RunSettings,
         log: FilteringBoundLogger,
     ) -> None:
-        """``names`` are the fragments'; ``log`` is silent on all ranks but the first."""
+        """``names`` are the fragments'; ``log`` is silent on all ranks but the first.
+
+        Of ``settings`` only what never changes is read.
+        """
         self.tally = Tally()
         self.waiting = False
         self._names, self._anchors, self._exchange = names, anchors, exchange
         self._council, self._helm, self._hooks = council, helm, hooks
-        self._optimizer, self._token_budget, self._log = optimizer, token_budget, log
+        self._optimizer, self._settings, self._log = optimizer, settings, log
         self._unpushed = [Unpushed() for _ in names]
         self._pending: dict[int, tuple[Push, Future[Outcome]]] = {}
         self._in_time = False
@@ -137,7 +141,8 @@ class Rounds:
 
     @property
     def budget_is_committed(self) -> bool:
-        return self._token_budget is not None and self.tally.committed >= self._token_budget
+        budget = self._settings.token_budget
+        return budget is not None and self.tally.committed >= budget
 
     def start_over(self) -> None:
         """The parameters are the anchors: there is no progress."""
@@ -207,7 +212,9 @@ class Rounds:
     def _answer(self, fragment: int, until: float | None) -> Push | None:
         """Wait for what came of a push, and write it into the model; the push if it was late."""
         push, future = self._pending[fragment]
-        conclusion, outcome = self.settled(fragment, future, until, self._say_waiting)
+        of_round = push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
+        say = self._say_waiting if of_round else None
+        conclusion, outcome = self.settled(fragment, future, until, say)
         del self._pending[fragment]
         if conclusion.step is Step.REBASE:
             self._rebase(fragment, outcome)
@@ -276,7 +283,7 @@ class Rounds:
     ) -> tuple[Conclusion, Outcome]:
         """Wait for an exchange, on all ranks: the conclusion is MERGE, REBASE or REJOIN.
 
-        ``on_long`` is called once if that takes long.
+        ``on_long`` is called once if others make that take long.
 
         Raises:
             RunOver: the run has ended.
@@ -310,9 +317,7 @@ class Rounds:
         return conclusion, outcome
 
     def _say_waiting(self) -> None:
-        why = "replicas that take part have not pushed yet"
-        so = "the round closes without them at its deadline (timeouts.round_deadline)"
-        self._log.info("round.waits", why=why, so=so)
+        self._log.info("round.waits", **of_waiting(self.revision, self._settings))
 
     def lost(self, why: str) -> Exception:
         """What to raise where the lease is gone: RunOver if that is because the run has ended."""

@@ -297,6 +297,7 @@ class Session:
                 self._phase = "draining"
                 self._bring_in()
                 self.drained = self.done = True
+                self._helm.say_drained()
                 return
             if not act & Act.PAUSE:
                 self._phase = "training" if self._warm_up is None else "warm-up"

@@ -20,7 +20,8 @@ export function drawChart(curves, ordinals) {
   const shape = JSON.stringify(lines.map(({ label, stroke, width, dash, dots, x }) => [label, stroke, width, dash, dots && x.length < JOINED_FROM]));
   if (!lines.length) {
     clear();
-    host.replaceChildren(el("div", { class: "none" }, "No loss yet. Replicas report theirs as they train."));
+    const own = ["No loss yet. Replicas report theirs as they train (in your own loop: ", el("code", {}, "replica.report(loss=…)"), ")."];
+    host.replaceChildren(el("div", { class: "none" }, el("p", {}, ...own)));
     return;
   }
   const data = uPlot.join(lines.map((line) => [line.x, line.y]));
@@ -113,7 +114,7 @@ function options(lines, host) {
     scales: { x: { time: false } },
     axes: [
       { ...axis, values: (_, ticks) => ticks.map(tokens), size: 26, gap: 6, label: "tokens of the run" },
-      { ...axis, values: (_, ticks) => ticks.map((tick) => fixed(tick, decimals(ticks))), size: 40, gap: 6, label: "nats per token" },
+      { ...axis, values: (_, ticks) => ticks.map((tick) => fixed(tick, decimals(ticks))), size: room, gap: 6, label: "nats per token" },
     ],
     series: [
       {},
@@ -133,10 +134,16 @@ function options(lines, host) {
 
 const tokens = (tick) => (tick ? count(tick).replace(/\.0+ |(\.\d*?)0+ /, "$1 ") : "0");
 
-// As many decimals as tell neighbouring ticks apart.
-function decimals(ticks) {
+// The more decimals, the wider the labels.
+const room = (_, labels) => Math.max(40, 10 + 6.5 * Math.max(0, ...(labels ?? []).map((label) => label.length)));
+
+// As many decimals as the step between neighbouring ticks has: 3 for 0.025.
+export function decimals(ticks) {
   const step = ticks.length > 1 ? Math.abs(ticks[1] - ticks[0]) : 1;
-  return Math.min(6, Math.max(0, Math.ceil(-Math.log10(step) - 1e-9)));
+  const whole = (digits) => Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) < 1e-6 * step * 10 ** digits;
+  let digits = 0;
+  while (digits < 6 && !whole(digits)) digits++;
+  return digits;
 }
 
 function hover(u) {

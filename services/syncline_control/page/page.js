@@ -103,7 +103,16 @@ function since(run) {
   if (ended(run)) return `${run.state} at ${moment(run.ended_at)}, ${age(run.created_at, run.ended_at)} after it was created: ${why(run)}`;
   if (run.state === "paused") return `paused; Resume, or syncline runs resume ${run.name}, goes on`;
   if (run.idle_since) return `idle since ${moment(run.idle_since)} (${age(run.idle_since)}): no replica is alive; it goes on when one joins`;
-  return `created at ${moment(run.created_at)}, ${age(run.created_at)} ago`;
+  return `created at ${moment(run.created_at)}, ${age(run.created_at)} ago${firstRound(run)}`;
+}
+
+// Who has come and is gone again is not waited for.
+function firstRound(run) {
+  const s = run.settings;
+  const [name, wanted] = s.expected_replicas ? ["expected_replicas", s.expected_replicas] : ["min_replicas", s.min_replicas];
+  const missing = wanted - now.replicas.length;
+  if (run.fragment_rounds || !run.replicas_alive || missing <= 0) return "";
+  return `; the first round waits for ${missing} more of ${name} ${wanted}`;
 }
 
 function why(run) {

@@ -50,7 +50,25 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("group", ["", "runs", "replicas", "data"])
 def test_groups_have_examples_too(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*group.split(), "--help"]) == 0
-    assert f"    syncline {group}".rstrip() in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"    syncline {group}".rstrip() in shown
+    listed = shown.partition("Commands:\n")[2]
+    assert listed and "..." not in listed, "a sentence that does not fit is cut"
+
+
+def test_a_pause_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["runs", "pause", "--help"]) == 0
+    assert "finish their inner step and wait" in capsys.readouterr().out
+
+
+def test_what_the_package_offers_is_listed_before_it_is_loaded() -> None:
+    script = (
+        "import sys\n"
+        "import syncline\n"
+        "assert set(syncline.__all__) <= set(dir(syncline))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_the_list_above_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,6 +213,17 @@ def test_a_line_of_a_log_says_whose_loss_it_shows_in_the_words_of_the_table() ->
     assert "held-out 3.750 bits/byte" in shown and "held-out –" in shown
 
 
+def test_a_held_out_loss_from_before_training_is_marked() -> None:
+    seen = view(None, None)
+    first = replace(NOW, held_out_loss=START.held_out_loss, held_out_bits_per_byte=8.0)
+    seen.replicas["replica-0"].hear(told(now=first))
+    for shown in (live.line(seen), drawn(live.picture(seen))):
+        assert "8.000 bits/byte (start)" in shown and "3.750 bits/byte" in shown
+        assert shown.count("(start)") == 1
+    seen.replicas["replica-0"].hear(told())
+    assert "(start)" not in live.line(seen)
+
+
 def test_who_has_come_to_the_end_is_not_shown_as_training() -> None:
     seen = view(END, None)
     first, second = seen.replicas.values()
@@ -285,6 +296,7 @@ def test_the_end_shows_every_replica_and_the_merged_model() -> None:
     shown = drawn(live.ending(found))
     for word in ("replica-0", "replica-1", "failed", "merged", "1.9000", "2.800", "folder"):
         assert word in shown
+    assert "of merged: since the launch" in shown
     assert "--keep" in shown and "http" not in shown
     kept = drawn(live.ending(replace(found, page="http://127.0.0.1:1/")))
     assert "http://127.0.0.1:1/" in kept and "--keep" not in kept

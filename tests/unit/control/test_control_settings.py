@@ -80,7 +80,7 @@ def test_a_url_that_leads_nowhere_is_refused(url: str) -> None:
 
 def test_a_folder_that_cannot_be_made_is_the_stores_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot make .*; choose another --database"):
+    with pytest.raises(StoreError, match="cannot make .*; choose another with --database"):
         database_url(str(tmp_path / "file" / "below" / "control.db"))
 
 

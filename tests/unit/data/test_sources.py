@@ -147,15 +147,16 @@ def test_names_do_not_depend_on_where_the_folder_is(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("nowhere.txt", r"there is no file or folder nowhere.txt in /.*; name files or folders"),
-        ("owner/name", r"owner/name in /.*, or hf:OWNER/NAME for a Hugging Face dataset$"),
+        ("owner/name", r"owner/name in /.*, or hf:OWNER/NAME for a Hugging Face dataset\.$"),
         ("/nowhere/at/all", r"^there is no file or folder /nowhere/at/all; name files or folders"),
         ("nowhere/*.txt", r"^no file matches nowhere/\*.txt in /.*; name files or folders"),
         ("hf:", r"names no dataset"),
     ],
 )
 def test_what_names_nothing_is_said_before_any_work(spec: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) as refused:
         resolve([spec])
+    assert refused.value.message.endswith(".")
 
 
 def test_a_binary_file_given_by_name_is_refused(tmp_path: Path) -> None:

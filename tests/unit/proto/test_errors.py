@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import socket
 from typing import Any
 
 import grpc
@@ -102,3 +103,22 @@ def test_silence_is_worth_another_try(code: grpc.StatusCode) -> None:
     error = status.from_rpc_error(Failed(code, ""), "The sync service")
     assert isinstance(error, errors.Unreachable)
     assert error.retry
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_why_nobody_answers_is_said_without_grpcs_own_words(host: str) -> None:
+    """With what this version of grpc says of a port at which nobody listens."""
+    with (
+        socket.socket() as nobody,
+        grpc.insecure_channel(f"{host}:{_port_of(nobody)}") as channel,
+        pytest.raises(grpc.RpcError) as failed,
+    ):
+        channel.unary_unary("/syncline/Nothing")(b"", timeout=30)
+    error = status.from_rpc_error(failed.value, "The sync service")
+    assert error.message == "The sync service does not answer (Connection refused)."
+
+
+def _port_of(nobody: socket.socket) -> int:
+    """A port that is taken, so that nobody else can listen there."""
+    nobody.bind(("127.0.0.1", 0))
+    return nobody.getsockname()[1]

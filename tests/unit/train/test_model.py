@@ -70,7 +70,10 @@ def test_the_blocks_are_found(config: dict[str, Any], count: int) -> None:
         ),
         ({**LLAMA, "hidden_sizee": 3}, "model.config.hidden_sizee is not a setting of llama"),
         ({**LLAMA, "hidden_size": "x"}, "hidden_size"),
-        ({**LLAMA, "num_attention_heads": 5}, "not a multiple of the number of attention heads"),
+        (
+            {**LLAMA, "num_attention_heads": 5},
+            "attention heads (5); set num_attention_heads to a divisor of it.",
+        ),
         ({**LLAMA, "vocab_size": 100}, "the model has 100 token ids and the tokenizer 257"),
         ({**LLAMA, "max_position_embeddings": 16}, "data.sequence_length 32 is more than the 16"),
         ({"model_type": "t5"}, "there is no causal language model 't5'"),
@@ -78,7 +81,10 @@ def test_the_blocks_are_found(config: dict[str, Any], count: int) -> None:
         ({**GPT2, "n_layer": -1}, "n_layer must be at least 1, not -1"),
         ({**LLAMA, "hidden_act": "sillu"}, "there is no activation 'sillu'; did you mean silu?"),
         ({**LLAMA, "hidden_act": "nosuch"}, "there are gelu, "),
-        ({**LLAMA, "num_key_value_heads": 3}, "is not a multiple of num_key_value_heads (3)"),
+        (
+            {**LLAMA, "num_key_value_heads": 3},
+            "num_key_value_heads (3); set the latter to a divisor of it.",
+        ),
         ({**GPT2, "n_head": 3}, "model: "),
         ({"model_type": "reformer"}, "make sure that `is_decoder=True`"),
     ],

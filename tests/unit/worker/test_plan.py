@@ -30,9 +30,13 @@ def test_a_lost_lease_and_an_end_stand_above_all_else() -> None:
 
 def test_new_settings_are_taken_between_rounds_only() -> None:
     heard = Heard(new_settings=True)
-    assert not after_step(1, 4, False, heard) & Act.ADOPT
+    assert not after_step(2, 4, False, heard) & Act.ADOPT
     assert after_step(4, 4, False, heard) == Act.SYNC | Act.ADOPT
     assert after_step(0, 4, False, heard) & Act.ADOPT
+
+
+def test_settings_heard_while_a_round_was_waited_for_count_from_its_merge() -> None:
+    assert after_step(1, 4, False, Heard(new_settings=True)) == Act.ADOPT
 
 
 def test_the_last_round_is_foreseen() -> None:

@@ -149,7 +149,7 @@ def services(control: str, token: str | None) -> Iterator[Finding]:
     try:
         with OperatorClient(control, token, call_s=CALL_S) as client:
             yield from _control(client)
-            yield from _sync_services(client)
+            yield from _sync_services(client, token)
     except Unreachable as away:
         yield _nobody(control, away)
     except SynclineError as problem:
@@ -217,7 +217,7 @@ def _control(client: OperatorClient) -> Iterator[Finding]:
     yield Finding(check="clocks", verdict="warn", what=f"{skew:.0f} s apart", advice=advice)
 
 
-def _sync_services(client: OperatorClient) -> Iterator[Finding]:
+def _sync_services(client: OperatorClient, token: str | None) -> Iterator[Finding]:
     from syncline.launch.probes import grpc_serving
 
     found = client.sync_services()
@@ -234,7 +234,7 @@ def _sync_services(client: OperatorClient) -> Iterator[Finding]:
         if not one.alive:
             what = f"{name} is lost"
             advice = "Start it again; replicas wait for it within their timeouts."
-        elif not grpc_serving(one.address, CALL_S):
+        elif not grpc_serving(one.address, CALL_S, token):
             what = f"{name} is alive, but its gRPC health does not answer here"
             advice = "Open the way to its port from here, and check the address it announces."
         else:

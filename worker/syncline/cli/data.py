@@ -54,7 +54,9 @@ def prepare_data(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Tokenize sources into a folder of memory-mapped shards, split into train and held-out.
+    """Tokenize sources into a new folder of token shards.
+
+    The shards are memory-mapped, and split into train and held-out.
 
     \b
     Examples:

@@ -96,7 +96,7 @@ def line(view: View) -> str:
         (
             f"{output.count(view.tokens)} of {output.count(view.tokens_total)} tokens",
             f"{output.count(view.tokens_per_second)} tokens/s",
-            *(_losses(name, now) for name, now in view.speaking.items()),
+            *(_losses(view.replicas[name], now) for name, now in view.speaking.items()),
             f"revision {view.revision}",
             f"exposed sync {output.share(view.exposed_sync_share)}",
             left,
@@ -104,14 +104,14 @@ def line(view: View) -> str:
     )
 
 
-def _losses(replica: str, now: Snapshot) -> str:
+def _losses(replica: ReplicaNow, now: Snapshot) -> str:
     """What a replica's row of the picture tells of its losses, under the same words."""
     told = (
         f"loss {output.decimals(now.loss)}",
         f"training bits/byte {output.decimals(now.bits_per_byte)}",
-        f"held-out {now.held_out or '–'}",
+        f"held-out {replica.held_out or '–'}",
     )
-    return f"{replica}: {', '.join(told)}"
+    return f"{replica.name}: {', '.join(told)}"
 
 
 def picture(view: View) -> RenderableType:
@@ -156,6 +156,7 @@ def ending(result: Result) -> RenderableType:
         ("rounds", f"{result.rounds} of each fragment"),
         *([("synchronous steps", f"{steps}, before the first round")] if steps else []),
         ("excluded", f"{result.exclusions} pushes"),
+        ("seconds", "of merged: since the launch, with start, loading and pauses"),
         ("speed", f"{output.count(result.tokens_per_second)} tokens/s"),
         ("page", page or "gone with the services; --keep leaves it running"),
         ("folder", result.folder),
@@ -219,7 +220,7 @@ def _row(view: View, replica: ReplicaNow) -> tuple[object, ...]:
         last.revision,
         output.decimals(now and now.loss),
         output.decimals(now and now.bits_per_byte),
-        last.held_out,
+        replica.held_out,
         output.count(view.pace(replica)),
         output.share(last.exposed_sync_share),
     )

@@ -44,7 +44,9 @@ def list_replicas(
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """List replicas: alive (holds a lease) and taking part (was in the last round) apart.
+    """List replicas: who is alive, and who takes part.
+
+    Alive is who holds a lease; taking part is who was in the last round.
 
     \b
     Examples:

@@ -123,7 +123,7 @@ def _moving(act: str) -> Callable[..., None]:
 
 
 for _act, _what in (
-    ("pause", "Pause a run: its replicas wait after their next round."),
+    ("pause", "Pause a run: its replicas finish their inner step and wait."),
     ("resume", "Let a paused run go on."),
     ("stop", "End a run for good: its replicas take its last revision and leave."),
 ):

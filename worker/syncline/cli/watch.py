@@ -135,11 +135,24 @@ def _picture(seen: dict[str, Any]) -> RenderableType:
         replicas.replicas_table(
             seen["replicas"], "No replica is alive; replicas ls lists the others."
         ),
+        *_first_rounds(seen),
         "",
         _services_table(seen["sync_services"]),
         "",
         Text(f"The live page is at {seen['control']}/"),
     )
+
+
+def _first_rounds(seen: dict[str, Any]) -> Iterator[str]:
+    """Say whom a run's first round waits for; who has come and is gone again it does not."""
+    for run in seen["runs"]:
+        settings = run.settings
+        missing = settings.replicas - len(seen["replicas"].get(run.name, ()))
+        begins = run.state.value == "running" and run.replicas_alive and not run.fragment_rounds
+        if begins and missing > 0:
+            name = "expected_replicas" if settings.expected_replicas else "min_replicas"
+            waits = f"waits for {missing} more of {name} {settings.replicas}"
+            yield f"{run.name}: the first round {waits}"
 
 
 def _watch(client: OperatorClient, every: float) -> None:

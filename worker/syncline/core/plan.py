@@ -43,7 +43,8 @@ class Heard:
 def after_step(steps_since_sync: int, sync_every: int, warming: bool, heard: Heard) -> Act:
     """Decide what follows an inner step.
 
-    New settings are taken only between two rounds: at a boundary, or while nothing was done yet.
+    New settings are taken only between two rounds: at a boundary, while nothing was done yet, or
+    after the first step, before whose update the pending round was merged and news may have come.
     A replica that drains during the synchronous phase has nothing to push: its gradients are in.
 
     Args:
@@ -63,7 +64,7 @@ def after_step(steps_since_sync: int, sync_every: int, warming: bool, heard: Hea
         act |= Act.SYNC
     if heard.paused and not heard.drain:
         act |= Act.PAUSE
-    if heard.new_settings and (act & Act.SYNC or not steps_since_sync):
+    if heard.new_settings and (act & Act.SYNC or steps_since_sync <= 1):
         act |= Act.ADOPT
     return act
 

@@ -37,7 +37,7 @@ def builtin_files(folder: Path | None = None) -> list[tuple[str, Path]]:
     if sum(path.stat().st_size for _, path in found) < BYTES_MIN:
         raise DataError(
             f"the built-in corpus is the standard library's source, and {root} has none; "
-            "give a text file instead"
+            "give a text file instead."
         )
     return found
 

@@ -22,11 +22,11 @@ class TokenDataset(Dataset[dict[str, torch.Tensor]]):
 
     def __init__(self, shards: TokenShards, length: int) -> None:
         if length < 2:
-            raise DataError(f"sequences need at least 2 tokens to predict one, got {length}")
+            raise DataError(f"sequences need at least 2 tokens to predict one, got {length}.")
         if not shards.num_sequences(length):
             raise DataError(
                 f"the split {shards.split!r} of {shards.folder} has {shards.tokens} tokens, too "
-                f"few for one sequence of {length}; prepare more text or shorten the sequences"
+                f"few for one sequence of {length}; prepare more text or shorten the sequences."
             )
         self.shards = shards
         self.length = length

@@ -84,7 +84,7 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise DataError(
             f"{folder} is not prepared data (no readable {MANIFEST_FILE}: {error.strerror}); "
-            "make it with: syncline data prepare"
+            "make it with: syncline data prepare."
         ) from error
     try:
         manifest = TypeAdapter(Manifest).validate_json(data)
@@ -93,9 +93,9 @@ def read_manifest(folder: Path) -> Manifest:
     if manifest.version != VERSION:
         raise DataError(
             f"{path} is of format version {manifest.version}, this program reads {VERSION}; "
-            "prepare the data again"
+            "prepare the data again."
         )
     for name, split in manifest.splits.items():
         if split.tokens != sum(shard.tokens for shard in split.shards):
-            raise DataError(f"{path} is damaged: the shards of {name} do not add up")
+            raise DataError(f"{path} is damaged: the shards of {name} do not add up.")
     return manifest

@@ -60,11 +60,11 @@ class SequenceStream:
 
     def __init__(self, num_sequences: int, seed: int, index: int, count: int) -> None:
         if not 0 <= index < count:
-            raise DataError(f"replica {index} of {count}: the index must be in [0, {count})")
+            raise DataError(f"replica {index} of {count}: the index must be in [0, {count}).")
         if num_sequences < count:
             raise DataError(
                 f"{num_sequences} sequences are too few for {count} replicas; "
-                "prepare more text or shorten the sequences"
+                "prepare more text or shorten the sequences."
             )
         self._num_sequences = num_sequences
         self._seed = seed
@@ -123,16 +123,16 @@ class SequenceStream:
         """
         own = self.state_dict()
         if missing := sorted(own.keys() - state.keys()):
-            raise DataError(f"the saved position of the data lacks {', '.join(missing)}")
+            raise DataError(f"the saved position of the data lacks {', '.join(missing)}.")
         for name in ("num_sequences", "seed", "index", "count"):
             if state[name] != own[name]:
                 raise DataError(
                     f"the saved position is of data with {name} = {state[name]}, "
-                    f"here it is {own[name]}; start the data anew or restore the setting"
+                    f"here it is {own[name]}; start the data anew or restore the setting."
                 )
         if not (state["epoch"] >= 0 and 0 <= state["position"] < self.slice_size):
             raise DataError(
-                f"the saved position {state['position']} of epoch {state['epoch']} does not exist"
+                f"the saved position {state['position']} of epoch {state['epoch']} does not exist."
             )
         self._epoch = state["epoch"]
         self._position = state["position"]

@@ -33,7 +33,7 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
         _refuse(out, overwrite)  # somebody else may have made it meanwhile
         _replace(hidden, out)
     except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror or error}") from error
+        raise DataError(f"cannot write {out}: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
 
@@ -42,11 +42,13 @@ def _refuse(out: Path, overwrite: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
     if not overwrite:
-        raise DataError(f"{out} exists already; choose another place or overwrite it")
+        raise DataError(f"{out} exists already; choose another place or overwrite it.")
     is_ours = (out / MANIFEST_FILE).is_file()
     is_empty = out.is_dir() and not any(out.iterdir())
     if out.is_symlink() or not (is_ours or is_empty):
-        raise DataError(f"{out} is not prepared data, so it is not overwritten; remove it yourself")
+        raise DataError(
+            f"{out} is not prepared data, so it is not overwritten; remove it yourself."
+        )
 
 
 def _replace(hidden: Path, out: Path) -> None:

@@ -60,7 +60,7 @@ def prepare(
     """
     started = time.monotonic()
     if not 0.0 <= held_out_fraction < 1.0:
-        raise DataError(f"the held-out fraction must be in [0, 1), got {held_out_fraction}")
+        raise DataError(f"the held-out fraction must be in [0, 1), got {held_out_fraction}.")
     bpe_size = _bpe_size(tokenizer, vocab_size)
     found = resolve(sources, text_field)
     with new_folder(Path(out), overwrite=overwrite) as folder:
@@ -101,7 +101,8 @@ def inspect(folder: str | Path, *, progress: bool = True) -> Summary:
     tokenizer = load_tokenizer(folder)
     if tokenizer.fingerprint != manifest.tokenizer.fingerprint:
         raise DataError(
-            f"the tokenizer in {folder} is not the one that made its tokens; prepare the data again"
+            f"the tokenizer in {folder} is not the one that made its tokens; "
+            "prepare the data again."
         )
     item_bytes = stored_dtype(manifest).itemsize
     total = sum(split.tokens for split in manifest.splits.values()) * item_bytes
@@ -115,12 +116,12 @@ def _bpe_size(tokenizer: str | Tokenizer, vocab_size: int | None) -> int | None:
     kind, _, size = tokenizer.partition(":") if isinstance(tokenizer, str) else ("", "", "")
     if kind != "bpe":
         if vocab_size is not None:
-            raise DataError("a vocabulary size is for a tokenizer to be trained: bpe:VOCAB")
+            raise DataError("a vocabulary size is for a tokenizer to be trained: bpe:VOCAB.")
         return None
     if not size:
         return BPE_VOCAB_SIZE if vocab_size is None else vocab_size
     if not size.isdecimal() or vocab_size not in (None, int(size)):
-        raise DataError(f"{tokenizer} is no vocabulary size; write bpe:8192, say")
+        raise DataError(f"{tokenizer} is no vocabulary size; write bpe:8192, say.")
     return int(size)
 
 
@@ -183,7 +184,7 @@ def _finished(
 ) -> Manifest:
     """Close the shards and describe them."""
     if not any(writer.tokens for writer in writers.values()):
-        raise DataError("the sources hold no text")
+        raise DataError("the sources hold no text.")
     if held_out_fraction > 0.0:
         _share_out(writers[TRAIN], writers[HELD_OUT], tokenizer, held_out_fraction)
     return Manifest(
@@ -221,7 +222,7 @@ def _share_out(
     # One token and the end at least stay on each side.
     count = min(max(2, round(full.tokens * share)), full.tokens - 2)
     if count < 1:
-        raise DataError("the sources hold too little text to hold some out of it")
+        raise DataError("the sources hold too little text to hold some out of it.")
     tail = full.take_tail(count)
     moved = len(utf8_bytes(tokenizer.decode(tail.tolist())))
     full.append(np.array([tokenizer.eos_id]))

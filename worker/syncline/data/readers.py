@@ -49,7 +49,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"cannot read {path}: {reason}") from error
+        raise DataError(f"cannot read {path}: {reason}.") from error
 
 
 def read_text(path: Path, name: str) -> Iterator[Document]:
@@ -105,10 +105,10 @@ def read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
         with reading(path), pq.ParquetFile(path) as file:
             columns = file.schema_arrow.names
             if field not in columns:
-                raise DataError(f"{path} has no column {field!r}; it has {', '.join(columns)}")
+                raise DataError(f"{path} has no column {field!r}; it has {', '.join(columns)}.")
             kind = file.schema_arrow.field(field).type
             if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-                raise DataError(f"{path}: column {field!r} holds {kind}, not strings")
+                raise DataError(f"{path}: column {field!r} holds {kind}, not strings.")
             bytes_per_row = path.stat().st_size // max(1, file.metadata.num_rows)
             number = 0
             for group in range(file.num_row_groups):
@@ -116,10 +116,10 @@ def read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
                 for text in (value for batch in batches for value in batch.column(0).to_pylist()):
                     number += 1
                     if text is None:
-                        raise DataError(f"{path}, row {number}: the column {field!r} is empty")
+                        raise DataError(f"{path}, row {number}: the column {field!r} is empty.")
                     yield Document(name=f"{name}:{number}", text=text, read_bytes=bytes_per_row)
     except pa.ArrowException as error:
-        raise DataError(f"{path} is not a readable Parquet file: {_first_line(error)}") from error
+        raise DataError(f"{path} is not a readable Parquet file: {_first_line(error)}.") from error
 
 
 def read_hub(dataset_name: str, config: str | None, split: str, field: str) -> Iterator[Document]:
@@ -129,7 +129,7 @@ def read_hub(dataset_name: str, config: str | None, split: str, field: str) -> I
         import datasets
     except ImportError as error:
         raise DataError(
-            f"{title} needs the datasets library: pip install 'syncline[hub]'"
+            f"{title} needs the datasets library: pip install 'syncline[hub]'."
         ) from error
     try:
         folder = Path(dataset_name)
@@ -144,7 +144,7 @@ def read_hub(dataset_name: str, config: str | None, split: str, field: str) -> I
     except DataError:
         raise
     except Exception as error:  # loaders, file systems and HTTP clients each raise their own
-        raise DataError(f"cannot read {title}: {_first_line(error)}") from error
+        raise DataError(f"cannot read {title}: {_first_line(error)}.") from error
 
 
 def looks_binary(path: Path) -> bool:
@@ -155,7 +155,7 @@ def looks_binary(path: Path) -> bool:
 
 def _refuse_binary(path: Path, data: bytes) -> None:
     if b"\0" in data:
-        raise DataError(f"{path} is not a text file in UTF-8: it holds NUL bytes")
+        raise DataError(f"{path} is not a text file in UTF-8: it holds NUL bytes.")
 
 
 def _decoded(data: bytes, *, first: bool) -> str:
@@ -179,23 +179,23 @@ def _field_of(line: bytes, field: str, place: str) -> str:
         value = json.loads(line.rstrip(b"\r\n").decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-        raise DataError(f"{place} is not valid JSON: {reason}") from error
+        raise DataError(f"{place} is not valid JSON: {reason}.") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not valid JSON: {_first_line(error)}") from error
+        raise DataError(f"{place} is not valid JSON: {_first_line(error)}.") from error
     return _text_in(value, field, place)
 
 
 def _text_in(value: object, field: str, place: str) -> str:
     if not isinstance(value, dict):
-        raise DataError(f"{place} is not a JSON object with the field {field!r}")
+        raise DataError(f"{place} is not a JSON object with the field {field!r}.")
     if field not in value:
         names = ", ".join(map(str, value)) or "none"
-        raise DataError(f"{place} has no field {field!r}; it has {names}")
+        raise DataError(f"{place} has no field {field!r}; it has {names}.")
     text = value[field]
     if not isinstance(text, str):
-        raise DataError(f"{place}: the field {field!r} is not a string")
+        raise DataError(f"{place}: the field {field!r} is not a string.")
     return text
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -59,7 +59,7 @@ class TokenShards:
         manifest = read_manifest(folder)
         if split not in manifest.splits:
             names = ", ".join(sorted(manifest.splits))
-            raise DataError(f"{folder} has no split {split!r}; it has {names}")
+            raise DataError(f"{folder} has no split {split!r}; it has {names}.")
         return cls(folder, split, manifest)
 
     def __reduce__(self) -> tuple[Callable[..., "TokenShards"], tuple[Path, str]]:
@@ -76,7 +76,7 @@ class TokenShards:
         """Bytes of source text to one token, as ``bits_per_byte`` wants it."""
         info = self.manifest.splits[self.split]
         if not info.tokens:
-            raise DataError(f"the split {self.split!r} of {self.folder} is empty")
+            raise DataError(f"the split {self.split!r} of {self.folder} is empty.")
         return info.bytes / info.tokens
 
     def num_sequences(self, length: int) -> int:
@@ -126,7 +126,7 @@ def verify(folder: Path, manifest: Manifest, advance: Callable[[int], None]) -> 
         if f"{crc:08x}" != info.crc32c:
             raise DataError(
                 f"{folder / info.file} is damaged: its CRC-32C is {crc:08x}, "
-                f"the manifest says {info.crc32c}; prepare the data again"
+                f"the manifest says {info.crc32c}; prepare the data again."
             )
 
 
@@ -140,9 +140,9 @@ def _check_size(folder: Path, info: ShardInfo, dtype: np.dtype) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; prepare the data again") from error
+        raise DataError(f"cannot read {path}: {error.strerror}; prepare the data again.") from error
     if size != info.tokens * dtype.itemsize:
         raise DataError(
             f"{path} is damaged: it has {size} bytes instead of {info.tokens * dtype.itemsize}; "
-            "prepare the data again"
+            "prepare the data again."
         )

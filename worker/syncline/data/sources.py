@@ -42,7 +42,7 @@ def resolve(specs: Sequence[str | Path], text_field: str = "text") -> list[Sourc
         DataError: a spec names nothing that can be read.
     """
     if not specs:
-        raise DataError(f"no source given; {WAY_ON}")
+        raise DataError(f"no source given; {WAY_ON}.")
     return [source for spec in specs for source in _resolved(str(spec), text_field)]
 
 
@@ -59,13 +59,13 @@ def _resolved(spec: str, text_field: str) -> list[Source]:
     elif glob.has_magic(spec):
         matches = [Path(match) for match in sorted(glob.glob(spec, recursive=True))]
         if not matches:
-            raise DataError(f"no file matches {spec}{_looked_in(path)}; {WAY_ON}")
+            raise DataError(f"no file matches {spec}{_looked_in(path)}; {WAY_ON}.")
         root = _fixed_part(spec)
         found = [_file(one, root, text_field) for one in matches if one.is_file() and _wanted(one)]
     else:
-        raise DataError(f"there is no file or folder {spec}{_looked_in(path)}; {WAY_ON}")
+        raise DataError(f"there is no file or folder {spec}{_looked_in(path)}; {WAY_ON}.")
     if not found:
-        raise DataError(f"{spec} holds no text, JSON lines or Parquet file; {WAY_ON}")
+        raise DataError(f"{spec} holds no text, JSON lines or Parquet file; {WAY_ON}.")
     return found
 
 
@@ -108,7 +108,7 @@ def _hub(spec: str, text_field: str) -> Source:
     rest, _, split = spec.removeprefix(HUB_PREFIX).partition(":")
     dataset_name, _, config = rest.partition("@")
     if not dataset_name:
-        raise DataError(f"{spec} names no dataset; write {HUB_PREFIX}OWNER/NAME")
+        raise DataError(f"{spec} names no dataset; write {HUB_PREFIX}OWNER/NAME.")
     read = partial(readers.read_hub, dataset_name, config or None, split or "train", text_field)
     return Source(name=spec, size_bytes=None, read=read)
 

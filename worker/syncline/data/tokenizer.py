@@ -113,7 +113,9 @@ class FileTokenizer:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
         except Exception as error:  # the library raises bare Exception
-            raise DataError(f"{origin} is not a tokenizers file: {error}") from error
+            raise DataError(
+                f"{origin} is not a tokenizers file: {str(error).rstrip('.')}."
+            ) from error
         # Settings for feeding models; here they would cut or pad documents, or end them early.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -155,7 +157,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, progress: bool = True) -
 
     if vocab_size < ByteTokenizer.vocab_size:
         raise DataError(
-            f"a byte-level BPE needs at least {ByteTokenizer.vocab_size} ids, got {vocab_size}"
+            f"a byte-level BPE needs at least {ByteTokenizer.vocab_size} ids, got {vocab_size}."
         )
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
@@ -188,7 +190,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     if spec == "byte":
         return ByteTokenizer()
     if str(spec) == "bpe" or str(spec).startswith("bpe:"):
-        raise DataError(f"{spec} asks to train a tokenizer, which only preparing data does")
+        raise DataError(f"{spec} asks to train a tokenizer, which only preparing data does.")
     path = Path(spec)
     path = path / TOKENIZER_FILE if path.is_dir() else path
     try:
@@ -198,7 +200,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     except OSError as error:
         raise DataError(
             f"no tokenizer at {path} ({error.strerror}); "
-            f"give byte, a {TOKENIZER_FILE}, or a folder that holds one"
+            f"give byte, a {TOKENIZER_FILE}, or a folder that holds one."
         ) from error
     byte_level = ByteTokenizer()
     if hashlib.sha256(data).hexdigest() == byte_level.fingerprint:
@@ -220,7 +222,7 @@ def _end_of_document(vocabulary: Mapping[str, int], config: bytes | None, origin
         try:
             said = json.loads(config).get("eos_token")
         except (ValueError, AttributeError) as error:
-            raise DataError(f"{CONFIG_FILE} beside {origin} is not a JSON object") from error
+            raise DataError(f"{CONFIG_FILE} beside {origin} is not a JSON object.") from error
         # transformers writes either the name or a table about it.
         name = said.get("content") if isinstance(said, dict) else said
         names = [name, *names] if isinstance(name, str) else names
@@ -228,7 +230,8 @@ def _end_of_document(vocabulary: Mapping[str, int], config: bytes | None, origin
         if name in vocabulary:
             return name
     raise DataError(
-        f"{origin} has no end-of-document token; name one as eos_token in a {CONFIG_FILE} beside it"
+        f"{origin} has no end-of-document token; "
+        f"name one as eos_token in a {CONFIG_FILE} beside it."
     )
 
 

@@ -242,7 +242,7 @@ class JobConfig(Section):
         except ValidationError as error:
             found = first(error)
             is_set = is_overridden(found["loc"], overrides)
-            who = "--set " if is_set else f"{origin}: "
+            who = "--set: " if is_set else f"{origin}: "
             raise ConfigError(f"{who}{finding(found, cls)}") from None
 
     def to_job(self) -> dict[str, Any]:

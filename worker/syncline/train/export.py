@@ -89,7 +89,7 @@ def tokenizer_of(data: DataSection) -> Tokenizer:
         return load_tokenizer(prepared_folder(data))
     except DataError as error:
         raise DataError(
-            f"{error.message}; export where the run's data is, or name its folder"
+            f"{error.message.rstrip('.')}; export where the run's data is, or name its folder."
         ) from None
 
 

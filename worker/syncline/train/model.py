@@ -34,6 +34,9 @@ log = structlog.get_logger()
 SAID_MAX = 240
 """Letters of what transformers says; it likes to list every model there is."""
 
+HEADS = "not a multiple of the number of attention heads"
+"""What it says of a hidden size, and not what to do."""
+
 ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function")
 """What models of transformers call the name of their activation."""
 
@@ -284,7 +287,7 @@ def _check_heads(config: PreTrainedConfig) -> None:
     if isinstance(heads, int) and isinstance(groups, int) and (groups < 1 or heads % groups):
         raise ConfigError(
             f"model.config: num_attention_heads ({heads}) is not a multiple of "
-            f"num_key_value_heads ({groups})."
+            f"num_key_value_heads ({groups}); set the latter to a divisor of it."
         )
 
 
@@ -337,4 +340,6 @@ def _accepted(what: str, build: Any, *args: Any, **kwargs: Any) -> Any:
         said = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, StrictDataclassError):
             said = said.rpartition("Error: ")[2]  # before it, the names of its own functions
+        if HEADS in said:
+            said = f"{said.rstrip('.')}; set num_attention_heads to a divisor of it."
         raise ConfigError(f"{what}: {said[:SAID_MAX]}") from error

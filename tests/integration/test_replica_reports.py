@@ -1,0 +1,43 @@
+"""What a replica tells of itself reaches the control plane: what its loop reports, and its pace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.replicas import QUICK, Trial, joined
+
+ALONE = {**QUICK, "min_replicas": 1}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def test_the_pace_of_a_loop_that_reports_none_is_measured(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "paced", 0, settings=ALONE)
+    with joined(trial):
+
+        def told() -> float | None:
+            trial.step(2)
+            (one,) = cluster.get("/runs/paced/replicas")
+            return one["progress"]["tokens_per_second"]
+
+        wait_until(lambda: (told() or 0.0) > 0, 20, "a pace")
+        trial.replica.report(tokens_per_second=9.0)
+        wait_until(lambda: told() == 9.0, 20, "the loop's own goes before")
+
+
+def test_points_and_reports_reach_the_control_plane(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "told", 0, settings=ALONE)
+    with joined(trial):
+        trial.step(4)
+        trial.replica.report(loss=float("nan"), lr=1e-3, tokens_per_second=9.0)
+        trial.replica.add_point("held-out", 2.5)
+    curves = {(c["replica"], c["kind"]): c["loss"] for c in cluster.get("/runs/told/metrics")}
+    assert len(curves["replica-0", "train"]) == 4
+    assert curves["replica-0", "held-out"] == [2.5]
