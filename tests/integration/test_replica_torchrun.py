@@ -101,8 +101,14 @@ def test_ranks_of_torchrun_end_well_with_the_parameters_of_all(
         assert torch.equal(value, torch.from_numpy(values[name])), name
         assert torch.equal(value, theirs[name]), name
     assert cluster.get(f"/runs/{RUN}")["state"] == "finished"
-    last = [one for one in cluster.get(f"/runs/{RUN}/rounds") if one["revision"] == revision]
-    assert last and all(
-        {c["replica"] for c in one["contributions"]} == {"pair", "single"} for one in last
-    )
+    last: list[Any] = []
+
+    def is_told() -> bool:
+        rounds = cluster.get(f"/runs/{RUN}/rounds")
+        last[:] = [one for one in rounds if one["revision"] == revision]
+        return bool(last)
+
+    wait_until(is_told, 20, "the last round is told")
+    for one in last:
+        assert {c["replica"] for c in one["contributions"]} == {"pair", "single"}
     assert "Traceback" not in (tmp_path / "torchrun.log").read_text()
