@@ -15,13 +15,14 @@ SCHEMA := proto/syncline_proto/schema/syncline/sync/v1
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# An older pip shows nothing for the minute in which it installs what it has collected.
 $(INSTALLED): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: set PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, this is $$($(PYTHON) -V): set PYTHON=..."; exit 1; }
 	@echo 'Installing into $(VENV): about 2 GB, a few minutes.'
-	@echo '"Installing collected packages" at the end takes about a minute and shows nothing.'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=25.1'
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@touch $@
 

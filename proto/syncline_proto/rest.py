@@ -4,7 +4,8 @@ Requests refuse unknown keys, at every depth; answers may grow, so readers ignor
 know. What a request and an answer share (``Progress``, ``RoundReport``) is an answer that a request
 reads strictly. Times are seconds since 1970 (UTC) as floats; durations are seconds. A number that
 may be missing may come as NaN or infinity, and is then kept as missing; any other (but the loss of
-a point) must be finite.
+a point) must be finite. A list stops at its first wrong part: to tell of a million would take
+seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, FiniteFloat
 
 from syncline_proto.names import KIND_PATTERN, LINE_PATTERN, NAME_PATTERN
 from syncline_proto.settings import RunSettings
@@ -167,7 +168,9 @@ class Progress(Answer):
 class Heartbeat(Request):
     incarnation: int
     progress: Annotated[Progress, _strictly(Progress)] = Progress()
-    points: list[LossPoint] = Field(default_factory=list[LossPoint], max_length=1000)
+    points: Annotated[list[LossPoint], FailFast()] = Field(
+        default_factory=list[LossPoint], max_length=1000
+    )
 
 
 class HeartbeatAnswer(Answer):
@@ -267,7 +270,9 @@ class RoundReport(Answer):
     effective_sample_size: float | None = None
     merged_norm: float | None = None
     clip_factor: float | None = None
-    contributions: list[ContributionView] = Field(default_factory=list[ContributionView])
+    contributions: Annotated[list[ContributionView], FailFast()] = Field(
+        default_factory=list[ContributionView]
+    )
 
 
 class EventIn(Request):
@@ -281,10 +286,12 @@ class EventIn(Request):
 class Reports(Request):
     """What a sync service tells of a run, in one batch."""
 
-    rounds: list[Annotated[RoundReport, _strictly(RoundReport)]] = Field(
+    rounds: Annotated[list[Annotated[RoundReport, _strictly(RoundReport)]], FailFast()] = Field(
         default_factory=list[RoundReport], max_length=10_000
     )
-    events: list[EventIn] = Field(default_factory=list[EventIn], max_length=10_000)
+    events: Annotated[list[EventIn], FailFast()] = Field(
+        default_factory=list[EventIn], max_length=10_000
+    )
 
 
 class Event(Answer):

@@ -2,22 +2,36 @@
 
 Half a surrogate pair, a whole number of more than 64 bits, a thousand brackets: each passes
 Python's reader and then breaks a table, an answer or a scrape. They are refused here, once for
-every route and before anything is validated (RFC 7493 asks senders for about the same).
+every route and before anything is validated (RFC 7493 asks senders for about the same). Large
+bodies are read one at a time beside the event loop, and half of the time at most: heartbeats go
+on meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, cast
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from syncline_control.intake import SMALL_BYTES
+
 DEPTH_MAX = 64
 """Objects and lists inside each other; a job's configuration has three."""
 
+PATH_SHOWN = 5
+"""Parts of the place of what is refused."""
+
+KEYS_MAX = 10_000
+"""Of one object. Whoever validates it says of each key that it is unknown, at a high price."""
+
 WHOLE_MAX = (1 << 63) - 1
+
+Container = dict[str, Any] | list[Any]
 
 
 def read(body: bytes) -> Any:
@@ -29,7 +43,9 @@ def read(body: bytes) -> Any:
     """
     try:
         value = json.loads(body.decode())
-        _check(value, ())
+        _check([value], 0)
+    except _Unfit as unfit:
+        raise _refused(f"{unfit.named()} {unfit.why}") from None
     except json.JSONDecodeError:
         raise
     except UnicodeError:
@@ -55,33 +71,62 @@ class StrictRoute(APIRoute):
 
 class _StrictRequest(Request):
     async def json(self) -> Any:
-        return read(await self.body())
+        body = await self.body()
+        if len(body) <= SMALL_BYTES:
+            return read(body)
+        reading: asyncio.Lock = self.app.state.reading
+        await reading.acquire()
+        began = time.perf_counter()
+        try:
+            return await asyncio.to_thread(read, body)
+        finally:
+            # Python's reader lets no other thread run: everybody else gets as much time as it took.
+            pause_s = time.perf_counter() - began
+            asyncio.get_running_loop().call_later(pause_s, reading.release)
 
 
-def _check(value: Any, path: tuple[str | int, ...]) -> None:
+class _Unfit(Exception):
+    """Something in a body cannot be kept; whoever it passes on its way adds where it was."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.path: list[str | int] = []
+        """From the inside out; the last is the place in the list of the whole."""
+
+    def named(self) -> str:
+        parts = self.path[-2::-1][:PATH_SHOWN]
+        return ".".join(str(part) for part in parts) or "the whole"
+
+
+def _check(inside: Container, depth: int) -> None:
     """Raises:
-    json.JSONDecodeError: a number is too large or the value too deep.
+    _Unfit: a number is too large, an object too wide, or the value too deep.
     UnicodeError: a text is not Unicode.
     """
-    if isinstance(value, str):
-        value.encode()
-    elif isinstance(value, int):
-        if abs(value) > WHOLE_MAX:
-            raise _refused(f"{_named(path)} is a whole number of more than 64 bits")
-    elif isinstance(value, dict | list):
-        if len(path) >= DEPTH_MAX:
-            raise _refused(f"{_named(path[:3])} is nested more than {DEPTH_MAX} times")
-        if isinstance(value, list):
-            for i, one in enumerate(cast(list[Any], value)):
-                _check(one, (*path, i))
-            return
-        for key, one in cast(dict[str, Any], value).items():
+    if depth > DEPTH_MAX:
+        raise _Unfit(f"is nested more than {DEPTH_MAX} times")
+    parts: Iterable[tuple[str | int, Any]]
+    if isinstance(inside, dict):
+        if len(inside) > KEYS_MAX:
+            raise _Unfit(f"has more than {KEYS_MAX:,} keys")
+        for key in inside:
             key.encode()
-            _check(one, (*path, key))
-
-
-def _named(path: tuple[str | int, ...]) -> str:
-    return ".".join(str(part) for part in path) or "the whole"
+        parts = inside.items()
+    else:
+        parts = enumerate(inside)
+    for key, one in parts:
+        try:
+            if isinstance(one, str):
+                one.encode()
+            elif isinstance(one, int):
+                if abs(one) > WHOLE_MAX:
+                    raise _Unfit("is a whole number of more than 64 bits")
+            elif isinstance(one, (dict, list)):
+                _check(cast(Container, one), depth + 1)
+        except _Unfit as unfit:
+            unfit.path.append(key)
+            raise
 
 
 def _refused(why: str) -> json.JSONDecodeError:

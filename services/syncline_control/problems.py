@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from syncline_control import examples
 from syncline_proto.errors import Forbidden, InvalidRequest, SynclineError
 from syncline_proto.rest import Problem
 from syncline_proto.words import finding
@@ -90,7 +91,7 @@ def sentence(errors: Sequence[Any]) -> str:
 
 
 def _document(app: FastAPI) -> None:
-    """Say in OpenAPI that problems are application/problem+json."""
+    """Say in OpenAPI that problems are application/problem+json, and show what comes back."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -98,7 +99,8 @@ def _document(app: FastAPI) -> None:
             for path in generate()["paths"].values():
                 for operation in path.values():
                     if "default" in operation["responses"]:
-                        operation["responses"]["default"]["content"] = {MEDIA_TYPE: PROBLEM}
+                        operation["responses"]["default"]["content"] = {MEDIA_TYPE: {**PROBLEM}}
+                    examples.show(operation["responses"])
         assert app.openapi_schema is not None
         return app.openapi_schema
 

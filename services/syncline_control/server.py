@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from syncline_control.app import create_app
+from syncline_control.descriptors import BACKLOG_MAX, Share, Shortage, raise_limit
 from syncline_control.settings import ControlSettings
 from syncline_control.state import State
 from syncline_proto.errors import ConfigError, PortInUse, SynclineError
@@ -34,8 +35,8 @@ HEAD_S = 10.0
 """A request's head must be whole so soon after the connection, or its first byte."""
 
 HEAD_BYTES_MAX = 16 << 10
-CONNECTIONS_MAX = 10_000
-"""Beyond it requests are answered with 503. Half heads may hold 160 MB, for ``HEAD_S``."""
+
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 log = structlog.get_logger()
 
@@ -43,7 +44,9 @@ log = structlog.get_logger()
 class Connection(H11Protocol):
     """uvicorn's connection, but one that sends no whole request is closed after ``HEAD_S``.
 
-    The same holds for what is left of a body whose request was refused.
+    The same holds for what is left of a body whose request was refused. Of more connections than
+    there may be the new one is sent away; uvicorn would refuse whoever asks, those who are here
+    included, and keep them all.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -51,6 +54,11 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
+        most, self.limit_concurrency = self.limit_concurrency, None
+        if most is not None and len(self.connections) > most:
+            transport.write(FULL)
+            transport.close()
+            return
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -90,7 +98,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG_MAX)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
@@ -116,6 +124,8 @@ async def serve(settings: ControlSettings) -> signal.Signals:
         SynclineError: the server could not start, or leases are looked after no more.
     """
     end = End()
+    share = Share.of(raise_limit())
+    asyncio.get_running_loop().set_exception_handler(Shortage())
     with listen(settings.host, settings.port) as sock:
         async with await State.open(settings.database) as state:
 
@@ -130,7 +140,7 @@ async def serve(settings: ControlSettings) -> signal.Signals:
             token = settings.token.get_secret_value() if settings.token else None
             only_here = token is None and not settings.insecure
             app = create_app(state, token=token, only_here=only_here, on_fault=abandoned)
-            server = Server(_config(app))
+            server = Server(_config(app, share))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop, number)
             host, port = sock.getsockname()[:2]
@@ -147,13 +157,14 @@ async def serve(settings: ControlSettings) -> signal.Signals:
     return end.number
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
+def _config(app: FastAPI, share: Share) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=Connection,
         ws="none",
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
-        limit_concurrency=CONNECTIONS_MAX,
+        limit_concurrency=share.connections,
+        backlog=share.backlog,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
         log_config=None,

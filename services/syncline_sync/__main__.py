@@ -28,6 +28,7 @@ from syncline_proto.rest import SyncServiceHello
 from syncline_proto.words import sentence
 from syncline_sync.budget import Budget
 from syncline_sync.control import ControlLink, ReportQueue
+from syncline_sync.descriptors import raise_limit
 from syncline_sync.host import DiskHangs, Host
 from syncline_sync.metrics import Metrics
 from syncline_sync.run import Shared
@@ -214,6 +215,7 @@ def run(
         said = sentence(error, name=lambda key: "--" + key.replace("_", "-"))
         raise ConfigError(said) from None
     _configure_logging(settings.log_json)
+    raise_limit()
     sign = asyncio.run(serve(settings))
     raise typer.Exit(130 if sign is signal.SIGINT else 0)
 

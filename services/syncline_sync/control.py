@@ -29,6 +29,7 @@ from syncline_proto.rest import (
     RoundReport,
     SyncServiceHello,
 )
+from syncline_sync.descriptors import none_left
 from syncline_sync.files import replace_file
 
 log = structlog.get_logger()
@@ -253,6 +254,10 @@ class ControlLink:
                 self._gone(str(error))
             except httpx.TransportError as error:
                 self._gone(str(error) or type(error).__name__)
+            except OSError as error:
+                if not none_left(error):
+                    raise
+                self._gone(str(error))
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2.0 * pause_s, RETRY_S[1])
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from syncline_proto.codec import Float32, crc32c_of
 from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
+from syncline_sync.descriptors import opened
 
 VERSION = 3
 """Of everything in the store."""
@@ -67,7 +68,7 @@ def write_safetensors(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     crc, size = 0, 0
-    with writing(path, path), path.open("wb") as file:
+    with writing(path, path), opened(path, lambda: path.open("wb")) as file:
         for part in (len(text).to_bytes(8, "little"), text, *(t.data for t in tensors.values())):
             view = memoryview(part).cast("B")
             file.write(view)
@@ -101,7 +102,7 @@ def replace_file(path: Path, data: bytes) -> None:
         raise StoreDamaged(f"{path} is a folder; move it away, then start the service again.")
     beside = path.with_name(path.name + ".new")
     with writing(path, beside):
-        with beside.open("wb") as file:
+        with opened(beside, lambda: beside.open("wb")) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -131,7 +132,7 @@ def make_mark(path: Path) -> None:
     """
     if not path.exists():
         with writing(path):
-            path.touch()
+            opened(path, path.touch)
             _sync_folder(path.parent)
 
 
@@ -140,9 +141,10 @@ def read(path: Path) -> bytes:
 
     Raises:
         StoreDamaged: it cannot be read.
+        StoreError: no file descriptor is left for it.
     """
     try:
-        return path.read_bytes()
+        return opened(path, path.read_bytes)
     except OSError as error:
         raise StoreDamaged(f"Cannot read {path}: {error.strerror or error}. {MEND}") from error
 
@@ -174,7 +176,7 @@ def understood(path: Path) -> Generator[None]:
 
 
 def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
+    folder = opened(path, lambda: os.open(path, os.O_RDONLY))
     try:
         os.fsync(folder)
     finally:

@@ -12,11 +12,10 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from syncline_proto.errors import Forbidden, SynclineError
-from syncline_proto.status import CODE_TRAILER, status_of
+from syncline_proto.errors import Forbidden
+from syncline_sync.statuses import AnyContext, refuse
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _REFUSED = Forbidden("The sync service asks for a token: set SYNCLINE_TOKEN to the run's.")
 
@@ -52,24 +51,7 @@ class TokenGuard(Doorkeeper):
         return hmac.compare_digest(sent, self._expected)
 
 
-async def refuse(context: Context, error: SynclineError) -> None:
-    """End a call with the error's status, code and sentence."""
-    context.set_trailing_metadata(((CODE_TRAILER, error.code),))
-    await context.abort(status_of(error), error.message)
-
-
-def alike(handler: Handler, call: Any, serializer: Any = None) -> Handler:
-    """A handler of the same kind around another ``call``, which takes requests as bytes."""
-    if handler.request_streaming and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(call, None, serializer)
-    if handler.request_streaming:
-        return grpc.stream_unary_rpc_method_handler(call, None, serializer)
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(call, None, serializer)
-    return grpc.unary_unary_rpc_method_handler(call, None, serializer)
-
-
-async def _refused(_: Any, context: Context) -> None:
+async def _refused(_: Any, context: AnyContext) -> None:
     await refuse(context, _REFUSED)
 
 

@@ -16,7 +16,8 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from syncline_proto.errors import InvalidRequest, Overloaded
-from syncline_sync.guard import Context, Doorkeeper, Handler, alike, refuse
+from syncline_sync.guard import Doorkeeper, Handler
+from syncline_sync.statuses import AnyContext, refuse
 
 log = structlog.get_logger()
 
@@ -50,14 +51,14 @@ class Reader(Doorkeeper):
             or handler.stream_stream
         )
 
-        async def answered(request: Any, context: Context) -> Any:
+        async def answered(request: Any, context: AnyContext) -> Any:
             try:
                 with hold(request):
                     return await call(read(parse, method, request), context)
             except (InvalidRequest, Overloaded) as error:
                 await refuse(context, error)
 
-        async def streamed(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def streamed(request: Any, context: AnyContext) -> AsyncIterator[Any]:
             try:
                 with hold(request):
                     async for answer in call(read(parse, method, request), context):
@@ -66,7 +67,7 @@ class Reader(Doorkeeper):
                 await refuse(context, error)
 
         streams = inspect.isasyncgenfunction(call)
-        return alike(handler, streamed if streams else answered, handler.response_serializer)
+        return _alike(handler, streamed if streams else answered)
 
     @contextmanager
     def _holding(self, request: bytes) -> Generator[None]:
@@ -83,6 +84,18 @@ class Reader(Doorkeeper):
             yield
         finally:
             self._held -= size
+
+
+def _alike(handler: Handler, call: Any) -> Handler:
+    """A handler of the same kind around another ``call``, which takes requests as bytes."""
+    serializer = handler.response_serializer
+    if handler.request_streaming and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(call, None, serializer)
+    if handler.request_streaming:
+        return grpc.stream_unary_rpc_method_handler(call, None, serializer)
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(call, None, serializer)
+    return grpc.unary_unary_rpc_method_handler(call, None, serializer)
 
 
 def parsed(parse: Parse, method: str, data: bytes) -> Any:

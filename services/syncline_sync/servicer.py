@@ -21,7 +21,7 @@ from syncline_proto.errors import (
     Unreachable,
 )
 from syncline_proto.layout import Layout, boxes_from_proto, layout_from_proto
-from syncline_proto.names import valid_name
+from syncline_proto.names import NAME_WORDS, valid_name
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.spans import spans
 from syncline_proto.status import ROOM_HEADER
@@ -288,7 +288,7 @@ async def _moving(
 
 def _name(field: str, value: str) -> str:
     if not valid_name(value):
-        raise InvalidRequest(f"{field}: {value[:80]!r} is not a name (lower case, digits, . _ -).")
+        raise InvalidRequest(f"{field}: {value[:80]!r} is not a name ({NAME_WORDS}).")
     return value
 
 

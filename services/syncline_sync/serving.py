@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Thread
-from wsgiref.simple_server import WSGIServer
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from syncline_proto.errors import ConfigError, PortInUse
 from syncline_proto.v1 import sync_pb2, sync_pb2_grpc
+from syncline_sync.descriptors import limit
+from syncline_sync.exporter import Exporter
 from syncline_sync.guard import TokenGuard
 from syncline_sync.metrics import Metrics
 from syncline_sync.reading import Reader
@@ -30,14 +28,27 @@ from syncline_sync.settings import SyncSettings
 # The health package ships without types; this file is the only one that touches it.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownParameterType=false
 
 SERVICE = sync_pb2.DESCRIPTOR.services_by_name["SyncService"].full_name
 STOP_GRACE_S = 2.0
 
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", 8 << 20),
-    ("grpc.max_send_message_length", 8 << 20),
+CALLERS_MAX, CALLERS_SHARE = 8_192, 1 / 2
+"""To the gRPC port: so many, and no more than this of the file descriptors; each has a cost in
+memory as well. What comes beyond is closed at once.
+
+The rest is for the store, the line to the control plane and the other two ports.
+"""
+
+PROBES_MAX, PROBES_SHARE = 256, 1 / 8
+"""The same of the health port."""
+
+_LINE_OPTIONS = (
     ("grpc.so_reuseport", 0),
+    # Who connects and does not begin to speak HTTP/2 is closed; so is who has had no call for
+    # long, and clients, which close after half an hour themselves, connect anew with the next.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 3_600_000),
     # A client whose machine is gone is noticed, and its calls end, within this time.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -47,8 +58,23 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
-PROBE_OPTIONS = (*CHANNEL_OPTIONS[1:], ("grpc.max_receive_message_length", 4 << 10))
-"""Of the port that wants no token: a health check is a name."""
+# No bound on the calls of a connection: a rank has one open for each fragment, up to
+# FRAGMENTS_MAX, and pulls at the bound would keep out the very pushes that they wait for.
+CHANNEL_OPTIONS = (
+    *_LINE_OPTIONS,
+    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.max_send_message_length", 8 << 20),
+)
+
+PROBE_OPTIONS = (
+    *_LINE_OPTIONS,
+    ("grpc.max_receive_message_length", 4 << 10),
+    ("grpc.max_concurrent_streams", 16),
+    # Also ends a check whose request never comes.
+    ("grpc.max_connection_age_ms", 60_000),
+    ("grpc.max_connection_age_grace_ms", 5_000),
+)
+"""Of the port that wants no token: a health check is a name, and soon over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +87,7 @@ class Doors:
     server: grpc.aio.Server
     probes: grpc.aio.Server
     status: health.aio.HealthServicer
-    stop_metrics: Callable[[], None]
+    exporter: Exporter
 
     async def open(self) -> None:
         """Start to serve, and say so to health checks."""
@@ -74,7 +100,7 @@ class Doors:
         """Say not serving, let calls end for a moment, then cut them."""
         await self.status.enter_graceful_shutdown()
         await asyncio.gather(self.server.stop(STOP_GRACE_S), self.probes.stop(STOP_GRACE_S))
-        self.stop_metrics()
+        self.exporter.stop()
 
 
 def bind(settings: SyncSettings, servicer: SyncServicer, metrics: Metrics) -> Doors:
@@ -86,22 +112,42 @@ def bind(settings: SyncSettings, servicer: SyncServicer, metrics: Metrics) -> Do
     """
     status = health.aio.HealthServicer()
     guards = [TokenGuard(settings.token)] if settings.token else []
-    server = grpc.aio.server(interceptors=[*guards, Reader()], options=CHANNEL_OPTIONS)
+    server = grpc.aio.server(
+        interceptors=[*guards, Reader()],
+        options=(*CHANNEL_OPTIONS, _at_most(CALLERS_MAX, CALLERS_SHARE)),
+    )
     sync_pb2_grpc.add_SyncServiceServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
-    probes = grpc.aio.server(interceptors=[Reader()], options=PROBE_OPTIONS)
-    health_pb2_grpc.add_HealthServicer_to_server(status, probes)
+    probes = grpc.aio.server(
+        interceptors=[Reader()], options=(*PROBE_OPTIONS, _at_most(PROBES_MAX, PROBES_SHARE))
+    )
+    probes.add_generic_rpc_handlers((_check_alone(status),))
     host = settings.host.strip("[]")
     port = _bind(server, host, settings.port, "port")
     health_port = _bind(probes, host, settings.health_port, "health-port")
     try:
-        exporter, thread = start_http_server(settings.metrics_port, host, metrics.registry)
+        exporter = Exporter(host, settings.metrics_port, metrics.registry)
     except OSError as error:
         raise _refused(error, host, settings.metrics_port, "metrics-port") from error
-    ports = (port, health_port, exporter.server_port)
-    return Doors(*ports, server, probes, status, lambda: _stop(exporter, thread))
+    return Doors(port, health_port, exporter.server_port, server, probes, status, exporter)
+
+
+def _at_most(most: int, share: float) -> tuple[str, int]:
+    """The option that bounds a port's connections."""
+    bound = max(1, min(most, int(share * limit())))
+    return ("grpc.max_allowed_incoming_connections", bound)
+
+
+def _check_alone(status: health.aio.HealthServicer) -> grpc.GenericRpcHandler:
+    """The health service without Watch, which would hold memory for whoever asks."""
+    check = grpc.unary_unary_rpc_method_handler(
+        status.Check,
+        health_pb2.HealthCheckRequest.FromString,
+        health_pb2.HealthCheckResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check})
 
 
 def address(host: str, port: int) -> str:
@@ -137,12 +183,6 @@ def _try_to_listen(host: str, port: int) -> None:
             refusal = error
     if refusal is not None:
         raise refusal
-
-
-def _stop(exporter: WSGIServer, thread: Thread) -> None:
-    exporter.shutdown()
-    exporter.server_close()
-    thread.join()
 
 
 def _refused(error: OSError, host: str, port: int, flag: str) -> ConfigError:

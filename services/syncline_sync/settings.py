@@ -18,7 +18,9 @@ from syncline_proto.settings import is_loopback
 class SyncSettings(BaseSettings):
     """Where to listen, where to keep what, whom to ask."""
 
-    model_config = SettingsConfigDict(env_prefix="SYNCLINE_SYNC_", extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="SYNCLINE_SYNC_", env_ignore_empty=True, extra="ignore"
+    )
 
     control: str = "http://127.0.0.1:8500"
     token: str = ""

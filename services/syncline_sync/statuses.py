@@ -1,8 +1,8 @@
 """How a call ends that does not answer: its error becomes a gRPC status, and a fault stops us.
 
-The only place where the servicer's errors meet statuses. A SynclineError goes out with its code; a
-disk that refuses stops the process as well. Anything else is a fault of ours: the call ends
-INTERNAL, and the process is asked to stop.
+The only place where errors meet statuses. A SynclineError goes out with its code; a disk that
+refuses stops the process as well. Anything else is a fault of ours: the call ends INTERNAL, and the
+process is asked to stop.
 """
 
 from __future__ import annotations
@@ -46,14 +46,19 @@ class Statuses:
         if isinstance(error, StoreError) and not isinstance(error, StoreDamaged):
             self._fail(error)
         if isinstance(error, SynclineError):
-            trailer = [(CODE_TRAILER, error.code)]
-            if isinstance(error, NewestNamed):
-                trailer.append((NEWEST_TRAILER, str(error.newest)))
-            context.set_trailing_metadata(tuple(trailer))
-            await _told(context, status_of(error), error.message)
+            await refuse(context, error)
         if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
             self._fail(error)
             await _told(context, grpc.StatusCode.INTERNAL, "The sync service failed; see its log.")
+
+
+async def refuse(context: AnyContext, error: SynclineError) -> None:
+    """End a call with the error's status, code and sentence."""
+    trailer = [(CODE_TRAILER, error.code)]
+    if isinstance(error, NewestNamed):
+        trailer.append((NEWEST_TRAILER, str(error.newest)))
+    context.set_trailing_metadata(tuple(trailer))
+    await _told(context, status_of(error), error.message)
 
 
 async def _told(context: AnyContext, status: grpc.StatusCode, message: str) -> None:

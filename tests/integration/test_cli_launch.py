@@ -24,9 +24,10 @@ from syncline_proto.errors import (
     TrainingDiverged,
 )
 from syncline_proto.rest import RunCreate, RunState
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
 from syncline_testing.training import tiny_job
 from syncline_testing.views import running
+from syncline_testing.waiting import wait_until
 
 
 class Silent:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,8 +15,9 @@ import pytest
 from syncline.launch.client import OperatorClient
 from syncline_proto.errors import ProcessFailed
 from syncline_proto.rest import ReplicaState
-from syncline_testing.cluster import wait_until
+from syncline_testing.launches import syncline
 from syncline_testing.training import tiny_data, tiny_job, to_toml
+from syncline_testing.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing else ends with us")
 
@@ -30,22 +30,11 @@ LEFT = "No replica is left at 0 % of the token budget; the same command goes on.
 @contextmanager
 def up(job: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], OperatorClient]]:
     """A launch, and somebody who looks after its run."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SYNCLINE_")}
-    argv = [sys.executable, "-m", "syncline.cli", "up", str(job), "--out", str(job.parent)]
-    with subprocess.Popen(
-        [*argv, "--json", *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env | {"OMP_NUM_THREADS": "1"},
-    ) as started:
-        try:
-            assert started.stderr is not None
-            page = next(line for line in started.stderr if line.startswith(PAGE))
-            with OperatorClient(page.removeprefix(PAGE).strip()) as client:
-                yield started, client
-        finally:
-            started.kill()
+    with syncline("up", str(job), "--out", str(job.parent), "--json", *flags) as started:
+        assert started.stderr is not None
+        page = next(line for line in started.stderr if line.startswith(PAGE))
+        with OperatorClient(page.removeprefix(PAGE).strip()) as client:
+            yield started, client
 
 
 def until_training(client: OperatorClient, names: set[str], *, revision: int) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,8 @@ from syncline.launch import ranks
 from syncline.launch.probes import own_error, wait_ready
 from syncline.launch.processes import Command, Crew, Process
 from syncline_proto.errors import ProcessFailed, TrainingDiverged, Unreachable
+from syncline_testing.processes import alive
+from syncline_testing.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -45,73 +45,59 @@ time.sleep(600)
 """
 
 
-def until(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def alive(mark: str) -> list[str]:
-    """The command lines that hold ``mark``, zombies left out."""
-    found: list[str] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if mark in line:
-                found.append(line)
-    return found
-
-
 def command(folder: Path, script: str, name: str = "child", **how: object) -> Command:
     argv = [sys.executable, "-c", script, str(folder)]
     return Command(name=name, argv=argv, folder=folder, **how)  # pyright: ignore[reportArgumentType]
 
 
-def ready(process: Process) -> bool:
-    return until(lambda: "ready" in process.command.out.read_text())
+def until_ready(*outs: Path, ranks: int = 1) -> None:
+    def are_ready() -> bool:
+        return all(out.exists() and out.read_text().count("ready") == ranks for out in outs)
+
+    wait_until(are_ready, WAIT_S, "all are ready")
+
+
+def until_ended(process: Process) -> None:
+    wait_until(lambda: process.exit_code is not None, WAIT_S, f"{process.command.name} has ended")
 
 
 def test_a_stop_goes_stage_by_stage_and_waits_for_each(tmp_path: Path) -> None:
     script = OBEDIENT.replace('print("bye"', 'print("bye", time.monotonic()')
     with Crew() as crew:
         stages = [crew.start(command(tmp_path, script, f"s{n}", stage=n)) for n in (0, 2, 1)]
-        assert all(ready(process) for process in stages)
+        until_ready(*(process.command.out for process in stages))
     ended = [
         float(process.command.out.read_text().split("bye")[1])
         for process in sorted(stages, key=lambda process: -process.command.stage)
     ]
     assert ended == sorted(ended)
-    assert not alive(str(tmp_path))
+    assert not alive(tmp_path)
 
 
 def test_who_does_not_listen_is_killed_after_the_grace(tmp_path: Path) -> None:
     with Crew() as crew:
         process = crew.start(command(tmp_path, STUBBORN, grace_s=0.3))
-        assert ready(process)
+        until_ready(process.command.out)
         assert process.exit_code is None
     assert process.exit_code == 128 + signal.SIGKILL
-    assert not alive(str(tmp_path))
+    assert not alive(tmp_path)
 
 
 def test_descendants_in_sessions_of_their_own_go_too(tmp_path: Path) -> None:
     with Crew() as crew:
         process = crew.start(command(tmp_path, FAMILY))
-        assert ready(process)
-        assert until(lambda: len(alive(str(tmp_path))) == 4)  # the guard and three generations
-    assert not alive(str(tmp_path))
+        until_ready(process.command.out)
+        all_there = "the guard and three generations"
+        wait_until(lambda: len(alive(tmp_path)) == 4, WAIT_S, all_there, lambda: alive(tmp_path))
+    assert not alive(tmp_path)
 
 
 def test_what_a_dead_child_left_behind_goes_with_it(tmp_path: Path) -> None:
     with Crew() as crew:
         process = crew.start(command(tmp_path, FAMILY.replace("time.sleep(600)\n", "")))
-        assert until(lambda: process.exit_code == 0)
-        assert not alive(str(tmp_path))
+        until_ended(process)
+        assert process.exit_code == 0
+        assert not alive(tmp_path)
 
 
 LAUNCHER = """
@@ -142,11 +128,10 @@ def test_nobody_outlives_the_launcher(tmp_path: Path, sign: signal.Signals, afte
             while launcher.stdout.readline().strip() != after:
                 assert launcher.poll() is None
             if after == "complete":
-                outs = [tmp_path / f"c{n}.out" for n in range(3)]
-                assert until(lambda: all("ready" in out.read_text() for out in outs))
+                until_ready(*(tmp_path / f"c{n}.out" for n in range(3)))
             launcher.send_signal(sign)
             assert launcher.wait(WAIT_S) == (130 if sign == signal.SIGINT else -signal.SIGKILL)
-            assert until(lambda: not alive(str(tmp_path)))
+            wait_until(lambda: not alive(tmp_path), WAIT_S, "all are gone", lambda: alive(tmp_path))
         finally:
             launcher.kill()
 
@@ -155,14 +140,13 @@ def test_a_second_ctrl_c_cuts_the_graces_short(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), STUBBORN, STUBBORN]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as launcher:
         try:
-            outs = [tmp_path / f"c{n}.out" for n in range(2)]
-            assert until(lambda: all(o.exists() and "ready" in o.read_text() for o in outs))
+            until_ready(*(tmp_path / f"c{n}.out" for n in range(2)))
             launcher.send_signal(signal.SIGINT)
             time.sleep(0.3)
             assert launcher.poll() is None  # in the grace of 30 s
             launcher.send_signal(signal.SIGINT)
             assert launcher.wait(WAIT_S) == 130
-            assert not alive(str(tmp_path))
+            assert not alive(tmp_path)
         finally:
             launcher.kill()
 
@@ -170,11 +154,11 @@ def test_a_second_ctrl_c_cuts_the_graces_short(tmp_path: Path) -> None:
 def test_a_stop_that_is_hurried_before_it_begins_asks_nobody(tmp_path: Path) -> None:
     with Crew() as crew:
         process = crew.start(command(tmp_path, OBEDIENT, grace_s=30.0))
-        assert ready(process)
+        until_ready(process.command.out)
         crew.hurry()
     assert process.exit_code == 128 + signal.SIGKILL
     assert "bye" not in process.command.out.read_text()
-    assert not alive(str(tmp_path))
+    assert not alive(tmp_path)
 
 
 def test_the_end_of_a_child_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -198,7 +182,7 @@ def test_the_end_of_a_child_is_told_with_its_last_words(tmp_path: Path) -> None:
 def test_other_ends_are_told_as_what_they_are(tmp_path: Path, script: str, words: str) -> None:
     with Crew() as crew:
         process = crew.start(command(tmp_path, script))
-        assert until(lambda: process.exit_code is not None)
+        until_ended(process)
         found = own_error(process)
     assert isinstance(found, ProcessFailed) and words in found.message
 
@@ -206,7 +190,8 @@ def test_other_ends_are_told_as_what_they_are(tmp_path: Path, script: str, words
 def test_a_command_that_cannot_start_is_told(tmp_path: Path) -> None:
     with Crew() as crew:
         process = crew.start(Command(name="none", argv=["/no/such/program"], folder=tmp_path))
-        assert until(lambda: process.exit_code == 127)
+        until_ended(process)
+        assert process.exit_code == 127
         assert "/no/such/program" in process.failure().message
 
 
@@ -229,7 +214,7 @@ def test_lines_come_whole_and_once(tmp_path: Path) -> None:
             heard.extend(process.lines())
             return ended
 
-        assert until(all_heard)
+        wait_until(all_heard, WAIT_S, "it has ended")
     assert heard == ["a", "bc", "d"]
 
 
@@ -249,7 +234,8 @@ def ranked(folder: Path, script: str) -> Command:
 def test_ranks_know_their_places_and_end_with_0(tmp_path: Path) -> None:
     with Crew() as crew:
         process = crew.start(ranked(tmp_path, ""))
-        assert until(lambda: process.exit_code == 0)
+        until_ended(process)
+        assert process.exit_code == 0
         told = [line.split() for line in process.lines()]
     assert sorted(rank for rank, _ in told) == ["0", "1", "2"]
     assert len({port for _, port in told}) == 1
@@ -259,7 +245,7 @@ def test_the_first_rank_that_fails_gives_the_exit_code(tmp_path: Path) -> None:
     script = "time.sleep(0.3 * (rank != 1)); sys.exit({0: 9, 1: 12, 2: 0}[rank])"
     with Crew() as crew:
         process = crew.start(ranked(tmp_path, script))
-        assert until(lambda: process.exit_code is not None)
+        until_ended(process)
         assert process.exit_code == 12
 
 
@@ -270,7 +256,7 @@ def test_a_stop_reaches_every_rank(tmp_path: Path) -> None:
     )
     with Crew() as crew:
         process = crew.start(ranked(tmp_path, script))
-        assert until(lambda: process.command.out.read_text().count("ready") == 3)
+        until_ready(process.command.out, ranks=3)
     assert process.exit_code == 0
     assert process.command.out.read_text().count("drained") == 3
-    assert not alive(str(tmp_path))
+    assert not alive(tmp_path)

@@ -20,6 +20,7 @@ from syncline.launch.ports import free_ports, require_free
 from syncline.launch.probes import http_ready, wait_ready
 from syncline.launch.processes import Command, Crew
 from syncline_proto.errors import PortInUse, SynclineError
+from syncline_testing.processes import python
 
 TOKEN = "a-secret"
 JOB = """
@@ -47,8 +48,10 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Crew() as crew:
         process = crew.start(started)
         wait_ready(process, lambda: http_ready(f"{url}/readyz"))
-        for name in ("first", "second"):
-            post(url, "/v1/runs", {"name": name, "settings": {"token_budget": 1_000_000}})
+        # Nobody beats for replica-0: its lease must outlast every test.
+        for name, timeouts in (("first", {"profile": "wan", "lease": 300}), ("second", {})):
+            settings = {"token_budget": 1_000_000, "timeouts": timeouts}
+            post(url, "/v1/runs", {"name": name, "settings": settings})
         post(url, "/v1/runs/first/replicas", {"replica": "replica-0"})
         yield url
 
@@ -143,10 +146,10 @@ def test_settings_change_live(shell: Shell) -> None:
 
 
 def test_a_setting_that_is_not_set_is_shown_as_what_it_comes_to(shell: Shell) -> None:
-    shown = shell("runs show first")[1]
+    shown = shell("runs show second")[1]
     facts = dict(line.strip().split(maxsplit=1) for line in shown.splitlines())
-    assert facts["timeouts.lease"] == "10 (default of lan)"
-    assert facts["timeouts.round_deadline"] == "120 (default of lan)"
+    assert facts["timeouts.lease"] == "10 s (default of lan)"
+    assert facts["timeouts.round_deadline"] == "120 s (default of lan)"
     assert facts["expected_replicas"] == "1 (default: min_replicas)"
     assert facts["penalty.norm_max"] == "none"
     assert facts["rounds"] == "0 of each fragment"
@@ -287,3 +290,22 @@ def test_a_taken_port_is_named_with_the_setting_to_change() -> None:
 def test_the_client_closes_what_it_opened(control: str) -> None:
     with pytest.raises(SynclineError), OperatorClient(control, "wrong") as client:
         client.runs()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "first"),
+    [
+        (["export", "nowhere", "--out", "here"], 15, "Loading PyTorch and transformers ..."),
+        (["sample", "here"], 12, "Loading transformers; then the model writes ..."),
+    ],
+)
+def test_what_takes_long_is_told_to_people(
+    control: str, arguments: list[str], code: int, first: str
+) -> None:
+    for more, lines in (((), [first]), (("--json",), [])):
+        line = ("-m", "syncline.cli", *arguments, *more)
+        with python(*line, SYNCLINE_CONTROL=control, SYNCLINE_TOKEN=TOKEN) as process:
+            out, err = process.communicate(timeout=100)
+        *told, error = err.splitlines()
+        assert (process.returncode, out, told) == (code, "", lines), err
+        assert error.startswith("error: ")

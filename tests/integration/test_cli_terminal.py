@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from syncline_testing.processes import alive, of_module
 from syncline_testing.terminal import CTRL_C, HIDE, SHOW, Terminal, on_terminal
 from syncline_testing.training import tiny_job, to_toml
 
@@ -47,20 +48,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "tiny"
 
 
-def processes(mark: Path) -> dict[int, list[str]]:
-    """Those that have ``mark`` in their command line, and that line; but for who asks."""
-    found: dict[int, list[str]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if str(mark) in line:
-                found[int(entry.name)] = line.split("\0")
-    return found
-
-
 def has_ended_tidily(terminal: Terminal, before: list[object], folder: Path) -> bool:
     """With 130 and one sentence, the terminal as it was ``before``, and nobody left."""
     assert terminal.exit_code() == 130, terminal.screen
@@ -73,7 +60,7 @@ def has_ended_tidily(terminal: Terminal, before: list[object], folder: Path) -> 
         "",
     ], terminal.screen
     assert terminal.screen.rindex(SHOW) > terminal.screen.rindex(HIDE), "the cursor is back"
-    return not processes(folder.parent)
+    return not alive(folder.parent)
 
 
 def test_ctrl_c_lets_the_replica_push_and_restores_the_terminal(data: Path, folder: Path) -> None:
@@ -90,8 +77,7 @@ def test_ctrl_c_again_waits_for_nobody(data: Path, folder: Path) -> None:
     """The replica stands still: it would be waited for, and then the services be asked to end."""
     with training(data, folder) as terminal:
         before = terminal.settings()
-        trains = ["-m", "syncline.train"]
-        (replica,) = (pid for pid, argv in processes(folder).items() if argv[1:3] == trains)
+        (replica,) = of_module(folder, "syncline.train")
         os.kill(replica, signal.SIGSTOP)
         terminal.presses(CTRL_C)
         terminal.sees(STOPPING)

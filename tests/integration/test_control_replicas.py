@@ -154,7 +154,9 @@ async def test_a_draining_replica_is_told_so_and_stays_a_member(api: httpx.Async
     assert await members(api) == [("a", 1)]
     assert (await api.delete("/v1/runs/r/replicas/a?incarnation=1")).status_code == 204
     assert await members(api) == []
-    assert (await api.post("/v1/runs/r/replicas/a/drain")).json()["code"] == "LEASE_LOST"
+    again = await api.post("/v1/runs/r/replicas/a/drain")
+    assert (again.status_code, again.json()["code"]) == (409, "RUN_CONFLICT")
+    assert "there is nothing to drain" in again.json()["detail"]
 
 
 async def test_a_kicked_replica_is_out_at_once_and_hears_the_same_from_every_route(

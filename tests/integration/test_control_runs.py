@@ -13,6 +13,7 @@ from syncline_control.app import create_app
 from syncline_control.intake import BODY_BYTES_MAX
 from syncline_control.operations import runs
 from syncline_control.state import State
+from syncline_proto import rest
 from syncline_testing.control import Clock, client_of
 
 pytestmark = pytest.mark.anyio
@@ -182,11 +183,19 @@ async def test_openapi_shows_examples_that_work_and_documents_problems(
     clock.now = 1_767_225_700.0  # soon after what the examples tell of
     document = (await api.get("/openapi.json")).json()
     problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
-    seen = 0
+    seen, answers = 0, set[str]()
     for path, acts in document["paths"].items():
         for act, operation in acts.items():
-            content = operation["responses"]["default"]["content"]
-            assert content == {"application/problem+json": problem}, (path, act)
+            content = operation["responses"]["default"]["content"]["application/problem+json"]
+            assert content["schema"] == problem["schema"], (path, act)
+            for answer in operation["responses"].values():
+                for content in answer.get("content", {}).values():
+                    schema = content.get("schema", {})
+                    of = schema.get("items", schema).get("$ref", "").rpartition("/")[2]
+                    if of != "":
+                        shown = content["example"][0] if "items" in schema else content["example"]
+                        assert getattr(rest, of).model_validate(shown, extra="forbid")
+                        answers.add(of)
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             for example in body.get("examples", {}).values():
                 await api.post("/v1/runs", json={"name": "my-run"})
@@ -197,6 +206,7 @@ async def test_openapi_shows_examples_that_work_and_documents_problems(
                 assert answer.is_success or answer.status_code == 409, (at, answer.text)
                 seen += 1
     assert seen >= 7
+    assert {"RunView", "ReplicaView", "Membership", "RoundReport", "Problem"} <= answers
 
 
 async def test_the_loop_goes_on_while_the_database_works(state: State) -> None:

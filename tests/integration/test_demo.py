@@ -20,19 +20,19 @@ from typing import Any
 import pytest
 
 from syncline.cli.app import run
+from syncline.cli.up import DEMO_PROMPT
 from syncline.launch.client import OperatorClient
 from syncline_testing.launches import (
     ENDLESS,
     ONE,
     TOO_LONG,
     WAIT_S,
-    alive,
     holds_text,
-    runs,
     small_job,
     syncline,
-    until,
 )
+from syncline_testing.processes import alive, of_module
+from syncline_testing.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -65,6 +65,7 @@ def test_a_small_job_trains_exports_and_writes(job: Path, tmp_path: Path) -> Non
     assert told["sample"].startswith("the ") and len(told["sample"]) > 20
     folder = tmp_path / "small"
     assert {"logs", "store", "control.db", "export"} <= {path.name for path in folder.iterdir()}
+    assert told["export"] == str(folder / "export")
     assert (folder / "export" / "config.json").exists()
     for log in (folder / "logs").glob("*.log"):
         assert "Traceback" not in log.read_text(), log.read_text()
@@ -74,6 +75,35 @@ def test_a_small_job_trains_exports_and_writes(job: Path, tmp_path: Path) -> Non
         _, err = again.communicate(timeout=WAIT_S)
     assert again.returncode == 16, err
     assert "finished" in err and "run.name" in err
+
+
+@pytest.mark.timeout(240)
+def test_the_demo_ends_with_its_figures_page_export_and_a_sample(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a smaller model and less text; all else is the demo's own."""
+    monkeypatch.setenv("COLUMNS", "200")
+    smaller = [
+        f'data.source=["{job.with_name("text.txt")}"]',
+        *("run.token_budget=40_960", "run.warmup_steps=4", "optimizer.warmup_tokens=0"),
+        *("model.config.hidden_size=32", "model.config.intermediate_size=64"),
+    ]
+    flags = [word for pair in smaller for word in ("--set", pair)]
+    with syncline("demo", "--out", str(tmp_path), *flags) as started:
+        out, err = started.communicate(timeout=WAIT_S * 2)
+    assert started.returncode == 0, err
+    (folder,) = tmp_path.iterdir()
+    ended, _, sample = out.partition("A sample of the merged model:\n")
+    begins = "The live page is at "
+    page = next(line for line in out.splitlines() if line.startswith(begins)).removeprefix(begins)
+    told = [line.strip().split(maxsplit=1) for line in ended.splitlines() if line.strip()]
+    assert ["page", f"{page} (gone with the services; --keep keeps them)"] in told
+    assert ["model", str(folder / "export")] in told
+    evaluated = {name for name, rest in told[-20:] if rest[:1].isdecimal()}
+    assert {"replica-0", "replica-1", "merged"} <= evaluated
+    assert sample.startswith(DEMO_PROMPT) and len(sample) > 20
+    assert (folder / "export" / "config.json").exists()
+    assert not alive(tmp_path)
 
 
 @pytest.mark.timeout(240)
@@ -95,9 +125,9 @@ def test_the_same_command_goes_on_however_it_was_ended(job: Path, tmp_path: Path
             code = {signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL, None: 0}[sign]
             assert started.returncode == code, err
             for name in SERVANTS if sign == signal.SIGKILL else ():
-                killed = f"{name} ended with exit code 137 (killed by SIGKILL)"
-                assert f"{killed}; starting it again." in err
-            assert until(lambda: not alive(tmp_path))
+                killed = f"{name} ended with exit code 137 (killed by SIGKILL: the system may have "
+                assert f"{killed}run out of memory); starting it again." in err
+            wait_until(lambda: not alive(tmp_path), WAIT_S, "all are gone", lambda: alive(tmp_path))
         lives.append(spoken(told)[before:])
     ends = json.loads(out)
     assert ends["failed"] == [] and ends["tokens"] >= 327_680
@@ -111,23 +141,24 @@ def test_the_same_command_goes_on_however_it_was_ended(job: Path, tmp_path: Path
 
 
 SERVANTS = {
-    "replica-1": "syncline.train",
-    "sync": "syncline_sync",
-    "control": "syncline_control",
+    "replica-1": ("syncline.train", "replica-1"),
+    "sync": ("syncline_sync",),
+    "control": ("syncline_control",),
 }
-"""Processes of a launch that come back when they are killed, and their modules."""
+"""Processes of a launch that come back when they are killed, and how each is known."""
 
 
 def kill_each(folder: Path, told: Path, before: int) -> None:
     """One after the other; each is back, and the survivor a round further, before the next."""
-    for name, module in SERVANTS.items():
+    for name, known_by in SERVANTS.items():
+        (victim,) = of_module(folder, *known_by)
 
-        def mine(module: str = module, name: str = name) -> list[int]:
-            return [pid for pid in alive(folder) if runs(pid, module, name)]
+        def is_back(gone: int = victim, known_by: tuple[str, ...] = known_by) -> bool:
+            there = of_module(folder, *known_by)
+            return bool(there) and gone not in there
 
-        (victim,) = mine()
         os.kill(victim, signal.SIGKILL)
-        assert until(lambda gone=victim, there=mine: bool(there()) and gone not in there()), name
+        wait_until(is_back, WAIT_S, f"{name} is back")
         wait_for_rounds(told, before, 2)
 
 
@@ -137,9 +168,9 @@ def wait_for_rounds(told: Path, since: int, rounds: int) -> None:
     def revisions() -> list[int]:
         return [one["revision"] for one in spoken(told)[since:] if one["event"] == "progress"]
 
-    assert until(lambda: bool(revisions()))
-    first = revisions()[-1]
-    assert until(lambda: revisions()[-1] >= first + rounds)
+    wait_until(lambda: bool(revisions()), WAIT_S, "the replica tells of a round")
+    wanted = revisions()[-1] + rounds
+    wait_until(lambda: revisions()[-1] >= wanted, WAIT_S, f"revision {wanted}", revisions)
 
 
 def spoken(path: Path) -> list[dict[str, Any]]:
@@ -160,7 +191,7 @@ def test_a_stopped_run_has_a_merged_model_and_is_kept_until_ctrl_c(
         page = next(line for line in started.stderr if line.startswith(begins))
         page = page.removeprefix(begins).strip()
         replica = tmp_path / "small" / "logs" / "replica-0.out"
-        assert until(lambda: holds_text(replica, '"revision": 3'))
+        wait_until(lambda: holds_text(replica, '"revision": 3'), WAIT_S, "revision 3")
         with OperatorClient(page) as client:
             client.move_run("small", "stop")
             assert any("stays at" in line for line in started.stderr)

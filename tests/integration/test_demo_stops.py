@@ -17,13 +17,12 @@ from syncline_testing.launches import (
     SHORT,
     TOO_LONG,
     WAIT_S,
-    alive,
     holds_text,
-    runs,
     small_job,
     syncline,
-    until,
 )
+from syncline_testing.processes import alive, of_module
+from syncline_testing.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -81,7 +80,8 @@ def interrupt(job: Path, folder: Path, flags: tuple[str, ...], words: str) -> No
         if words == "an evaluation":
             # It has joined, and tells nothing before its first look at the held-out text is over.
             logs = folder / "small" / "logs"
-            assert until(lambda: holds_text(logs / "replica-0.log", "replica.joined"))
+            joined = logs / "replica-0.log", "replica.joined"
+            wait_until(lambda: holds_text(*joined), WAIT_S, "it has joined")
             assert not holds_text(logs / "replica-0.out", "start")
         else:
             assert any(words in line for line in started.stderr)
@@ -109,9 +109,9 @@ def test_ctrl_c_as_the_services_end_hurries_them_and_the_end_stays_what_it_was(
     with syncline("up", str(job), *flags, "--out", str(tmp_path), "--json") as started:
         assert started.stderr is not None
         assert any(words in line for line in started.stderr)
-        (service,) = (pid for pid in alive(tmp_path) if runs(pid, "syncline_sync", "sync"))
+        (service,) = of_module(tmp_path, "syncline_sync")
         os.kill(service, signal.SIGSTOP)
-        assert until(lambda: is_asked_to_end(service))
+        wait_until(lambda: is_asked_to_end(service), WAIT_S, "it is asked to end")
         started.send_signal(signal.SIGINT)
         out, err = started.communicate(timeout=WAIT_S)
     assert started.returncode == code, err
@@ -140,7 +140,8 @@ def test_ctrl_c_at_once_leaves_no_process_behind(job: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
 def test_the_demo_leaves_no_process_behind(tmp_path: Path, sign: signal.Signals) -> None:
     with syncline("demo", "--out", str(tmp_path)) as started:
-        assert until(lambda: bool(list(tmp_path.glob("*/logs/replica-1.log"))))
+        logs = "*/logs/replica-1.log"
+        wait_until(lambda: bool(list(tmp_path.glob(logs))), WAIT_S, "replica-1 is started")
         started.send_signal(sign)
         started.communicate(timeout=WAIT_S)
-        assert until(lambda: not alive(tmp_path))
+        wait_until(lambda: not alive(tmp_path), WAIT_S, "all are gone", lambda: alive(tmp_path))

@@ -28,8 +28,9 @@ from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.rest import ReplicaRegister, RunCreate
 from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import arrived
+from syncline_testing.waiting import wait_until
 
 RUN = "run"
 FRAGMENTS, RANKS, SHARD = 12, 3, 1 << 16

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,10 @@ from structlog.testing import capture_logs
 
 from syncline import outage
 from syncline_proto.errors import CalledOff, LeaseLost, SynclineError
-from syncline_testing.cluster import Cluster, free_ports, wait_until
+from syncline_testing.cluster import Cluster, free_ports
+from syncline_testing.processes import python
 from syncline_testing.replicas import QUICK, Trial, joined, together
+from syncline_testing.waiting import wait_until
 
 SCRIPT = """
 import signal, sys, torch, syncline
@@ -45,24 +45,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@contextmanager
-def script(folder: Path, control: str, run: str) -> Iterator[subprocess.Popen[str]]:
+def script(
+    folder: Path, control: str, run: str, changes: Mapping[str, Any] | None = None
+) -> AbstractContextManager[subprocess.Popen[str]]:
     """The script as a process of its own."""
     path = folder / "own_loop.py"
-    path.write_text(SCRIPT.replace("settings={}", f"settings={QUICK | {'min_replicas': 1}}"))
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("SYNCLINE_")}
-    process = subprocess.Popen(
-        [sys.executable, str(path), run],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**kept, "SYNCLINE_CONTROL": control, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    settings = {**QUICK, "min_replicas": 1, **(changes or {})}
+    path.write_text(SCRIPT.replace("settings={}", f"settings={settings}"))
+    return python(str(path), run, SYNCLINE_CONTROL=control)
 
 
 def is_short(printed: str, error: str) -> bool:
@@ -80,6 +70,18 @@ def test_a_dead_control_plane_is_said_below_the_users_own_line(tmp_path: Path) -
     assert is_short(printed, "Unreachable")
     assert printed.endswith(" (control=, SYNCLINE_CONTROL).\n")
     assert "control.away" in logged and "does not answer" not in logged, "it is said once"
+
+
+def test_ctrl_c_gives_the_lease_back_and_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    """While it waits for a round, for which there are too few."""
+    with script(tmp_path, cluster.control_url, "held", {"min_replicas": 2}) as process:
+        wait_until(lambda: phases(cluster, "held") == ["waiting"], 60, "it waits")
+        process.send_signal(signal.SIGINT)
+        logged, printed = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT, "a shell says 130"
+    assert printed.strip().endswith("KeyboardInterrupt")
+    assert logged.count("replica.left") == 1 and "interrupted" in logged
+    assert states(cluster, "held") == ["left"]
 
 
 def test_a_kicked_script_is_told_what_the_operator_did(cluster: Cluster, tmp_path: Path) -> None:
@@ -171,6 +173,14 @@ def test_a_signal_ends_the_joining_wait(cluster: Cluster, tmp_path: Path) -> Non
 
 
 def states(cluster: Cluster, run: str) -> list[str]:
-    """The states of a run's replicas; none before there is the run."""
+    return [view["state"] for view in replicas(cluster, run)]
+
+
+def phases(cluster: Cluster, run: str) -> list[str]:
+    return [view["progress"]["phase"] for view in replicas(cluster, run)]
+
+
+def replicas(cluster: Cluster, run: str) -> list[dict[str, Any]]:
+    """A run's replicas; none before there is the run."""
     answer = cluster.http.get(f"/runs/{run}/replicas")
-    return [view["state"] for view in answer.json()] if answer.is_success else []
+    return answer.json() if answer.is_success else []

@@ -11,9 +11,10 @@ import httpx
 import pytest
 import torch
 
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, arrived, joined, together
 from syncline_testing.victim import NAME, WIDE_FRAGMENT, victim, wide_model
+from syncline_testing.waiting import wait_until
 
 FRAGMENTS = range(4)
 SETTINGS: dict[str, Any] = {

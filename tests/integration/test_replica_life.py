@@ -14,7 +14,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from syncline import Replica, council, exchange, outage
+from syncline import Replica, exchange, outage
 from syncline.heartbeat import News
 from syncline.hooks import Hooks
 from syncline.patience import RoundPatience
@@ -27,7 +27,7 @@ from syncline_proto.errors import (
 )
 from syncline_proto.rest import RunState
 from syncline_proto.settings import TimeoutSettings
-from syncline_testing.cluster import Cluster, free_ports, wait_until
+from syncline_testing.cluster import Cluster, free_ports
 from syncline_testing.replicas import (
     QUICK,
     STEP_TOKENS,
@@ -38,6 +38,7 @@ from syncline_testing.replicas import (
     published,
     together,
 )
+from syncline_testing.waiting import wait_until
 
 TWO = {**QUICK, "min_replicas": 2}
 ALONE = {**QUICK, "min_replicas": 1}
@@ -315,58 +316,6 @@ def test_killing_the_sync_service_amid_a_round_costs_nothing_but_time(cluster: C
         assert a.replica.revision == b.replica.revision == 2
         assert a.replica.committed_tokens == 16 * STEP_TOKENS
         assert same(a, b)
-
-
-def test_a_sync_service_that_is_away_is_said_once_and_so_is_its_return(cluster: Cluster) -> None:
-    """One word for all fragments that wait."""
-    trial = Trial(cluster.control_url, "said", 0, settings=ALONE)
-    with capture_logs() as logs, joined(trial):
-        trial.step(2)
-        cluster.sync.kill()
-
-        def wait_and_mend() -> None:
-            wait_until(lambda: any(log["event"] == "sync.away" for log in logs), 30, "it is said")
-            cluster.sync.start()
-
-        together(lambda: trial.step(4).replica.finish(), wait_and_mend)
-    said = [log for log in logs if log["event"].startswith("sync.")]
-    assert [log["event"] for log in said] == ["sync.away", "sync.back"]
-    assert f"The sync service at {cluster.sync_address} does not answer" in said[0]["why"]
-    assert said[0]["so"] == "waiting up to 300 s; start it again on the same data folder"
-
-
-def test_a_long_wait_for_others_is_said_once(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(council, "LONG_S", 0.4)
-    a, b = (Trial(cluster.control_url, "slow", seed, settings=TWO) for seed in range(2))
-    with capture_logs() as logs, joined(a, b):
-
-        def come_late() -> None:
-            wait_until(lambda: any(log["event"] == "round.waits" for log in logs), 30, "it is said")
-            b.step(5)
-
-        together(lambda: a.step(5), come_late)
-        together(a.replica.finish, b.replica.finish)
-    (said,) = [log for log in logs if log["event"] == "round.waits"]
-    assert said["why"].startswith("the first round waits for min_replicas 2")
-
-
-def test_nobody_else_is_blamed_while_the_sync_service_is_away(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(council, "LONG_S", 1.5)
-    trial = Trial(cluster.control_url, "blame", 0, settings=ALONE)
-    with capture_logs() as logs, joined(trial):
-        trial.step(2)
-        cluster.sync.kill()
-
-        def mend() -> None:
-            wait_until(lambda: any(log["event"] == "sync.away" for log in logs), 30, "it is said")
-            cluster.sync.start()
-
-        together(lambda: trial.step(4).replica.finish(), mend)
-    assert not [log for log in logs if log["event"] == "round.waits"]
 
 
 def test_without_the_control_plane_training_goes_on(

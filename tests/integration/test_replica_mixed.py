@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from syncline_testing.by_hand import ByHand
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, Trial, published
+from syncline_testing.waiting import wait_until
 
 RUN = "mixed"
 SETTINGS = {**QUICK, "strategy": "local-sgd", "timeouts": {"lease": 20.0, "round_deadline": 60.0}}

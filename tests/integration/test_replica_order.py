@@ -14,8 +14,9 @@ from syncline.link import Link
 from syncline_proto.codec import Float32
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.by_hand import ByHand
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, Trial
+from syncline_testing.waiting import wait_until
 
 TWO = {**QUICK, "min_replicas": 2, "timeouts": {"lease": 20.0, "round_deadline": 60.0}}
 FRAGMENTS = range(4)

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from syncline.interrupts import INTERRUPTED
 from syncline.layout import describe
 from syncline.ranks import Ranks
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import (
     QUICK,
     STEP_TOKENS,
@@ -30,6 +31,7 @@ from syncline_testing.replicas import (
     published,
     ranks,
 )
+from syncline_testing.waiting import wait_until
 
 TWO = {**QUICK, "min_replicas": 2}
 LEASE_S = 3.0
@@ -110,7 +112,10 @@ def test_more_fragments_than_send_at_a_time_outlive_the_service(tmp_path: Path) 
                 trial.step(5)
                 trial.replica.finish()
             codes = [process.wait(60) for process in processes]
-        assert codes == [0, 0], "".join(log.read_text() for log in tmp_path.glob(f"{name}-*.log"))
+        logs = [log.read_text() for log in sorted(tmp_path.glob(f"{name}-*.log"))]
+        assert codes == [0, 0], "".join(logs)
+        again = [line for line in logs[0].splitlines() if "push.again" in line]
+        assert again and all("sync service" in line for line in again), "each says why"
         saved = load_file(tmp_path / f"{name}.safetensors")
         values, revision = published(cluster.sync_address, "many")
         assert revision >= 1
@@ -135,7 +140,7 @@ def test_ctrl_c_ends_a_replica_that_waits_for_a_round(cluster: Cluster, tmp_path
         for process in processes:
             process.send_signal(signal.SIGINT)
         codes = [process.wait(60) for process in processes]
-    assert codes == [-signal.SIGINT] * 2
+    assert codes == [INTERRUPTED] * 2
     (view,) = cluster.get("/runs/alone/replicas")
     assert view["state"] == "left"
     logs = [log.read_text() for log in sorted(tmp_path.glob("*.log"))]

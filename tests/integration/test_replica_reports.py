@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, Trial, joined
+from syncline_testing.waiting import wait_until
 
 ALONE = {**QUICK, "min_replicas": 1}
 

@@ -17,7 +17,7 @@ from syncline.core.barren import BARREN_MAX
 from syncline_proto.errors import TrainingDiverged
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import (
     QUICK,
     STEP_TOKENS,
@@ -28,6 +28,7 @@ from syncline_testing.replicas import (
     published,
     together,
 )
+from syncline_testing.waiting import wait_until
 
 TWO = {**QUICK, "min_replicas": 2}
 AVERAGE = {**TWO, "strategy": "local-sgd"}

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from syncline.launch.processes import Command, Crew, Process
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, published
+from syncline_testing.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing else ends with us")
 

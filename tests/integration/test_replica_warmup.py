@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import (
     QUICK,
     STEP_TOKENS,
@@ -21,6 +21,7 @@ from syncline_testing.replicas import (
     published,
     together,
 )
+from syncline_testing.waiting import wait_until
 
 STEPS = 5
 WARM: dict[str, Any] = {**QUICK, "min_replicas": 2, "warmup_steps": STEPS}

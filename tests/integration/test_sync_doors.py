@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import httpx
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import PortInUse
-from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.servicer import SyncServicer
-from syncline_sync.serving import SERVICE, Doors, bind
+from syncline_sync.serving import SERVICE, bind
 from syncline_sync.settings import SyncSettings
-from syncline_testing.service import Service, code_of, flat_layout, service
+from syncline_testing.doors import doors, health
+from syncline_testing.service import code_of, flat_layout
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
-
-
-@asynccontextmanager
-async def doors(folder: Path, token: str = "") -> AsyncIterator[tuple[Doors, Service]]:
-    async with service(folder, RunSettings()) as s:
-        settings = SyncSettings(port=0, health_port=0, metrics_port=0, token=token)
-        opened = bind(settings, SyncServicer(s.host, s.shared), s.shared.metrics)
-        await opened.open()
-        try:
-            yield opened, s
-        finally:
-            await opened.close()
-
-
-async def health(port: int, name: str, **call: Any) -> int:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10, **call)
-        return answer.status
 
 
 def test_health_answers_on_both_ports_and_reflection_names_the_service(tmp_path: Path) -> None:
@@ -182,6 +161,16 @@ def test_the_control_plane_is_named_as_replicas_name_it() -> None:
     assert SyncSettings(control="control:8500/").control == "http://control:8500"
     with pytest.raises(ValueError, match="only http and https are spoken; write http://HOST:PORT"):
         SyncSettings(control="nonsense://x")
+
+
+def test_an_empty_variable_is_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a manifest may name them all, and leave empty what it does not set."""
+    for name in SyncSettings.model_fields:
+        monkeypatch.delenv(f"SYNCLINE_SYNC_{name.upper()}", raising=False)
+    unset = SyncSettings()
+    for name in SyncSettings.model_fields:
+        monkeypatch.setenv(f"SYNCLINE_SYNC_{name.upper()}", "")
+    assert SyncSettings() == unset
 
 
 def test_strangers_are_not_let_in_without_a_token() -> None:

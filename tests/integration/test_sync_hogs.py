@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -31,6 +33,8 @@ RULES = RunSettings.model_validate(
 )
 HOG, HONEST = "hog", "honest"
 HOGS = [f"hog-{i}" for i in range(6)]
+LARGE = flat_layout(4 << 20)
+"""16 MiB: far more than what gRPC keeps for a reader."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +42,9 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 0.4))
 
 
-async def two_runs(s: Service, layout: Layout) -> None:
-    """Both opened and offered; the honest one has one replica, the hog many."""
+@asynccontextmanager
+async def two_runs(folder: Path, layout: Layout, **how: Any) -> AsyncIterator[Service]:
+    """A service with both opened and offered; the honest one has one replica, the hog many."""
     members = {HOG: HOGS, HONEST: ["a"]}
     runs = [
         RunMembership(
@@ -51,14 +56,25 @@ async def two_runs(s: Service, layout: Layout) -> None:
         )
         for run, names in members.items()
     ]
-    await s.host.follow(Membership(version=1, runs=runs))
-    for run, names in members.items():
-        request = pb.OpenRunRequest(
-            run=run, replica=names[0], incarnation=1, layout=layout.to_proto()
-        )
-        await s.stub.OpenRun(request, timeout=20)
-        values = np.ones(layout.numel, np.float32)
-        await s.offer(values, names[0], run=run)
+    async with service(folder, RULES, **how) as s:
+        await s.host.follow(Membership(version=1, runs=runs))
+        for run, names in members.items():
+            request = pb.OpenRunRequest(
+                run=run, replica=names[0], incarnation=1, layout=layout.to_proto()
+            )
+            await s.stub.OpenRun(request, timeout=20)
+            values = np.ones(layout.numel, np.float32)
+            await s.offer(values, names[0], run=run)
+        yield s
+
+
+async def standing(s: Service, count: int, run: str = HOG) -> list[Any]:
+    """Pulls of a run's ``LARGE`` revision 0 that have begun, and of which nothing more is taken."""
+    calls = [s.stub.Pull(pb.PullRequest(run=run, revision=0)) for _ in range(count)]
+    for call in calls:
+        header = (await call.read()).header
+        assert (header.revision, header.elements) == (0, LARGE.numel)
+    return calls
 
 
 async def pulled(s: Service, run: str) -> int:
@@ -84,8 +100,7 @@ def test_pushes_that_lack_a_rank_for_ever_do_not_keep_another_run_out(tmp_path: 
                 told.add(error.details())
 
     async def scenario() -> None:
-        async with service(tmp_path, RULES, staging_bytes=2 * values.nbytes) as s:
-            await two_runs(s, layout)
+        async with two_runs(tmp_path, layout, staging_bytes=2 * values.nbytes) as s:
             hogs = [asyncio.create_task(hog(s, replica)) for replica in HOGS]
             try:
                 while s.shared.budget.used < s.shared.budget.limit:
@@ -147,16 +162,13 @@ def test_a_reader_that_takes_nothing_is_cut_and_others_have_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servicer, "SENDERS_MAX", 1)
-    layout = flat_layout(4 << 20)  # 16 MiB: far more than what gRPC keeps for a reader
 
     async def scenario() -> None:
-        async with service(tmp_path, RULES) as s:
-            await two_runs(s, layout)
-            standing = s.stub.Pull(pb.PullRequest(run=HOG, revision=0))
-            assert (await standing.read()).header.elements == layout.numel
-            assert await pulled(s, HONEST) == 4 * layout.numel
+        async with two_runs(tmp_path, LARGE) as s:
+            (call,) = await standing(s, 1)
+            assert await pulled(s, HONEST) == 4 * LARGE.numel
             with pytest.raises(grpc.aio.AioRpcError, match="nothing was taken for 0.4 s") as cut:
-                while await standing.read() is not grpc.aio.EOF:
+                while await call.read() is not grpc.aio.EOF:
                     pass
             assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
             assert code_of(cut.value) == "UNREACHABLE"
@@ -171,17 +183,13 @@ def test_readers_that_take_nothing_do_not_keep_another_run_waiting(
     """Another run pulls while none of them has been cut, although they ask for all turns."""
     monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 90.0))
     monkeypatch.setattr(servicer, "SENDERS_MAX", 4)
-    layout = flat_layout(4 << 20)
 
     async def scenario() -> None:
-        async with service(tmp_path, RULES) as s:
-            await two_runs(s, layout)
-            standing = [s.stub.Pull(pb.PullRequest(run=HOG, revision=0)) for _ in range(12)]
-            for call in standing:
-                await call.read()
-            assert await pulled(s, HONEST) == 4 * layout.numel
-            assert not any(call.done() for call in standing)
-            for call in standing:
+        async with two_runs(tmp_path, LARGE) as s:
+            calls = await standing(s, 12)
+            assert await pulled(s, HONEST) == 4 * LARGE.numel
+            assert not any(call.done() for call in calls)
+            for call in calls:
                 call.cancel()
 
     asyncio.run(scenario())
@@ -191,19 +199,14 @@ def test_readers_that_go_while_they_wait_for_a_turn_leave_it_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servicer, "SENDERS_MAX", 1)
-    layout = flat_layout(4 << 20)
 
     async def scenario() -> None:
-        async with service(tmp_path, RULES) as s:
-            await two_runs(s, layout)
-            calls = [s.stub.Pull(pb.PullRequest(run=HOG, revision=0)) for _ in range(5)]
-            for call in calls:
-                await call.read()
-            for call in calls:
+        async with two_runs(tmp_path, LARGE) as s:
+            for call in await standing(s, 5):
                 call.cancel()
                 with suppress(asyncio.CancelledError):
                     await call.code()
-            assert await pulled(s, HOG) == 4 * layout.numel
+            assert await pulled(s, HOG) == 4 * LARGE.numel
             assert not s.faults
 
     asyncio.run(scenario())
@@ -215,27 +218,23 @@ def test_a_run_whose_cut_readers_stay_has_no_more_turns_until_they_go(
     """What they hold is bounded by their number, and other runs pull meanwhile."""
     monkeypatch.setattr(servicer, "SENDERS_MAX", 1)
     monkeypatch.setattr(servicer, "ENDING_MAX", 3)
-    layout = flat_layout(4 << 20)
 
     async def scenario() -> None:
-        async with service(tmp_path, RULES) as s:
-            await two_runs(s, layout)
-            standing = [s.stub.Pull(pb.PullRequest(run=HOG, revision=0)) for _ in range(8)]
-            for call in standing:
-                await call.read()
-            codes = [asyncio.create_task(call.code()) for call in standing]
+        async with two_runs(tmp_path, LARGE) as s:
+            calls = await standing(s, 8)
+            codes = [asyncio.create_task(call.code()) for call in calls]
             for code in itertools.islice(asyncio.as_completed(codes), 5):
                 assert await code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert await pulled(s, HONEST) == 4 * layout.numel
+            assert await pulled(s, HONEST) == 4 * LARGE.numel
             with pytest.raises(grpc.aio.AioRpcError, match="3 pulls that were cut") as refused:
                 await pulled(s, HOG)
             assert code_of(refused.value) == "OVERLOADED"
-            left = [call for call, code in zip(standing, codes, strict=True) if not code.done()]
+            left = [call for call, code in zip(calls, codes, strict=True) if not code.done()]
             assert len(left) == 3
             left[0].cancel()
             while True:  # until the service has heard of it
                 with suppress(grpc.aio.AioRpcError):
-                    assert await pulled(s, HOG) == 4 * layout.numel
+                    assert await pulled(s, HOG) == 4 * LARGE.numel
                     break
             for call in left:
                 call.cancel()
@@ -251,14 +250,11 @@ def test_a_slow_pull_ends_once_its_revision_has_been_dropped_for_long(
     """Or each slow reader would keep another revision in memory."""
     monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 60.0))
     monkeypatch.setattr(TimeoutSettings, "give_up_s", property(lambda _: 0.0))
-    layout = flat_layout(4 << 20)
-    values = np.full(layout.numel, 0.5, np.float32)
+    values = np.full(LARGE.numel, 0.5, np.float32)
 
     async def scenario() -> None:
-        async with service(tmp_path, RULES) as s:
-            await two_runs(s, layout)
-            slow = s.stub.Pull(pb.PullRequest(run=HONEST, revision=0))
-            assert (await slow.read()).header.revision == 0
+        async with two_runs(tmp_path, LARGE) as s:
+            (slow,) = await standing(s, 1, HONEST)
             for base in range(2):
                 await s.push(values, "a", run=HONEST, base_revision=base)
                 await s.stub.Pull(
@@ -280,8 +276,7 @@ def test_large_requests_that_wait_are_bounded_and_others_are_not(tmp_path: Path)
     fat = pb.PullRequest(run=HOG, fragment=0, revision=9, boxes=boxes)
 
     async def scenario() -> None:
-        async with service(tmp_path, RULES, held_max=3 * fat.ByteSize()) as s:
-            await two_runs(s, layout)
+        async with two_runs(tmp_path, layout, held_max=3 * fat.ByteSize()) as s:
             pulls = [asyncio.create_task(_first(s, fat)) for _ in range(8)]
             for pull in itertools.islice(asyncio.as_completed(pulls, timeout=20), 5):
                 await pull

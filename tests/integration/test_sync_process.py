@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -25,8 +24,10 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.settings import SyncSettings
-from syncline_testing.cluster import free_ports, wait_until
+from syncline_testing.cluster import free_ports
+from syncline_testing.processes import environment
 from syncline_testing.service import RUN, flat_layout, iter_push
+from syncline_testing.waiting import wait_until
 
 NOBODY = "http://127.0.0.1:9"
 RULES = RunSettings.model_validate(
@@ -55,9 +56,8 @@ class Process:
         command = [sys.executable, "-m", "syncline_sync", "--data", str(data), "--control", control]
         for flag, value in given.items():
             command += [f"--{flag}", *([str(value)] if value != "" else [])]
-        env = {k: v for k, v in os.environ.items() if not k.startswith("SYNCLINE_")}
         self._process = subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self._channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
         self.stub: Any = sync_pb2_grpc.SyncServiceStub(self._channel)

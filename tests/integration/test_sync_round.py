@@ -11,7 +11,7 @@ import pytest
 
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_testing.service import Service, flat_layout, service
+from syncline_testing.service import RUN, Service, flat_layout, service
 
 LAYOUT = flat_layout(10)
 AVERAGE = RunSettings.model_validate(
@@ -43,6 +43,33 @@ def test_two_pushes_are_averaged_and_published(tmp_path: Path) -> None:
             assert header.committed_tokens == 12
             assert [c.weight for c in header.contributions] == [0.5, 0.5]
             assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_metrics_tell_of_a_round_that_was(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, AVERAGE) as s:
+            metrics = s.shared.metrics.registry
+
+            def told(name: str, **labels: str) -> float | None:
+                return metrics.get_sample_value(f"syncline_{name}", {"run": RUN, **labels})
+
+            await started(s, "a", "b")
+            offered = told("bytes_total", direction="up")
+            assert offered == 40, "ten elements of fp32"
+            await s.push(vector(0.5), "a", base_revision=0)
+            await s.push(vector(0.25), "b", base_revision=0)
+            await s.pull(revision=1)
+            kind = {"kind": "pseudo-gradient", "closed_by": "everyone"}
+            assert told("rounds_total", **kind) == 1
+            assert told("round_seconds_count") == told("commit_seconds_count") == 2
+            assert told("pushes_total", verdict="accepted") == 3
+            assert told("bytes_total", direction="up") == 3 * offered
+            assert told("bytes_total", direction="down") == 40
+            assert told("fragment_revision", fragment="0") == 1
+            for replica in ("a", "b"):
+                assert told("replica_weight", fragment="0", replica=replica) == 0.5
 
     asyncio.run(scenario())
 

@@ -7,29 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from syncline_testing.processes import python
 from syncline_testing.training import STEP_TOKENS, tiny_data, tiny_job, to_toml
 
 
-@contextmanager
-def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "syncline.train", *arguments],
-        env={**kept, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def command(*arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return python("-m", "syncline.train", *arguments)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -67,6 +55,16 @@ def test_what_only_building_shows_ends_in_one_sentence(tmp_path: Path, job: Path
         code, errors = ended(process)
     assert code == 13
     assert errors.startswith(f"error: {tmp_path} is not prepared data") and errors.count("\n") == 1
+
+
+def test_a_dead_control_plane_ends_in_one_sentence(job: Path) -> None:
+    there = ("--control", "http://127.0.0.1:1", "--progress", "none")
+    with python("-m", "syncline.cli", "train", str(job), *there) as process:
+        code, errors = ended(process)
+    assert code == 30
+    said = errors.splitlines()[-1]
+    assert said.startswith("error: ") and "http://127.0.0.1:1" in said
+    assert errors.count("error: ") == 1 and "Traceback" not in errors
 
 
 def test_ctrl_c_ends_it_with_130(job: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,11 @@ import numpy as np
 import pytest
 
 from syncline.core.barren import BARREN_MAX
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
+from syncline_testing.processes import python
 from syncline_testing.replicas import published
 from syncline_testing.training import tiny_job, to_toml
+from syncline_testing.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -41,28 +41,19 @@ def job(data: Path, tmp_path: Path) -> Path:
     return path
 
 
-@contextmanager
 def train(
     cluster: Cluster, job: Path, run: str, replica: str, *overrides: str
-) -> Iterator[subprocess.Popen[str]]:
+) -> AbstractContextManager[subprocess.Popen[str]]:
     """``syncline train``, as a person starts it."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
-    argv = [sys.executable, "-m", "syncline.cli", "train", str(job), "--progress", "none"]
+    argv = ["-m", "syncline.cli", "train", str(job), "--progress", "none"]
     argv += ["--control", cluster.control_url, "--run", run, "--replica", replica]
     for override in overrides:
         argv += ["--set", override]
-    with subprocess.Popen(
-        argv, env={**kept, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return python(*argv)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     """The exit code, and the sentence that standard error ends with: the only one of an error."""
-    assert process.stderr is not None
     _, errors = process.communicate(timeout=START_S)
     assert "Traceback" not in errors, errors
     *_, sentence = errors.splitlines()

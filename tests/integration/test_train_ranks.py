@@ -7,7 +7,6 @@ what rank 0 finds wrong with the data is everybody's one sentence.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from syncline.train.export import full_state
 from syncline.train.loop import Trainer
 from syncline.train.model import build_model
 from syncline.train.ranks import RankGroup
+from syncline_testing.processes import environment
 from syncline_testing.training import LLAMA, Recorder, tiny_data, tiny_job, to_toml
 
 STEPS, RESUMED_AT = 12, 8
@@ -39,11 +39,6 @@ EXPERTS = {
     **{"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
 }
 """One dense block and one of routed experts, whose routing bias is a buffer that is saved."""
-
-
-def environment() -> dict[str, str]:
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
-    return {**kept, "OMP_NUM_THREADS": "1"}
 
 
 def torchrun(folder: Path, job: JobConfig, *arguments: str) -> list[dict[str, Any]]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,10 @@ from syncline.train.config import JobConfig
 from syncline.train.export import export_run
 from syncline_proto.errors import ConfigError, RunConflict, RunUnknown
 from syncline_proto.rest import RunCreate
-from syncline_testing.cluster import Cluster, wait_until
+from syncline_testing.cluster import Cluster
+from syncline_testing.processes import python
 from syncline_testing.training import STEP_TOKENS, tiny_job, to_toml
+from syncline_testing.waiting import wait_until
 
 SYNC_EVERY = 4
 TIMEOUT_S = 100
@@ -44,26 +45,14 @@ def settings(name: str, replicas: int, steps: int) -> dict[str, Any]:
     }
 
 
-@contextmanager
 def replica(
     cluster: Cluster, folder: Path, job: JobConfig, name: str, *arguments: str, ranks: int = 1
-) -> Iterator[subprocess.Popen[str]]:
+) -> AbstractContextManager[subprocess.Popen[str]]:
     path = folder / f"{name}.toml"
     path.write_text(to_toml(job))
-    launch = [sys.executable, "-I", rank_runner.__file__, str(ranks)]
-    train = [sys.executable, "-m", "syncline.train", str(path), "--replica", name]
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
-    with subprocess.Popen(
-        [*(launch if ranks > 1 else []), *train, "--progress", "json", *arguments],
-        env={**kept, "OMP_NUM_THREADS": "1", "SYNCLINE_CONTROL": cluster.control_url},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    launch = ["-I", rank_runner.__file__, str(ranks), sys.executable] if ranks > 1 else []
+    train = ["-m", "syncline.train", str(path), "--replica", name, "--progress", "json"]
+    return python(*launch, *train, *arguments, SYNCLINE_CONTROL=cluster.control_url)
 
 
 def told_by(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
@@ -166,8 +155,13 @@ def test_a_stopped_run_ends_with_its_merged_model_evaluated(
         last = told_by(process)[-1]
     assert (last["event"], last["reason"]) == ("end", "stopped")
     assert last["bits_per_byte_merged"] < last["bits_per_byte_start"]
-    exported = export_run("stopped", cluster.control_url, tmp_path / "out")
+    said: list[str] = []
+    exported = export_run("stopped", cluster.control_url, tmp_path / "out", say=said.append)
     assert exported.revision == last["revision"] > 0
+    assert said == [
+        "Fetching the newest revision of stopped ...",
+        f"Writing revision {exported.revision} to {tmp_path / 'out'} ...",
+    ]
 
 
 def test_only_a_run_of_the_trainer_that_has_begun_is_exported(

@@ -16,7 +16,9 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-ANSWER_S = 30.0
+from syncline_testing.waiting import wait_until
+
+ANSWER_S = SHOWN_S = 30.0
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic"),
     *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
@@ -78,6 +80,10 @@ class Browser:
         answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def shows(self, expression: str) -> None:
+        """Wait until a JavaScript expression holds in the page."""
+        wait_until(lambda: bool(self.says(expression)), SHOWN_S, expression, lambda: self.faults)
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._count += 1

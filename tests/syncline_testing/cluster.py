@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self
 
 import httpx
 
-START_S = 30.0
+from syncline_testing.processes import environment
+from syncline_testing.waiting import wait_until
+
+START_S = 60.0
 STOP_S = 10.0
 # Below the ports that the system picks for outgoing connections and for who asks for any.
 PORTS_FROM, PORTS_UNTIL, PORTS_EACH = 10_000, 20_000, 100
@@ -43,12 +44,15 @@ class Service:
         assert self._process is not None
         return self._process.pid
 
+    def limit(self, command: str) -> None:
+        """Let a shell run ``command`` (``ulimit -n 256``) in the process before it begins."""
+        self._command = ["sh", "-c", f'{command}; exec "$@"', "sh", *self._command]
+
     def start(self) -> None:
         """Start the process, and wait until it says that it is ready."""
         self._file = self.log.open("ab")
-        env = {k: v for k, v in os.environ.items() if not k.startswith("SYNCLINE_")}
         self._process = subprocess.Popen(
-            self._command, stdout=self._file, stderr=self._file, env=env | {"OMP_NUM_THREADS": "1"}
+            self._command, stdout=self._file, stderr=self._file, env=environment()
         )
         wait_until(self._is_ready, START_S, f"{self.module} is ready; {self.log} says why not")
 
@@ -160,11 +164,3 @@ def free_ports(count: int) -> list[int]:
         if len(free) == count:
             return free
     raise AssertionError(f"only {len(free)} ports are free, not {count}")
-
-
-def wait_until(holds: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait until ``holds``; past ``seconds`` the test fails and says what did not come."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)

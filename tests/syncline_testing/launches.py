@@ -1,14 +1,12 @@
-"""Launches of a job that trains for a second, as processes of this machine, and a look at them."""
+"""Launches of a job that trains for a second, as processes of this machine."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
+
+from syncline_testing.processes import python
 
 WAIT_S = 90.0
 JOB = """
@@ -63,56 +61,10 @@ def small_job(folder: Path) -> Path:
     return path
 
 
-@contextmanager
-def syncline(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the command line; end it, if need be, so that its lifelines are cut."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("SYNCLINE_TOKEN", None)
-    with subprocess.Popen(
-        [sys.executable, "-m", "syncline.cli", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
-
-
-def alive(mark: Path) -> list[int]:
-    """The processes that have ``mark`` in their command line."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if str(mark) in line:
-                found.append(int(entry.name))
-    return found
-
-
-def until(holds: Callable[[], bool], within_s: float = WAIT_S) -> bool:
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return False
+def syncline(*arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """The command line, started; it does not outlive the block."""
+    return python("-m", "syncline.cli", *arguments)
 
 
 def holds_text(path: Path, text: str) -> bool:
     return path.exists() and text in path.read_text()
-
-
-def runs(pid: int, module: str, name: str) -> bool:
-    """Whether it is the module itself, and not its guard; of replicas, the one of that name."""
-    try:
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    ours = argv[1:3] == [b"-m", module.encode()]
-    return ours and (module != "syncline.train" or name.encode() in argv)

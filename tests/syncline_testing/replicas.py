@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from syncline import Replica
-from syncline.interrupts import end
+from syncline.interrupts import INTERRUPTED, end
 from syncline_proto.codec import Float32, decode
 from syncline_proto.layout import layout_from_proto
 from syncline_proto.v1 import sync_pb2 as pb
@@ -255,6 +256,15 @@ def main(path: Path) -> None:
     dist.destroy_process_group()
 
 
+def code_of(path: Path) -> int:
+    """The exit code of the rank; a traceback, if any, is printed."""
+    try:
+        main(path)
+    except BaseException as error:
+        traceback.print_exc()
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    end(0)  # as the trainer ends
+    end(code_of(Path(sys.argv[1])))  # as the trainer ends, whatever became of it

@@ -10,14 +10,15 @@ import select
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-SEEN_S = 90.0
-LOOK_S = 0.05
+from syncline_testing.processes import environment
+from syncline_testing.waiting import wait_until
+
+SEEN_S, MOMENT_S = 90.0, 0.05
 CTRL_C = b"\x03"
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 # Leads a session of its own, whose terminal is standard input: so Ctrl+C is the terminal's.
@@ -42,12 +43,15 @@ class Terminal:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait until ``holds``, while the program goes on; a program that ended fails the test."""
-        end = time.monotonic() + SEEN_S
-        while not holds():
+
+        def it_does() -> bool:
             has_ended = self.process.poll() is not None
-            self._read()
-            if has_ended or time.monotonic() > end:
-                assert holds(), f"it did not come that {what}; there was {self.screen}"
+            self._read(MOMENT_S if has_ended else 0.0)
+            there = holds()
+            assert there or not has_ended, f"it ended before {what}; there was {self.screen}"
+            return there
+
+        wait_until(it_does, SEEN_S, what, lambda: self.screen)
 
     def presses(self, key: bytes) -> None:
         os.write(self._ours, key)
@@ -55,20 +59,17 @@ class Terminal:
     def exit_code(self) -> int:
         """Wait for the program's end, and read what it said up to there."""
         self.until(lambda: self.process.poll() is not None, "it has ended")
-        while self._read():
-            pass
+        self._read(MOMENT_S)
         return self.process.returncode
 
     def settings(self) -> list[object]:
         """How the terminal is set (echo, line by line, ...), which outlives the program."""
         return termios.tcgetattr(self._theirs)
 
-    def _read(self) -> bool:
-        """Read what is drawn within a moment; False if nothing is."""
-        if not select.select([self._ours], [], [], LOOK_S)[0]:
-            return False
-        self.screen += os.read(self._ours, 1 << 16).decode(errors="replace")
-        return True
+    def _read(self, within_s: float) -> None:
+        """Read what was drawn, until nothing comes for so long: a terminal passes it on later."""
+        while select.select([self._ours], [], [], within_s)[0]:
+            self.screen += os.read(self._ours, 1 << 16).decode(errors="replace")
 
 
 @contextmanager
@@ -78,8 +79,6 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
         ours, theirs = os.openpty()
     except OSError as error:
         pytest.skip(f"there is no pseudo-terminal here: {error.strerror}")
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
-    size = {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     try:
         with subprocess.Popen(
             [sys.executable, "-c", ON_TERMINAL, *arguments],
@@ -87,7 +86,7 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            env={**kept, **size, "OMP_NUM_THREADS": "1"},
+            env=environment(TERM="xterm", COLUMNS="100", LINES="40"),
         ) as process:
             try:
                 yield Terminal(process, ours, theirs)

@@ -1,25 +1,33 @@
 """Everything that an installation pulls in is pinned: by constraints.txt, or by who pulls it in.
 
-PyTorch's CUDA build names each of its CUDA wheels with an exact version, so they need no line.
+And what is pinned is what these tests run with. PyTorch's CUDA build names each of its CUDA
+wheels with an exact version, so they need no line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 
 
-def pinned() -> set[str]:
+def pinned() -> dict[str, Version]:
+    """The one version of each distribution that has a line, by its canonical name."""
     lines = CONSTRAINTS.read_text().splitlines()
     wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
     assert all(str(one.specifier).startswith("==") for one in wanted)
-    return {canonicalize_name(one.name) for one in wanted}
+    pins: dict[str, Version] = {
+        canonicalize_name(one.name): Version(str(one.specifier).removeprefix("=="))
+        for one in wanted
+    }
+    assert len(pins) == len(wanted), "one line each"
+    return pins
 
 
 def needs(name: str, extras: set[str]) -> Iterator[Requirement]:
@@ -52,3 +60,19 @@ def test_every_distribution_is_pinned() -> None:
         todo.extend(needs(name, set(one.extras)))
     assert len(seen) > 60
     assert not loose, "give each a line in constraints.txt"
+
+
+def test_what_is_installed_is_what_is_pinned() -> None:
+    """A build for other hardware (2.13.0+cpu) is the same version."""
+    compared = 0
+    others: dict[str, str] = {}
+    for name, pin in pinned().items():
+        try:
+            found = Version(version(name))
+        except PackageNotFoundError:  # for another platform
+            continue
+        compared += 1
+        if Version(found.public) != pin:
+            others[name] = f"{found}, pinned: {pin}"
+    assert compared > 60
+    assert not others, "install with -c constraints.txt, or pin what was tested"

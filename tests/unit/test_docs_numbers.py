@@ -10,8 +10,8 @@ import pytest
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD
 from syncline.outage import SAY_AFTER_S
 from syncline.train.step import SKIPS_MAX
-from syncline_control import intake, server, state, transaction
-from syncline_control.body import DEPTH_MAX
+from syncline_control import descriptors, intake, server, state, transaction
+from syncline_control.body import DEPTH_MAX, KEYS_MAX
 from syncline_control.operations import points, reports
 from syncline_control.problems import Unauthorized
 from syncline_control.settings import ControlSettings
@@ -20,20 +20,28 @@ from syncline_proto.errors import SynclineError, TrainingDiverged
 from syncline_proto.names import NAME_PATTERN
 from syncline_proto.rest import WHY_CHARACTERS_MAX
 from syncline_proto.settings import PRESETS, PenaltySettings, RunSettings, TimeoutSettings
-from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, STATUS
+from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
 from syncline_sync.__main__ import LAST_REPORTS_S
 from syncline_sync.core import detector, merge, record
+from syncline_sync.exporter import REQUESTS_MAX, SILENT_S
 from syncline_sync.host import STOP_S
 from syncline_sync.run import LOOKS
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX
 from syncline_sync.servicer import HEADER_WAIT_S
-from syncline_sync.serving import CHANNEL_OPTIONS
+from syncline_sync.serving import (
+    CALLERS_MAX,
+    CALLERS_SHARE,
+    CHANNEL_OPTIONS,
+    PROBE_OPTIONS,
+    PROBES_MAX,
+    PROBES_SHARE,
+)
 from syncline_sync.settings import SyncSettings
 
 ROOT = Path(__file__).parents[2]
 LAN, WAN = TimeoutSettings(profile="lan"), TimeoutSettings(profile="wan")
 SYNC, CONTROL, RUN = SyncSettings.model_fields, ControlSettings.model_fields, RunSettings()
-CHANNEL = dict(CHANNEL_OPTIONS)
+CHANNEL, PROBE = dict(CHANNEL_OPTIONS), dict(PROBE_OPTIONS)
 SMALL = dict(enumerate(["no", "one", "two", "three", "four", "five", "six", "seven", "eight"]))
 SHARES = {2: "half", 4: "quarter", 8: "eighth"}
 
@@ -61,6 +69,9 @@ PROTOCOL = [
     # REST bodies and connections.
     f"UTF-8 of at most {mib(intake.BODY_BYTES_MAX)}",
     f"nested at most {DEPTH_MAX} deep",
+    f"{intake.VALUES_MAX:,} values or {intake.GROUPS_MAX:,} lists and objects",
+    f"an object of more than {KEYS_MAX:,} keys",
+    f"Past {descriptors.CONNECTIONS_MAX:,} connections",
     f"must come within {intake.BODY_S:g} s ({intake.BodyTooSlow.http_status} `UNREACHABLE`)",
     f"below `/v1` have one ({intake.BodyTooLarge.http_status})",
     f"being read pass {mib(intake.BODIES_BYTES_MAX)} together",
@@ -79,6 +90,7 @@ PROTOCOL = [
     # Pushes and pulls.
     f"({LAN.call_s:g} s in the lan profile, {WAN.call_s:g} s in the wan profile) is cut",
     f"its header must come within {HEADER_WAIT_S:g} s",
+    f"room for the push, and names `{ROOM_HEADER}`",
     f"for as long (or an {SHARES[LOOKS]} more)",
     f"The last {SMALL[record.KEPT]} revisions are kept",
     f"The last {SMALL[record.KEPT]} steps are kept",
@@ -149,6 +161,13 @@ README = [
 DEPLOYMENT = [
     f"`SYNCLINE_SYNC_STAGING_BYTES` ({SYNC['staging_bytes'].default >> 30} GiB)",
     f"replicas wait {SMALL[int(LAN.give_up_s / 60)]} minutes (lan), an hour (wan)",
+    f"{PROBE['grpc.max_concurrent_streams']} calls on a connection, which ends "
+    f"after {PROBE['grpc.max_connection_age_ms'] // 1000} s",
+    f"says nothing is closed after {CHANNEL['grpc.server_handshake_timeout_ms'] // 1000} s, "
+    f"on `/metrics` too, which answers {REQUESTS_MAX} requests",
+    f"the gRPC port takes {CALLERS_MAX:,} connections",
+    f"the health port {PROBES_MAX}, and no more than 1/{1 / CALLERS_SHARE:g} "
+    f"and 1/{1 / PROBES_SHARE:g} of that limit",
 ]
 
 PROMISES = {
@@ -174,6 +193,11 @@ def test_a_page_says_what_the_code_has(page: str, promise: str) -> None:
 
 def test_an_hour_is_what_the_wan_profile_gives() -> None:
     assert WAN.give_up_s == 3600
+
+
+def test_connections_that_say_nothing_go_alike_and_idle_ones_after_an_hour() -> None:
+    assert CHANNEL["grpc.server_handshake_timeout_ms"] / 1000 == SILENT_S
+    assert CHANNEL["grpc.max_connection_idle_ms"] == 3_600_000
 
 
 def test_every_strategy_is_told() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,19 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("proto", "services", "worker", "benchmarks", "tests")
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 80
+CHECKS = {
+    "ruff check .",
+    "ruff format --check .",
+    "buf lint",
+    "pyright",
+    "pytest -n 2 --dist worksteal",
+}
+# Stands in for each tool: writes down how it was called, and fails where it is told to.
+TOOL = """#!/bin/sh
+set -- "${0##*/}" "$@"
+echo "$*" >> "$CALLS"
+[ "$*" != "$FAILS" ]
+"""
 TOP_LEVEL = {"services", "proto", "worker", "docker", "k8s", "tests", "benchmarks", "docs"}
 
 
@@ -88,3 +103,38 @@ def test_the_programs_meet_only_in_the_contract_and_the_cores_do_no_io() -> None
     command = [str(lint) if lint.exists() else shutil.which("lint-imports") or "lint-imports"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("fails", ["nothing", *sorted(CHECKS)])
+def test_what_runs_on_every_change_is_every_check_and_each_of_them_counts(
+    tmp_path: Path, fails: str
+) -> None:
+    """.ci/run and the Makefile as they are; the tools themselves would run these tests again."""
+    (tmp_path / "proto").mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    tools = tmp_path / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    for name in {check.split()[0] for check in CHECKS}:
+        (tools / name).write_text(TOOL)
+        (tools / name).chmod(0o755)
+    (tmp_path / ".venv" / ".installed").touch()
+    calls = tmp_path / "calls"
+    # Nothing else: what a make around these tests was told would reach the make in here.
+    env = {"PATH": os.environ["PATH"], "CALLS": str(calls), "FAILS": fails}
+    done = subprocess.run([".ci/run"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    if fails == "nothing":
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert set(calls.read_text().splitlines()) == CHECKS
+    else:
+        assert done.returncode != 0, f"{fails} failed, and nobody was told"
+        assert fails in calls.read_text().splitlines()
+
+
+def test_pyright_is_strict_for_the_contract_and_the_services() -> None:
+    pyright = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
+    assert set(pyright["strict"]) == {"proto", "services"}
+    assert pyright["typeCheckingMode"] == "standard"
+    assert set(pyright["include"]) == set(FOLDERS)
+    assert pyright["exclude"] == ["**/*_pb2*"], "only what is generated goes unchecked"

@@ -1,4 +1,4 @@
-"""A replica without a control plane: it counts its steps and tokens, and does nothing else.
+"""A replica without a control plane: it counts, ends at the token budget, and does nothing else.
 
 Has the face of a session, so that the same script runs alone.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from threading import Event
 
-import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from syncline.rounds import Phase, Tally
+from syncline.ranks import Ranks
+from syncline.tally import Phase, Tally
+from syncline.voice import own_rank, voice
 from syncline_proto.settings import RunSettings
 
 
@@ -34,19 +35,25 @@ class Alone:
         self.phase: Phase = "training"
         self._optimizer, self._recall = optimizer, recall
         self._counted = 0
+        """Tokens of this rank since the last inner step."""
         self._handle: RemovableHandle | None = None
-        together = dist.is_available() and dist.is_initialized()
-        self._ranks = dist.get_world_size() if together else 1
+        self._ranks: Ranks | None = None
 
     @property
     def run_tokens(self) -> int:
         return self.tally.tokens
 
     def start(self) -> None:
-        self._handle = self._optimizer.register_step_post_hook(lambda *_: self._after_step())  # pyright: ignore[reportArgumentType]
+        """Say that it is on its own, on rank 0, and count from here on; on all ranks."""
+        why = "no control plane is configured (SYNCLINE_CONTROL)"
+        idle = ", ".join(_without_meaning(self.settings))
+        so = {"so": f"settings that mean nothing here: {idle}"} if idle else {}
+        voice(own_rank()).info("replica.alone", why=why, **so)
+        ranks = self._ranks = Ranks()
+        self._handle = self._optimizer.register_step_post_hook(lambda *_: self._after_step(ranks))  # pyright: ignore[reportArgumentType]
 
     def count(self, tokens: int) -> None:
-        self._counted += tokens * self._ranks
+        self._counted += tokens
 
     def synchronize(self) -> None:
         """There is nobody to wait for."""
@@ -57,14 +64,42 @@ class Alone:
     def leave(self) -> None:
         """There is nobody to tell."""
 
-    def close(self) -> None:
+    def close(self, failed: bool) -> None:
+        """``failed``: the other ranks may be elsewhere, so nothing is done in step with them."""
         if self._handle is not None:
             self._handle.remove()
+        if self._ranks is not None and not failed:
+            self._ranks.close()
 
-    def _after_step(self) -> None:
+    def _after_step(self, ranks: Ranks) -> None:
+        """Count, and end where the budget is reached or rank 0 was asked to leave.
+
+        As in a run the step's tokens are rank 0's times the ranks, so that all end at one step.
+        """
+        mine = [self._recall.is_set(), self._counted * ranks.count]
+        asked, tokens = ranks.of_first(mine)
         self.tally.inner_step += 1
-        self.tally.tokens += self._counted
+        self.tally.tokens += tokens
         self._counted = 0
-        if self._recall.is_set():
+        budget = self.settings.token_budget
+        if asked:
             self.done = self.drained = True
             self.phase = "draining"
+        elif budget is not None and self.tally.tokens >= budget:
+            self.done = True
+            self.phase = "done"
+
+
+def _without_meaning(settings: RunSettings) -> list[str]:
+    """The settings that somebody gave and that say something of a run only."""
+    bare = RunSettings(strategy=settings.strategy)
+    by_strategy = bare.model_fields_set - {"strategy"}  # nobody gave them
+    return [
+        name
+        for name in RunSettings.model_fields
+        if name != "token_budget"
+        and (
+            name in settings.model_fields_set - by_strategy
+            or getattr(settings, name) != getattr(bare, name)
+        )
+    ]

@@ -16,6 +16,7 @@ from syncline.push import Push, Wanted
 from syncline.ranks import Ranks
 from syncline.recall import unless_recalled
 from syncline.rounds import Rounds
+from syncline.waiting import Waiting
 from syncline.warmup import WarmUp
 from syncline_proto.errors import RunConflict
 from syncline_proto.v1 import sync_pb2 as pb
@@ -32,19 +33,20 @@ class Entry:
         exchange: Exchange,
         helm: Helm,
         rounds: Rounds,
+        waiting: Waiting,
         log: FilteringBoundLogger,
     ) -> None:
         """``log`` is silent on all ranks but the first."""
         self._initialised = joined.initialised
         self._warmup_steps = joined.settings.warmup_steps
         self._ranks, self._anchors, self._exchange = ranks, anchors, exchange
-        self._helm, self._rounds, self._log = helm, rounds, log
+        self._helm, self._rounds, self._waiting, self._log = helm, rounds, waiting, log
 
     def offer(self) -> None:
         """Offer this replica's parameters as revision 0 where there is none.
 
         Raises:
-            RunOver, SynclineError: as ``Rounds.settled`` does.
+            RunOver, SynclineError: as ``Waiting.settled`` does.
         """
         offers = [
             (fragment, self._exchange.begin(self._offer(fragment)))
@@ -52,14 +54,14 @@ class Entry:
             if fragment not in self._initialised
         ]
         for fragment, offer in offers:
-            self._rounds.settled(fragment, offer)
+            self._waiting.settled(fragment, offer)
 
     def take(self) -> WarmUp | None:
         """Take the parameters from which to train; the synchronous phase if that is to be gone by.
 
         Raises:
             RunConflict: a part of the parameters was lost.
-            RunOver, SynclineError: as ``Rounds.settled`` does.
+            RunOver, SynclineError: as ``Waiting.settled`` does.
         """
         pull, fragments = self._exchange.begin_pull, self._rounds.fragments
         while True:
@@ -79,7 +81,7 @@ class Entry:
             else:
                 taken = self._rounds.take([pull(f, Wanted(revision=0)) for f in fragments])
                 warm_up = WarmUp(
-                    self._warmup_steps, self._anchors, self._exchange, self._rounds.settled
+                    self._warmup_steps, self._anchors, self._exchange, self._waiting.settled
                 )
             if taken:
                 return warm_up

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 import structlog
@@ -26,7 +27,7 @@ from syncline.line import Place, PushLine
 from syncline.link import Link, Pulled, Stalled
 from syncline.outage import Outage
 from syncline.patience import Pauses, RoundPatience, patiently
-from syncline.push import Identity, Outcome, Push, Wanted, header_of, wanted_by
+from syncline.push import Identity, Outcome, Push, Wanted, header_of, request_of, wanted_by
 from syncline.voice import voice
 from syncline_proto.errors import (
     EpochChanged,
@@ -134,18 +135,18 @@ class Exchange:
             finally:
                 self._line.leave(place)
 
-        return self._in_background(pushed)
+        return self._exchanged(pushed)
 
     def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
         """Pull in the background, as if it had been pushed and merged; the newest if it is gone."""
-        return self._in_background(lambda: self._pulled(fragment, wanted))
+        return self._exchanged(lambda: self._pulled(fragment, wanted))
 
     def begin_waiting(self, fragment: int) -> Future[Outcome]:
         """Wait in the background for the end of the synchronous phase, and pull what is then.
 
         The outcome is GONE if the phase started again meanwhile, so that we could take part.
         """
-        return self._in_background(lambda: self._wait_for_first(fragment))
+        return self._exchanged(lambda: self._wait_for_first(fragment))
 
     def states(self) -> dict[int, pb.FragmentState]:
         """Where each fragment stands, asked anew."""
@@ -155,6 +156,11 @@ class Exchange:
             status = self._keep_asking(link, lambda link=link: link.status(run))
             found.update({state.fragment: state for state in status.fragments})
         return found
+
+    def look(self, fragment: int, tell: Callable[[pb.FragmentState], None]) -> None:
+        """Tell, on rank 0, where a fragment stands: in the background, once that is known."""
+        if self._identity.rank == 0:
+            self._in_background(lambda: tell(self.states()[fragment]))
 
     def _push(self, push: Push, header: pb.PushHeader, place: Place) -> Outcome:
         """Push and pull until a result is known; a broken pull means that both come again."""
@@ -172,9 +178,10 @@ class Exchange:
                 pulled = self._result(push, wanted_by(push, answer), instance, patience)
             except RevisionGone:
                 return Outcome(answer=Answer.GONE)
-            if pulled is None:
-                patience.check(self._name(push.fragment))
-                log.info("push.again", fragment=self._name(push.fragment), seq=header.seq)
+            if isinstance(pulled, str):
+                name = self._name(push.fragment)
+                patience.check(name)
+                log.info("push.again", fragment=name, seq=header.seq, why=pulled)
                 self._stop.wait(AGAIN_S)
                 continue
             stale = judged == pb.VERDICT_STALE and push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
@@ -208,8 +215,8 @@ class Exchange:
 
     def _result(
         self, push: Push, wanted: Wanted, instance: str, patience: RoundPatience
-    ) -> Pulled | None:
-        """Wait for the result of a judged push; None if the service may have forgotten the push.
+    ) -> Pulled | str:
+        """Wait for the result of a judged push; why, if the service may have forgotten the push.
 
         Raises:
             RevisionGone: the gradient step is no longer kept.
@@ -223,12 +230,12 @@ class Exchange:
                 patience.check(self._name(push.fragment))
                 status = self._keep_asking(link, lambda: link.status(self._identity.run))
                 if status.instance != instance:
-                    return None
-            except (Unreachable, Overloaded):
-                return None
+                    return "the sync service has started anew"
+            except (Unreachable, Overloaded) as error:
+                return f"the pull was broken off: {error.message.rstrip('.')}"
             except EpochChanged:
                 self._learn_epoch(epoch, 0)
-                return None
+                return "the sync service has restored the run"
             except RevisionGone:
                 if wanted.gradient_step is not None:
                     raise
@@ -281,23 +288,9 @@ class Exchange:
     def _pull(self, fragment: int, wanted: Wanted) -> Pulled:
         shard = self._shards[fragment]
         # No boxes would mean the whole fragment; a rank with an empty shard wants none of it.
-        values = wanted.values and bool(shard.pieces)
-        request = pb.PullRequest(
-            run=self._identity.run,
-            epoch=self._epoch,
-            replica=self._identity.replica,
-            incarnation=self._identity.incarnation,
-            fragment=fragment,
-            boxes=[box.to_proto() for box in shard.boxes],
-            header_only=not values,
-        )
-        if wanted.gradient_step is not None:
-            request.gradient_step = wanted.gradient_step
-        elif wanted.revision is not None:
-            request.revision = wanted.revision
-        else:
-            request.newest = True
-        return self._links[fragment].pull(request, shard.numel if values else None)
+        wanted = replace(wanted, values=wanted.values and bool(shard.pieces))
+        request = request_of(wanted, self._identity, fragment, self._epoch, shard.boxes)
+        return self._links[fragment].pull(request, shard.numel if wanted.values else None)
 
     def _keep_asking(
         self, link: Link, act: Callable[[], Value], excused_s: Callable[[], float] = lambda: 0.0
@@ -331,7 +324,7 @@ class Exchange:
                 link.open_run(me.run, me.replica, me.incarnation, self._layout)
             raise Unreachable("The sync service had not heard of the run.") from None
 
-    def _in_background(self, act: Callable[[], Outcome]) -> Future[Outcome]:
+    def _exchanged(self, act: Callable[[], Outcome]) -> Future[Outcome]:
         """Begin ``act``; an error of ours becomes an outcome, a fault is raised to who reads it."""
 
         def ended() -> Outcome:
@@ -342,7 +335,11 @@ class Exchange:
             except SynclineError as error:
                 return Outcome(answer=Answer.FAILED, error=error)
 
-        work = in_background(ended, "syncline-exchange")
+        return self._in_background(ended)
+
+    def _in_background(self, act: Callable[[], Value]) -> Future[Value]:
+        """Begin ``act``, and remember its thread; of the training thread."""
+        work = in_background(act, "syncline-exchange")
         self._threads = [t for t in self._threads if t.is_alive()] + [work.thread]
         return work.future
 

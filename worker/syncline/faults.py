@@ -18,6 +18,9 @@ from syncline_proto.errors import Setting, SynclineError
 FAULT = 1
 """The exit code."""
 
+INTERRUPTED = "It was interrupted."
+"""What the run's log says of Ctrl+C."""
+
 IN_SCRIPTS: Mapping[Setting, str] = {
     "control": "control=, SYNCLINE_CONTROL",
     "token": "SYNCLINE_TOKEN",
@@ -48,7 +51,7 @@ def why_of(error: BaseException) -> str:
     if isinstance(error, SynclineError):
         return error.message
     if isinstance(error, KeyboardInterrupt):
-        return "It was interrupted."
+        return INTERRUPTED
     return f"It ended with {type(error).__name__}."
 
 

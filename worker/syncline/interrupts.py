@@ -24,7 +24,7 @@ class Loading:
     def __enter__(self) -> None:
         self._is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if self._is_ours:
-            signal.signal(signal.SIGINT, _end)
+            signal.signal(signal.SIGINT, _break_off)
 
     def __exit__(self, *_: object) -> None:
         if self._is_ours:
@@ -53,7 +53,7 @@ class Deferred:
 
     def _ask(self, *_: object) -> None:
         if self._is_asked:
-            _end()
+            _break_off()
         self._is_asked = True
 
 
@@ -75,7 +75,7 @@ def end(code: int) -> None:
     sys.exit(code)  # which also tells where the last words could not be written
 
 
-def _end(*_: object) -> None:
+def _break_off(*_: object) -> None:
     if os.environ.get("RANK", "0") == "0":
         os.write(2, b"Interrupted.\n")
     os._exit(INTERRUPTED)

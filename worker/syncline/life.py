@@ -18,8 +18,10 @@ from syncline.anchors import Anchors
 from syncline.buffers import Buffers
 from syncline.control import ControlClient
 from syncline.council import Council
+from syncline.ending import RunEnd
 from syncline.entry import Entry
 from syncline.exchange import Exchange
+from syncline.faults import INTERRUPTED
 from syncline.heartbeat import Pulse
 from syncline.helm import Helm
 from syncline.hooks import Hooks, reshard_all
@@ -29,7 +31,9 @@ from syncline.push import Identity
 from syncline.ranks import Ranks
 from syncline.rounds import Rounds
 from syncline.session import Session
+from syncline.tally import Tally
 from syncline.voice import voice
+from syncline.waiting import Waiting
 from syncline_proto.errors import LeaseLost, SynclineError
 from syncline_proto.rest import Progress, Registration
 
@@ -101,6 +105,8 @@ class Life:
     def _leave(self, client: ControlClient, me: Registration, why: str) -> None:
         try:
             client.leave(me.run.name, me.replica, me.incarnation, why)
+            if why == INTERRUPTED:  # all else says what it is in its last line
+                log.info("replica.left", why="interrupted", so="its lease is given back")
         except LeaseLost:
             pass  # there is no lease to give back
         except SynclineError as error:
@@ -137,18 +143,19 @@ class Life:
         say = voice(ranks.index)
         helm = Helm(ranks, identity.run, self._client, self.pulse, self._recall, say)
         anchors = Anchors(shards)
+        tally = Tally()
+        waiting = Waiting(Council(ranks, exchange, helm.order), helm, tally)
         rounds = Rounds(
             [fragment.name for fragment in layout.fragments],
             anchors,
             exchange,
-            Council(ranks, exchange, helm.order),
-            helm,
+            waiting,
             self._hooks,
             optimizer,
             joined.settings,
+            tally,
             say,
         )
-        entry = Entry(joined, ranks, anchors, exchange, helm, rounds, say)
         return Session(
             joined,
             ranks,
@@ -157,7 +164,9 @@ class Life:
             self._hooks,
             Buffers(model, ranks),
             rounds,
-            entry,
+            waiting,
+            Entry(joined, ranks, anchors, exchange, helm, rounds, waiting, say),
+            RunEnd(rounds, exchange, helm, joined.settings, say),
             optimizer,
             say,
         )

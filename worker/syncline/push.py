@@ -93,6 +93,28 @@ def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[Box]) -> pb.Pu
     )
 
 
+def request_of(
+    wanted: Wanted, me: Identity, fragment: int, epoch: int, boxes: Iterable[Box]
+) -> pb.PullRequest:
+    """What asks for the values in ``boxes``, of which there is at least one, or for none."""
+    request = pb.PullRequest(
+        run=me.run,
+        epoch=epoch,
+        replica=me.replica,
+        incarnation=me.incarnation,
+        fragment=fragment,
+        boxes=[box.to_proto() for box in boxes],
+        header_only=not wanted.values,
+    )
+    if wanted.gradient_step is not None:
+        request.gradient_step = wanted.gradient_step
+    elif wanted.revision is not None:
+        request.revision = wanted.revision
+    else:
+        request.newest = True
+    return request
+
+
 def wanted_by(push: Push, answer: pb.PushResponse) -> Wanted:
     """What a judged push must wait for."""
     if push.kind == pb.PUSH_KIND_GRADIENT:

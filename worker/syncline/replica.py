@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 
-import structlog
 from torch import nn
 from torch.optim import Optimizer
 
@@ -25,16 +24,14 @@ from syncline.faults import plainly, why_of
 from syncline.join import Wish, wished
 from syncline.life import Life
 from syncline.recall import Recall
-from syncline.rounds import Phase
 from syncline.session import Session
 from syncline.settings import run_settings
 from syncline.stats import Stats, progress_of, stats_of
+from syncline.tally import Phase
 from syncline.voice import voice
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import LossPoint, Progress, Registration
 from syncline_proto.settings import RunSettings
-
-log = structlog.get_logger()
 
 
 class Replica:
@@ -44,7 +41,8 @@ class Replica:
     takes no closure.
 
     Without a control plane (neither ``control`` nor SYNCLINE_CONTROL) it is inactive: it says so
-    once, counts steps and tokens, and does nothing else, so that the same script runs alone.
+    once, counts steps and tokens, and is done at the token budget, so that the same script runs
+    alone.
 
     What a loop asks of an active replica that was not started is a ConfigError.
 
@@ -298,7 +296,6 @@ class Replica:
         if self._stage == "live":
             raise ConfigError("The replica was started already; close it before it starts again.")
         if self._wish is None:
-            log.info("replica.alone", why="no control plane is configured (SYNCLINE_CONTROL)")
             self._alone.start()
         else:
             self._join(self._wish)
@@ -326,7 +323,7 @@ class Replica:
             return
         self._stage = "closed"
         if self._life is None:
-            self._alone.close()
+            self._alone.close(failed)
             return
         try:
             if not failed:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.errors import ConfigError, SynclineError, Unreachable, from_code
-from syncline_proto.names import valid_name
+from syncline_proto.names import NAME_WORDS, valid_name
 from syncline_proto.rest import Problem
 
 Shape = TypeVar("Shape")
@@ -38,8 +38,7 @@ def below_v1(*parts: str) -> str:
     for part in parts:
         if not valid_name(part):
             raise ConfigError(
-                f"{part[:80]!r} cannot be the name of a run or replica; names are of lower-case "
-                "letters, digits, '.', '_' and '-', at most 63."
+                f"{part[:80]!r} cannot be the name of a run or replica, which must be {NAME_WORDS}."
             )
     return "/v1/" + "/".join(parts)
 

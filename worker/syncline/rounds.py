@@ -1,4 +1,4 @@
-"""The rounds of a replica: what is pushed, waited for, and written into the model.
+"""The rounds of a replica: what is pushed, and what is written into the model.
 
 Runs on the training thread, in the same order on every rank. A fragment is pending from its push
 to its merge, and no optimizer step comes between. When to push is the session's business.
@@ -6,11 +6,9 @@ to its merge, and no optimizer step comes between. When to push is the session's
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
 
 from structlog.typing import FilteringBoundLogger
 from torch.optim import Optimizer
@@ -19,57 +17,14 @@ from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD, barren_after, diverged
 from syncline.core.plan import in_step
-from syncline.council import Council
 from syncline.exchange import Exchange
-from syncline.helm import Helm
 from syncline.hooks import Hooks
 from syncline.push import Outcome, Push
-from syncline.recall import CALLED_OFF
+from syncline.tally import Tally
 from syncline.voice import of_waiting
-from syncline_proto.errors import CalledOff, LeaseLost, ProcessFailed
+from syncline.waiting import Waiting
 from syncline_proto.settings import CodecName, RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-
-Phase = Literal["joining", "warm-up", "training", "waiting", "paused", "draining", "done"]
-"""What a replica is doing, as heartbeats say it."""
-
-
-class RunOver(Exception):
-    """The run has ended while we waited; there is nothing more to merge."""
-
-
-class TookTooLong(Exception):
-    """The caller's deadline for a wait has passed."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a replica has counted since it joined.
-
-    Only the training thread writes. The heartbeat reads each number by itself, and a number that
-    is older than its neighbour by one step is good enough for a report.
-    """
-
-    inner_step: int = 0
-    tokens: int = 0
-    """Of this replica, in finished inner steps."""
-    since_sync: int = 0
-    """Of these, those since the last push (or whose push came late)."""
-    pushed: int = 0
-    """Those in the pushes that are pending."""
-    committed: int = 0
-    """Tokens of the whole run, at the revision that was merged last."""
-    growth: int = 0
-    """What the last merge added to ``committed``."""
-    exposed_s: float = 0.0
-    hook_s: float = 0.0
-    paused_s: float = 0.0
-    """While the run was paused; none of it counts as exposed, or as a hook's."""
-    rounds: int = 0
-    barren: int = 0
-    """Rounds in a row, up to the last one, in which nobody's push counted."""
-    stale: int = 0
-    anomalous: int = 0
 
 
 @dataclass(slots=True)
@@ -95,21 +50,20 @@ class Rounds:
         names: Sequence[str],
         anchors: Anchors,
         exchange: Exchange,
-        council: Council,
-        helm: Helm,
+        waiting: Waiting,
         hooks: Hooks,
         optimizer: Optimizer,
         settings: RunSettings,
+        tally: Tally,
         log: FilteringBoundLogger,
     ) -> None:
         """``names`` are the fragments'; ``log`` is silent on all ranks but the first.
 
         Of ``settings`` only what never changes is read.
         """
-        self.tally = Tally()
-        self.waiting = False
+        self.tally = tally
         self._names, self._anchors, self._exchange = names, anchors, exchange
-        self._council, self._helm, self._hooks = council, helm, hooks
+        self._waiting, self._hooks = waiting, hooks
         self._optimizer, self._settings, self._log = optimizer, settings, log
         self._unpushed = [Unpushed() for _ in names]
         self._pending: dict[int, tuple[Push, Future[Outcome]]] = {}
@@ -199,7 +153,7 @@ class Rounds:
 
         Raises:
             TrainingDiverged: nobody's push has counted for ``BARREN_MAX`` rounds.
-            RunOver, TookTooLong, SynclineError: as ``settled`` does.
+            RunOver, TookTooLong, SynclineError: as ``Waiting.settled`` does.
         """
         while fragment in self._pending:
             late = [push] if (push := self._answer(fragment, until)) else []
@@ -213,15 +167,15 @@ class Rounds:
         """Wait for what came of a push, and write it into the model; the push if it was late."""
         push, future = self._pending[fragment]
         of_round = push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
-        say = self._say_waiting if of_round else None
-        conclusion, outcome = self.settled(fragment, future, until, say)
+        say = (lambda: self._say_waiting(push)) if of_round else None
+        conclusion, outcome = self._waiting.settled(fragment, future, until, say)
         del self._pending[fragment]
         if conclusion.step is Step.REBASE:
             self._rebase(fragment, outcome)
             self._see_barren(fragment, conclusion, outcome)
             return push
         self._unpushed[fragment] = Unpushed(push.last_step)
-        self.adopt(fragment, outcome)
+        self._adopt(fragment, outcome)
         self._judged(fragment, conclusion, outcome)
         self._in_time = True
         self._see_barren(fragment, conclusion, outcome)
@@ -265,69 +219,28 @@ class Rounds:
         Returns False, and writes none, if the synchronous phase went on, or began again, meanwhile.
 
         Raises:
-            RunOver, TookTooLong, SynclineError: as ``settled`` does.
+            RunOver, TookTooLong, SynclineError: as ``Waiting.settled`` does.
         """
-        ends = [self.settled(fragment, future, until) for fragment, future in enumerate(futures)]
+        ends = [
+            self._waiting.settled(fragment, future, until)
+            for fragment, future in enumerate(futures)
+        ]
         if any(conclusion.step is not Step.MERGE for conclusion, _ in ends):
             return False
         for fragment, (_, outcome) in enumerate(ends):
-            self.adopt(fragment, outcome)
+            self._adopt(fragment, outcome)
         return True
 
-    def settled(
-        self,
-        fragment: int,
-        future: Future[Outcome],
-        until: float | None = None,
-        on_long: Callable[[], None] | None = None,
-    ) -> tuple[Conclusion, Outcome]:
-        """Wait for an exchange, on all ranks: the conclusion is MERGE, REBASE or REJOIN.
+    def _say_waiting(self, push: Push) -> None:
+        """Say whom the round of a push waits for, if it is open still when that is known."""
 
-        ``on_long`` is called once if others make that take long.
+        def say(state: pb.FragmentState) -> None:
+            if state.revision == push.base:
+                self._log.info("round.waits", **of_waiting(state, self._settings))
 
-        Raises:
-            RunOver: the run has ended.
-            TookTooLong: it is past ``until`` (of ``time.monotonic``), and the run goes on.
-            CalledOff: the replica was asked to leave while it joined.
-            LeaseLost: another life of this replica holds the lease, or none does.
-            ProcessFailed: another rank failed.
-            SynclineError: the exchange failed.
-        """
-        began, paused_s = time.perf_counter(), self._council.paused_s
-        self.waiting = not future.done()
-        try:
-            conclusion, outcome = self._council.conclude(fragment, future, until, on_long)
-        finally:
-            self.waiting = False
-            paused_s = self._council.paused_s - paused_s
-            self.tally.paused_s += paused_s
-            self.tally.exposed_s += time.perf_counter() - began - paused_s
-        if conclusion.step is Step.FAIL:
-            raise outcome.error or ProcessFailed(
-                "Another rank of this replica failed; its log says why."
-            )
-        if conclusion.step is Step.STOP:
-            raise self.lost(outcome.reason)
-        if conclusion.step is Step.ABANDON:
-            if self._helm.is_called_off():
-                raise CalledOff(CALLED_OFF)
-            if until is not None and not self._helm.run_has_ended():
-                raise TookTooLong
-            raise RunOver
-        return conclusion, outcome
+        self._exchange.look(push.fragment, say)
 
-    def _say_waiting(self) -> None:
-        self._log.info("round.waits", **of_waiting(self.revision, self._settings))
-
-    def lost(self, why: str) -> Exception:
-        """What to raise where the lease is gone: RunOver if that is because the run has ended."""
-        if self._helm.run_has_ended():
-            return RunOver()
-        heard = self._helm.why_lost()
-        why = heard or f"{(why or 'another rank was refused').rstrip('.')}; start the replica again"
-        return LeaseLost(f"The lease is lost: {why.rstrip('.')}.")
-
-    def adopt(self, fragment: int, outcome: Outcome) -> None:
+    def _adopt(self, fragment: int, outcome: Outcome) -> None:
         """Write what was pulled into the model, and make it the anchor."""
         assert outcome.pulled is not None
         self._hooks.reshard(fragment)

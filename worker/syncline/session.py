@@ -16,17 +16,18 @@ from torch.optim import Optimizer
 
 from syncline.buffers import Buffers
 from syncline.core.plan import Act, reaches_budget
+from syncline.ending import RunEnd
 from syncline.entry import Entry
 from syncline.exchange import Exchange
 from syncline.faults import plainly
 from syncline.helm import Helm
 from syncline.hooks import Hooks
 from syncline.join import Joined
-from syncline.push import Wanted
 from syncline.ranks import Ranks
-from syncline.rounds import Phase, Rounds, RunOver, Tally, TookTooLong
+from syncline.rounds import Rounds
+from syncline.tally import Phase, Tally
+from syncline.waiting import RunOver, TookTooLong, Waiting
 from syncline.warmup import WarmUp
-from syncline_proto.errors import SynclineError
 
 PAUSE_SLICE_S = 0.2
 """Between two looks at whether a paused run goes on."""
@@ -47,7 +48,9 @@ class Session:
         hooks: Hooks,
         buffers: Buffers,
         rounds: Rounds,
+        waiting: Waiting,
         entry: Entry,
+        run_end: RunEnd,
         optimizer: Optimizer,
         log: FilteringBoundLogger,
     ) -> None:
@@ -61,9 +64,8 @@ class Session:
         self.unsynced = False
         self._settings_version = joined.registration.run.settings_version
         self._ranks, self._exchange, self._helm, self._hooks = ranks, exchange, helm, hooks
-        self._rounds, self._entry, self._optimizer = rounds, entry, optimizer
-        self._buffers = buffers
-        self._log = log
+        self._rounds, self._waiting, self._buffers = rounds, waiting, buffers
+        self._entry, self._run_end, self._optimizer, self._log = entry, run_end, optimizer, log
         self._warm_up: WarmUp | None = None
         self._synchronized = False
         """Nothing is left to wait for before this step's update."""
@@ -90,7 +92,7 @@ class Session:
 
     @property
     def phase(self) -> Phase:
-        return "waiting" if self._rounds.waiting and not self.done else self._phase
+        return "waiting" if self._waiting.is_on and not self.done else self._phase
 
     @property
     def run_tokens(self) -> int:
@@ -285,7 +287,7 @@ class Session:
             # What was pushed before or at this boundary waits for a round that cannot close.
             self._exchange.pauses.set(bool(act & Act.PAUSE))
             if act & Act.STOP:
-                raise self._rounds.lost("its heartbeat was refused")
+                raise self._waiting.lost("its heartbeat was refused")
             if act & Act.END:
                 raise RunOver
             if act & Act.SYNC:
@@ -313,40 +315,13 @@ class Session:
             raise RunOver
 
     def _see_budget(self) -> None:
-        """End where the merged revisions hold the run's whole token budget.
-
-        A replica that is out of step goes on to its next boundary: the others' last round waits
-        for the fragments in which it is behind.
-        """
+        """End where the merged revisions hold the run's whole token budget."""
         if self._rounds.are_pending or self.done:
             return
         self.last_round = False
-        budget = self.settings.token_budget
-        if self._warm_up is not None:
-            return
-        if self._rounds.budget_is_committed and self._rounds.are_in_step:
-            if self._rounds.are_unpushed:  # late for the last round; its value is everyone's
-                self._rounds.drop_progress()
-            self.done = True
-            self._phase = "done"
-            self._helm.finish_run()
-            self._log.info("run.finished", tokens=self.tally.committed, budget=budget)
-
-    def _end(self) -> None:
-        """The run has ended elsewhere: take its last value, if it is still to be had."""
-        self.done = True
-        self._phase = "done"
-        self._rounds.forget()
-        self._helm.end()
-        futures = [self._exchange.begin_pull(f, Wanted()) for f in self._rounds.fragments]
-        limit_s = self.settings.timeouts.round_deadline_s
-        try:
-            self._rounds.take(futures, time.monotonic() + limit_s)
-        except (SynclineError, RunOver, TookTooLong) as error:
-            why = str(error) or f"its last value did not come within {limit_s:g} s"
-            self._log.warning("run.ended", so="the parameters stay as they are", why=why)
-            return
-        self._log.info("run.ended", so="the parameters are its newest revision")
+        if self._warm_up is None and self._run_end.is_reached:
+            self.done, self._phase = True, "done"
+            self._run_end.finish()
 
     def _drop_gradients(self) -> None:
         for group in self._optimizer.param_groups:
@@ -364,7 +339,8 @@ class Session:
                 try:
                     yield
                 except RunOver:
-                    self._end()
+                    self.done, self._phase = True, "done"
+                    self._run_end.follow()
         finally:
             waited = tally.exposed_s + tally.paused_s - waited
             tally.hook_s += time.perf_counter() - began - waited

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Sequence
 
 import structlog
+import torch.distributed as dist
 from structlog.typing import FilteringBoundLogger
 
 from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+
+NAMED_MAX = 5
+"""Replicas that a line of the log names."""
+
+NEVER_FEWER = "no round closes with fewer"
 
 
 def voice(rank: int) -> FilteringBoundLogger:
@@ -18,19 +27,36 @@ def voice(rank: int) -> FilteringBoundLogger:
     return structlog.wrap_logger(None, wrapper_class=silent)
 
 
-def of_waiting(revision: int, settings: RunSettings) -> dict[str, str]:
-    """Why a round that was pushed to, from ``revision``, is open still, and how long it will be.
+def own_rank() -> int:
+    """This process's place among its replica's ranks; torchrun's word where they have not met."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    told = os.environ.get("RANK", "")
+    return int(told) if told.isdecimal() else 0
 
-    A replica does not know who else has pushed, so this names all that the round may wait for.
+
+def of_waiting(state: pb.FragmentState, settings: RunSettings) -> dict[str, str]:
+    """Why a round that was pushed to is open still, and how long it will be.
+
+    ``state`` is where the sync service says that the fragment stands.
     """
     least, wished = settings.min_replicas, max(settings.min_replicas, settings.replicas)
+    pushed, missing = len(state.arrived), sorted({*state.expected} - {*state.arrived})
     so = "the round closes without them at its deadline (timeouts.round_deadline)"
-    if revision == 0 and wished > 1:
+    so += f", with min_replicas {least} at least" if least > 1 else ""
+    if state.revision == 0 and wished > 1:
         name = "min_replicas" if wished == least else "expected_replicas"
-        why = f"the first round waits for {name} {wished}, and not all of them have pushed yet"
-        if wished == least:
-            return {"why": why, "so": "no round closes with fewer"}
-    else:
-        why = "replicas that take part have not pushed yet"
-        why += f", or they are fewer than min_replicas {least}" if least > 1 else ""
-    return {"why": why, "so": so + (f", with min_replicas {least} at least" if least > 1 else "")}
+        why = f"the first round waits for {name} {wished}, and {pushed} of {wished} have pushed"
+        return {"why": why, "so": NEVER_FEWER if wished == least else so}
+    if missing:
+        has = "has" if len(missing) == 1 else "have"
+        return {"why": f"{_some(missing)} {has} not pushed yet", "so": so}
+    if pushed < least:
+        return {"why": f"{pushed} of min_replicas {least} have pushed", "so": NEVER_FEWER}
+    return {"why": "all have pushed, and the sync service has not merged them yet"}
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of them by name, and how many more there are."""
+    named, more = ", ".join(names[:NAMED_MAX]), len(names) - NAMED_MAX
+    return f"{named} and {more} more" if more > 0 else named

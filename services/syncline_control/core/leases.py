@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from syncline_proto.errors import LeaseLost
+from syncline_proto.errors import LeaseLost, RunConflict
 from syncline_proto.rest import ReplicaState
 
 REVIEW_S_MIN, REVIEW_S_MAX = 0.2, 1.0
@@ -116,11 +116,12 @@ def drain(lease: Lease) -> Lease:
     """Return the lease as draining.
 
     Raises:
-        LeaseLost: it is not held, so there is nobody to drain.
+        RunConflict: it is not held, so there is nobody to drain.
+        LeaseLost: the replica was kicked.
     """
     _refuse_if_kicked(lease)
     if not lease.held:
-        raise LeaseLost(f"{_ENDED[lease.state]}; there is nothing to drain.")
+        raise RunConflict(f"{_ENDED[lease.state]}; there is nothing to drain.")
     return replace(lease, state=ReplicaState.DRAINING)
 
 

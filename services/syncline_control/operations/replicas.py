@@ -89,7 +89,8 @@ def drain(tx: Transaction, run: str, replica: str) -> ReplicaView:
     """Ask the replica to finish and leave; it hears so with its next heartbeat.
 
     Raises:
-        LeaseLost: the replica is not alive.
+        RunConflict: the replica is not alive.
+        LeaseLost: an operator removed it.
     """
     _, row = find(tx, run, replica)
     _end_or_drain(tx, run, row, leases.drain(lease_of(row)), f"{replica} is draining.")

@@ -35,6 +35,9 @@ export function drawChart(curves, ordinals) {
   drawn = shape;
 }
 
+// The columns that are plotted: the tokens, then the losses of each line.
+export const plotted = () => plot?.data ?? [];
+
 export function forgetChart() {
   drawn = "";
 }

@@ -157,13 +157,14 @@ function figure(label, value, small = "", kind = "") {
   return el("div", { class: "figure" }, el("div", { class: "label" }, label), el("div", { class: `value ${kind}` }, value, small ? el("small", {}, small) : null));
 }
 
+const byName = new Intl.Collator("en", { numeric: true }).compare; // replica-2 before replica-10
 const held = (one) => one.state === "alive" || one.state === "draining";
 const rate = (one) => (held(one) && one.progress.phase !== "paused" ? one.progress.tokens_per_second : null);
 const DOT = { alive: "good", draining: "warn", lost: "bad", kicked: "bad", left: "hollow" };
 
 function replicas(run) {
   const lease = run.settings.timeouts.lease ?? LEASE_S[run.settings.timeouts.profile];
-  const order = [...now.replicas.keys()].sort((a, b) => held(now.replicas[b]) - held(now.replicas[a]) || a - b);
+  const order = [...now.replicas.keys()].sort((a, b) => held(now.replicas[b]) - held(now.replicas[a]) || byName(now.replicas[a].replica, now.replicas[b].replica));
   byId("replicas").replaceChildren(...order.map((i) => row(run, now.replicas[i], i, lease)));
   byId("crew-head").hidden = !order.length;
   byId("crew").textContent = order.length ? `${order.length} in all` : "";

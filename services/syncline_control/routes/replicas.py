@@ -80,7 +80,7 @@ async def heartbeat(
 
 @router.post("/{replica}/drain")
 async def drain_replica(state: Control, run: RunName, replica: ReplicaName) -> ReplicaView:
-    """Ask the replica to push what it has done and leave."""
+    """Ask the replica to push what it has done and leave. RUN_CONFLICT means: it is gone."""
     return await state.do(replicas.drain, run, replica)
 
 

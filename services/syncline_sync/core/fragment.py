@@ -116,8 +116,10 @@ class Fragment:
     def known(self, replica: str, incarnation: int, seq: int) -> Judgement | None:
         """DUPLICATE for a push that the open round or a committed one contains; else None."""
         inside = self._round.arrived.get(replica) if self._round else None
-        if inside and (inside.incarnation, inside.seq) == (incarnation, seq):
+        if inside and inside.incarnation == incarnation and seq <= inside.seq:
             assert self._round is not None
+            if seq < inside.seq:
+                return refusals.duplicate(ACCEPTED, self.saved.revision, non_finite=False)
             non_finite = not detector.is_finite(inside.norm)
             return refusals.duplicate(inside.verdict, self._round.result, non_finite)
         return refusals.known(self.saved, replica, incarnation, seq)

@@ -1,12 +1,12 @@
 """How much a push counts: less, the larger its norm (EDiT's weighting, arXiv 2412.07210).
 
-    w = exp(-(G - ref) / T) * (n / H) ** rho            float64; the merge divides by their sum
+    w = exp(-G / T) * (n / H) ** rho            float64; the merge divides by their sum
 
-Pure. ``ref`` only keeps the numbers in range and cancels in the division. It is the norm of the
-round's first accepted push, and moves to a smaller one, by scaling what is already in the
-accumulator, when a weight would leave the range: so weights never depend on the order of arrival,
-whatever the norms. (A clamp of the exponent around a reference from earlier rounds would make
-them equal, or all zero, where norms have moved far from it.)
+Pure. Only ratios of weights matter, so they are counted from a reference: the round's first
+accepted push has weight 1. Where one would leave the range, its push becomes the reference and what
+is already in the accumulator is scaled down instead: so weights never depend on the order of
+arrival, whatever the norms and steps. (A clamp of the exponent around a reference from earlier
+rounds would make them equal, or all zero, where norms have moved far from it.)
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ EXPONENT_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """The push that has weight 1: its norm, and the logarithm of its steps' factor."""
+
+    norm: float
+    log_steps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
-    """The round's temperature and reference; ``temperature`` None means equal weights."""
+    """The round's temperature and reference; ``temperature`` None means that norms do not count."""
 
     temperature: float | None
-    reference: float | None = None
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +57,12 @@ def scale_of(statistics: Statistics, rules: PenaltySettings) -> Scale:
 
 
 def weigh(scale: Scale, norm: float, step_ratio: float, step_power: float) -> Weight:
-    """Weigh an accepted push of norm G; ``step_ratio`` is its inner steps over ``sync_every``."""
-    steps = step_ratio**step_power
-    if scale.temperature is None:
-        return Weight(steps, 1.0, scale)
-    reference = norm if scale.reference is None else scale.reference
-    exponent = (reference - norm) / scale.temperature
+    """Weigh an accepted push of norm G; ``step_ratio`` > 0: its inner steps over ``sync_every``."""
+    mine = Reference(norm, step_power * math.log(step_ratio))
+    reference = scale.reference or mine
+    exponent = mine.log_steps - reference.log_steps
+    if scale.temperature is not None:
+        exponent += (reference.norm - norm) / scale.temperature
     if exponent <= EXPONENT_MAX:
-        return Weight(math.exp(exponent) * steps, 1.0, Scale(scale.temperature, reference))
-    moved = Scale(scale.temperature, norm)
-    return Weight(steps, math.exp(-exponent), moved)
+        return Weight(math.exp(exponent), 1.0, Scale(scale.temperature, reference))
+    return Weight(1.0, math.exp(-exponent), Scale(scale.temperature, mine))

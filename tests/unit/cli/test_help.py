@@ -56,6 +56,16 @@ def test_groups_have_examples_too(group: str, capsys: pytest.CaptureFixture[str]
     assert listed and "..." not in listed, "a sentence that does not fit is cut"
 
 
+def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["version"]) == 0
+    first = capsys.readouterr().out.splitlines()[0].split()
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.split() == first
+    assert first[0] == "syncline"
+    assert run(["--help"]) == 0
+    assert "--version" in capsys.readouterr().out
+
+
 def test_a_pause_is_told_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["runs", "pause", "--help"]) == 0
     assert "finish their inner step and wait" in capsys.readouterr().out
@@ -88,6 +98,18 @@ def test_the_list_above_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_wrong_address_is_told_before_anything_heavy_is_loaded() -> None:
+    script = (
+        "import sys\n"
+        "from syncline.cli.app import run\n"
+        "code = run(['export', 'r', '--out', 'nowhere', '--control', 'ftp://foo'])\n"
+        "sys.exit(99 if sys.modules.keys() & {'torch', 'transformers'} else code)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 10, ended.stderr
+    assert "ftp://foo" in ended.stderr and ended.stderr.count("\n") == 1
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -88,6 +88,14 @@ def test_only_the_demo_starts_anew_each_time(job: str, tmp_path: Path) -> None:
     assert not plan_demo(str(tmp_path), [], None).goes_on
 
 
+def test_the_demo_is_edit_with_all_that_belongs_to_it(tmp_path: Path) -> None:
+    launch = plan_demo(str(tmp_path), [], None)
+    run = launch.job.settings
+    assert run.strategy == "edit" and run.penalty.enabled
+    assert run.warmup_steps > 0 and run.outer.momentum > 0
+    assert launch.replicas == run.replicas == 2
+
+
 def test_a_place_whose_replica_was_kicked_gets_another_name() -> None:
     assert replica_names(2, set()) == ["replica-0", "replica-1"]
     assert replica_names(2, {"replica-1", "gpu-box"}) == ["replica-0", "replica-2"]

@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from syncline.cli import live, up
+from syncline.cli.replicas import by_name
 from syncline.launch.view import ReplicaNow, ReplicaStage, View, of_export, result
 from syncline.train.progress import Ending, JsonListener, Snapshot, Start
-from syncline_proto.rest import RunState
+from syncline_proto.rest import ReplicaState, ReplicaView, RunState
 from syncline_testing.views import running
 
 START = Start(
@@ -41,6 +42,7 @@ NOW = Snapshot(
     seconds=10.0,
     eta_s=30.0,
 )
+PAGE = "http://127.0.0.1:1/"
 END = Ending(
     reason="budget",
     bits_per_byte_start=8.0,
@@ -143,13 +145,13 @@ def test_an_export_tells_the_figures_of_its_own_revision() -> None:
     found = of_export(ended, made, warmup_steps=16)
     assert (found.revision, found.rounds, found.tokens) == (9, 8, 900_000)
     assert (found.held_out_merged, found.bits_per_byte_end) == (None, None)
-    assert "no replica evaluated revision 9" in drawn(live.ending(found))
-    assert "kicked" in drawn(live.ending(found))
+    assert "no replica evaluated revision 9" in drawn(live.ending(found, PAGE))
+    assert "kicked" in drawn(live.ending(found, PAGE))
     last = result(view(early, END), "folder", 1.0)
     assert last is not None and last.has_ended
     found = of_export(last, made, warmup_steps=0)
     assert (found.held_out_merged, found.bits_per_byte_end) == (1.9, 2.8)
-    assert "no replica evaluated" not in drawn(live.ending(found))
+    assert "no replica evaluated" not in drawn(live.ending(found, PAGE))
 
 
 @pytest.mark.parametrize("stage", ["ended", "kicked", "failed"])
@@ -177,7 +179,7 @@ def test_a_run_that_everybody_failed_has_a_result_where_it_has_a_revision() -> N
     assert (found.revision, found.failed, found.has_ended) == (3, ["replica-0"], False)
     assert (found.tokens, found.token_budget) == (400_000, 1_000_000)
     assert found.bits_per_byte_start == 8.0
-    assert "replica-0" in drawn(live.ending(found))
+    assert "replica-0" in drawn(live.ending(found, PAGE))
 
 
 def test_a_paused_run_says_how_it_goes_on_and_counts_nothing_down() -> None:
@@ -293,10 +295,35 @@ def test_a_number_that_is_not_finite_does_not_stop_the_screen() -> None:
 def test_the_end_shows_every_replica_and_the_merged_model() -> None:
     found = result(view(END, None), "folder", 120.0)
     assert found is not None
-    shown = drawn(live.ending(found))
+    shown = drawn(live.ending(found, PAGE))
     for word in ("replica-0", "replica-1", "failed", "merged", "1.9000", "2.800", "folder"):
         assert word in shown
     assert "of merged: since the launch" in shown
-    assert "--keep" in shown and "http" not in shown
-    kept = drawn(live.ending(replace(found, page="http://127.0.0.1:1/")))
-    assert "http://127.0.0.1:1/" in kept and "--keep" not in kept
+    assert row(shown, "page") == f"{PAGE} (gone with the services; --keep keeps them)"
+    assert row(shown, "model", last=True) == "none: no round was committed"
+    kept = drawn(live.ending(replace(found, page=PAGE), PAGE))
+    assert row(kept, "page") == PAGE
+
+
+def test_the_end_shows_each_replica_s_own_held_out_loss_and_where_the_export_is() -> None:
+    other = replace(END, held_out_local=2.1234, bits_per_byte_local=3.0625)
+    found = result(view(END, other), "folder", 120.0)
+    assert found is not None
+    shown = drawn(live.ending(replace(found, export="/runs/tiny/export"), PAGE))
+    assert row(shown, "replica-0").split()[:2] == ["2.0000", "2.900"]
+    assert row(shown, "replica-1").split()[:2] == ["2.1234", "3.062"]
+    assert row(shown, "merged").split()[:2] == ["1.9000", "2.800"]
+    assert row(shown, "model", last=True) == "/runs/tiny/export"
+
+
+def row(shown: str, name: str, *, last: bool = False) -> str:
+    """What stands behind a name at the beginning of a line."""
+    found = [line for line in shown.splitlines() if line.startswith(f"{name} ")]
+    return found[-1 if last else 0].removeprefix(name).strip()
+
+
+def test_replicas_stand_by_their_names_and_numbers_count() -> None:
+    names = ["replica-10", "b", "replica-2", "a", "replica-1b", "replica-1", "10", "9"]
+    views = [ReplicaView(replica=one, incarnation=1, state=ReplicaState.LEFT) for one in names]
+    in_order = ["9", "10", "a", "b", "replica-1", "replica-1b", "replica-2", "replica-10"]
+    assert [one.replica for one in by_name(views)] == in_order

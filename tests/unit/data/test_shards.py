@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from syncline.data import shards as shards_room
 from syncline.data.dataset import TokenDataset
 from syncline.data.errors import DataError
 from syncline.data.manifest import MANIFEST_FILE, Manifest, SplitInfo, TokenizerInfo
@@ -160,6 +162,23 @@ def test_other_folders_and_splits_are_said(folder: Path, tmp_path: Path) -> None
         TokenShards.open(tmp_path / "nothing")
     with pytest.raises(DataError, match="no split 'test'; it has train"):
         TokenShards.open(folder, "test")
+
+
+def test_opened_shards_are_maps_of_their_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read-only, and never read into memory: a corpus may be larger than that."""
+    opened: list[np.ndarray] = []
+    whole = shards_room._mapped
+
+    def seen(*given: Any) -> np.ndarray:
+        opened.append(whole(*given))
+        return opened[-1]
+
+    monkeypatch.setattr(shards_room, "_mapped", seen)
+    TokenShards.open(folder)
+    assert len(opened) == len(list(folder.glob("*.bin"))) > 0
+    assert all(isinstance(one, np.memmap) and not one.flags.writeable for one in opened)
 
 
 def test_the_dataset_speaks_hugging_face(folder: Path) -> None:

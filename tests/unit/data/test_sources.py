@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from syncline.data import corpus, readers
 from syncline.data.errors import DataError
 from syncline.data.sources import resolve
+from syncline.data.tokenizer import load_tokenizer
 
 
 def texts(*specs: str | Path, text_field: str = "text") -> list[str]:
@@ -164,6 +166,22 @@ def test_a_binary_file_given_by_name_is_refused(tmp_path: Path) -> None:
     path.write_bytes("text".encode("utf-16"))
     with pytest.raises(DataError, match=f"{path} is not a text file in UTF-8"):
         texts(path)
+
+
+def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path) -> None:
+    """/dev/zero never ends, and a pipe that nobody writes to never begins."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for spec in ("/dev/zero", str(pipe), str(tmp_path / "link")):
+        with pytest.raises(DataError, match=f"^{spec} is a device, pipe or socket, and no"):
+            resolve([spec])
+        with pytest.raises(DataError, match="and no tokenizer file"):
+            load_tokenizer(spec)
+    with pytest.raises(DataError, match="holds no text"):
+        resolve([tmp_path])
+    (tmp_path / "a.txt").write_text("a")
+    assert texts(tmp_path) == texts(str(tmp_path / "*")) == ["a"]
 
 
 def test_no_source_is_refused() -> None:

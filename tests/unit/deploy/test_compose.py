@@ -138,6 +138,13 @@ def test_the_example_names_every_variable_of_compose() -> None:
     assert used == set(re.findall(r"^(?:# )?([A-Z_]+)=", example, flags=re.MULTILINE))
 
 
+def test_workers_may_be_as_many_as_are_asked_for() -> None:
+    """--scale: two containers can share neither a name nor a port of this machine."""
+    gpu = load(ROOT / "docker" / "compose.gpu.yml")["services"]["worker"]
+    for service in (SERVICES["worker"], gpu):
+        assert not {"container_name", "hostname", "ports"} & service.keys()
+
+
 def test_nothing_starts_with_a_token_that_everybody_knows() -> None:
     assert set(re.findall(r"\$\{SYNCLINE_TOKEN(.{2})", COMPOSE.read_text())) == {":?"}
     example = (ROOT / "docker" / "example.env").read_text()

@@ -22,6 +22,7 @@ from syncline_testing.deploy import (
     Document,
     containers,
     exposed,
+    image_env,
     kustomizations,
     load,
     manifests,
@@ -154,6 +155,16 @@ def test_what_a_container_mounts_is_a_volume_of_its_pod(name: str) -> None:
     volumes |= {claim["metadata"]["name"] for claim in claims}
     mounted = {m["name"] for c in containers(PODS[name]) for m in c["volumeMounts"]}
     assert mounted == volumes
+
+
+def test_the_sync_service_keeps_its_store_on_a_volume_that_outlives_its_pod() -> None:
+    assert WORKLOADS["sync"]["kind"] == "StatefulSet"
+    (claim,) = WORKLOADS["sync"]["spec"]["volumeClaimTemplates"]
+    (container,) = PODS["sync"]["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts[claim["metadata"]["name"]] == image_env("sync")["SYNCLINE_SYNC_DATA"]
+    named = {volume["name"] for volume in PODS["sync"]["volumes"]}
+    assert claim["metadata"]["name"] not in named, "an emptyDir of that name would hide it"
 
 
 def ports(name: str) -> dict[str, int]:

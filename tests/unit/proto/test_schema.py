@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,27 +12,21 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PROTO = ROOT / "proto"
-SCHEMA = PROTO / "syncline_proto" / "schema" / "syncline" / "sync" / "v1"
 BIN = Path(sys.executable).parent
 
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stubs as `make generate` would write them now."""
-    out = tmp_path_factory.mktemp("stubs")
-    command = [
-        *(sys.executable, "-m", "grpc_tools.protoc", f"-Isyncline_proto/v1={SCHEMA}"),
-        *(f"--python_out={out}", f"--grpc_python_out={out}"),
-        *(
-            f"--mypy_out=quiet:{out}",
-            f"--mypy_grpc_out=quiet:{out}",
-            "syncline_proto/v1/sync.proto",
-        ),
-    ]
-    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return out / "syncline_proto" / "v1"
+    """The stubs that `make generate` writes, in a copy of the schema without any."""
+    copy = tmp_path_factory.mktemp("copy")
+    shutil.copy(ROOT / "Makefile", copy)
+    shutil.copytree(PROTO, copy / "proto", ignore=shutil.ignore_patterns("*_pb2*", "__pycache__"))
+    # -o: what is installed here serves; a make around these tests has no say.
+    command = ["make", "-o", ".venv/.installed", f"BIN={BIN}", "generate"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return copy / "proto" / "syncline_proto" / "v1"
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,20 @@ PASSING: list[httpx.Response | Exception] = [
 ]
 
 
+async def follow(link: ControlLink, heard: asyncio.Event) -> None:
+    """Run the link until that was heard; its own end before is raised."""
+    running = asyncio.create_task(link.run())
+    waiting = asyncio.create_task(heard.wait())
+    try:
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
+    finally:
+        running.cancel()
+        waiting.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+
+
 def met(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *answers: httpx.Response | Exception
 ) -> list[int]:
@@ -73,16 +87,7 @@ def met(
         async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
             link = ControlLink(client, HELLO, adopt, ReportQueue(), tmp_path / "membership.json")
             await link.adopt_snapshot()
-            running = asyncio.create_task(link.run())
-            waiting = asyncio.create_task(last.wait())
-            try:
-                await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                if running.done():
-                    await running
-            finally:
-                running.cancel()
-                waiting.cancel()
-                await asyncio.gather(running, waiting, return_exceptions=True)
+            await follow(link, last)
 
     asyncio.run(scenario())
     return adopted
@@ -175,15 +180,8 @@ def test_a_forwarder_with_nobody_behind_it_is_waited_for(
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server, httpx.AsyncClient(base_url=url, trust_env=False) as client:
             link = ControlLink(client, HELLO, adopt, ReportQueue(), tmp_path / "membership.json")
-            running = asyncio.create_task(link.run())
-            waiting = asyncio.create_task(arrived.wait())
-            try:
-                await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                assert not running.done()
-            finally:
-                running.cancel()
-                waiting.cancel()
-                await asyncio.gather(running, waiting, return_exceptions=True)
+            await follow(link, arrived)
+            assert arrived.is_set()
 
     asyncio.run(scenario())
 

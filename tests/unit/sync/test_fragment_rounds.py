@@ -57,6 +57,13 @@ def test_a_push_into_an_open_round_is_accepted_and_a_second_sending_is_a_duplica
     assert (again.verdict, again.judged, again.result, again.weight) == (DUPLICATE, ACCEPTED, 1, 0)
 
 
+def test_an_older_push_than_the_one_in_the_open_round_is_a_duplicate_too() -> None:
+    w = World("a", "b", min_replicas=2)
+    w.push("a", seq=10)
+    older = w.push("a", seq=4)
+    assert (older.verdict, older.judged, older.result, older.weight) == (DUPLICATE, ACCEPTED, 0, 0)
+
+
 def test_a_push_that_a_committed_round_contains_is_a_duplicate_of_its_verdict() -> None:
     w = World("a", "b")
     w.push("a")

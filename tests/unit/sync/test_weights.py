@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from syncline_proto.settings import PenaltySettings
 from syncline_sync.core.detector import Ema, Statistics
 from syncline_sync.core.record import ClosedBy, Closing
-from syncline_sync.core.weights import Scale, scale_of, weigh
+from syncline_sync.core.weights import EXPONENT_MAX, Reference, Scale, scale_of, weigh
 from syncline_testing.pure import shares
 from syncline_testing.world import World
 
@@ -118,7 +118,7 @@ def test_weights_are_equal_only_without_penalty_or_before_anything_is_known(
 
 def test_before_anything_is_known_the_inner_steps_count_all_the_same() -> None:
     parts = shares(one_round(world(step_power=1.0), (9.0, 1.0, 1.0, 1.0), (8, 16, 32, 8)))
-    assert parts == {"a": 0.125, "b": 0.25, "c": 0.5, "d": 0.125}
+    assert parts == pytest.approx({"a": 0.125, "b": 0.25, "c": 0.5, "d": 0.125})
 
 
 def test_the_scale_is_kappa_times_the_mean_of_the_norms_themselves() -> None:
@@ -132,19 +132,41 @@ def test_the_scale_is_kappa_times_the_mean_of_the_norms_themselves() -> None:
     assert scale_of(still, PenaltySettings()).temperature is None
 
 
-def test_a_weight_is_one_for_a_whole_push_of_the_first_norm() -> None:
-    first = weigh(Scale(2.0), 5.0, 1.0, 1.0)
-    assert (first.value, first.rescale, first.scale) == (1.0, 1.0, Scale(2.0, 5.0))
-    second = weigh(first.scale, 9.0, 0.5, 2.0)
-    assert (second.value, second.rescale) == (math.exp(-2.0) * 0.25, 1.0)
-    assert second.scale == first.scale
+def test_the_first_push_of_a_round_has_weight_one() -> None:
+    first = weigh(Scale(2.0), 5.0, 0.5, 1.0)
+    reference = Reference(5.0, math.log(0.5))
+    assert (first.value, first.rescale, first.scale) == (1.0, 1.0, Scale(2.0, reference))
+    second = weigh(first.scale, 9.0, 2.0, 1.0)
+    assert second.value == pytest.approx(math.exp(-2.0) * 4.0)
+    assert (second.rescale, second.scale) == (1.0, first.scale)
 
 
 def test_the_reference_moves_only_when_a_weight_would_leave_the_range() -> None:
-    at = weigh(Scale(1.0, 40.0), 10.0, 1.0, 0.0)
-    assert (at.value, at.rescale, at.scale.reference) == (math.exp(30.0), 1.0, 40.0)
-    past = weigh(Scale(1.0, 40.0), 9.0, 0.5, 1.0)
-    assert (past.value, past.rescale, past.scale.reference) == (0.5, math.exp(-31.0), 9.0)
+    before = Scale(1.0, Reference(40.0, 0.0))
+    at = weigh(before, 10.0, 1.0, 0.0)
+    assert (at.value, at.rescale, at.scale) == (math.exp(30.0), 1.0, before)
+    past = weigh(before, 9.0, 1.0, 1.0)
+    assert (past.value, past.rescale) == (1.0, math.exp(-31.0))
+    assert past.scale.reference == Reference(9.0, 0.0)
+
+
+@given(
+    norms_of_a_round,
+    st.lists(st.integers(1, 1 << 40), min_size=4, max_size=4),
+    st.floats(0.0, 2.0),
+    st.sampled_from(["edit", "edit-paper", "diloco"]),
+)
+def test_no_count_of_steps_takes_a_weight_out_of_range(
+    norms: list[float], steps: list[int], rho: float, strategy: str
+) -> None:
+    """What is folded is a weight times values in fp32: past e**30 it could overflow there."""
+    w = world(strategy, step_power=rho)
+    one_round(w, (1.0, 1.2, 0.9, 1.0))
+    closing = one_round(w, norms, steps)
+    folded = [c.folded for c in closing.saved.contributions]
+    assert max(folded) <= math.exp(EXPONENT_MAX)
+    assert max(c.rescale for c in closing.saved.contributions) <= 1.0
+    assert math.fsum(shares(closing).values()) == pytest.approx(1.0)
 
 
 def test_the_effective_sample_size_is_one_over_the_sum_of_squares() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from syncline import Replica, RunSettings
 from syncline.batches import tokens_in
 from syncline_proto.errors import ConfigError
 from syncline_testing.replicas import STEP_TOKENS, TinyModel, Trial, batch, loss_of
+from syncline_testing.two_ranks import two_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -21,10 +23,11 @@ def _no_control_plane(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_training_is_bit_for_bit_the_same_and_it_is_said_once() -> None:
-    trial = Trial(None, "r", 1, settings={"token_budget": 10, "expected_replicas": 4})
+    trial = Trial(None, "r", 1, settings={"strategy": "diloco", "expected_replicas": 4})
     with capture_logs() as logs, trial.replica:
         trial.step(5)
     assert [entry["event"] for entry in logs] == ["replica.alone"]
+    assert logs[0]["so"] == "settings that mean nothing here: strategy, expected_replicas"
     bare, plain = TinyModel(1), {}
     optimizer = torch.optim.AdamW(bare.parameters(), lr=1e-2)
     for step in range(5):
@@ -37,6 +40,64 @@ def test_training_is_bit_for_bit_the_same_and_it_is_said_once() -> None:
     assert not (replica.active or replica.done or replica.last_round)
     assert (replica.inner_step, replica.run_tokens) == (5, 5 * STEP_TOKENS)
     assert replica.stats.bytes_up == replica.stats.rounds == 0
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_token_budget_ends_it(steps: int) -> None:
+    budget = steps * STEP_TOKENS - 1
+    trial = Trial(None, "r", 1, settings={"token_budget": budget})
+    with capture_logs() as logs, trial.replica as replica:
+        trial.step(99)
+        assert replica.done and not replica.drained and replica.phase == "done"
+    assert (replica.inner_step, replica.run_tokens) == (steps, steps * STEP_TOKENS)
+    assert "so" not in logs[0], "the budget means what it says"
+
+
+def test_a_shard_ends_at_the_token_budget() -> None:
+    trial = Trial(None, "r", 1, settings={"token_budget": 3 * STEP_TOKENS})
+    seen = 0
+    with trial.replica as replica:
+        for tokens in replica.shard([batch(0, i)[:, :-1] for i in range(9)]):
+            trial.model(tokens).sum().backward()
+            trial.optimizer.step()
+            seen += 1
+    assert seen == 3
+
+
+def test_of_several_ranks_one_says_it(tmp_path: Path) -> None:
+    act = """
+import torch, syncline
+model = torch.nn.Linear(2, 2)
+with syncline.Replica(model, torch.optim.SGD(model.parameters())) as replica:
+    assert not replica.active
+"""
+    first, second = two_ranks(tmp_path, act)
+    assert first.count("replica.alone") == 1 and second == ""
+
+
+def test_ranks_end_at_one_step_whatever_each_counts(tmp_path: Path) -> None:
+    """Or one would wait in a collective for the other, that has left the loop."""
+    act = """
+import torch, syncline
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+with syncline.Replica(model, optimizer, settings={"token_budget": 60}) as replica:
+    while not replica.done:
+        replica.count_tokens((10, 999)[rank])
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+print("after", replica.inner_step, replica.run_tokens)
+"""
+    assert [said.splitlines()[-1] for said in two_ranks(tmp_path, act)] == ["after 3 60"] * 2
+
+
+def test_ranks_that_have_not_met_say_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun, with no process group: data-parallel by other means, or not at all."""
+    for rank, said in (("0", 1), ("1", 0), ("", 1)):
+        monkeypatch.setenv("RANK", rank)
+        with capture_logs() as logs, Trial(None, "r", 1).replica:
+            pass
+        assert [entry["event"] for entry in logs] == ["replica.alone"] * said
 
 
 def test_all_batches_are_its_own() -> None:

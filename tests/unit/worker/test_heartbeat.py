@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import pytest
 
@@ -13,6 +12,7 @@ from syncline.control import ControlClient
 from syncline.heartbeat import Pulse
 from syncline_proto.rest import Progress
 from syncline_testing.views import registration
+from syncline_testing.waiting import wait_until
 
 
 def beating() -> list[threading.Thread]:
@@ -44,9 +44,7 @@ def test_a_fault_in_the_heartbeat_counts_as_a_lost_lease() -> None:
     pulse = Pulse(ControlClient("http://127.0.0.1:9", None, 1.0), registration("one"), progress)
     pulse.start()
     try:
-        end = time.monotonic() + 20
-        while pulse.news.lost is None and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: pulse.news.lost is not None, 20, "it is lost")
     finally:
         pulse.close(tell=True)
     assert pulse.news.lost == "the heartbeat failed: ZeroDivisionError('tokens per second')"

@@ -18,8 +18,9 @@ from syncline.recall import Recall
 from syncline_proto.errors import CalledOff
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.rest import SyncEndpoint
-from syncline_testing.cluster import free_ports, wait_until
+from syncline_testing.cluster import free_ports
 from syncline_testing.views import registration
+from syncline_testing.waiting import wait_until
 
 LAYOUT = Layout((TensorSpec("t", (2,), "float32"),), (FragmentSpec("f", (Box(0, (0,), (2,)),)),))
 

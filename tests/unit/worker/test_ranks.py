@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from syncline_proto.errors import ProcessFailed, RunConflict
+from syncline_testing.two_ranks import two_ranks
 
-RANK = """
-import json, sys
-from datetime import timedelta
-import torch.distributed as dist
-from syncline.ranks import Ranks
+ACT = """
+import json
 from syncline_proto.errors import RunConflict, SynclineError
 
-store, rank, raised = sys.argv[1], int(sys.argv[2]), eval(sys.argv[3])
-wait = timedelta(seconds=60)
-dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=wait)
-ranks = Ranks(alone_s=60.0)
-
-
 def make():
-    raise raised
-
+    raise RAISED
 
 told = []
 try:
@@ -38,34 +26,13 @@ except SynclineError as error:
 except BaseException as error:
     told.append([type(error).__name__, str(error)])
 told.append(ranks.share(lambda: {"after": rank}))
-ranks.close()
-dist.destroy_process_group()
 print(json.dumps(told))
 """
 
 
 def told(folder: Path, raised: str) -> list[list[Any]]:
     """What each of two ranks hears where rank 0 raises, and then makes something."""
-    store = (folder / "store").as_uri()
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, store, str(rank), raised],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for rank in range(2)
-    ]
-    try:
-        ends = [process.communicate(timeout=90) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], ends
-    return [json.loads(out) for out, _ in ends]
+    return [json.loads(said) for said in two_ranks(folder, ACT.replace("RAISED", raised))]
 
 
 def test_an_error_of_ours_is_raised_on_all_ranks(tmp_path: Path) -> None:

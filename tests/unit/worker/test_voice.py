@@ -6,6 +6,7 @@ from structlog.testing import capture_logs
 
 from syncline.voice import of_waiting, voice
 from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
 
 
 def test_rank_0_speaks_for_all() -> None:
@@ -19,15 +20,26 @@ def test_rank_0_speaks_for_all() -> None:
     ]
 
 
-def test_a_wait_is_put_down_to_all_that_it_may_be_due_to_and_to_nothing_else() -> None:
-    def said(revision: int, **given: int) -> str:
-        return " | ".join(of_waiting(revision, RunSettings.model_validate(given)).values())
+def said(revision: int, arrived: str, expected: str, **given: int) -> dict[str, str]:
+    state = pb.FragmentState(revision=revision, arrived=arrived.split(), expected=expected.split())
+    return of_waiting(state, RunSettings.model_validate(given))
 
-    first = said(0, expected_replicas=2)
-    assert first.startswith("the first round waits for expected_replicas 2") and "deadline" in first
-    assert "min_replicas" not in first
-    assert "min_replicas 2 at least" in said(0, expected_replicas=3, min_replicas=2)
-    assert "deadline" not in said(0, min_replicas=2), "below its minimum no round closes"
-    assert "first round" not in said(1, expected_replicas=2) + said(0)
-    assert "fewer than min_replicas 2" in said(1, min_replicas=2)
-    assert "min_replicas" not in said(1, expected_replicas=2)
+
+def test_the_first_round_says_how_many_have_pushed() -> None:
+    first = said(0, "a", "", expected_replicas=2)
+    assert first["why"] == ("the first round waits for expected_replicas 2, and 1 of 2 have pushed")
+    assert "deadline" in first["so"] and "min_replicas" not in first["so"]
+    assert "min_replicas 2 at least" in said(0, "a", "", expected_replicas=3, min_replicas=2)["so"]
+    never = said(0, "a", "", min_replicas=2)
+    assert never["why"].startswith("the first round waits for min_replicas 2")
+    assert "deadline" not in never["so"], "below its minimum no round closes"
+
+
+def test_later_rounds_name_who_is_missing() -> None:
+    assert said(1, "a", "a b", expected_replicas=2)["why"] == "b has not pushed yet"
+    many = said(3, "b", "h g f e d c b a", min_replicas=2)
+    assert many["why"] == "a, c, d, e, f and 2 more have not pushed yet"
+    assert many["so"].endswith("with min_replicas 2 at least")
+    few = said(1, "a", "a", min_replicas=2)
+    assert few == {"why": "1 of min_replicas 2 have pushed", "so": "no round closes with fewer"}
+    assert said(0, "a", "")["why"].startswith("all have pushed")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typer
+
 from syncline.cli import output
 from syncline.cli.options import Json
 
@@ -11,6 +13,13 @@ PLAIN_CODES = {
     2: ("", "Wrong usage: an unknown command or option."),
     130: ("", "Ctrl+C; for up and demo also SIGTERM."),
 }
+
+
+def app_version(asked: bool) -> None:
+    """Print what ``version`` prints first, and end; nothing where it was not asked for."""
+    if asked:
+        output.show(None, False, lambda: f"syncline {installed('syncline')}")
+        raise typer.Exit
 
 
 def version(as_json: Json = False) -> None:

@@ -106,11 +106,11 @@ def disk(folder: Path) -> Finding:
 
 def memory() -> Finding:
     """Memory that can be taken without pushing others out."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
+    from syncline.launch.memory import meminfo
+
+    values = meminfo()
+    if not values:
         return Finding(check="memory", verdict="ok", what="this system does not say")
-    values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
     free = values.get("MemAvailable", values.get("MemFree", 0))
     advice = "Close other programs, or train a smaller model."
     return _room("memory", free, "", MEMORY_WARN_BYTES, MEMORY_FAIL_BYTES, advice)

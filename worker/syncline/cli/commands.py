@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from syncline.cli import about, data, doctor, replicas, runs, train, up, watch
@@ -27,6 +29,20 @@ app = typer.Typer(
     """
     + EXIT_CODES,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=about.app_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
 app.command()(up.demo)
 app.command()(up.up)
 app.command()(train.train)

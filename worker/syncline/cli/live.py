@@ -16,7 +16,7 @@ from rich.text import Text
 
 from syncline.cli import output
 from syncline.cli.window import Window
-from syncline.launch.view import ReplicaNow, Result, View
+from syncline.launch.view import ReplicaNow, Result, Screen, View
 from syncline.launch.words import way_on
 from syncline.train.progress import Snapshot
 
@@ -26,13 +26,11 @@ LINE_S = 10.0
 BAR_WIDTH = 36
 
 
-class RunScreen(Protocol):
+class RunScreen(Screen, Protocol):
     """A screen for one launch, as a context manager."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
-    def say(self, sentence: str) -> None: ...
-    def update(self, view: View) -> None: ...
 
 
 class LiveScreen:
@@ -122,8 +120,11 @@ def picture(view: View) -> RenderableType:
     return Group("", title, page, _bar(view), *paused, "", _replicas(view), "", *_sums(view), "")
 
 
-def ending(result: Result) -> RenderableType:
-    """Return how it ended: a line for each replica, and one for the merged model."""
+def ending(result: Result, page: str) -> RenderableType:
+    """Return how it ended: a line for each replica, and one for the merged model.
+
+    ``page``: where it was, for a result that outlives its services.
+    """
     columns = ("model", ">held-out loss", ">bits/byte", ">tokens", ">seconds", ">exposed sync")
     rows: list[tuple[object, ...]] = [
         (
@@ -148,7 +149,7 @@ def ending(result: Result) -> RenderableType:
             output.share(result.exposed_sync_share),
         )
     )
-    steps, page = result.synchronous_steps, result.page
+    steps = result.synchronous_steps
     unseen = f"not known of the merged model: no replica evaluated revision {result.revision}"
     facts = [
         ("before", f"{output.decimals(result.bits_per_byte_start)} bits/byte"),
@@ -158,7 +159,7 @@ def ending(result: Result) -> RenderableType:
         ("excluded", f"{result.exclusions} pushes"),
         ("seconds", "of merged: since the launch, with start, loading and pauses"),
         ("speed", f"{output.count(result.tokens_per_second)} tokens/s"),
-        ("page", page or "gone with the services; --keep leaves it running"),
+        ("page", result.page or f"{page} (gone with the services; --keep keeps them)"),
         ("folder", result.folder),
         ("model", result.export or "none: no round was committed"),
     ]

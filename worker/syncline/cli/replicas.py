@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -55,7 +56,7 @@ def list_replicas(
     """
     with connect(control, token) as client:
         names = [run] if run else [one.name for one in client.runs()]
-        found = {name: client.replicas(name) for name in names}
+        found = {name: by_name(client.replicas(name)) for name in names}
     output.show(found, as_json, lambda: replicas_table(found))
 
 
@@ -93,6 +94,16 @@ app.command(
         "syncline replicas kick my-run replica-1",
     ),
 )(_asking("kick", "{replica} no longer holds a lease of {run}."))
+
+
+def by_name(replicas: Sequence[ReplicaView]) -> list[ReplicaView]:
+    """Return replicas in the order of their names, replica-2 before replica-10."""
+
+    def key(one: ReplicaView) -> list[tuple[bool, int, str]]:
+        parts = re.findall(r"[0-9]+|[^0-9]+", one.replica)
+        return [(False, int(p), p) if p.isdecimal() else (True, 0, p) for p in parts]
+
+    return sorted(replicas, key=key)
 
 
 def replicas_table(

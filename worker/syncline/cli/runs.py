@@ -214,11 +214,11 @@ def settings_in_words(settings: RunSettings) -> dict[str, str]:
     unset = {
         "expected_replicas": f"{settings.replicas} (default: min_replicas)",
         "penalty.temperature": f"{settings.penalty.kappa:g} mean norms (default: kappa)",
-        "timeouts.lease": f"{timeouts.lease_s:g} {default}",
-        "timeouts.round_deadline": f"{timeouts.round_deadline_s:g} {default}",
+        "timeouts.lease": f"{timeouts.lease_s:g} s {default}",
+        "timeouts.round_deadline": f"{timeouts.round_deadline_s:g} s {default}",
     }
     return {
-        name: unset.get(name, "none") if value is None else _in_words(value)
+        name: unset.get(name, "none") if value is None else _in_words(name, value)
         for name, value in _flat(settings.model_dump(mode="json"))
     }
 
@@ -270,6 +270,8 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, object]
     return found
 
 
-def _in_words(value: object) -> str:
-    """A value as a job's file would have it."""
+def _in_words(name: str, value: object) -> str:
+    """A value as a job's file would have it; a time with its unit."""
+    if name.startswith("timeouts.") and isinstance(value, float):
+        return f"{value:g} s"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -115,10 +116,15 @@ def export(
       syncline export my-run --out model
       syncline export my-run --out model --control http://10.0.0.5:8500 --json
     """
+    from syncline_proto.addresses import control_url
+
+    control = control_url(control)  # before what takes seconds to load
     _keep_quiet()
+    say = _teller(as_json)
+    say("Loading PyTorch and transformers ...")
     from syncline.train.export import export_run
 
-    made = export_run(run, control, out, token=token, data=data, overwrite=overwrite)
+    made = export_run(run, control, out, token=token, data=data, overwrite=overwrite, say=say)
     folder = os.path.abspath(made.folder)
     done = {
         "run": made.run,
@@ -159,6 +165,7 @@ def sample(
       syncline sample model --prompt "def main" --temperature 0 --json
     """
     _keep_quiet()
+    _teller(as_json)("Loading transformers; then the model writes ...")
     from syncline.train.sample import sample as write
 
     text = write(folder, prompt, max_new_tokens=tokens, temperature=temperature, seed=seed)
@@ -167,6 +174,11 @@ def sample(
         output.show(done, True, lambda: "")
     else:
         sys.stdout.write(text + "\n")
+
+
+def _teller(as_json: bool) -> Callable[[str], None]:
+    """Return who tells a person what takes long; a program waits without a word."""
+    return (lambda _: None) if as_json else output.note
 
 
 def _keep_quiet() -> None:

@@ -111,7 +111,8 @@ def _run(launch: Launch, *, keep: bool, as_json: bool, prompt: str | None) -> No
                     local.start()
                     trained = local.follow()
                 done = _exported(local, trained, launch, prompt, as_json=as_json)
-                _tell(replace(done, page=local.view.page) if keep else done, as_json)
+                page = local.view.page
+                _tell(replace(done, page=page) if keep else done, page, as_json)
                 code = 0 if done.has_ended else left_early(done, goes_on=launch.goes_on)
                 if keep:
                     _keep(local)
@@ -203,13 +204,13 @@ def _exported(
         return replace(told, sample=local.sample(launch.export, prompt))
 
 
-def _tell(result: Result, as_json: bool) -> None:
+def _tell(result: Result, page: str, as_json: bool) -> None:
     if as_json:
         output.show(result.as_dict(), True, lambda: "")
         return
     from syncline.cli.live import ending
 
-    output.console().print(ending(result))
+    output.console().print(ending(result, page))
     if result.sample is not None:
         output.console().print("A sample of the merged model:", style="dim")
         sys.stdout.write(result.sample + "\n")

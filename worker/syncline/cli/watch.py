@@ -120,7 +120,11 @@ def _look(client: OperatorClient) -> dict[str, Any]:
     return {
         "control": client.url,
         "runs": found,
-        "replicas": {run.name: client.replicas(run.name) for run in found if run.ended_at is None},
+        "replicas": {
+            run.name: replicas.by_name(client.replicas(run.name))
+            for run in found
+            if run.ended_at is None
+        },
         "sync_services": client.sync_services(),
     }
 

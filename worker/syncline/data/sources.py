@@ -54,6 +54,11 @@ def _resolved(spec: str, text_field: str) -> list[Source]:
     path = Path(spec)
     if path.is_dir():
         found = [_file(one, path, text_field) for one in _files_under(path) if _wanted(one)]
+    elif _is_endless(path):
+        raise DataError(
+            f"{spec} is a device, pipe or socket, and no regular file; copy what it gives into a "
+            "file, and name that."
+        )
     elif path.exists():
         found = [_file(path, path.parent, text_field)]
     elif glob.has_magic(spec):
@@ -131,9 +136,16 @@ def _is_prepared(folder: Path) -> bool:
 
 
 def _wanted(path: Path) -> bool:
-    """Of what a folder or glob offers, pictures and the like are passed over."""
+    """Of what a folder or glob offers, pictures, pipes and the like are passed over."""
+    if _is_endless(path):
+        return False
     packed = path.suffix == ".parquet" or path.name.endswith(JSONL_ENDINGS)
     return packed or not readers.looks_binary(path)
+
+
+def _is_endless(path: Path) -> bool:
+    """Whether it is there and neither a file nor a folder; a link counts as what it leads to."""
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
 def _fixed_part(pattern: str) -> Path:

@@ -193,6 +193,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         raise DataError(f"{spec} asks to train a tokenizer, which only preparing data does.")
     path = Path(spec)
     path = path / TOKENIZER_FILE if path.is_dir() else path
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is a device, pipe or socket, and no tokenizer file.")
     try:
         data = path.read_bytes()
         beside = [path.parent / name for name in COMPANIONS]

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from syncline.launch.client import OperatorClient
-from syncline.launch.keeper import HOPELESS, Keeper, Screen
+from syncline.launch.keeper import HOPELESS, Keeper
 from syncline.launch.plan import Launch
 from syncline.launch.probes import own_error
-from syncline.launch.view import ReplicaNow, ReplicaStage, Result, View, result
+from syncline.launch.view import ReplicaNow, ReplicaStage, Result, Screen, View, result
 from syncline_proto.errors import CalledOff, ProcessFailed, RunConflict, SynclineError
 from syncline_proto.rest import ReplicaState
 

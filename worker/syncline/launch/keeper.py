@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from syncline.launch import commands
 from syncline.launch.commands import Place
 from syncline.launch.plan import Launch
 from syncline.launch.probes import own_error, wait_ready
 from syncline.launch.processes import Command, Crew, Process, describe_exit
-from syncline.launch.view import View
+from syncline.launch.view import Screen
 from syncline_proto.errors import ProcessFailed, StoreDamaged, StoreError, TrainingDiverged
 
 LOOK_S = 0.2
@@ -30,18 +30,6 @@ A restart would end in the same way.
 """
 NO_STORE = (StoreError.exit_code, StoreDamaged.exit_code)
 """Of a service: its disk is full, or what lies on it cannot be read."""
-
-
-class Screen(Protocol):
-    """Somebody who shows how it goes."""
-
-    def say(self, sentence: str) -> None:
-        """Tell what happens now."""
-        ...
-
-    def update(self, view: View) -> None:
-        """Show the newest view; called several times a second."""
-        ...
 
 
 class Keeper:

@@ -20,12 +20,13 @@ from syncline.launch import commands
 from syncline.launch.client import OperatorClient
 from syncline.launch.commands import Place
 from syncline.launch.course import Course
-from syncline.launch.keeper import LOOK_S, Keeper, Screen
+from syncline.launch.keeper import LOOK_S, Keeper
+from syncline.launch.memory import check_memory
 from syncline.launch.plan import Launch, locked
 from syncline.launch.ports import free_ports, require_free
 from syncline.launch.probes import grpc_serving, http_ready
 from syncline.launch.processes import Crew
-from syncline.launch.view import ReplicaNow, Result, View, of_export
+from syncline.launch.view import ReplicaNow, Result, Screen, View, of_export
 from syncline.train.folder import prepared_folder
 from syncline.train.sizes import check_budget, check_data, check_sequences
 from syncline_proto.errors import RunConflict, RunUnknown
@@ -190,7 +191,10 @@ class LocalRun:
         with Deferred():
             from syncline.train.model import check_model  # torch takes seconds to import
 
-            check_model(job)
+            parameters = check_model(job)
+        if parameters is not None:
+            on_gpus = len(commands.visible_gpus()) >= ranks
+            check_memory(parameters, self._launch.replicas, on_gpus=on_gpus)
 
     def _prepare_data(self) -> None:
         data = self._launch.job.data

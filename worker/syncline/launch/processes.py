@@ -199,9 +199,15 @@ class Crew:
 
 
 def describe_exit(code: int | None) -> str:
-    """Return an exit code in words: with its name if it is one of ours, or the signal."""
+    """Return an exit code in words: with its name if it is one of ours, or the signal.
+
+    For a process that ended by itself: SIGKILL came from elsewhere, a system out of memory above
+    all.
+    """
     if code is None:
         return "no exit code"
+    if code == 128 + signal.SIGKILL:
+        return f"exit code {code} (killed by SIGKILL: the system may have run out of memory)"
     if code > 128:
         try:
             return f"exit code {code} (killed by {signal.Signals(code - 128).name})"

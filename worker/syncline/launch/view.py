@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from syncline.launch.words import outer_rounds
 from syncline.train.progress import Ending, Snapshot, Start
@@ -155,6 +155,18 @@ class View:
         at_it = [r for r in self.replicas.values() if r.stage in ("training", "ended")]
         shares = [told.exposed_sync_share for r in at_it if (told := r.last_words) is not None]
         return math.fsum(shares) / len(shares) if shares else None
+
+
+class Screen(Protocol):
+    """Somebody who shows how it goes."""
+
+    def say(self, sentence: str) -> None:
+        """Tell what happens now."""
+        ...
+
+    def update(self, view: View) -> None:
+        """Show the newest view; called several times a second."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ its sync services, all of one revision, without disturbing anybody.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,7 @@ def export_run(
     token: str | None = None,
     data: str | Path | None = None,
     overwrite: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Exported:
     """Write a run's merged model, as it is now, to the folder ``out``; the run goes on meanwhile.
 
@@ -119,6 +120,7 @@ def export_run(
         control: address of the control plane.
         data: a prepared folder whose tokenizer to take, where the run's own is not at hand.
         overwrite: replace a model that is in the folder.
+        say: is told what begins, before each long part.
 
     Raises:
         RunUnknown, RunConflict: there is no such run, or it has no parameters yet.
@@ -140,7 +142,9 @@ def export_run(
         if data is not None:
             here = {"path": Path(data), "source": None}
             job = job.model_copy(update={"data": job.data.model_copy(update=here)})
+        say(f"Fetching the newest revision of {run} ...")
         cut = newest_cut(view, client, token)
+    say(f"Writing revision {cut.revision} to {out} ...")
     return Exported(
         folder=export_model(
             cut.tensors, job, out, frozen_sha256=cut.frozen_sha256, origin=Origin(run=run)

@@ -83,10 +83,11 @@ def build_config(section: ModelSection, vocab_size: int, eos_id: int) -> PreTrai
     return _accepted("model.config", AutoConfig.for_model, model_type, **(settings | given))
 
 
-def check_model(job: JobConfig) -> None:
+def check_model(job: JobConfig) -> int | None:
     """Refuse a model that cannot be built, in a moment: before data is prepared or anybody joins.
 
-    It is built on torch's meta device, where tensors have shapes and take no memory.
+    It is built on torch's meta device, where tensors have shapes and take no memory. Returns how
+    many trained parameters it has; None where only numbers would tell.
 
     Raises:
         FileMissing, ConfigError: as ``build_model``.
@@ -96,11 +97,13 @@ def check_model(job: JobConfig) -> None:
     config = _fitting_config(job, vocab_size, eos_id)
     try:
         with torch.device("meta"):
-            _instance(config, None, job.model.attention)
+            model = _instance(config, None, job.model.attention)
     except ConfigError as refused:
         # A model that looks at its numbers while it is built cannot be judged without them.
         if not isinstance(refused.__cause__, NotImplementedError):
             raise
+        return None
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def build_model(job: JobConfig, vocab_size: int, eos_id: int) -> PreTrainedModel:

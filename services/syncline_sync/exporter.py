@@ -1,0 +1,97 @@
+"""/metrics over HTTP: answers whoever asks, and closes on who connects and says nothing.
+
+Nobody needs a token here, so the threads and the connections are bounded. Decides nothing else.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from socketserver import ThreadingMixIn
+from threading import BoundedSemaphore, Thread
+from typing import Any, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import prometheus_client
+import structlog
+from prometheus_client import CollectorRegistry
+
+log = structlog.get_logger()
+
+SILENT_S = 10.0
+"""A request that stands still for so long is closed."""
+
+REQUESTS_MAX = 16
+"""At a time, each with a thread of its own; what comes beyond is closed at once."""
+
+BREATH_S = 0.1
+"""Before the next connection is tried, where one could not be taken (no file descriptor left)."""
+
+
+class Exporter(ThreadingMixIn, WSGIServer):
+    """Serves a registry; each request in a thread of its own."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        """Take the port.
+
+        Raises:
+            OSError: it cannot be had.
+        """
+        first, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        self.address_family = first[0]
+        self._free = BoundedSemaphore(REQUESTS_MAX)
+        super().__init__((host, port), _Request)
+        self.set_app(cast(Any, prometheus_client).make_wsgi_app(registry))
+        self._serving = Thread(target=self.serve_forever, name="metrics", daemon=True)
+        self._serving.start()
+
+    def stop(self) -> None:
+        """Take no more requests."""
+        self.shutdown()
+        self.server_close()
+        self._serving.join()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(BREATH_S)  # it stays in line, and would be tried again at once
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, if there is one left for it."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()  # the thread has not begun
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for the next."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who says nothing, or goes in the middle of an answer, is nobody's fault."""
+        if not isinstance(sys.exception(), OSError):
+            log.exception("a request for metrics failed")
+
+
+class _Request(WSGIRequestHandler):
+    """Closes on who says nothing, and logs nothing."""
+
+    def setup(self) -> None:
+        self.request.settimeout(SILENT_S)
+        super().setup()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A line for each scrape tells nothing."""

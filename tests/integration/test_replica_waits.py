@@ -1,0 +1,95 @@
+"""What a replica says of a wait: for others, and whom; for a sync service that is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from syncline import council
+from syncline_testing.cluster import Cluster
+from syncline_testing.replicas import QUICK, Trial, joined, together
+from syncline_testing.waiting import wait_until
+
+TWO = {**QUICK, "min_replicas": 2}
+ALONE = {**QUICK, "min_replicas": 1}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def until_said(logs: Sequence[EventDict], event: str) -> None:
+    wait_until(lambda: any(log["event"] == event for log in logs), 30, f"{event} is said")
+
+
+def logs_of_an_outage(cluster: Cluster, run: str) -> Sequence[EventDict]:
+    """What is said where the sync service is away, and comes back once that was said."""
+    trial = Trial(cluster.control_url, run, 0, settings=ALONE)
+    with capture_logs() as logs, joined(trial):
+        trial.step(2)
+        cluster.sync.kill()
+
+        def mend() -> None:
+            until_said(logs, "sync.away")
+            cluster.sync.start()
+
+        together(lambda: trial.step(4).replica.finish(), mend)
+    return logs
+
+
+def test_a_sync_service_that_is_away_is_said_once_and_so_is_its_return(cluster: Cluster) -> None:
+    """One word for all fragments that wait."""
+    logs = logs_of_an_outage(cluster, "said")
+    said = [log for log in logs if log["event"].startswith("sync.")]
+    assert [log["event"] for log in said] == ["sync.away", "sync.back"]
+    assert f"The sync service at {cluster.sync_address} does not answer" in said[0]["why"]
+    assert said[0]["so"] == "waiting up to 300 s; start it again on the same data folder"
+
+
+def test_a_long_wait_for_others_is_said_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(council, "LONG_S", 0.4)
+    a, b = (Trial(cluster.control_url, "slow", seed, settings=TWO) for seed in range(2))
+    with capture_logs() as logs, joined(a, b):
+
+        def come_late() -> None:
+            until_said(logs, "round.waits")
+            b.step(5)
+
+        together(lambda: a.step(5), come_late)
+        together(a.replica.finish, b.replica.finish)
+    (said,) = [log for log in logs if log["event"] == "round.waits"]
+    assert said["why"] == "the first round waits for min_replicas 2, and 1 of 2 have pushed"
+
+
+def test_a_long_wait_in_a_later_round_names_who_is_missing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(council, "LONG_S", 0.4)
+    a, b = (Trial(cluster.control_url, "later", seed, settings=TWO) for seed in range(2))
+    with joined(a, b):
+        together(lambda: a.step(5), lambda: b.step(5))
+        with capture_logs() as logs:
+
+            def come_late() -> None:
+                until_said(logs, "round.waits")
+                b.step(4)
+
+            together(lambda: a.step(4), come_late)
+        together(a.replica.finish, b.replica.finish)
+    said = {log["why"] for log in logs if log["event"] == "round.waits"}
+    assert said == {"replica-1 has not pushed yet"}
+
+
+def test_nobody_else_is_blamed_while_the_sync_service_is_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(council, "LONG_S", 1.5)
+    logs = logs_of_an_outage(cluster, "blame")
+    assert not [log for log in logs if log["event"] == "round.waits"]

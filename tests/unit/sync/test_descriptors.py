@@ -1,0 +1,123 @@
+"""Want of file descriptors: waited out for a while, then told with what to do; damages nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy.random  # noqa: F401  NumPy would open it when it is first used
+import pytest
+from structlog.testing import capture_logs
+
+from syncline_proto.errors import StoreDamaged, StoreError
+from syncline_proto.rest import Membership, SyncServiceHello
+from syncline_sync import control, descriptors, files
+from syncline_sync.control import ControlLink, ReportQueue
+from syncline_sync.descriptors import limit, raise_limit
+from syncline_testing.stored import fragment, revision
+
+HELLO = SyncServiceHello(name="sync-0", address="127.0.0.1:1", instance="i")
+
+
+@contextmanager
+def soft_limit(number: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_limit_is_raised_to_what_is_allowed() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with soft_limit(hard - 1):
+        raise_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    with soft_limit(100):
+        assert limit() == 100
+
+
+def test_the_store_waits_for_every_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is none whatever it opens, until it waits; and none again after that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waited: list[str] = []
+
+    def starved(path: Path, how: Callable[[], object]) -> object:
+        try:
+            return descriptors.opened(path, how)
+        finally:
+            waited.append(path.name)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+
+    def wait(_: float) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    monkeypatch.setattr(files, "opened", starved)
+    monkeypatch.setattr(descriptors.time, "sleep", wait)
+    commit, store = revision(0), fragment(tmp_path / "f")
+    with soft_limit(0):
+        commit(store)
+    assert {"r00000000.safetensors", "head.json.new", "f", "f.begun"} <= set(waited)
+    with soft_limit(0):
+        loaded = fragment(tmp_path / "f").load()
+    assert loaded is not None and loaded.saved.revision == 0
+
+
+def test_the_wait_has_an_end_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptors, "WAIT_S", 0.0)
+    store = fragment(tmp_path)
+    revision(0)(store)
+    for act in (lambda: revision(1)(store), fragment(tmp_path).load):
+        with soft_limit(0), pytest.raises(StoreError, match=r"at most 0 .*ulimit -n") as told:
+            act()
+        assert not isinstance(told.value, StoreDamaged)
+    revision(1)(store)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_for_the_line_to_the_control_plane_it_is_one_more_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
+    word = Membership(version=1, runs=[])
+    tries: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        tries.append(request.method)
+        if tries.count(request.method) < 3:
+            raise OSError(number, "Too many open files")
+        return httpx.Response(200, content=word.model_dump_json())
+
+    async def scenario() -> None:
+        came = asyncio.Event()
+
+        async def adopt(_: Membership) -> None:
+            came.set()
+
+        transport = httpx.MockTransport(answer)
+        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
+            link = ControlLink(client, HELLO, adopt, ReportQueue(), tmp_path / "membership.json")
+            running = asyncio.create_task(link.run())
+            try:
+                await asyncio.wait_for(came.wait(), 20)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    assert [line["event"] for line in logs] == [
+        "waiting for the control plane",
+        "connected to the control plane",
+    ]
+    assert "Too many open files" in logs[0]["why"]
