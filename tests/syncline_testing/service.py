@@ -31,6 +31,9 @@ from syncline_sync.serving import CHANNEL_OPTIONS
 
 RUN = "run"
 
+BROKEN, BROKEN_MAX = "Internal error from Core", 10
+"""What grpc.aio says in place of the status of a call that ends while it is sending: ask again."""
+
 
 def flat_layout(numel: int = 10, fragments: int = 1) -> Layout:
     """A layout of one vector per fragment."""
@@ -136,17 +139,24 @@ async def pushed(
     stub: Any, parts: Iterable[pb.PushRequest], timeout: float | None = 20
 ) -> pb.PushResponse:
     """Push these messages as a client should: what follows the first once there is room for it."""
+    parts = list(parts)
 
-    async def messages() -> AsyncIterator[pb.PushRequest]:
-        is_first = True
-        for part in parts:
-            if not is_first and ROOM_HEADER not in await call.initial_metadata():
+    async def messages(begun: asyncio.Future[Any]) -> AsyncIterator[pb.PushRequest]:
+        for at, part in enumerate(parts):
+            if at and ROOM_HEADER not in await (await begun).initial_metadata():
                 return
             yield part
-            is_first = False
 
-    call = stub.Push(messages(), timeout=timeout)
-    return await call
+    for _ in range(BROKEN_MAX):
+        begun: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        call = stub.Push(messages(begun), timeout=timeout)
+        begun.set_result(call)
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            if error.details() != BROKEN:
+                raise
+    raise AssertionError(f"the client said {BROKEN_MAX} times: {BROKEN}")
 
 
 def rank_header(
