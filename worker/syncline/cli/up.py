@@ -182,8 +182,8 @@ def left_early(result: Result, *, goes_on: bool) -> int:
 
 def _keep(local: LocalRun) -> None:
     """Leave the services running; what was asked for is done, so Ctrl+C ends it well."""
-    output.note(f"The page stays at {local.view.page} until Ctrl+C.")
     try:
+        output.note(f"The page stays at {local.view.page} until Ctrl+C.")
         local.keep()
     except KeyboardInterrupt:
         _from_here_hurry(local)
