@@ -36,6 +36,10 @@ log = structlog.get_logger()
 
 POLL_S = 20.0
 HELLO_S = 5.0
+QUIET_S = 0.1
+"""Before the next long poll, where one was answered with nothing new: who answers at once is not
+asked without end."""
+
 FLUSH_S = 0.2
 RETRY_S = (0.2, 5.0)
 """First and longest pause between attempts; doubled in between, with jitter."""
@@ -159,10 +163,12 @@ class ControlLink:
             path = f"/v1/membership?after={max(version, 0)}&wait_s={wait_s:g}"
             answer = (await self._try("GET", path, timeout_s=POLL_S + 10.0)).content
             membership = self._read(answer)
-            if membership.version != version:
-                version = membership.version
-                await self._adopt(membership)
-                await asyncio.to_thread(replace_file, self._snapshot, answer)
+            if membership.version == version:
+                await asyncio.sleep(QUIET_S)
+                continue
+            version = membership.version
+            await self._adopt(membership)
+            await asyncio.to_thread(replace_file, self._snapshot, answer)
 
     def _read(self, answer: bytes) -> Membership:
         try:

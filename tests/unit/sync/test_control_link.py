@@ -220,6 +220,42 @@ def test_a_control_plane_that_wants_another_token_ends_every_loop(tmp_path: Path
     asyncio.run(scenario())
 
 
+def test_who_answers_a_long_poll_at_once_is_not_asked_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "QUIET_S", 3600.0)
+    polls: list[str] = []
+    told = asyncio.Event()
+    word = Membership(version=1, runs=[])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/membership":
+            polls.append(request.url.query.decode())
+            if len(polls) >= 2:
+                told.set()
+        return httpx.Response(200, content=word.model_dump_json())
+
+    async def scenario() -> None:
+        transport = httpx.MockTransport(answer)
+        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
+
+            async def adopt(_: Membership) -> None:
+                pass
+
+            link = ControlLink(client, HELLO, adopt, ReportQueue(), tmp_path / "membership.json")
+            running = asyncio.create_task(link.run())
+            try:
+                await asyncio.wait_for(told.wait(), 60)
+                for _ in range(1000):  # as often as the loop could ask again
+                    await asyncio.sleep(0)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert polls == ["after=0&wait_s=0", f"after=1&wait_s={control.POLL_S:g}"]
+
+
 @pytest.mark.parametrize("kept", ["", '{"version": "soon"}', "[" * 100_000, "folder"])
 def test_a_damaged_membership_is_passed_over_with_one_line(tmp_path: Path, kept: str) -> None:
     """It is a cache: the control plane knows better. But it must be one that can be written."""

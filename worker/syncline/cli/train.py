@@ -19,6 +19,7 @@ from syncline.cli.options import (
     RunName,
     Token,
 )
+from syncline.uncollected import uncollected
 
 
 def train(
@@ -122,7 +123,8 @@ def export(
     _keep_quiet()
     say = _teller(as_json)
     say("Loading PyTorch and transformers ...")
-    from syncline.train.export import export_run
+    with uncollected():
+        from syncline.train.export import export_run
 
     made = export_run(run, control, out, token=token, data=data, overwrite=overwrite, say=say)
     folder = os.path.abspath(made.folder)
@@ -166,7 +168,8 @@ def sample(
     """
     _keep_quiet()
     _teller(as_json)("Loading transformers; then the model writes ...")
-    from syncline.train.sample import sample as write
+    with uncollected():
+        from syncline.train.sample import sample as write
 
     text = write(folder, prompt, max_new_tokens=tokens, temperature=temperature, seed=seed)
     done = {"folder": folder, "prompt": prompt, "text": text}

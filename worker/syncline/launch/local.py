@@ -29,6 +29,7 @@ from syncline.launch.processes import Crew
 from syncline.launch.view import ReplicaNow, Result, Screen, View, of_export
 from syncline.train.folder import prepared_folder
 from syncline.train.sizes import check_budget, check_data, check_sequences
+from syncline.uncollected import uncollected
 from syncline_proto.errors import RunConflict, RunUnknown
 from syncline_proto.rest import ReplicaState
 
@@ -188,7 +189,7 @@ class LocalRun:
         check_budget(job, ranks=ranks, replicas=job.run.replicas)
         check_data(job, ranks=ranks)
         self._screen.say("Checking the model.")
-        with Deferred():
+        with Deferred(), uncollected():
             from syncline.train.model import check_model  # torch takes seconds to import
 
             parameters = check_model(job)

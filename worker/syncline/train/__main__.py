@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from syncline.faults import FAULT, IN_SHELLS, said_of, told, trace_if_asked
 from syncline.interrupts import INTERRUPTED, Loading, end
+from syncline.uncollected import uncollected
 from syncline_proto.errors import ProcessFailed, SynclineError
 
 
@@ -49,7 +50,7 @@ def _train(given: argparse.Namespace, *, first: bool) -> None:
         named = [f"run.name={json.dumps(checked_name('run', given.run))}"]
     job = JobConfig.load(given.job, [*given.set, *named])
     # torch and transformers take seconds to import, and a wrong job should be told at once.
-    with Loading():
+    with Loading(), uncollected():
         from syncline.train.loop import Trainer
         from syncline.train.progress import as_fields, listener_for
         from syncline.train.ranks import joined_ranks
