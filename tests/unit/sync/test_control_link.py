@@ -11,13 +11,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import Forbidden, StoreDamaged
-from syncline_proto.rest import EventIn, Membership, SyncServiceHello
+from syncline_proto.rest import EventIn, Membership
 from syncline_sync import control
-from syncline_sync.control import ControlLink, ReportQueue
+from syncline_sync.control import ReportQueue
+from syncline_testing.linked import link_to, running
 
 Answer = Callable[[httpx.Request, asyncio.Event], Awaitable[httpx.Response]]
-
-HELLO = SyncServiceHello(name="sync-0", address="127.0.0.1:1", instance="i")
 
 
 def event(number: int) -> EventIn:
@@ -25,7 +24,7 @@ def event(number: int) -> EventIn:
 
 
 def test_reports_that_the_control_plane_fails_at_do_not_hold_up_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
     asked: list[str] = []
@@ -44,19 +43,8 @@ def test_reports_that_the_control_plane_fails_at_do_not_hold_up_the_next(
         reports = ReportQueue()
         reports.put("bad", event(1))
         reports.put("good", event(2))
-        transport = httpx.MockTransport(answer)
-        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
-
-            async def adopt(_: object) -> None:
-                raise AssertionError("no membership was told")
-
-            link = ControlLink(client, HELLO, adopt, reports, tmp_path / "membership.json")
-            running = asyncio.create_task(link.run())
-            try:
-                await asyncio.wait_for(arrived.wait(), 60)
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+        async with link_to(answer, reports=reports) as link, running(link):
+            await asyncio.wait_for(arrived.wait(), 60)
 
     asyncio.run(scenario())
     assert asked == ["/v1/runs/bad/reports"] * control.REPORT_TRIES + ["/v1/runs/good/reports"]
@@ -123,9 +111,7 @@ def test_what_was_dropped_is_told_when_something_is_taken(monkeypatch: pytest.Mo
             told.append((given.status_code, sum("were dropped" in line["event"] for line in logs)))
             return given
 
-        transport = httpx.MockTransport(answer)
-        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
-            link = ControlLink(client, HELLO, nobody, reports, Path("membership.json"))
+        async with link_to(answer, reports=reports) as link:
             for number in range(3):
                 reports.put("run", event(number))
             await link.send_last(60)
@@ -155,15 +141,11 @@ def sent_at_the_end(answer: Answer, *names: str) -> list[str]:
             return await answer(request, started)
 
         reports = ReportQueue()
-        transport = httpx.MockTransport(handle)
-        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
-            link = ControlLink(client, HELLO, nobody, reports, Path("membership.json"))
-            running = asyncio.create_task(link.run())
-            for name in names:
-                reports.put(name, event(1))
-            await asyncio.wait_for(started.wait(), 60)
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+        async with link_to(handle, reports=reports) as link:
+            async with running(link):
+                for name in names:
+                    reports.put(name, event(1))
+                await asyncio.wait_for(started.wait(), 60)
             await link.send_last(0.5)
         left: list[str] = []
         while reports:
@@ -171,10 +153,6 @@ def sent_at_the_end(answer: Answer, *names: str) -> list[str]:
         return left
 
     return asyncio.run(scenario())
-
-
-async def nobody(_: object) -> None:
-    raise AssertionError("no membership was told")
 
 
 def test_what_is_queued_at_the_end_is_sent_and_so_is_what_was_under_way() -> None:
@@ -205,14 +183,12 @@ def test_a_control_plane_that_is_away_does_not_hold_up_the_end(silent: bool) -> 
     assert [line["count"] for line in logs if "last reports" in line["event"]] == [2]
 
 
-def test_a_control_plane_that_wants_another_token_ends_every_loop(tmp_path: Path) -> None:
+def test_a_control_plane_that_wants_another_token_ends_every_loop() -> None:
     def refuse(_: httpx.Request) -> httpx.Response:
         return httpx.Response(401)
 
     async def scenario() -> None:
-        transport = httpx.MockTransport(refuse)
-        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
-            link = ControlLink(client, HELLO, nobody, ReportQueue(), tmp_path / "membership.json")
+        async with link_to(refuse) as link:
             with pytest.raises(Forbidden):
                 await link.run()
             assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -236,21 +212,14 @@ def test_who_answers_a_long_poll_at_once_is_not_asked_without_end(
         return httpx.Response(200, content=word.model_dump_json())
 
     async def scenario() -> None:
-        transport = httpx.MockTransport(answer)
-        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
+        async def adopt(_: Membership) -> None:
+            pass
 
-            async def adopt(_: Membership) -> None:
-                pass
-
-            link = ControlLink(client, HELLO, adopt, ReportQueue(), tmp_path / "membership.json")
-            running = asyncio.create_task(link.run())
-            try:
-                await asyncio.wait_for(told.wait(), 60)
-                for _ in range(1000):  # as often as the loop could ask again
-                    await asyncio.sleep(0)
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+        snapshot = tmp_path / "membership.json"
+        async with link_to(answer, adopt, snapshot=snapshot) as link, running(link):
+            await asyncio.wait_for(told.wait(), 60)
+            for _ in range(1000):  # as often as the loop could ask again
+                await asyncio.sleep(0)
 
     asyncio.run(scenario())
     assert polls == ["after=0&wait_s=0", f"after=1&wait_s={control.POLL_S:g}"]
@@ -271,29 +240,23 @@ def test_a_damaged_membership_is_passed_over_with_one_line(tmp_path: Path, kept:
         return httpx.Response(200, content=word.model_dump_json())
 
     async def scenario() -> None:
-        transport = httpx.MockTransport(answer)
-        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
-            arrived = asyncio.Event()
+        arrived = asyncio.Event()
 
-            async def adopt(membership: Membership) -> None:
-                adopted.append(membership)
-                arrived.set()
+        async def adopt(membership: Membership) -> None:
+            adopted.append(membership)
+            arrived.set()
 
-            link = ControlLink(client, HELLO, adopt, ReportQueue(), snapshot)
+        async with link_to(answer, adopt, snapshot=snapshot) as link:
             await link.adopt_snapshot()
             assert adopted == []
-            running = asyncio.create_task(link.run())
-            try:
+            async with running(link) as ended:
                 if kept == "folder":
                     with pytest.raises(
                         StoreDamaged, match=r"membership\.json is a folder; move it"
                     ):
-                        await asyncio.wait_for(running, 60)
+                        await asyncio.wait_for(ended, 60)
                 else:
                     await asyncio.wait_for(arrived.wait(), 60)
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
 
     with capture_logs() as logs:
         asyncio.run(scenario())

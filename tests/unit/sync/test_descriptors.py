@@ -15,13 +15,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import StoreDamaged, StoreError
-from syncline_proto.rest import Membership, SyncServiceHello
+from syncline_proto.rest import Membership
 from syncline_sync import control, descriptors, files
-from syncline_sync.control import ControlLink, ReportQueue
 from syncline_sync.descriptors import limit, raise_limit
+from syncline_testing.linked import link_to, running
 from syncline_testing.stored import fragment, revision
-
-HELLO = SyncServiceHello(name="sync-0", address="127.0.0.1:1", instance="i")
 
 
 @contextmanager
@@ -105,15 +103,9 @@ def test_for_the_line_to_the_control_plane_it_is_one_more_away(
         async def adopt(_: Membership) -> None:
             came.set()
 
-        transport = httpx.MockTransport(answer)
-        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
-            link = ControlLink(client, HELLO, adopt, ReportQueue(), tmp_path / "membership.json")
-            running = asyncio.create_task(link.run())
-            try:
-                await asyncio.wait_for(came.wait(), 20)
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+        snapshot = tmp_path / "membership.json"
+        async with link_to(answer, adopt, snapshot=snapshot) as link, running(link):
+            await asyncio.wait_for(came.wait(), 20)
 
     with capture_logs() as logs:
         asyncio.run(scenario())
