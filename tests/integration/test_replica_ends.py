@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
@@ -16,9 +15,9 @@ from structlog.testing import capture_logs
 from syncline import outage
 from syncline_proto.errors import CalledOff, LeaseLost, SynclineError
 from syncline_testing.cluster import Cluster, free_ports
-from syncline_testing.processes import python
 from syncline_testing.replicas import QUICK, Trial, joined, together
 from syncline_testing.waiting import wait_until
+from syncline_testing.warm import Program, warm
 
 SCRIPT = """
 import signal, sys, torch, syncline
@@ -47,12 +46,12 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def script(
     folder: Path, control: str, run: str, changes: Mapping[str, Any] | None = None
-) -> AbstractContextManager[subprocess.Popen[str]]:
+) -> AbstractContextManager[Program]:
     """The script as a process of its own."""
     path = folder / "own_loop.py"
     settings = {**QUICK, "min_replicas": 1, **(changes or {})}
     path.write_text(SCRIPT.replace("settings={}", f"settings={settings}"))
-    return python(str(path), run, SYNCLINE_CONTROL=control)
+    return warm(str(path), run, SYNCLINE_CONTROL=control)
 
 
 def is_short(printed: str, error: str) -> bool:

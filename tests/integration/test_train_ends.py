@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,10 +13,10 @@ import pytest
 
 from syncline.core.barren import BARREN_MAX
 from syncline_testing.cluster import Cluster
-from syncline_testing.processes import python
 from syncline_testing.replicas import published
 from syncline_testing.training import tiny_job, to_toml
 from syncline_testing.waiting import wait_until
+from syncline_testing.warm import Program, warm
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -43,16 +42,16 @@ def job(data: Path, tmp_path: Path) -> Path:
 
 def train(
     cluster: Cluster, job: Path, run: str, replica: str, *overrides: str
-) -> AbstractContextManager[subprocess.Popen[str]]:
+) -> AbstractContextManager[Program]:
     """``syncline train``, as a person starts it."""
     argv = ["-m", "syncline.cli", "train", str(job), "--progress", "none"]
     argv += ["--control", cluster.control_url, "--run", run, "--replica", replica]
     for override in overrides:
         argv += ["--set", override]
-    return python(*argv)
+    return warm(*argv)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+def ended(process: Program) -> tuple[int | None, str]:
     """The exit code, and the sentence that standard error ends with: the only one of an error."""
     _, errors = process.communicate(timeout=START_S)
     assert "Traceback" not in errors, errors

@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -30,7 +28,7 @@ from syncline_proto.codec import Float32, decode
 from syncline_proto.layout import layout_from_proto
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
-from syncline_testing.cluster import free_ports
+from syncline_testing.warm import Program, warm_ranks
 
 T = TypeVar("T")
 
@@ -172,32 +170,13 @@ def arrived(address: str, run: str) -> list[set[str]]:
 
 
 @contextmanager
-def ranks(folder: Path, job: dict[str, Any], count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+def ranks(folder: Path, job: dict[str, Any], count: int) -> Iterator[list[Program]]:
     """Start a replica of several ranks as processes; none is left at the end."""
-    (port,) = free_ports(1)
     path = folder / f"{job['name']}.json"
     path.write_text(json.dumps(job))
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank in range(count):
-            log = (folder / f"{job['name']}-{rank}.log").open("wb")
-            env = os.environ | {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(count),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            }
-            command = [sys.executable, "-m", __name__, str(path)]
-            processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
-            log.close()
+    logs = [folder / f"{job['name']}-{rank}.log" for rank in range(count)]
+    with warm_ranks("-m", __name__, str(path), count=count, logs=logs) as processes:
         yield processes
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
 
 
 def _probed(replica: Replica, model: nn.Module) -> tuple[float, float]:

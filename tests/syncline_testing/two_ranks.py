@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
+
+from syncline_testing.warm import warm
 
 HEAD = """
 import sys
@@ -35,22 +35,10 @@ def two_ranks(folder: Path, act: str) -> list[str]:
     ``folder``: an empty one, in which they meet.
     """
     store, program = (folder / "store").as_uri(), HEAD + act + TAIL
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, store, str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for rank in range(2)
-    ]
-    try:
+    with ExitStack() as started:
+        processes = [
+            started.enter_context(warm("-c", program, store, str(rank))) for rank in range(2)
+        ]
         ends = [process.communicate(timeout=90) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
     assert [process.returncode for process in processes] == [0, 0], ends
     return [out.strip() for out, _ in ends]

@@ -8,8 +8,6 @@ so: then the instant is exact, however long the test takes to look.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from syncline import link
 from syncline_proto.codec import CHUNK_GRAIN, crc32c, width
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.replicas import TinyModel, Trial
+from syncline_testing.warm import Program, warm
 
 NAME = "victim"
 WIDE_FRAGMENT = 1
@@ -63,20 +62,12 @@ def hold_half(note: Path) -> None:
 
 
 @contextmanager
-def victim(folder: Path, job: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+def victim(folder: Path, job: dict[str, Any]) -> Iterator[Program]:
     """Start the process (``job``: control, run, settings, perhaps note); it is gone at the end."""
     path = folder / "victim.json"
     path.write_text(json.dumps(job))
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    with (folder / "victim.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(path)], env=env, stdout=log, stderr=log
-        )
-    try:
+    with warm("-m", __name__, str(path), log=folder / "victim.log") as process:
         yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def main(path: Path) -> None:
