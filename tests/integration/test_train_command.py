@@ -14,13 +14,14 @@ import pytest
 
 from syncline_testing.processes import python
 from syncline_testing.training import STEP_TOKENS, tiny_data, tiny_job, to_toml
+from syncline_testing.warm import Program, warm
 
 
-def command(*arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    return python("-m", "syncline.train", *arguments)
+def command(*arguments: str) -> AbstractContextManager[Program]:
+    return warm("-m", "syncline.train", *arguments)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+def ended(process: subprocess.Popen[str] | Program) -> tuple[int | None, str]:
     _, errors = process.communicate(timeout=60)
     return process.returncode, errors
 
@@ -35,13 +36,13 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wrong_job_ends_in_one_sentence(tmp_path: Path, job: Path) -> None:
     """Told before torch is imported, so each is quick."""
-    with command(str(tmp_path / "no.toml")) as missing:
+    with python("-m", "syncline.train", str(tmp_path / "no.toml")) as missing:
         assert ended(missing) == (
             12,
             f"error: cannot read the job {tmp_path / 'no.toml'}: No such file or directory; "
             "give the path of a TOML file.\n",
         )
-    with command(str(job), "--set", "train.micro_bach=2") as misspelt:
+    with python("-m", "syncline.train", str(job), "--set", "train.micro_bach=2") as misspelt:
         code, errors = ended(misspelt)
     assert code == 10
     assert errors.startswith(

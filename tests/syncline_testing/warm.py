@@ -121,12 +121,14 @@ def warm_ranks(
 ) -> Iterator[list[Program]]:
     """Start it once for each rank, with torchrun's variables. ``logs``: as ``warm``, for each."""
     (port,) = free_ports(1)
-    meeting = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
+    shared = {**ours, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with ExitStack() as started:
-        yield [
-            started.enter_context(warm(*arguments, log=log, **ours, **meeting, RANK=str(rank)))
-            for rank, log in enumerate(logs or [None] * count)
-        ]
+        programs: list[Program] = []
+        for rank, log in enumerate(logs or [None] * count):
+            own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+            programs.append(started.enter_context(warm(*arguments, log=log, **shared, **own)))
+        yield programs
 
 
 def _play(
