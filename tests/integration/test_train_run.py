@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -15,15 +13,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from syncline.launch import ranks as rank_runner
 from syncline.train.config import JobConfig
 from syncline.train.export import export_run
 from syncline_proto.errors import ConfigError, RunConflict, RunUnknown
 from syncline_proto.rest import RunCreate
 from syncline_testing.cluster import Cluster
-from syncline_testing.processes import python
 from syncline_testing.training import STEP_TOKENS, tiny_job, to_toml
 from syncline_testing.waiting import wait_until
+from syncline_testing.warm import Program, warm, warm_ranks
 
 SYNC_EVERY = 4
 TIMEOUT_S = 100
@@ -45,17 +42,20 @@ def settings(name: str, replicas: int, steps: int) -> dict[str, Any]:
     }
 
 
-def replica(
-    cluster: Cluster, folder: Path, job: JobConfig, name: str, *arguments: str, ranks: int = 1
-) -> AbstractContextManager[subprocess.Popen[str]]:
+def trainer(folder: Path, job: JobConfig, name: str) -> list[str]:
     path = folder / f"{name}.toml"
     path.write_text(to_toml(job))
-    launch = ["-I", rank_runner.__file__, str(ranks), sys.executable] if ranks > 1 else []
-    train = ["-m", "syncline.train", str(path), "--replica", name, "--progress", "json"]
-    return python(*launch, *train, *arguments, SYNCLINE_CONTROL=cluster.control_url)
+    return ["-m", "syncline.train", str(path), "--replica", name, "--progress", "json"]
 
 
-def told_by(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+def replica(
+    cluster: Cluster, folder: Path, job: JobConfig, name: str, *arguments: str
+) -> AbstractContextManager[Program]:
+    train = trainer(folder, job, name)
+    return warm(*train, *arguments, SYNCLINE_CONTROL=cluster.control_url)
+
+
+def told_by(process: Program) -> list[dict[str, Any]]:
     lines, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, errors
     return [json.loads(line) for line in lines.splitlines()]
@@ -68,11 +68,11 @@ def test_replicas_of_one_and_two_ranks_end_with_one_model(
     one = tiny_job(data, steps=24, run=run)
     two = tiny_job(data, steps=24, run=run, train={"micro_batch": 2})
     with ExitStack() as stack:
-        running = [
-            stack.enter_context(replica(cluster, tmp_path, one, "one")),
-            stack.enter_context(replica(cluster, tmp_path, two, "two", ranks=2)),
-        ]
-        told = [told_by(process) for process in running]
+        wide = warm_ranks(*trainer(tmp_path, two, "two"), SYNCLINE_CONTROL=cluster.control_url)
+        first, second = stack.enter_context(wide)
+        single = stack.enter_context(replica(cluster, tmp_path, one, "one"))
+        told = [told_by(process) for process in (single, first)]
+        assert told_by(second) == [], "rank 0 says it for both"
 
     # In the synchronous phase it is the mean gradient that both measure and clip.
     norms = [[e["grad_norm"] for e in lines if e["event"] == "progress"] for lines in told]
