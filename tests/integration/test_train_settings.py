@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from syncline.launch import ranks as rank_runner
 from syncline.train.config import JobConfig
 from syncline.train.loop import Trainer
 from syncline.train.ranks import RankGroup, joined_ranks
@@ -22,6 +18,7 @@ from syncline.train.schedules import Schedule
 from syncline_testing import probe
 from syncline_testing.cluster import Cluster
 from syncline_testing.training import LLAMA, STEP_TOKENS, Recorder, tiny_job, to_toml
+from syncline_testing.warm import warm_ranks
 
 STEPS = 12
 WARMUP_STEPS = 4
@@ -102,16 +99,10 @@ def test_two_ranks_compute_in_bf16_and_keep_what_they_are_told_to(
         path = tmp_path / f"{precision}.toml"
         path.write_text(to_toml(tiny_job(data, steps=8, train=train)))
         jobs.append(str(path))
-    argv = [sys.executable, "-I", rank_runner.__file__, "2", sys.executable, probe.__file__, *jobs]
-    done = subprocess.run(
-        argv,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    half, full = json.loads(done.stdout)
+    with warm_ranks("-m", probe.__name__, *jobs) as ranks:
+        ends = [rank.communicate(timeout=100) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], ends
+    half, full = json.loads(ends[0][0])
     assert (half["computed"], full["computed"]) == (BF16, FP32)
     assert (half["gathered"], full["gathered"]) == ([False], [True])
     for told in (half, full):
@@ -138,6 +129,8 @@ def test_compiled_blocks_train_as_plain_ones_do(
     from torch._dynamo.utils import counters
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    # Each process of the compiler's own would load PyTorch once more.
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     losses = {}
     counters.clear()
     for compiled in (False, True):
