@@ -1,4 +1,4 @@
-"""The trainer over two ranks with FSDP2, as torchrun starts it, against one process.
+"""The trainer over two ranks with FSDP2, once under torchrun itself, against one process.
 
 The same sequences, cut differently, must give the same losses; a checkpoint of two ranks goes on;
 what rank 0 finds wrong with the data is everybody's one sentence.
@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 
 from syncline.data.errors import DataError
-from syncline.launch import ranks
 from syncline.layout import persistent_buffers
 from syncline.train.config import JobConfig
 from syncline.train.export import full_state
@@ -26,6 +25,7 @@ from syncline.train.model import build_model
 from syncline.train.ranks import RankGroup
 from syncline_testing.processes import environment
 from syncline_testing.training import LLAMA, Recorder, tiny_data, tiny_job, to_toml
+from syncline_testing.warm import warm_ranks
 
 STEPS, RESUMED_AT = 12, 8
 VOCABULARY, END = 257, 256
@@ -56,6 +56,18 @@ def torchrun(folder: Path, job: JobConfig, *arguments: str) -> list[dict[str, An
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def two_ranks(folder: Path, job: JobConfig, *arguments: str) -> list[dict[str, Any]]:
+    """The same, without torchrun, whose processes each load PyTorch."""
+    path = folder / "job.toml"
+    path.write_text(to_toml(job))
+    with warm_ranks("-m", "syncline.train", str(path), "--progress", "json", *arguments) as ranks:
+        ends = [rank.communicate(timeout=100) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], ends
+    (out, _), (nothing, _) = ends
+    assert nothing == ""
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def losses(told: list[dict[str, Any]]) -> list[float]:
@@ -90,7 +102,7 @@ def test_two_ranks_train_as_one_process_does(
         torch.testing.assert_close(exported[name], tensor, atol=1e-5, rtol=0)
 
     (tmp_path / "kept" / "tiny" / "alone" / f"step-{STEPS:010d}").rename(tmp_path / "aside")
-    resumed = torchrun(tmp_path, two, "--resume")
+    resumed = two_ranks(tmp_path, two, "--resume")
     assert losses(resumed) == losses(told)[RESUMED_AT:]
 
 
@@ -112,7 +124,7 @@ def test_two_ranks_train_experts_with_a_saved_buffer_as_one_process_does(
         train={"micro_batch": 2},
         export={"folder": tmp_path / "out"},
     )
-    assert losses(torchrun(tmp_path, two)) == pytest.approx(one.losses, abs=1e-5)
+    assert losses(two_ranks(tmp_path, two)) == pytest.approx(one.losses, abs=1e-5)
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")[name], bias)
 
 
@@ -121,15 +133,9 @@ def test_data_that_cannot_be_prepared_is_one_sentence_on_all_ranks(tmp_path: Pat
     values = {**tiny_job(tmp_path, steps=2).to_job(), "data": missing}
     path = tmp_path / "job.toml"
     path.write_text(to_toml(JobConfig.checked(values, "job")))
-    command = [sys.executable, "-m", "syncline.train", str(path), "--progress", "none"]
-    done = subprocess.run(
-        [sys.executable, "-I", str(ranks.__file__), "2", *command],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == DataError.exit_code, done.stderr
-    said = [line for line in done.stderr.splitlines() if "missing.txt" in line]
+    with warm_ranks("-m", "syncline.train", str(path), "--progress", "none") as ranks:
+        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [DataError.exit_code] * 2, errors
+    said = [line for error in errors for line in error.splitlines() if "missing.txt" in line]
     assert said == [said[0]] * 2
-    assert "fault" not in done.stderr
+    assert "fault" not in "".join(errors)
