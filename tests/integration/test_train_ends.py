@@ -43,12 +43,12 @@ def job(data: Path, tmp_path: Path) -> Path:
 def train(
     cluster: Cluster, job: Path, run: str, replica: str, *overrides: str
 ) -> AbstractContextManager[Program]:
-    """``syncline train``, as a person starts it."""
-    argv = ["-m", "syncline.cli", "train", str(job), "--progress", "none"]
-    argv += ["--control", cluster.control_url, "--run", run, "--replica", replica]
+    """What ``syncline train`` becomes."""
+    argv = ["-m", "syncline.train", str(job), "--progress", "none"]
+    argv += ["--run", run, "--replica", replica]
     for override in overrides:
         argv += ["--set", override]
-    return warm(*argv)
+    return warm(*argv, SYNCLINE_CONTROL=cluster.control_url)
 
 
 def ended(process: Program) -> tuple[int | None, str]:
