@@ -20,7 +20,7 @@ from syncline.launch.ports import free_ports, require_free
 from syncline.launch.probes import http_ready, wait_ready
 from syncline.launch.processes import Command, Crew
 from syncline_proto.errors import PortInUse, SynclineError
-from syncline_testing.processes import python
+from syncline_testing.warm import warm
 
 TOKEN = "a-secret"
 JOB = """
@@ -304,7 +304,7 @@ def test_what_takes_long_is_told_to_people(
 ) -> None:
     for more, lines in (((), [first]), (("--json",), [])):
         line = ("-m", "syncline.cli", *arguments, *more)
-        with python(*line, SYNCLINE_CONTROL=control, SYNCLINE_TOKEN=TOKEN) as process:
+        with warm(*line, SYNCLINE_CONTROL=control, SYNCLINE_TOKEN=TOKEN) as process:
             out, err = process.communicate(timeout=100)
         *told, error = err.splitlines()
         assert (process.returncode, out, told) == (code, "", lines), err
