@@ -32,7 +32,6 @@ from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import arrived
 from syncline_testing.waiting import wait_until
 
-RUN = "run"
 FRAGMENTS, RANKS, SHARD = 12, 3, 1 << 16
 NUMEL = RANKS * SHARD
 ROOM = 1 << 20
@@ -60,18 +59,20 @@ SETTINGS = RunSettings(min_replicas=2, timeouts=TimeoutSettings(lease=120.0, rou
 
 
 @contextmanager
-def exchanges(cluster: Cluster, replica: str, ranks: int) -> Iterator[list[Exchange]]:
+def exchanges(
+    cluster: Cluster, replica: str, ranks: int, run: str = "run"
+) -> Iterator[list[Exchange]]:
     """One replica's, rank by rank; each holds an equal part of every fragment."""
     with closing(ControlClient(cluster.control_url, None, 10.0)) as client:
-        client.create_run(RunCreate(name=RUN, settings=SETTINGS))
-        lease = client.register(RUN, ReplicaRegister(replica=replica, ranks=ranks))
+        client.create_run(RunCreate(name=run, settings=SETTINGS))
+        lease = client.register(run, ReplicaRegister(replica=replica, ranks=ranks))
     size, made = NUMEL // ranks, list[Exchange]()
     try:
         for rank in range(ranks):
             link = Link(cluster.sync_address, Hurried(), None)
-            epoch = link.open_run(RUN, replica, lease.incarnation, LAYOUT).epoch
+            epoch = link.open_run(run, replica, lease.incarnation, LAYOUT).epoch
             me = Identity(
-                run=RUN, replica=replica, incarnation=lease.incarnation, rank=rank, ranks=ranks
+                run=run, replica=replica, incarnation=lease.incarnation, rank=rank, ranks=ranks
             )
             shards = tuple(shard(Box(i, (rank * size,), (size,))) for i in range(FRAGMENTS))
             links = dict.fromkeys(range(FRAGMENTS), link)
@@ -112,30 +113,33 @@ def answers(futures: list[Future[Outcome]]) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("killed_at", [1, FRAGMENTS // 2, FRAGMENTS])
-def test_ranks_do_not_wait_for_one_another_after_the_service_was_killed(
-    tmp_path: Path, killed_at: int
-) -> None:
+def test_ranks_do_not_wait_for_one_another_after_the_service_was_killed(tmp_path: Path) -> None:
     """Killed when so many fragments' pushes are in: none, some or all are to be sent again."""
+    with Cluster(tmp_path, "--staging-bytes", str(ROOM)) as cluster:
+        for killed_at in (1, FRAGMENTS // 2, FRAGMENTS):
+            outlives_a_kill(cluster, killed_at)
+
+
+def outlives_a_kill(cluster: Cluster, killed_at: int) -> None:
+    """In a run of its own."""
     assert FRAGMENTS > 2 * PUSHES_MAX
-    merged = [Answer.MERGED.name] * FRAGMENTS
+    merged, run = [Answer.MERGED.name] * FRAGMENTS, f"killed-at-{killed_at}"
     with (
-        Cluster(tmp_path, "--staging-bytes", str(ROOM)) as cluster,
-        exchanges(cluster, "wide", RANKS) as wide,
-        exchanges(cluster, "narrow", 1) as narrow,
+        exchanges(cluster, "wide", RANKS, run) as wide,
+        exchanges(cluster, "narrow", 1, run) as narrow,
     ):
         assert answers(push_all(narrow, pb.PUSH_KIND_PARAMETERS)) == merged
         wides = push_all(wide, pb.PUSH_KIND_PSEUDO_GRADIENT)
 
         def are_in() -> bool:
-            return sum("wide" in who for who in arrived(cluster.sync_address, RUN)) >= killed_at
+            return sum("wide" in who for who in arrived(cluster.sync_address, run)) >= killed_at
 
         wait_until(are_in, 30, f"pushes of {killed_at} fragments are in")
         cluster.sync.kill()
         cluster.sync.start()
         narrows = push_all(narrow, pb.PUSH_KIND_PSEUDO_GRADIENT)
-        assert answers(narrows) == merged
-        assert answers(wides) == merged * RANKS
+        assert answers(narrows) == merged, killed_at
+        assert answers(wides) == merged * RANKS, killed_at
 
 
 def test_a_service_that_waits_for_another_rank_is_not_away(
