@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from syncline_proto.rest import ReplicaState
 from syncline_testing.launches import syncline
 from syncline_testing.training import tiny_data, tiny_job, to_toml
 from syncline_testing.waiting import wait_until
+from syncline_testing.warm import Program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nothing else ends with us")
 
@@ -28,7 +28,7 @@ LEFT = "No replica is left at 0 % of the token budget; the same command goes on.
 
 
 @contextmanager
-def up(job: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], OperatorClient]]:
+def up(job: Path, *flags: str) -> Iterator[tuple[Program, OperatorClient]]:
     """A launch, and somebody who looks after its run."""
     with syncline("up", str(job), "--out", str(job.parent), "--json", *flags) as started:
         assert started.stderr is not None

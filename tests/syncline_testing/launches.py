@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from syncline_testing.processes import python
+from syncline_testing.warm import Program, warm
 
 WAIT_S = 90.0
 JOB = """
@@ -61,9 +60,9 @@ def small_job(folder: Path) -> Path:
     return path
 
 
-def syncline(*arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    """The command line, started; it does not outlive the block."""
-    return python("-m", "syncline.cli", *arguments)
+def syncline(*arguments: str) -> AbstractContextManager[Program]:
+    """The command line, started; it does not outlive the block. What it starts is not warm."""
+    return warm("-m", "syncline.cli", *arguments)
 
 
 def holds_text(path: Path, text: str) -> bool:
