@@ -22,7 +22,8 @@ from pydantic import (
 from syncline_proto.errors import ConfigError
 from syncline_proto.words import sentence, unknown
 
-CodecName = Literal["fp32", "bf16"]
+CodecName = Literal["fp32", "bf16", "int8"]
+DownCodecName = Literal["fp32", "bf16"]
 Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper"]
 
 
@@ -85,7 +86,7 @@ class CodecSettings(Section):
     """How numbers travel: pseudo-gradients up, parameters down."""
 
     up: CodecName = "bf16"
-    down: CodecName = "bf16"
+    down: DownCodecName = "bf16"
 
 
 class TimeoutSettings(Section):

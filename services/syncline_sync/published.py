@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import Float32, chunk_elements, encode, width
+from syncline_proto.codec import Float32, chunk_elements, codec_of, encode
 from syncline_proto.errors import RevisionGone
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
@@ -49,7 +49,8 @@ class Published:
     def of(cls, saved: Saved, values: Float32, codec: pb.Codec.ValueType) -> Published:
         """Encode fp32 ``values``; they may change afterwards."""
         payload = encode(values, codec)
-        return cls(saved, codec, memoryview(bytes(payload)) if width(codec) == 4 else payload)
+        is_view = codec == pb.CODEC_FP32
+        return cls(saved, codec, memoryview(bytes(payload)) if is_view else payload)
 
     def header(self, elements: int, instance: str) -> pb.PullHeader:
         """What goes before the chunks of ``elements``; ``instance`` is the service's."""
@@ -85,7 +86,7 @@ class Published:
 
     def _bytes(self, spans: npt.NDArray[np.int64]) -> bytes:
         """The bytes of these spans, one after another."""
-        wide = width(self.codec)
+        wide = codec_of(self.codec).size(1)
         if len(spans) <= FEW_SPANS:
             cuts = (spans * wide).tolist()
             return b"".join(self.payload[at : at + size] for at, size in cuts)

@@ -16,12 +16,14 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from syncline_proto.errors import InvalidRequest, Overloaded
+from syncline_proto.parts import read_chunk
 from syncline_sync.guard import Doorkeeper, Handler
 from syncline_sync.statuses import AnyContext, refuse
 
 log = structlog.get_logger()
 
 Parse = Callable[[bytes], Any]
+Write = Callable[[Any], bytes]
 
 LARGE = 1 << 16
 """Bytes from which on a request counts, and fields in it that nobody here knows are not kept."""
@@ -88,7 +90,12 @@ class Reader(Doorkeeper):
 
 def _alike(handler: Handler, call: Any) -> Handler:
     """A handler of the same kind around another ``call``, which takes requests as bytes."""
-    serializer = handler.response_serializer
+    write: Write = handler.response_serializer  # pyright: ignore[reportAssignmentType]
+
+    def serializer(answer: Any) -> bytes:
+        """An answer's bytes; of a chunk they are the answer."""
+        return answer if isinstance(answer, bytes) else write(answer)
+
     if handler.request_streaming and handler.response_streaming:
         return grpc.stream_stream_rpc_method_handler(call, None, serializer)
     if handler.request_streaming:
@@ -113,8 +120,9 @@ def parsed(parse: Parse, method: str, data: bytes) -> Any:
 
 
 async def _each(parse: Parse, method: str, parts: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    has_chunks = method.endswith("/Push")
     async for data in parts:
-        yield parsed(parse, method, data)
+        yield (has_chunks and read_chunk(data)) or parsed(parse, method, data)
 
 
 def _known(message: Any) -> Any:

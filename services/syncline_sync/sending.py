@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from syncline_proto.codec import crc32c
 from syncline_proto.errors import Unreachable
-from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.parts import Chunk, write_chunk
 from syncline_sync.published import FEW_SPANS, Loan
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.senders import Senders
 
-Write: TypeAlias = Callable[[pb.PullResponse], Awaitable[None]]
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Sending:
         data = await self.shared.compute(next, chunks, b"") if heavy else next(chunks, b"")
         if data:
             self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
-            part = pb.PullResponse(chunk=pb.Chunk(data=data, crc32c=crc32c(data)))
+            part = write_chunk(Chunk(data, crc32c(data)))
             await _taken(self.write(part), self.run.settings.timeouts.call_s)
             self.run.metrics.moved("down", len(data))
         return bool(data)

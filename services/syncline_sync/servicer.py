@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar, cast
 
 import grpc
 import numpy as np
@@ -15,32 +14,28 @@ from syncline_proto.errors import (
     EpochChanged,
     InvalidRequest,
     LeaseLost,
-    Overloaded,
     RunUnknown,
     SynclineError,
-    Unreachable,
 )
 from syncline_proto.layout import Layout, boxes_from_proto, layout_from_proto
 from syncline_proto.names import NAME_WORDS, valid_name
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.spans import spans
-from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
 from syncline_sync.published import Loan, Shelf
+from syncline_sync.receiving import Part, PushContext, Receiving
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, Senders
 from syncline_sync.sending import Sending, Write
-from syncline_sync.shard import Shard, shard_of
-from syncline_sync.staging import Staged
+from syncline_sync.shard import shard_of
 from syncline_sync.statuses import Statuses
 
 OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunResponse]
-PushContext: TypeAlias = grpc.aio.ServicerContext[pb.PushRequest, pb.PushResponse]
 PullContext: TypeAlias = grpc.aio.ServicerContext[pb.PullRequest, pb.PullResponse]
 StatusContext: TypeAlias = grpc.aio.ServicerContext[pb.GetRunStatusRequest, pb.GetRunStatusResponse]
 
@@ -86,7 +81,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         # Written, not yielded: a generator would keep its last chunk while it waits to send.
         async with self._statuses.of(context):
             try:
-                await self._pull(request, context.write)
+                await self._pull(request, cast(Write, context.write))
                 return
             except SynclineError as error:
                 told = error.with_traceback(None)
@@ -125,9 +120,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             layout=await self._shared.compute(run.layout.to_proto) if observer else None,
         )
 
-    async def _push(
-        self, parts: AsyncIterator[pb.PushRequest], context: PushContext
-    ) -> pb.PushResponse:
+    async def _push(self, parts: AsyncIterator[Part], context: PushContext) -> pb.PushResponse:
         header = await _header(parts)
         _name("replica", header.replica)
         run = await self._host.run(_name("run", header.run))
@@ -144,7 +137,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             run.metrics.judged(early.verdict)
             return _response(early, runner)
         staged = staging.join(shard)
-        work = asyncio.create_task(self._receive(parts, context, run, staged, shard))
+        receiving = Receiving(self._shared, run, staging, staged, shard, runner.submit)
+        work = asyncio.create_task(receiving.receive(parts, context))
         try:
             # The answer may come first: to a replica that loses its lease while it sends.
             await asyncio.wait({work, staged.answer}, return_when=asyncio.FIRST_COMPLETED)
@@ -156,50 +150,6 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             staging.leave(staged, shard)
             self._shared.metrics.staged.set(self._shared.budget.used)
             await asyncio.gather(work, return_exceptions=True)
-
-    async def _receive(
-        self,
-        parts: AsyncIterator[pb.PushRequest],
-        context: PushContext,
-        run: RunHost,
-        staged: Staged,
-        shard: Shard,
-    ) -> None:
-        """Take a shard's chunks in, once there is room; hand over the push that it makes whole.
-
-        Raises:
-            InvalidRequest: the stream is not what its header announced.
-            Overloaded: its chunks come before there is room for them.
-        """
-        first = asyncio.ensure_future(anext(parts, None))
-        try:
-            await _has_room(staged.room.granted, first)
-            self._shared.metrics.staged.set(self._shared.budget.used)
-            staging = run.staging
-            assert staging is not None
-            if not staged.expects(shard):
-                # This rank is in already: it sends again because it missed the answer.
-                if await first is not None:
-                    raise Overloaded("push: this rank is in; only its answer is still to come.")
-                return
-            await context.send_initial_metadata(((ROOM_HEADER, "granted"),))
-            async for part in _moving(first, parts, run.settings.timeouts.call_s):
-                if part.WhichOneof("part") != "chunk":
-                    raise InvalidRequest("push: after the header only chunks may follow.")
-                staging.note(staged, shard, time.monotonic())  # how long we take is not its doing
-                await self._shared.compute(shard.take, part.chunk)
-                if not staged.expects(shard):
-                    raise InvalidRequest("rank: this rank has begun to send the same push again.")
-                staging.note(staged, shard, time.monotonic())
-                run.metrics.moved("up", len(part.chunk.data))
-        finally:
-            first.cancel()
-        if not shard.whole:
-            raise InvalidRequest(
-                f"push: the stream ended after {shard.received} of {shard.elements} elements."
-            )
-        if staging.add(staged, shard, time.monotonic()):
-            _runner(run, shard.header.fragment).submit(staged)
 
     async def _pull(self, request: pb.PullRequest, write: Write) -> None:
         run = await self._host.run(_name("run", request.run))
@@ -215,7 +165,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         shelf, number = _wanted(runner, request)
         value = await shelf.get(number)
         elements = int(where[:, 1].sum())
-        await write(pb.PullResponse(header=value.header(elements, self._host.instance)))
+        header = value.header(elements, self._host.instance)
+        await write(pb.PullResponse(header=header).SerializeToString())
         if request.header_only:
             return
         loan = Loan(shelf, value.saved.revision if number is None else number, value)
@@ -238,52 +189,15 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
                 raise
 
 
-async def _header(parts: AsyncIterator[pb.PushRequest]) -> pb.PushHeader:
+async def _header(parts: AsyncIterator[Part]) -> pb.PushHeader:
     """The first message of a push; nobody waits long for one who does not say who he is."""
     try:
         first = await asyncio.wait_for(anext(parts, None), HEADER_WAIT_S)
     except TimeoutError:
         raise InvalidRequest(f"push: no header came within {HEADER_WAIT_S:g} s.") from None
-    if first is None or first.WhichOneof("part") != "header":
+    if not isinstance(first, pb.PushRequest) or first.WhichOneof("part") != "header":
         raise InvalidRequest("push: the first message must be the header.")
     return first.header
-
-
-async def _has_room(
-    granted: asyncio.Future[None], first: asyncio.Future[pb.PushRequest | None]
-) -> None:
-    """Wait for a push's room; ``first`` is what follows its header.
-
-    gRPC takes in as much of a stream as the line holds, read or not. So who waits must not send.
-
-    Raises:
-        Overloaded: it does.
-    """
-    await asyncio.wait({granted, first}, return_when=asyncio.FIRST_COMPLETED)
-    if not granted.done() and first.result() is not None:
-        raise Overloaded("push: there is no room yet; send chunks once the call's metadata is in.")
-    await asyncio.shield(granted)
-
-
-async def _moving(
-    first: asyncio.Future[pb.PushRequest | None],
-    parts: AsyncIterator[pb.PushRequest],
-    wait_s: float,
-) -> AsyncIterator[pb.PushRequest]:
-    """The parts that follow the header, ``first`` and then ``parts``, as long as they keep coming.
-
-    A push that stands still for ``wait_s`` is cut, so that it cannot hold room for ever.
-    """
-    coming = first
-    while True:
-        try:
-            part = await asyncio.wait_for(coming, wait_s)
-        except TimeoutError:
-            raise Unreachable(f"push: no chunk came within {wait_s:g} s; send it again.") from None
-        if part is None:
-            return
-        yield part
-        coming = asyncio.ensure_future(anext(parts, None))
 
 
 def _name(field: str, value: str) -> str:

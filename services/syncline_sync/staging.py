@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from syncline_proto.codec import width
+from syncline_proto.codec import codec_of
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.spans import SPANS_MAX, check_tiling
@@ -265,7 +265,8 @@ class Staging:
         Raises:
             Overloaded: too many pushes wait for room; nothing has changed.
         """
-        size = self._numel(key) * width(header.codec)
+        codec = codec_of(header.codec)
+        size = codec.size(self._numel(key)) + codec.seam * (header.ranks - 1)
         room = self._budget.ask(self._run, size, self._place(key))
         self._left.pop(key[:2], None)
         self._drop_older(key)

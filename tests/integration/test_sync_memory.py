@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from syncline_proto.codec import chunks, encode
+from syncline_proto.parts import write_chunk
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing.cluster import Cluster
@@ -30,7 +31,7 @@ ROOM = 1 << 20
 def sent(codec: pb.Codec.ValueType) -> list[pb.PushRequest]:
     """The chunks of one fragment's push; the same ones for every replica and fragment."""
     values = encode(np.full(NUMEL, 1e-3, np.float32), codec)
-    return [pb.PushRequest(chunk=chunk) for chunk in chunks(values, codec)]
+    return [pb.PushRequest.FromString(write_chunk(chunk)) for chunk in chunks(values, codec)]
 
 
 async def push(

@@ -10,6 +10,7 @@ import numpy as np
 
 from syncline_proto.codec import chunks, encode
 from syncline_proto.layout import layout_from_proto
+from syncline_proto.parts import write_chunk
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing.cluster import Cluster
@@ -64,7 +65,10 @@ class ByHand:
         )
         payload = encode(np.zeros(spec.numel, np.float32), pb.CODEC_FP32)
         parts = [pb.PushRequest(header=header)]
-        parts += [pb.PushRequest(chunk=chunk) for chunk in chunks(payload, pb.CODEC_FP32)]
+        parts += [
+            pb.PushRequest.FromString(write_chunk(chunk))
+            for chunk in chunks(payload, pb.CODEC_FP32)
+        ]
         return self.stub.Push(iter(parts), timeout=20)
 
     def waits_in(self, fragments: range) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 
 from syncline_proto.codec import Float32, chunks, decode, encode
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
+from syncline_proto.parts import write_chunk
 from syncline_proto.rest import EventIn, Member, Membership, RoundReport, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_proto.status import ROOM_HEADER
@@ -182,7 +183,7 @@ def iter_push(header: pb.PushHeader, values: Float32) -> Iterable[pb.PushRequest
     yield pb.PushRequest(header=header)
     payload = encode(np.ascontiguousarray(values, np.float32), header.codec)
     for chunk in chunks(payload, header.codec):
-        yield pb.PushRequest(chunk=chunk)
+        yield pb.PushRequest.FromString(write_chunk(chunk))
 
 
 @contextlib.asynccontextmanager

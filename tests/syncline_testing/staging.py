@@ -46,8 +46,7 @@ def half(rank: int, replica: str = "a", **given: Any) -> pb.PushHeader:
 
 def fill(shard: Shard, value: float = 1.0) -> None:
     values = np.full(shard.elements, value, np.float32)
-    for chunk in chunks(encode(values, pb.CODEC_FP32), pb.CODEC_FP32):
-        shard.take(chunk)
+    shard.take(chunks(encode(values, pb.CODEC_FP32), pb.CODEC_FP32))
 
 
 def run(scenario: Callable[[Staging, Budget], Awaitable[None]], limit: int = 10 * BYTES) -> None:

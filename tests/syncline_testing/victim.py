@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from syncline import link
-from syncline_proto.codec import CHUNK_GRAIN, crc32c, width
+from syncline_proto.codec import codec_of, crc32c
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.replicas import TinyModel, Trial
 from syncline_testing.warm import Program, warm
@@ -27,6 +27,7 @@ from syncline_testing.warm import Program, warm
 NAME = "victim"
 WIDE_FRAGMENT = 1
 GRAINS = 4
+GRAIN = codec_of(pb.CODEC_FP32).grain
 HELD_S = 120.0
 """As long as any test."""
 
@@ -34,7 +35,7 @@ HELD_S = 120.0
 def wide_model(seed: int) -> TinyModel:
     """A TinyModel whose first block is large enough to travel in several chunks."""
     model = TinyModel(seed)
-    model.blocks[0].register_parameter("wide", nn.Parameter(torch.zeros(GRAINS, CHUNK_GRAIN)))
+    model.blocks[0].register_parameter("wide", nn.Parameter(torch.zeros(GRAINS, GRAIN)))
     return model
 
 
@@ -47,7 +48,7 @@ def hold_half(note: Path) -> None:
 
     def chunks(payload: memoryview, codec: pb.Codec.ValueType) -> Iterator[pb.Chunk]:
         nonlocal wide
-        step = CHUNK_GRAIN * width(codec)
+        step = codec_of(codec).size(GRAIN)
         pieces = [bytes(payload[at : at + step]) for at in range(0, len(payload), step)]
         is_wide = len(pieces) > 1
         wide += is_wide

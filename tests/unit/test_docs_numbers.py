@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD
@@ -57,6 +58,15 @@ def power(number: int) -> str:
     return f"2^{exponent}"
 
 
+def written(name: str, values: codec.Float32) -> str:
+    """The bytes of an example, in hex."""
+    return bytes(codec.encode(values, codec.CODEC_BY_NAME[name])).hex(" ")
+
+
+FIVE = np.array([1, -0.5, 0.25, 0, 0.125], np.float32)
+SPARSE = np.zeros(150, np.float32)
+SPARSE[[0, 70, 149]] = 1, -3, 5
+
 PROTOCOL = [
     f"match `{NAME_PATTERN}`",
     f"REST, at the control plane (default port {CONTROL['port'].default})",
@@ -102,11 +112,16 @@ PROTOCOL = [
     f"the trailer `{NEWEST_TRAILER}`",
     # Codecs.
     *(
-        f"| `CODEC_{name.upper()}` ({number}) | {codec.WIDTH[number]} |"
-        for name, number in codec.CODEC_BY_NAME.items()
+        f"| `CODEC_{each.name.upper()}` ({each.number}) | {block} | {each.size(block):,} | "
+        f"{each.grain:,} |"
+        for each, block in zip(codec.CODECS, (1, 1, 256, 32, 4096), strict=True)
     ),
+    *(
+        f"| {name} | 1, −0.5, 0.25, 0, 0.125 | `{written(name, FIVE)}` |"
+        for name in ("int8", "int4")
+    ),
+    f"0 is 1, 70 is −3, 149 is 5; the rest 0 | `{written('topk', SPARSE)}` | 2, −2, 5;",
     f"at most {mib(codec.CHUNK_BYTES_MAX)} ({codec.CHUNK_BYTES_MAX:,} bytes)",
-    f"a multiple of {codec.CHUNK_GRAIN:,} elements",
     # The merge.
     f"(‖D‖ + {merge.CLIP_EPSILON:.0e})".replace("e-0", "e-"),
     f"(or over {detector.NORM_LIMIT:.0e})".replace("e+", "e"),
@@ -225,3 +240,21 @@ def test_the_errors_of_the_wire_are_those_of_the_tree() -> None:
     assert away == {
         "CALLED_OFF", "CONFIG", "DIVERGED", "FILE_MISSING", "PORT_IN_USE", "PROCESS_FAILED",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "topk"])
+def test_the_examples_of_codecs_decode_to_what_the_page_says(name: str) -> None:
+    page = (ROOT / "docs/protocol.md").read_text()
+    row = re.search(rf"^\| {name} \| .* \| `([0-9a-f ]+)` \| (.*) \|$", page, re.M)
+    assert row is not None
+    data, told = bytes.fromhex(row[1]), row[2].replace("−", "-")
+    number = codec.CODEC_BY_NAME[name]
+    if name == "topk":
+        decoded = codec.decode(data, number, SPARSE.size)
+        expected = [float(value) for value in told.partition(";")[0].split(",")]
+        assert decoded[SPARSE != 0].tolist() == expected
+        assert not decoded[SPARSE == 0].any()
+    else:
+        scale, whole = told.removeprefix("s = ").split("; q = ")
+        expected = float(scale) * np.array(whole.split(","), np.float64)
+        assert codec.decode(data, number, FIVE.size) == pytest.approx(expected, rel=1e-6)

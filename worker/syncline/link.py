@@ -24,12 +24,13 @@ from syncline_proto.codec import (
     check_chunk,
     chunk_elements,
     chunks,
+    codec_of,
     decode_into,
     encode,
-    width,
 )
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
+from syncline_proto.parts import read_chunk, write_chunk
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.status import ROOM_HEADER, from_rpc_error
 from syncline_proto.v1 import sync_pb2 as pb
@@ -37,6 +38,8 @@ from syncline_proto.v1 import sync_pb2_grpc
 
 MESSAGE_BYTES_MAX = 8 << 20
 """A chunk is at most 1 MiB; a layout of many tensors, in one message, may be more."""
+
+PUSH, PULL = "/syncline.sync.v1.SyncService/Push", "/syncline.sync.v1.SyncService/Pull"
 
 CLOSE_S = 5.0
 """How long the end of the thread that looks after calls is waited for."""
@@ -82,6 +85,13 @@ class Link:
         self._lock = threading.Lock()
         self._channel = grpc.insecure_channel(address, options=_options(timeouts))
         self._stub = sync_pb2_grpc.SyncServiceStub(self._channel)
+        # Chunks are written and read by us; see ``syncline_proto.parts``.
+        self._push = self._channel.stream_unary(
+            PUSH, response_deserializer=pb.PushResponse.FromString
+        )
+        self._pull = self._channel.unary_stream(
+            PULL, request_serializer=pb.PullRequest.SerializeToString
+        )
         self._watch = _Watch(timeouts.call_s)
 
     def close(self) -> None:
@@ -134,11 +144,11 @@ class Link:
         """
         with self._errors(), self._watch.follow() as watched:
             parts = _parts(header, values, watched, sending)
-            call = self._stub.Push.future(parts, metadata=self._metadata)
+            call = self._push.future(parts, metadata=self._metadata)
             watched.begin(call)
             answer = call.result()
         with self._lock:
-            self.bytes_up += values.size * width(header.codec)
+            self.bytes_up += codec_of(header.codec).size(values.size)
         return answer
 
     def pull(self, request: pb.PullRequest, elements: int | None) -> Pulled:
@@ -151,16 +161,16 @@ class Link:
             InvalidRequest: what came is damaged, or not what was asked for.
         """
         with self._errors(), self._watch.follow() as watched:
-            stream: Any = self._stub.Pull(request, metadata=self._metadata)
+            stream: Any = self._pull(request, metadata=self._metadata)
             watched.begin(stream)
-            header = next(stream).header
+            header = pb.PullResponse.FromString(next(stream)).header
             if elements is not None and header.elements != elements:
                 raise InvalidRequest(f"pull: {header.elements} elements came, not {elements}.")
             values = np.empty(elements or 0, np.float32)
             filled = 0
             for part in stream:
                 watched.moved()
-                chunk = part.chunk
+                chunk = read_chunk(part) or pb.PullResponse.FromString(part).chunk
                 count = check_chunk(chunk, header.codec, values.size - filled)
                 decode_into(chunk.data, header.codec, values[filled : filled + count])
                 filled += count
@@ -259,12 +269,12 @@ class _Watch:
 
 def _parts(
     header: pb.PushHeader, values: Float32, watched: _Watched, sending: Sending
-) -> Iterator[pb.PushRequest]:
+) -> Iterator[bytes]:
     """The messages of a push; grpc takes the next one when the line has room for it.
 
     A chunk is encoded when it is taken, so nobody holds the whole fragment once more.
     """
-    yield pb.PushRequest(header=header)
+    yield pb.PushRequest(header=header).SerializeToString()
     if not watched.has_room():
         return
     step = chunk_elements(header.codec)
@@ -272,7 +282,7 @@ def _parts(
         for chunk in chunks(encode(values[start : start + step], header.codec), header.codec):
             watched.moved()
             sending.moved()
-            yield pb.PushRequest(chunk=chunk)
+            yield write_chunk(chunk)
     watched.moved()
     sending.ended()
 

@@ -33,6 +33,12 @@ class _CodecEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Codec.ValueType
     """4 bytes an element."""
     CODEC_BF16: _Codec.ValueType  # 2
     """2 bytes an element: the upper half of an fp32, rounded to nearest even."""
+    CODEC_INT8: _Codec.ValueType  # 3
+    """Blocks of 256 elements: a scale in fp32, then a byte each."""
+    CODEC_INT4: _Codec.ValueType  # 4
+    """Blocks of 32 elements: a scale in bf16, then four bits each."""
+    CODEC_TOPK: _Codec.ValueType  # 5
+    """Blocks of 4096 elements: the 64 largest by magnitude, in two bits each; the rest is 0."""
 
 class Codec(_Codec, metaclass=_CodecEnumTypeWrapper):
     """How the elements of a payload are written. Little-endian throughout."""
@@ -42,6 +48,12 @@ CODEC_FP32: Codec.ValueType  # 1
 """4 bytes an element."""
 CODEC_BF16: Codec.ValueType  # 2
 """2 bytes an element: the upper half of an fp32, rounded to nearest even."""
+CODEC_INT8: Codec.ValueType  # 3
+"""Blocks of 256 elements: a scale in fp32, then a byte each."""
+CODEC_INT4: Codec.ValueType  # 4
+"""Blocks of 32 elements: a scale in bf16, then four bits each."""
+CODEC_TOPK: Codec.ValueType  # 5
+"""Blocks of 4096 elements: the 64 largest by magnitude, in two bits each; the rest is 0."""
 Global___Codec: _TypeAlias = Codec  # noqa: Y015
 
 class _PushKind:
@@ -457,7 +469,7 @@ Global___PushHeader: _TypeAlias = PushHeader  # noqa: Y015
 @_typing.final
 class Chunk(_message.Message):
     """A piece of an encoded payload, at most 1 MiB; chunks follow one another in order and, except
-    for the last one of a payload, are a multiple of 1024 elements long.
+    for the last one of a payload, are a multiple of 1024 elements long (4096 with CODEC_TOPK).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -530,7 +542,7 @@ class PushResponse(_message.Message):
     For a gradient push: the gradient step to pull.
     """
     residual: Global___ResidualAction.ValueType
-    """For codecs with error feedback. This version has none: a client may ignore it."""
+    """For codecs with error feedback (int4, topk); with others a client may ignore it."""
     judged: Global___Verdict.ValueType
     """For DUPLICATE, the verdict given the first time; otherwise equal to `verdict`."""
     non_finite: _builtins.bool

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import Float32, decode_into, width
+from syncline_proto.codec import Bytes, Float32, pieces
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import is_finite
@@ -26,10 +26,10 @@ CLIP_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """One rank's shard as it came: encoded chunks, and where they lie in the flat vector."""
+    """One rank's shard as it came, encoded, and where it lies in the flat vector."""
 
     codec: pb.Codec.ValueType
-    chunks: tuple[bytes, ...]
+    encoded: Bytes
     spans: npt.NDArray[np.int64]
     """[k, 2]: start and length, in payload order."""
 
@@ -125,17 +125,14 @@ def mean(accumulator: Float32, total_weight: float) -> Float32:
 def _pieces(payloads: Iterable[Payload], scratch: Float32) -> Iterable[tuple[int, Float32]]:
     """Decode shards piece by piece: (position in the flat vector, fp32 values in ``scratch``)."""
     for payload in payloads:
-        wide = width(payload.codec)
         span, used = 0, 0  # the current one, and how much of it is done
-        for chunk in payload.chunks:
-            view = memoryview(chunk)
-            while view:
+        elements = int(payload.spans[:, 1].sum())
+        for values in pieces(payload.encoded, payload.codec, elements, scratch):
+            while values.size:
                 start, length = (int(n) for n in payload.spans[span])
-                count = min(length - used, len(view) // wide, scratch.size)
-                piece = scratch[:count]
-                decode_into(view[: count * wide], payload.codec, piece)
+                piece = values[: length - used]
                 yield start + used, piece
-                view = view[count * wide :]
-                used += count
+                values = values[piece.size :]
+                used += piece.size
                 if used == length:
                     span, used = span + 1, 0

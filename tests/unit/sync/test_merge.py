@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from syncline_proto.codec import Float32, encode, width
+from syncline_proto.codec import CODECS, Codec, Float32, encode, published
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
 from syncline_testing.pure import payload_of
 
 PLAIN = OuterSettings(lr=1.0, momentum=0.0, clip=None)
-CODECS = st.sampled_from([pb.CODEC_FP32, pb.CODEC_BF16])
+PLAIN_CODECS = st.sampled_from([pb.CODEC_FP32, pb.CODEC_BF16])
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -27,7 +28,7 @@ def vectors(numel: int) -> st.SearchStrategy[Float32]:
 
 
 def cut(data: st.DataObject, values: Float32, codec: pb.Codec.ValueType) -> list[merge.Payload]:
-    """The same values as shards of some ranks: any spans in any order, in chunks of any length."""
+    """The same values as shards of some ranks: any spans in any order."""
     edges = data.draw(st.sets(st.integers(1, values.size - 1), max_size=8)) | {0, values.size}
     spans = list(zip(sorted(edges), sorted(edges)[1:], strict=False))
     spans = data.draw(st.permutations(spans))
@@ -37,15 +38,12 @@ def cut(data: st.DataObject, values: Float32, codec: pb.Codec.ValueType) -> list
         mine = spans[rank::ranks]
         parts = [values[a:b] for a, b in mine]
         flat = np.concatenate([np.empty(0, np.float32), *parts])
-        raw = bytes(encode(flat, codec))
-        step = width(codec) * data.draw(st.integers(1, values.size))
-        chunks = tuple(raw[i : i + step] for i in range(0, len(raw), step))
         where = np.array([[a, b - a] for a, b in mine], np.int64).reshape(-1, 2)
-        payloads.append(merge.Payload(codec, chunks, where))
+        payloads.append(merge.Payload(codec, bytes(encode(flat, codec)), where))
     return payloads
 
 
-@given(st.data(), vectors(40), CODECS, st.floats(1e-3, 1e3))
+@given(st.data(), vectors(40), PLAIN_CODECS, st.floats(1e-3, 1e3))
 def test_a_push_folds_the_same_however_it_is_cut(
     data: st.DataObject, values: Float32, codec: pb.Codec.ValueType, weight: float
 ) -> None:
@@ -53,7 +51,7 @@ def test_a_push_folds_the_same_however_it_is_cut(
     cut_up, whole = start.copy(), start.copy()
     merge.fold(cut_up, cut(data, values, codec), weight)
     raw = bytes(encode(values, codec))
-    merge.fold(whole, [merge.Payload(codec, (raw,), np.array([[0, 40]], np.int64))], weight)
+    merge.fold(whole, [merge.Payload(codec, raw, np.array([[0, 40]], np.int64))], weight)
     assert np.array_equal(cut_up, whole)
     if codec == pb.CODEC_FP32:
         assert np.array_equal(whole, start + np.float32(weight) * values)
@@ -62,15 +60,36 @@ def test_a_push_folds_the_same_however_it_is_cut(
         assert np.array_equal(placed, values)
 
 
-def test_pieces_and_chunks_need_not_agree() -> None:
-    """A fragment of several pieces, in chunks that end anywhere."""
+def test_pieces_and_spans_need_not_agree() -> None:
+    """A fragment of several pieces, in spans that end anywhere."""
     values = np.random.default_rng(0).standard_normal(3 * merge.PIECE + 17).astype(np.float32)
-    raw = values.tobytes()
-    chunks = tuple(raw[i : i + 4 * 100_003] for i in range(0, len(raw), 4 * 100_003))
     spans = np.array([[5, 10], [15, values.size - 15], [0, 5]], np.int64)
     accumulator = np.zeros_like(values)
-    merge.fold(accumulator, [merge.Payload(pb.CODEC_FP32, chunks, spans)], 1.0)
+    merge.fold(accumulator, [merge.Payload(pb.CODEC_FP32, values.tobytes(), spans)], 1.0)
     expected = np.concatenate([values[-5:], values[:-5]])
+    assert np.array_equal(accumulator, expected)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_spans_need_not_end_where_blocks_do(codec: Codec) -> None:
+    """Ranks with strange shards, each encoded by itself."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal(2 * merge.PIECE + 77).astype(np.float32)
+    edges = [0, 5, 37, 4_101, 70_000, merge.PIECE * 2, values.size]
+    spans = np.array([[a, b - a] for a, b in pairwise(edges)], np.int64)[[3, 0, 5, 1, 4, 2]]
+    expected, payloads = np.empty_like(values), []
+    for mine in (spans[:4], spans[4:]):
+        flat = np.concatenate([values[at : at + n] for at, n in mine.tolist()])
+        payloads.append(merge.Payload(codec.number, bytes(codec.encode(flat)), mine))
+        decoded = published(flat, codec.number)
+        for (at, n), part in zip(
+            mine.tolist(), np.split(decoded, np.cumsum(mine[:-1, 1])), strict=True
+        ):
+            expected[at : at + n] = part
+    placed, accumulator = np.full_like(values, np.nan), np.zeros_like(values)
+    merge.place(placed, payloads)
+    merge.fold(accumulator, payloads, 1.0)
+    assert np.array_equal(placed, expected)
     assert np.array_equal(accumulator, expected)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from syncline_proto.codec import CHUNK_BYTES_MAX, CODEC_BY_NAME, Float32, encode, width
+from syncline_proto.codec import CHUNK_BYTES_MAX, CODEC_BY_NAME, Float32, codec_of, encode
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -39,7 +39,7 @@ def cut(pieces: int, skip: int, seed: int) -> np.ndarray:
 def test_chunks_are_the_shard_in_its_order(codec: str, pieces: int, skip: int) -> None:
     spans = cut(pieces, skip, seed=pieces)
     number = CODEC_BY_NAME[codec]
-    wide = width(number)
+    wide = codec_of(number).size(1)
     payload = bytes(encode(VALUES, number))
     expected = b"".join(payload[a * wide : (a + n) * wide] for a, n in spans.tolist())
     chunks = list(Published.of(Saved(), VALUES, number).chunks(spans))

@@ -1,0 +1,100 @@
+"""What a codec is: a small frozen object that writes fp32 values as bytes and reads them back.
+
+A payload is a plain sequence of blocks. So it may be cut wherever a block ends, and the pieces
+decode alone; and two payloads, one after the other, are a payload if the first has whole blocks.
+
+Pure: numpy arrays in, numpy arrays out, always fp32 on the inside and little-endian on the wire.
+Works in cache-sized pieces, since memory is slower than the arithmetic.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from syncline_proto.errors import InvalidRequest
+from syncline_proto.v1 import sync_pb2 as pb
+
+Float32: TypeAlias = npt.NDArray[np.float32]
+UInt8: TypeAlias = npt.NDArray[np.uint8]
+UInt16: TypeAlias = npt.NDArray[np.uint16]
+Bytes: TypeAlias = bytes | memoryview
+
+PIECE = 1 << 15
+"""Elements worked on at a time: they, what comes of them and what they become fit into the
+second-level cache. A multiple of every block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec(ABC):
+    """One way to write fp32 values.
+
+    Invariants:
+        ``size`` grows with the elements, and is 0 for none.
+        Encoding whole gives the same bytes as encoding pieces of a multiple of ``grain``.
+        Decoding writes every element of ``out``, or raises; never anything else.
+        What is not finite decodes to something that is not finite.
+    """
+
+    number: pb.Codec.ValueType
+    name: str
+    grain: int = 1024
+    """Every chunk but a payload's last holds a multiple of this many elements."""
+    seam: int = 0
+    """Bytes that a payload may grow by, at most, for each place where it is cut in two."""
+    with_feedback: bool = False
+    """What it loses is too much to lose: the sender keeps it, and adds it to what it sends next."""
+
+    @abstractmethod
+    def size(self, elements: int) -> int:
+        """Bytes of a payload of so many elements."""
+
+    @abstractmethod
+    def elements(self, size: int) -> int | None:
+        """The most elements that a payload of ``size`` bytes holds; None: none has this size.
+
+        Where a last block is padded to whole bytes it may hold fewer.
+        """
+
+    @abstractmethod
+    def encode(self, values: Float32) -> memoryview:
+        """Write ``values`` (fp32, flat, contiguous); fp32 itself is a view, not a copy."""
+
+    def decode_into(self, data: Bytes, out: Float32) -> None:
+        """Read ``data`` into ``out`` (fp32, flat, contiguous, exactly as many elements).
+
+        Raises:
+            InvalidRequest: the sizes do not agree, or no encoder writes such bytes; ``out`` is
+                undefined then.
+        """
+        if len(data) != self.size(out.size):
+            raise InvalidRequest(
+                f"chunk.data: {len(data)} bytes do not hold {out.size} elements in {self.name}."
+            )
+        self._read(np.frombuffer(data, np.uint8), out)
+
+    @abstractmethod
+    def _read(self, data: UInt8, out: Float32) -> None:
+        """Decode; the sizes agree."""
+
+
+def bf16_bits(values: Float32, out: UInt16) -> None:
+    """Round fp32 [n] to bf16, to nearest even, as its bits; NaN stays NaN (quiet)."""
+    bits = values.view(np.uint32)
+    rounded = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    if nan.any():
+        rounded[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
+    out[...] = rounded
+
+
+def bf16_values(bits: UInt16, out: Float32) -> None:
+    """The fp32 values of bf16 bits."""
+    np.left_shift(bits, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)

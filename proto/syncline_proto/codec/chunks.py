@@ -1,0 +1,93 @@
+"""How a payload travels: cut into chunks at the codec's grain, each with its checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import google_crc32c  # pyright: ignore[reportMissingTypeStubs]
+
+from syncline_proto.codec.base import Bytes, Float32
+from syncline_proto.codec.table import codec_of
+from syncline_proto.errors import InvalidRequest
+from syncline_proto.parts import Chunk
+from syncline_proto.v1 import sync_pb2 as pb
+
+CHUNK_BYTES_MAX = 1 << 20
+
+CHUNK_ELEMENTS_MAX = 1 << 20
+"""Of our own chunks: a codec may have millions in 1 MiB, but what is encoded late and in small
+steps is soon on its way, and needs little memory."""
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli) of ``data``."""
+    return cast(int, google_crc32c.value(data))  # pyright: ignore[reportUnknownMemberType]
+
+
+def crc32c_of(data: Bytes, crc: int = 0) -> int:
+    """CRC-32C of what ``crc`` covers, followed by ``data``; for long data, without a copy of it."""
+    view = memoryview(data).cast("B")
+    for start in range(0, len(view), CHUNK_BYTES_MAX):
+        piece = bytes(view[start : start + CHUNK_BYTES_MAX])
+        crc = cast(int, google_crc32c.extend(crc, piece))  # pyright: ignore[reportUnknownMemberType]
+    return crc
+
+
+def chunk_elements(number: pb.Codec.ValueType) -> int:
+    """Elements in a full chunk of ours, a multiple of the codec's grain."""
+    codec = codec_of(number)
+    grains = CHUNK_BYTES_MAX // codec.size(codec.grain)
+    return min(grains * codec.grain, CHUNK_ELEMENTS_MAX)
+
+
+def chunks(payload: memoryview, number: pb.Codec.ValueType) -> Iterator[Chunk]:
+    """Cut an encoded payload into checksummed chunks, in order."""
+    step = codec_of(number).size(chunk_elements(number))
+    for start in range(0, len(payload), step):
+        data = bytes(payload[start : start + step])
+        yield Chunk(data, crc32c(data))
+
+
+def check_chunk(chunk: pb.Chunk | Chunk, number: pb.Codec.ValueType, elements_left: int) -> int:
+    """Return how many elements the chunk holds. What they are, decoding it checks.
+
+    Raises:
+        InvalidRequest: too long, not whole elements, off the grain, past the payload's end, or
+            damaged on the way.
+    """
+    codec, size = codec_of(number), len(chunk.data)
+    count = elements_left if size == codec.size(elements_left) else codec.elements(size)
+    if size == 0 or size > CHUNK_BYTES_MAX or count is None:
+        raise InvalidRequest(
+            f"chunk.data: {size} bytes is not 1 to {CHUNK_BYTES_MAX} of whole elements."
+        )
+    if count > elements_left:
+        raise InvalidRequest(f"chunk.data: {count} elements where only {elements_left} are left.")
+    if count < elements_left and count % codec.grain:
+        raise InvalidRequest(
+            f"chunk.data: {count} elements, of {elements_left} still to come, is not a multiple of "
+            f"{codec.grain}; only the last chunk need not be."
+        )
+    if crc32c(chunk.data) != chunk.crc32c:
+        raise InvalidRequest("chunk.crc32c: the data was damaged on the way; send the push again.")
+    return count
+
+
+def pieces(
+    data: Bytes, number: pb.Codec.ValueType, elements: int, scratch: Float32
+) -> Iterator[Float32]:
+    """Decode a chunk of so many elements, as much at a time as ``scratch`` holds, and into it.
+
+    ``scratch`` (fp32, flat) holds at least a grain, or all of them. So what a small chunk decodes
+    to is never in memory as a whole.
+
+    Raises:
+        InvalidRequest: as for ``decode_into``.
+    """
+    codec, view = codec_of(number), memoryview(data)
+    step = scratch.size // codec.grain * codec.grain or scratch.size
+    for start in range(0, elements, step):
+        piece = scratch[: min(step, elements - start)]
+        codec.decode_into(view[codec.size(start) : codec.size(start + piece.size)], piece)
+        yield piece

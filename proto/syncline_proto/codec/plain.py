@@ -1,0 +1,54 @@
+"""Codecs that write each element by itself: fp32 to the bit, bf16 rounded to nearest even."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncline_proto.codec.base import PIECE, Codec, Float32, UInt8, bf16_bits, bf16_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain(Codec):
+    """A codec of ``width`` bytes an element."""
+
+    width: int
+
+    def size(self, elements: int) -> int:
+        return elements * self.width
+
+    def elements(self, size: int) -> int | None:
+        count, rest = divmod(size, self.width)
+        return None if rest else count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp32(Plain):
+    """4 bytes an element, as it is."""
+
+    width: int = 4
+
+    def encode(self, values: Float32) -> memoryview:
+        return values.data.cast("B")
+
+    def _read(self, data: UInt8, out: Float32) -> None:
+        out[:] = data.view(np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bf16(Plain):
+    """2 bytes an element: its upper half, rounded. NaN stays NaN (quiet), infinities stay."""
+
+    width: int = 2
+
+    def encode(self, values: Float32) -> memoryview:
+        out = np.empty(values.size, np.uint16)
+        for start in range(0, values.size, PIECE):
+            bf16_bits(values[start : start + PIECE], out[start : start + PIECE])
+        return out.data.cast("B")
+
+    def _read(self, data: UInt8, out: Float32) -> None:
+        bits = data.view(np.uint16)
+        for start in range(0, out.size, PIECE):
+            bf16_values(bits[start : start + PIECE], out[start : start + PIECE])

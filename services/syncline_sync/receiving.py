@@ -1,0 +1,136 @@
+"""One rank's shard on its way in: read from its call as it comes, digested in the pool.
+
+Reading and digesting overlap: the loop takes the next chunk while the pool checks, copies and
+measures those before it, several at a time when they come fast. What waits in between is within
+the push's room. Decides nothing; whose push it is and what becomes of it is the servicer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
+
+import grpc
+
+from syncline_proto.errors import InvalidRequest, Overloaded, Unreachable
+from syncline_proto.parts import Chunk
+from syncline_proto.status import ROOM_HEADER
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.run import RunHost, Shared
+from syncline_sync.shard import Shard
+from syncline_sync.staging import Staged, Staging
+
+Part: TypeAlias = pb.PushRequest | Chunk
+"""What comes in a push: a message, or the chunk that it would have held."""
+
+PushContext: TypeAlias = grpc.aio.ServicerContext[pb.PushRequest, pb.PushResponse]
+
+
+class Receiving:
+    """A shard of a staged push, and the call that sends it."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        run: RunHost,
+        staging: Staging,
+        staged: Staged,
+        shard: Shard,
+        submit: Callable[[Staged], None],
+    ) -> None:
+        """``submit`` gets the push, if this shard makes it whole."""
+        self._shared, self._run, self._staging = shared, run, staging
+        self._staged, self._shard, self._submit = staged, shard, submit
+        self._waiting: list[Chunk] = []
+        """Read, and not yet with the pool."""
+        self._digesting: asyncio.Task[None] | None = None
+
+    async def receive(self, parts: AsyncIterator[Part], context: PushContext) -> None:
+        """Take the shard's chunks in, once there is room; hand over the push that it makes whole.
+
+        Raises:
+            InvalidRequest: the stream is not what its header announced.
+            Overloaded: its chunks come before there is room for them.
+            Unreachable: they stopped coming.
+        """
+        first = asyncio.ensure_future(anext(parts, None))
+        try:
+            await _has_room(self._staged.room.granted, first)
+            self._shared.metrics.staged.set(self._shared.budget.used)
+            if not self._staged.expects(self._shard):
+                # This rank is in already: it sends again because it missed the answer.
+                if await first is not None:
+                    raise Overloaded("push: this rank is in; only its answer is still to come.")
+                return
+            await context.send_initial_metadata(((ROOM_HEADER, "granted"),))
+            await self._read(first, parts)
+            if self._digesting is not None:
+                await self._digesting
+        finally:
+            first.cancel()
+            if self._digesting is not None:
+                self._digesting.cancel()
+        if not self._shard.whole:
+            raise InvalidRequest(
+                f"push: the stream ended after {self._shard.received} of "
+                f"{self._shard.elements} elements."
+            )
+        if self._staging.add(self._staged, self._shard, time.monotonic()):
+            self._submit(self._staged)
+
+    async def _read(self, first: asyncio.Future[Part | None], parts: AsyncIterator[Part]) -> None:
+        """Hand on the parts that follow the header, as long as they keep coming.
+
+        A push that stands still for ``call_s`` is cut, so that it cannot hold room for ever.
+        """
+        wait_s = self._run.settings.timeouts.call_s
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(wait_s) as patience:
+                part = await first
+                while part is not None:
+                    self._hand_on(part)
+                    patience.reschedule(loop.time() + wait_s)
+                    part = await anext(parts, None)
+        except TimeoutError:
+            raise Unreachable(f"push: no chunk came within {wait_s:g} s; send it again.") from None
+
+    def _hand_on(self, part: Part) -> None:
+        if isinstance(part, pb.PushRequest):
+            if part.WhichOneof("part") != "chunk":
+                raise InvalidRequest("push: after the header only chunks may follow.")
+            part = Chunk(part.chunk.data, part.chunk.crc32c)
+        self._staging.note(self._staged, self._shard, time.monotonic())
+        self._waiting.append(part)
+        if self._digesting is None:
+            self._digesting = asyncio.create_task(self._digest())
+        elif self._digesting.done():
+            self._digesting.result()
+            self._digesting = asyncio.create_task(self._digest())
+
+    async def _digest(self) -> None:
+        """Let the pool have what has been read, until there is nothing left."""
+        while self._waiting:
+            chunks, self._waiting = self._waiting, []
+            await self._shared.compute(self._shard.take, chunks)
+            if not self._staged.expects(self._shard):
+                raise InvalidRequest("rank: this rank has begun to send the same push again.")
+            # How long we take is not its doing.
+            self._staging.note(self._staged, self._shard, time.monotonic())
+            self._run.metrics.moved("up", sum(len(chunk.data) for chunk in chunks))
+
+
+async def _has_room(granted: asyncio.Future[None], first: asyncio.Future[Part | None]) -> None:
+    """Wait for a push's room; ``first`` is what follows its header.
+
+    gRPC takes in as much of a stream as the line holds, read or not. So who waits must not send.
+
+    Raises:
+        Overloaded: it does.
+    """
+    await asyncio.wait({granted, first}, return_when=asyncio.FIRST_COMPLETED)
+    if not granted.done() and first.result() is not None:
+        raise Overloaded("push: there is no room yet; send chunks once the call's metadata is in.")
+    await asyncio.shield(granted)
