@@ -97,4 +97,6 @@ def bf16_bits(values: Float32, out: UInt16) -> None:
 
 def bf16_values(bits: UInt16, out: Float32) -> None:
     """The fp32 values of bf16 bits."""
-    np.left_shift(bits, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
+    wide = out.view(np.uint32)
+    wide[...] = bits
+    wide <<= np.uint32(16)
