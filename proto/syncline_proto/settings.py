@@ -22,7 +22,7 @@ from pydantic import (
 from syncline_proto.errors import ConfigError
 from syncline_proto.words import sentence, unknown
 
-CodecName = Literal["fp32", "bf16", "int8"]
+CodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
 DownCodecName = Literal["fp32", "bf16"]
 Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper"]
 

@@ -1,32 +1,29 @@
-"""What replicas may pull: the last two revisions of a fragment, encoded once for everyone.
+"""What replicas may pull: the last two revisions of a fragment, the same bytes for everyone.
 
-A pull waits for the very revision it names; an older one than the kept is refused with the
-newest named. Decides nothing else.
+A pull waits for the very revision it names; an older one than the kept is refused with the newest
+named. Where a value's bytes come from may change while it is read; they do not. Decides nothing
+else.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from syncline_proto.codec import Float32, chunk_elements, codec_of, encode
+from syncline_proto.codec import chunk_elements
 from syncline_proto.errors import RevisionGone
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
+from syncline_sync.pool import compute
 from syncline_sync.report import pushed
-
-FEW_SPANS = 1024
-"""So many stretches are copied one by one, which takes less than a millisecond."""
+from syncline_sync.sources import FEW_SPANS, Source, Spans
 
 CHUNKS_SMALLER = 4
 """Than they might be: just as fast, and a reader that takes none costs less."""
-
-_LITTLE = {2: np.uint16, 4: np.uint32}
-"""What stands for an element of so many bytes where only its bits matter."""
 
 
 class NewestNamed(RevisionGone):
@@ -37,20 +34,16 @@ class NewestNamed(RevisionGone):
         self.newest = newest
 
 
-@dataclass(frozen=True, slots=True)
 class Published:
-    """One revision (or mean gradient) as everyone sees it."""
+    """One revision (or mean gradient) as everyone sees it. One loop owns it."""
 
-    saved: Saved
-    codec: pb.Codec.ValueType
-    payload: memoryview
-
-    @classmethod
-    def of(cls, saved: Saved, values: Float32, codec: pb.Codec.ValueType) -> Published:
-        """Encode fp32 ``values``; they may change afterwards."""
-        payload = encode(values, codec)
-        is_view = codec == pb.CODEC_FP32
-        return cls(saved, codec, memoryview(bytes(payload)) if is_view else payload)
+    def __init__(self, saved: Saved, codec: pb.Codec.ValueType, source: Source) -> None:
+        self.saved, self.codec = saved, codec
+        self._source = source
+        self._reads: set[asyncio.Future[bytes]] = set()
+        """Those under way in the pool; they may be of a source before this one."""
+        self._loans = 0
+        self._is_dropped = False
 
     def header(self, elements: int, instance: str) -> pb.PullHeader:
         """What goes before the chunks of ``elements``; ``instance`` is the service's."""
@@ -65,11 +58,10 @@ class Published:
             instance=instance,
         )
 
-    def chunks(self, spans: npt.NDArray[np.int64]) -> Iterator[bytes]:
-        """The bytes of a shard, in payload order, cut into equal chunks but for the last.
+    def cuts(self, spans: Spans) -> Iterator[Spans]:
+        """A shard, in payload order, cut into the spans of equal chunks but for the last.
 
-        ``spans`` is int64 [k, 2], start and length in elements, none empty. Each step may be heavy
-        where they are more than ``FEW_SPANS``: draw it in the pool then.
+        Each step may be heavy where they are more than ``FEW_SPANS``: draw it in the pool then.
         """
         ends = np.cumsum(spans[:, 1])  # in the payload
         full = chunk_elements(self.codec) // CHUNKS_SMALLER
@@ -82,19 +74,56 @@ class Published:
             skipped = begin - (ends[first] - spans[first, 1])
             here[0] += (skipped, -skipped)
             here[-1, 1] -= ends[last] - end
-            yield self._bytes(here)
+            yield here
 
-    def _bytes(self, spans: npt.NDArray[np.int64]) -> bytes:
-        """The bytes of these spans, one after another."""
-        wide = codec_of(self.codec).size(1)
-        if len(spans) <= FEW_SPANS:
-            cuts = (spans * wide).tolist()
-            return b"".join(self.payload[at : at + size] for at, size in cuts)
-        starts, lengths = spans[:, 0], spans[:, 1]
-        before = np.cumsum(lengths) - lengths
-        places = np.repeat(starts - before, lengths)
-        places += np.arange(places.size)
-        return np.frombuffer(self.payload, _LITTLE[wide])[places].tobytes()
+    async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> bytes:
+        """The bytes of some spans; in the pool, where that takes longer than to copy them.
+
+        Raises:
+            RevisionGone: it was dropped, and its file has been removed.
+            StoreDamaged: it is read from its file, and that is damaged.
+        """
+        if self._source.is_light and len(spans) <= FEW_SPANS:
+            return self._source.read(spans)
+        reading = asyncio.ensure_future(compute(pool, self._source.read, spans))
+        self._reads.add(reading)
+        reading.add_done_callback(self._read)
+        return await asyncio.shield(reading)  # who goes does not take the thread with him
+
+    async def move(self, source: Source) -> None:
+        """Read from another source from now on; nobody reads the one before when this returns."""
+        before, self._source = self._source, source
+        if self._reads:
+            await asyncio.wait(set(self._reads))
+        before.close()
+
+    async def hold(self, pool: ThreadPoolExecutor) -> None:
+        """Whoever reads it may go on to, although its file is about to be removed."""
+        if self._loans:
+            await compute(pool, self._source.hold)
+
+    def lend(self) -> None:
+        """Somebody begins to read it; ``give_back`` is to follow."""
+        self._loans += 1
+
+    def give_back(self) -> None:
+        self._loans -= 1
+        self._close_unread()
+
+    def drop(self) -> None:
+        """Nobody begins to read it any more."""
+        self._is_dropped = True
+        self._close_unread()
+
+    def _read(self, reading: asyncio.Future[bytes]) -> None:
+        self._reads.discard(reading)
+        if not reading.cancelled():
+            reading.exception()  # whoever asked may be gone
+        self._close_unread()
+
+    def _close_unread(self) -> None:
+        if self._is_dropped and not self._loans and not self._reads:
+            self._source.close()
 
 
 class Shelf:
@@ -115,13 +144,20 @@ class Shelf:
         self._over = NewestNamed(why, newest)
         self.clear()
 
+    @property
+    def values(self) -> list[tuple[int, Published]]:
+        """What is kept, with its number, oldest first."""
+        return sorted(self._values.items())
+
     def put(self, number: int, value: Published) -> None:
         self._values[number] = value
         for old in sorted(self._values)[:-KEPT]:
-            del self._values[old]
+            self._values.pop(old).drop()
         self._wake()
 
     def clear(self) -> None:
+        for value in self._values.values():
+            value.drop()
         self._values.clear()
         self._wake()
 
@@ -161,12 +197,19 @@ class Shelf:
 
 
 class Loan:
-    """A value that a pull reads: once its shelf has dropped it, it is in memory for that alone."""
+    """A value that a pull reads, in a ``with`` block; its shelf may drop it meanwhile."""
 
     def __init__(self, shelf: Shelf, number: int, value: Published) -> None:
         self._shelf, self._number, self.value = shelf, number, value
         self._dropped_s: float | None = None
         """When that was seen; None while the shelf keeps it."""
+
+    def __enter__(self) -> Self:
+        self.value.lend()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.value.give_back()
 
     def check(self, now_s: float, still_s: float) -> None:
         """Look whether reading may go on; call it for each chunk.
@@ -180,3 +223,15 @@ class Loan:
             self._dropped_s = now_s
         if now_s >= self._dropped_s + still_s:
             raise self._shelf.gone(self._number)
+
+    async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> bytes:
+        """The bytes of some spans.
+
+        Raises:
+            RevisionGone: the value was dropped, and its file removed before it was held.
+            StoreDamaged: its file is damaged.
+        """
+        try:
+            return await self.value.read(spans, pool)
+        except RevisionGone:
+            raise self._shelf.gone(self._number) from None

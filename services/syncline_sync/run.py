@@ -21,9 +21,10 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.ending import Ending
+from syncline_sync.holding import Stored
 from syncline_sync.metrics import Metrics
 from syncline_sync.pool import P, T, compute
-from syncline_sync.runner import Adopt, Runner, Stored, Surroundings
+from syncline_sync.runner import Adopt, Runner, Surroundings
 from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
 
@@ -148,7 +149,7 @@ class RunHost:
         return [
             pb.FragmentState(
                 fragment=r.number,
-                initialised=r.revisions.newest is not None,
+                initialised=r.holding.revisions.newest is not None,
                 revision=r.latest.revision,
                 gradient_step=r.latest.gradient_step,
                 committed_tokens=r.latest.committed_tokens,

@@ -1,4 +1,4 @@
-"""One fragment at work: its decisions, its arrays, its files, in one order.
+"""One fragment at work: its decisions, and what it holds, in one order.
 
 An actor: a single task takes pushes and membership one after another, so nothing here needs a
 lock. Heavy arithmetic and the disk run in the pool while the task waits; the order is always
@@ -13,23 +13,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from syncline_proto.codec import CODEC_BY_NAME, Float32
 from syncline_proto.errors import InvalidRequest, Unreachable
 from syncline_proto.rest import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core import merge
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
-from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved, WholePush
+from syncline_sync.core.record import ClosedBy, Kind, WholePush
+from syncline_sync.holding import Holding, Stored
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
-from syncline_sync.published import Published, Shelf
 from syncline_sync.report import round_report
 from syncline_sync.staging import Staged, Staging
-from syncline_sync.store import FragmentStore
 
 KIND = {
     pb.PUSH_KIND_PSEUDO_GRADIENT: Kind.PSEUDO_GRADIENT,
@@ -66,40 +61,6 @@ class Surroundings:
     """Stop the whole process: a fragment that cannot go on must not pretend to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A fragment as its files have it: its own arrays, and what was published, encoded again.
-
-    ``saved`` is None, and all is empty, before the first commit.
-    """
-
-    store: FragmentStore
-    saved: Saved | None
-    parameters: Float32
-    momentum: Float32
-    revisions: tuple[Published, ...]
-    gradients: tuple[Published, ...]
-
-    @classmethod
-    def read(cls, store: FragmentStore) -> Stored:
-        """Heavy: call it in the pool.
-
-        Raises:
-            StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
-        """
-        loaded = store.load()
-        if loaded is None:
-            return cls(store, None, np.zeros(0, np.float32), np.zeros(0, np.float32), (), ())
-        return cls(
-            store,
-            loaded.saved,
-            loaded.parameters.copy(),
-            loaded.momentum.copy(),
-            tuple(Published.of(s, values, CODEC_BY_NAME[s.down]) for s, values in loaded.revisions),
-            tuple(Published.of(s, values, pb.CODEC_FP32) for s, values in loaded.gradients),
-        )
-
-
 class Runner:
     """One fragment of one run."""
 
@@ -113,21 +74,14 @@ class Runner:
         around: Surroundings,
     ) -> None:
         self.number, self.name, self.numel = number, name, numel
-        self.revisions = Shelf(f"fragment {number}: revision")
-        self.gradients = Shelf(f"fragment {number}: gradient step")
-        self._store, self._around = stored.store, around
+        self.holding = Holding(number, numel, stored, around.pool, around.metrics.commit_seconds)
+        self._around = around
         self._inbox: asyncio.Queue[Staged | Adopt] = asyncio.Queue()
         self._at_work = asyncio.Lock()
         """Held from one event to the next wait: the end does not come in between."""
-        self._accumulator: Float32 | None = None
         self.core = Fragment(settings, stored.saved, number=number, ending=around.ending)
         self.latest = self.core.saved
         """Where the fragment stands, as published."""
-        self._parameters, self._momentum = stored.parameters, stored.momentum
-        for value in stored.revisions:
-            self.revisions.put(value.saved.revision, value)
-        for value in stored.gradients:
-            self.gradients.put(value.saved.gradient_step, value)
         if not self.core.synchronous:
             self._end_gradients()
         around.metrics.stands(number, self.core.saved)
@@ -154,7 +108,7 @@ class Runner:
                 away = Unreachable("push: the run is being put away; send it again.")
                 self._around.staging.drop(event, away)
         newest = self.latest.revision
-        for shelf in (self.revisions, self.gradients):
+        for shelf in (self.holding.revisions, self.holding.gradients):
             shelf.end(f"The run is put away; revision {newest} is its newest.", newest)
 
     async def _run(self) -> None:
@@ -192,9 +146,9 @@ class Runner:
         for sentence in self.core.adopt(now_s, change.members, change.settings, change.running):
             self._tell("fragment.changed", sentence)
         if not self.core.arrived:
-            self._accumulator = None
+            self.holding.forget()
         if self.core.synchronous and self.core.saved.gradient_step == 0:
-            self.gradients.clear()
+            self.holding.gradients.clear()
             self.latest = replace(self.latest, gradient_step=0)
 
     async def _take(self, staged: Staged) -> None:
@@ -206,18 +160,12 @@ class Runner:
         except InvalidRequest as error:
             self._around.staging.drop(staged, error)
             return
-        if judgement.sets or judgement.weight > 0.0:
-            payloads = staged.payloads()
-            if self._accumulator is None:
-                self._accumulator = np.zeros(self.numel, np.float32)
-            accumulator = self._accumulator
-            if judgement.sets:
-                await self._compute(merge.place, accumulator, payloads)
-                if self._around.ending.decided:
-                    self._around.look()
-            else:
-                weight, rescale = judgement.weight, judgement.rescale
-                await self._compute(merge.fold, accumulator, payloads, weight, rescale)
+        if judgement.sets:
+            await self.holding.place(staged.payloads())
+            if self._around.ending.decided:
+                self._around.look()
+        elif judgement.weight > 0.0:
+            await self.holding.fold(staged.payloads(), judgement.weight, judgement.rescale)
         self._around.metrics.judged(judgement.verdict)
         if judgement.verdict == pb.VERDICT_ANOMALOUS:
             self._tell("push.excluded", judgement.reason, push.replica)
@@ -226,8 +174,10 @@ class Runner:
     async def _close(self, closed_by: ClosedBy) -> None:
         """Finish the open round: outer step, store, publish, report."""
         closing = self.core.close(closed_by)
-        accumulator, self._accumulator = self._accumulator, None
-        outcome = await self._compute(self._finish, closing, accumulator)
+        outcome = await self.holding.finish(closing)
+        self.latest = closing.saved
+        if self.latest.revision > 0:
+            self._end_gradients()
         seconds = time.monotonic() - closing.opened_s
         self._around.metrics.closed(self.number, closing, seconds)
         for sentence in closing.told:
@@ -236,45 +186,9 @@ class Runner:
             round_report(self.number, self.name, closing, outcome, seconds, time.time())
         )
 
-    def _finish(self, closing: Closing, accumulator: Float32 | None) -> merge.Outcome | None:
-        """In the pool: the arithmetic and the disk of a round's end, then publication."""
-        saved = closing.saved
-        if closing.kind is Kind.GRADIENT:
-            if accumulator is not None and closing.total_weight > 0.0:
-                gradient = merge.mean(accumulator, closing.total_weight)
-            else:
-                gradient = np.zeros(self.numel, np.float32)
-            self._store.commit_gradient(saved, gradient)
-            value = Published.of(saved, gradient, pb.CODEC_FP32)
-            self._publish(self.gradients, saved.gradient_step, value)
-            return None
-        outcome = None
-        if closing.kind is Kind.PARAMETERS:
-            assert accumulator is not None
-            self._parameters, self._momentum = accumulator, np.zeros(self.numel, np.float32)
-        elif accumulator is not None and closing.total_weight > 0.0:
-            outcome = merge.outer_step(
-                self._parameters, self._momentum, accumulator, closing.total_weight, closing.outer
-            )
-        with self._around.metrics.commit_seconds():
-            self._store.commit(saved, self._parameters, self._momentum)
-        value = Published.of(saved, self._parameters, CODEC_BY_NAME[saved.down])
-        self._publish(self.revisions, saved.revision, value)
-        return outcome
-
-    def _publish(self, shelf: Shelf, number: int, value: Published) -> None:
-        """From the pool: let the loop do it."""
-        self._task.get_loop().call_soon_threadsafe(self._put, shelf, number, value)
-
-    def _put(self, shelf: Shelf, number: int, value: Published) -> None:
-        self.latest = value.saved
-        shelf.put(number, value)
-        if value.saved.revision > 0:
-            self._end_gradients()
-
     def _end_gradients(self) -> None:
         why = "gradient_step: the synchronous phase is over; pull revisions."
-        self.gradients.end(why, self.latest.revision)
+        self.holding.gradients.end(why, self.latest.revision)
 
     def _tell(self, kind: str, sentence: str, replica: str | None = None) -> None:
         message = f"fragment {self.name}: {sentence}"

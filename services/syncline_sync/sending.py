@@ -12,15 +12,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from syncline_proto.codec import crc32c
 from syncline_proto.errors import Unreachable
 from syncline_proto.parts import Chunk, write_chunk
-from syncline_sync.published import FEW_SPANS, Loan
+from syncline_sync.published import Loan
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.senders import Senders
+from syncline_sync.sources import FEW_SPANS, Spans
 
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
@@ -34,29 +32,31 @@ class Sending:
     loan: Loan
     write: Write
 
-    async def send(self, where: npt.NDArray[np.int64], senders: Senders) -> None:
-        """Write the spans ``where`` (int64 [k, 2]) of the value, turn by turn.
+    async def send(self, where: Spans, senders: Senders) -> None:
+        """Write the spans ``where`` of the value, turn by turn.
 
         Raises:
             Overloaded: too many pulls wait already, or too many of the run's cannot end.
             Unreachable: the reader does not take them.
             RevisionGone: the reader has taken too long.
         """
-        chunks, heavy, more = self.loan.value.chunks(where), len(where) > FEW_SPANS, True
+        cuts, heavy, more = self.loan.value.cuts(where), len(where) > FEW_SPANS, True
         while more:
             async with senders.turn(self.run.name) as end_s:
                 while more and time.monotonic() < end_s:
-                    more = await self._send_next(chunks, heavy=heavy)
+                    more = await self._send_next(cuts, heavy=heavy)
 
-    async def _send_next(self, chunks: Iterator[bytes], *, heavy: bool) -> bool:
-        """Send a chunk; False if there was none. ``heavy`` ones are made in the pool."""
-        data = await self.shared.compute(next, chunks, b"") if heavy else next(chunks, b"")
-        if data:
-            self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
-            part = write_chunk(Chunk(data, crc32c(data)))
-            await _taken(self.write(part), self.run.settings.timeouts.call_s)
-            self.run.metrics.moved("down", len(data))
-        return bool(data)
+    async def _send_next(self, cuts: Iterator[Spans], *, heavy: bool) -> bool:
+        """Send a chunk; False if there was none. ``heavy`` ones are cut in the pool."""
+        spans = await self.shared.compute(next, cuts, None) if heavy else next(cuts, None)
+        if spans is None:
+            return False
+        self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
+        data = await self.loan.read(spans, self.shared.pool)
+        part = write_chunk(Chunk(data, crc32c(data)))
+        await _taken(self.write(part), self.run.settings.timeouts.call_s)
+        self.run.metrics.moved("down", len(data))
+        return True
 
 
 async def _taken(writing: Awaitable[None], wait_s: float) -> None:

@@ -169,9 +169,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         await write(pb.PullResponse(header=header).SerializeToString())
         if request.header_only:
             return
-        loan = Loan(shelf, value.saved.revision if number is None else number, value)
-        sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
-        await sending.send(where, self._senders)
+        with Loan(shelf, value.saved.revision if number is None else number, value) as loan:
+            sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
+            await sending.send(where, self._senders)
 
     async def _located(
         self, run: RunHost, boxes: int, find: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -254,12 +254,12 @@ def _wanted(runner: Runner, request: pb.PullRequest) -> tuple[Shelf, int | None]
     """Where what a pull wants is to be had, and under which number; None: the newest."""
     wanted = request.WhichOneof("wanted")
     if wanted == "revision":
-        return runner.revisions, request.revision
+        return runner.holding.revisions, request.revision
     if wanted == "newest":
-        return runner.revisions, None
+        return runner.holding.revisions, None
     if wanted == "gradient_step":
         steps = runner.core.settings.warmup_steps
         if steps and not 1 <= request.gradient_step <= steps:
             raise InvalidRequest(f"gradient_step: {request.gradient_step} is not 1 to {steps}.")
-        return runner.gradients, request.gradient_step
+        return runner.holding.gradients, request.gradient_step
     raise InvalidRequest("wanted: name a revision, the newest, or a gradient_step.")

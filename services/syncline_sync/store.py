@@ -27,9 +27,10 @@ from typing import Any, cast
 import numpy as np
 
 from syncline_proto.codec import Float32, crc32c_of
-from syncline_proto.errors import StoreDamaged
+from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.layout import Layout, layout_from_json, layout_to_json
 from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
 from syncline_sync.files import (
     MEND,
@@ -44,6 +45,7 @@ from syncline_sync.files import (
     write_safetensors,
 )
 from syncline_sync.saved import saved_from_json, saved_to_json
+from syncline_sync.sources import Filed
 
 _FILE = re.compile(r"[rg][0-9]{8,20}(\.[0-9]+)?\.safetensors")
 
@@ -182,6 +184,18 @@ class FragmentStore:
         kept = gradients[: KEPT - 1] + [e for e in self._entries if not e.gradient_step]
         entry = Entry(name, saved.revision, saved.gradient_step, 0, 0)
         self._commit({"gradient": gradient}, saved, entry, kept)
+
+    def filed(self, saved: Saved, codec: pb.Codec.ValueType, *, is_gradient: bool = False) -> Filed:
+        """A committed revision (or mean gradient) as a source for pulls; ``codec`` is the pulls'.
+
+        Raises:
+            RevisionGone: it is not kept.
+        """
+        step = saved.gradient_step if is_gradient else 0
+        for entry in self._entries:
+            if (entry.revision, entry.gradient_step) == (saved.revision, step):
+                return Filed(self.folder / entry.file, entry.bytes, entry.crc32c, codec)
+        raise RevisionGone(f"{self.folder} has no revision {saved.revision}, step {step}.")
 
     def load(self) -> Loaded | None:
         """Read what the head names; None if nothing was ever committed.

@@ -103,13 +103,15 @@ class PureFragment:
         assert closed_by is not None, "the round is not due"
         closing = self.core.close(closed_by)
         if closing.total_weight > 0.0:
-            merge.outer_step(
+            outcome = merge.outer_step(
                 self.parameters,
                 self.momentum,
                 self.accumulator,
                 closing.total_weight,
                 closing.outer,
             )
+            if outcome.clip:
+                self.parameters = self.accumulator
         self.accumulator = np.zeros_like(self.parameters)
         return closing
 

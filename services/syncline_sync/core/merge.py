@@ -71,23 +71,32 @@ def square_sum(values: Float32) -> float:
 
 
 def fold(
-    accumulator: Float32, payloads: Iterable[Payload], weight: float, rescale: float = 1.0
+    accumulator: Float32,
+    payloads: Iterable[Payload],
+    weight: float,
+    rescale: float = 1.0,
+    *,
+    is_first: bool = False,
 ) -> None:
     """accumulator = rescale * accumulator + weight * D, for the shards of one push; in place.
 
-    ``accumulator`` is fp32 [numel], the fragment's flat vector; D is what the payloads decode to,
-    laid out by their spans, which cover it once. All must be finite, ``weight`` and ``rescale``
-    too: 0 * inf would stay in the sum. What their products become in fp32 is the caller's to bound
-    (weights: e**30 at most; norms: ``detector.NORM_LIMIT``).
+    ``accumulator`` is fp32 [numel], the fragment's flat vector; the first push of a round finds
+    anything in it, and leaves weight * D. D is what the payloads decode to, laid out by their
+    spans, which cover it once. All must be finite, ``weight`` and ``rescale`` too: 0 * inf would
+    stay in the sum. What their products become in fp32 is the caller's to bound (weights: e**30 at
+    most; norms: ``detector.NORM_LIMIT``).
     """
-    if rescale != 1.0:
+    if rescale != 1.0 and not is_first:
         accumulator *= np.float32(rescale)
     scratch = np.empty(PIECE, np.float32)
     factor = np.float32(weight)
     for at, piece in _pieces(payloads, scratch):
-        np.multiply(piece, factor, out=piece)
         target = accumulator[at : at + piece.size]
-        np.add(target, piece, out=target)
+        if is_first:
+            np.multiply(piece, factor, out=target)
+        else:
+            np.multiply(piece, factor, out=piece)
+            np.add(target, piece, out=target)
 
 
 def place(target: Float32, payloads: Iterable[Payload]) -> None:
@@ -104,16 +113,18 @@ def outer_step(
     total_weight: float,
     settings: OuterSettings,
 ) -> Outcome:
-    """Apply the merged pseudo-gradient, in place; needs a finite ``total_weight`` W > 0.
+    """Apply the merged pseudo-gradient; needs a finite ``total_weight`` W > 0.
 
-    ``parameters``, ``momentum`` and ``accumulator`` are fp32 [numel].
-
-    If D is not finite nothing changes, as if nothing had been folded (``clip`` is 0 then).
+    ``parameters``, ``momentum`` and ``accumulator`` are fp32 [numel]. ``parameters`` stay as they
+    are, since they may be read meanwhile: the new ones are left in ``accumulator``. ``momentum`` is
+    changed in place. If D is not finite nothing changes, as if nothing had been folded (``clip`` is
+    0 then, and ``accumulator`` undefined).
 
         D = acc / W ;  D *= min(1, phi / (||D|| + eps)) ;  v = mu v + D ;  theta -= lr (D + mu v)
 
-    ``accumulator`` is left undefined. Source: torch.optim.SGD(nesterov=True) on the merged
-    pseudo-gradient, as DiLoCo (arXiv 2311.08105); the clip is EDiT's, per fragment.
+    Source: torch.optim.SGD(nesterov=True) on the merged pseudo-gradient, as DiLoCo (arXiv
+    2311.08105); the clip is EDiT's, per fragment. In fp32, in this order: acc times the one factor
+    clip / W; mu v; + D; mu v; + D; times lr; theta minus that.
     """
     norm = math.sqrt(square_sum(accumulator)) / total_weight
     if not is_finite(norm):
@@ -130,15 +141,15 @@ def outer_step(
         v *= mu
         v += d
         np.multiply(v, mu, out=step)
-        d += step
-        d *= lr
-        parameters[start : start + PIECE] -= d
+        step += d
+        step *= lr
+        np.subtract(parameters[start : start + PIECE], step, out=d)
     return Outcome(norm, clip)
 
 
-def mean(accumulator: Float32, total_weight: float) -> Float32:
-    """acc / W as a new array, fp32 [numel]: the published mean of a gradient round; W > 0."""
-    return accumulator / np.float32(total_weight)
+def mean(accumulator: Float32, total_weight: float) -> None:
+    """accumulator = acc / W, fp32 [numel]: the published mean of a gradient round; W > 0."""
+    np.divide(accumulator, np.float32(total_weight), out=accumulator)
 
 
 def _pieces(payloads: Iterable[Payload], scratch: Float32) -> Iterable[tuple[int, Float32]]:

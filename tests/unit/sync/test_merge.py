@@ -111,7 +111,10 @@ def test_the_outer_step_is_torchs_nesterov(given_settings: dict[str, Any]) -> No
         accumulator = np.zeros_like(parameters)
         for push, weight in zip(pushes, weights, strict=True):
             merge.fold(accumulator, [payload_of(push)], weight)
+        before = parameters.copy()
         outcome = merge.outer_step(parameters, momentum, accumulator, sum(weights), outer)
+        assert np.array_equal(parameters, before)  # somebody may read them still
+        parameters = accumulator
         mean = np.average(np.stack(pushes), axis=0, weights=weights)
         twin.grad = torch.from_numpy(mean.astype(np.float32))
         if outer.clip is not None:
@@ -125,23 +128,31 @@ def test_the_outer_step_is_torchs_nesterov(given_settings: dict[str, Any]) -> No
 def test_with_lr_1_and_no_momentum_a_round_is_plain_averaging(
     locals_: list[Float32], anchor: Float32
 ) -> None:
-    accumulator, parameters = np.zeros(8, np.float32), anchor.copy()
+    accumulator = np.zeros(8, np.float32)
     for local in locals_:
         merge.fold(accumulator, [payload_of(anchor - local)], 1.0)
-    merge.outer_step(parameters, np.zeros(8, np.float32), accumulator, len(locals_), PLAIN)
+    merge.outer_step(anchor, np.zeros(8, np.float32), accumulator, len(locals_), PLAIN)
     mean = np.mean(np.stack(locals_).astype(np.float64), axis=0)
     scale = np.max(np.abs(np.stack([*locals_, anchor])), axis=0)
-    assert np.all(np.abs(parameters - mean) <= 8 * np.spacing(scale.astype(np.float32)))
+    assert np.all(np.abs(accumulator - mean) <= 8 * np.spacing(scale.astype(np.float32)))
+
+
+def test_the_first_fold_finds_anything_and_leaves_its_push() -> None:
+    values = np.linspace(-1, 1, 40, dtype=np.float32)
+    anything, zeros = np.full(40, np.nan, np.float32), np.zeros(40, np.float32)
+    merge.fold(anything, [payload_of(values)], 0.3, rescale=0.5, is_first=True)
+    merge.fold(zeros, [payload_of(values)], 0.3)
+    assert np.array_equal(anything, zeros)
 
 
 @given(vectors(16), vectors(16))
 @settings(max_examples=200)
 def test_one_replica_alone_keeps_its_progress_to_one_ulp(anchor: Float32, current: Float32) -> None:
-    accumulator, parameters = np.zeros(16, np.float32), anchor.copy()
+    accumulator = np.zeros(16, np.float32)
     merge.fold(accumulator, [payload_of(anchor - current)], 1.0)
-    merge.outer_step(parameters, np.zeros(16, np.float32), accumulator, 1.0, PLAIN)
+    merge.outer_step(anchor, np.zeros(16, np.float32), accumulator, 1.0, PLAIN)
     ulp = np.spacing(np.maximum(np.abs(anchor), np.abs(current)))
-    assert np.all(np.abs(parameters - current) <= ulp)
+    assert np.all(np.abs(accumulator - current) <= ulp)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 3e38])

@@ -16,7 +16,9 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import staging
 from syncline_sync.core.record import Saved
-from syncline_sync.published import CHUNKS_SMALLER, FEW_SPANS, Loan, NewestNamed, Published, Shelf
+from syncline_sync.published import CHUNKS_SMALLER, Loan, NewestNamed, Published, Shelf
+from syncline_sync.sources import FEW_SPANS, Plain, Sent, Source
+from syncline_sync.store import FragmentStore, Place
 from syncline_testing.service import service
 
 SIZE = 1_500_000
@@ -32,30 +34,50 @@ def cut(pieces: int, skip: int, seed: int) -> np.ndarray:
     return rng.permutation(every[np.arange(pieces) % skip != 1])
 
 
+def sent(number: pb.Codec.ValueType) -> Published:
+    return Published(Saved(), number, Sent(encode(VALUES, number), number))
+
+
+def sources(folder: Path, number: pb.Codec.ValueType) -> list[Source]:
+    """VALUES in memory as they are sent, as they are, and in a file of the store."""
+    store = FragmentStore(folder, Place(run="r", fragment=0, layout="l", numel=SIZE))
+    store.commit(Saved(), VALUES, np.zeros_like(VALUES))
+    return [
+        Sent(encode(VALUES, number), number),
+        Plain(VALUES, number),
+        store.filed(Saved(), number),
+    ]
+
+
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("pieces", "skip"), [(1, 2), (2, 2), (50, 3), (FEW_SPANS, 7), (5_000, 2), (400_000, 5)]
 )
-def test_chunks_are_the_shard_in_its_order(codec: str, pieces: int, skip: int) -> None:
+def test_chunks_are_the_shard_in_its_order(
+    tmp_path: Path, codec: str, pieces: int, skip: int
+) -> None:
+    """From wherever they come."""
     spans = cut(pieces, skip, seed=pieces)
     number = CODEC_BY_NAME[codec]
     wide = codec_of(number).size(1)
     payload = bytes(encode(VALUES, number))
     expected = b"".join(payload[a * wide : (a + n) * wide] for a, n in spans.tolist())
-    chunks = list(Published.of(Saved(), VALUES, number).chunks(spans))
-    assert b"".join(chunks) == expected
-    assert {len(chunk) for chunk in chunks[:-1]} <= {CHUNK_BYTES_MAX // CHUNKS_SMALLER}
+    for source in sources(tmp_path, number):
+        value = Published(Saved(), number, source)
+        chunks = [source.read(part) for part in value.cuts(spans)]
+        assert b"".join(chunks) == expected
+        assert {len(chunk) for chunk in chunks[:-1]} <= {CHUNK_BYTES_MAX // CHUNKS_SMALLER}
+        source.close()
 
 
 def test_an_empty_shard_has_no_chunks() -> None:
     nothing = np.empty((0, 2), np.int64)
-    assert list(Published.of(Saved(), VALUES, pb.CODEC_BF16).chunks(nothing)) == []
+    assert list(sent(pb.CODEC_BF16).cuts(nothing)) == []
 
 
 def test_a_value_may_be_read_for_a_while_after_its_shelf_has_dropped_it() -> None:
     shelf = Shelf("revision")
-    few = VALUES[:10]
-    values = [Published.of(Saved(), few, pb.CODEC_FP32) for _ in range(4)]
+    values = [sent(pb.CODEC_FP32) for _ in range(4)]
     shelf.put(0, values[0])
     shelf.put(1, values[1])
     loan = Loan(shelf, 0, values[0])
@@ -93,7 +115,7 @@ def test_a_shard_in_very_many_pieces_is_worked_on_in_the_pool(
         return noted
 
     monkeypatch.setattr(staging, "check_tiling", watched(staging.check_tiling))
-    monkeypatch.setattr(Published, "_bytes", watched(Published._bytes))
+    monkeypatch.setattr(Sent, "read", watched(Sent.read))
     rules = RunSettings.model_validate({"codec": {"down": "fp32"}})
     columns = [Box(0, (0, column), (ROWS, 1)).to_proto() for column in (0, 1)]
 

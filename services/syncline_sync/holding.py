@@ -1,0 +1,223 @@
+"""What a fragment holds: parameters, momentum, one more array, its files, and what is published.
+
+The third array has two lives. Between rounds it holds the parameters as they are sent, so that a
+pull only copies; with a round's first push it becomes the accumulator, and pulls encode what they
+are asked for. The outer step leaves the new parameters in it and the old ones become the third, so
+memory is three times the parameters whatever the number of replicas. An older revision is read
+from its file. Whose push counts, and when a round ends, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncline_proto.codec import CODEC_BY_NAME, Float32, codec_of, encode
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import merge
+from syncline_sync.core.record import Closing, Kind, Saved
+from syncline_sync.pool import P, T, compute
+from syncline_sync.published import Published, Shelf
+from syncline_sync.sources import Plain, Sent
+from syncline_sync.store import FragmentStore
+
+_PIECE = 1 << 20
+"""Elements encoded at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A fragment as its files have it, and what was published.
+
+    ``saved`` is None, and all is empty, before the first commit. ``spare`` is what the newest
+    revision is sent from, where that is not the parameters themselves.
+    """
+
+    store: FragmentStore
+    saved: Saved | None
+    parameters: Float32
+    momentum: Float32
+    spare: Float32 | None
+    revisions: tuple[Published, ...]
+    gradients: tuple[Published, ...]
+
+    @classmethod
+    def read(cls, store: FragmentStore) -> Stored:
+        """Heavy: call it in the pool.
+
+        Raises:
+            StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
+        """
+        loaded = store.load()
+        if loaded is None:
+            empty = np.zeros(0, np.float32)
+            return cls(store, None, empty, empty, None, (), ())
+        parameters = loaded.parameters.copy()
+        newest = loaded.revisions[-1][0]
+        source, spare = _sent(parameters, CODEC_BY_NAME[newest.down], None)
+        revisions = [
+            Published(s, CODEC_BY_NAME[s.down], store.filed(s, CODEC_BY_NAME[s.down]))
+            for s, _ in loaded.revisions[:-1]
+        ]
+        revisions.append(Published(newest, CODEC_BY_NAME[newest.down], source))
+        gradients = [
+            Published(s, pb.CODEC_FP32, store.filed(s, pb.CODEC_FP32, is_gradient=True))
+            for s, _ in loaded.gradients[:-1]
+        ]
+        for s, gradient in loaded.gradients[-1:]:
+            source, _ = _sent(gradient.copy(), pb.CODEC_FP32, None)
+            gradients.append(Published(s, pb.CODEC_FP32, source))
+        momentum = loaded.momentum.copy()
+        return cls(
+            store, loaded.saved, parameters, momentum, spare, tuple(revisions), tuple(gradients)
+        )
+
+
+class Holding:
+    """One fragment's. Its methods are called one after another."""
+
+    def __init__(
+        self,
+        number: int,
+        numel: int,
+        stored: Stored,
+        pool: ThreadPoolExecutor,
+        commit_seconds: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        """``commit_seconds`` measures what is done in its block."""
+        self.revisions = Shelf(f"fragment {number}: revision")
+        self.gradients = Shelf(f"fragment {number}: gradient step")
+        self._numel, self._store, self._pool = numel, stored.store, pool
+        self._commit_seconds = commit_seconds
+        self._parameters: Float32 = stored.parameters
+        self._momentum: Float32 = stored.momentum
+        # The third array is one of these two, according to the life it is in, or not made yet.
+        self._spare: Float32 | None = stored.spare
+        self._accumulator: Float32 | None = None
+        for value in stored.revisions:
+            self.revisions.put(value.saved.revision, value)
+        for value in stored.gradients:
+            self.gradients.put(value.saved.gradient_step, value)
+
+    async def fold(self, push: Sequence[merge.Payload], weight: float, rescale: float) -> None:
+        """Add a push to the round's sum: rescale what is in it, then add ``weight`` * D."""
+        is_first = self._accumulator is None
+        sum_ = await self._opened()
+        await self._compute(merge.fold, sum_, push, weight, rescale, is_first=is_first)
+
+    async def place(self, push: Sequence[merge.Payload]) -> None:
+        """Put a push in the place of the round's sum: it is the parameters to be."""
+        await self._compute(merge.place, await self._opened(), push)
+
+    def forget(self) -> None:
+        """The round is given up, with all that was folded."""
+        if self._accumulator is not None:
+            self._spare, self._accumulator = self._accumulator, None
+
+    async def finish(self, closing: Closing) -> merge.Outcome | None:
+        """The end of a round: outer step, commit, and only then publication.
+
+        Raises:
+            StoreError: the disk refuses; nothing is published.
+        """
+        if closing.kind is Kind.GRADIENT:
+            await self._finish_gradient(closing)
+            return None
+        outcome = await self._step(closing)
+        saved = closing.saved
+        await self._hold(self.revisions)
+        await self._compute(self._commit, saved)
+        for _, value in self.revisions.values[-1:]:
+            await value.move(self._store.filed(value.saved, value.codec))
+        codec = CODEC_BY_NAME[saved.down]
+        source, self._spare = await self._compute(_sent, self._parameters, codec, self._spare)
+        self.revisions.put(saved.revision, Published(saved, codec, source))
+        return outcome
+
+    async def _opened(self) -> Float32:
+        """The accumulator; from now on nothing is sent from it."""
+        if self._accumulator is None:
+            for _, value in self.revisions.values[-1:]:
+                if not _is_sent_as_it_is(value.codec):
+                    await value.move(Plain(self._parameters, value.codec))
+            spare, self._spare = self._spare, None
+            self._accumulator = np.empty(self._numel, np.float32) if spare is None else spare
+        return self._accumulator
+
+    async def _step(self, closing: Closing) -> merge.Outcome | None:
+        """Change parameters and momentum as the round says; None if it has no sum."""
+        accumulator, self._accumulator = self._accumulator, None
+        if accumulator is None:
+            return None
+        if closing.kind is Kind.PARAMETERS:
+            before = self._parameters
+            self._parameters, self._spare = accumulator, before if before.size else None
+            self._momentum = np.zeros(self._numel, np.float32)
+            return None
+        outcome = await self._compute(
+            merge.outer_step,
+            self._parameters,
+            self._momentum,
+            accumulator,
+            closing.total_weight,
+            closing.outer,
+        )
+        if outcome.clip:
+            self._parameters, self._spare = accumulator, self._parameters
+        else:
+            self._spare = accumulator
+        return outcome
+
+    def _commit(self, saved: Saved) -> None:
+        with self._commit_seconds():
+            self._store.commit(saved, self._parameters, self._momentum)
+
+    async def _finish_gradient(self, closing: Closing) -> None:
+        gradient, self._accumulator = self._accumulator, None
+        if gradient is None:
+            gradient = np.zeros(self._numel, np.float32)
+        else:
+            await self._compute(merge.mean, gradient, closing.total_weight)
+        await self._hold(self.gradients)
+        await self._compute(self._store.commit_gradient, closing.saved, gradient)
+        for _, value in self.gradients.values[-1:]:
+            before = self._store.filed(value.saved, value.codec, is_gradient=True)
+            await value.move(before)
+        source, _ = _sent(gradient, pb.CODEC_FP32, None)
+        value = Published(closing.saved, pb.CODEC_FP32, source)
+        self.gradients.put(closing.saved.gradient_step, value)
+
+    async def _hold(self, shelf: Shelf) -> None:
+        """A commit removes the oldest file: whoever reads that goes on to."""
+        for _, value in shelf.values:
+            await value.hold(self._pool)
+
+    async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await compute(self._pool, work, *args, **kwargs)
+
+
+def _sent(
+    values: Float32, codec: pb.Codec.ValueType, spare: Float32 | None
+) -> tuple[Sent, Float32 | None]:
+    """What is sent of ``values``, and the array that holds it; fp32 is sent as it is.
+
+    Heavy, but for fp32: call it in the pool.
+    """
+    if _is_sent_as_it_is(codec):
+        return Sent(encode(values, codec), codec), spare
+    written = codec_of(codec)
+    spare = np.empty(values.size, np.float32) if spare is None else spare
+    into = spare.data.cast("B")[: written.size(values.size)]
+    for start in range(0, values.size, _PIECE):
+        piece = encode(values[start : start + _PIECE], codec)
+        at = written.size(start)
+        into[at : at + len(piece)] = piece
+    return Sent(into, codec), spare
+
+
+def _is_sent_as_it_is(codec: pb.Codec.ValueType) -> bool:
+    return codec == pb.CODEC_FP32

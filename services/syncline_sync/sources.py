@@ -1,0 +1,144 @@
+"""Where the bytes of a published value come from: as they are sent, the parameters, or their file.
+
+All give the same bytes for the same spans. What is sent is encoded once for everyone; the others
+encode what is asked for, each time. Knows nothing of revisions, and who may read when.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from syncline_proto.codec import Float32, codec_of, crc32c_of, encode
+from syncline_proto.errors import RevisionGone, StoreDamaged
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.descriptors import opened
+from syncline_sync.files import MEND
+
+Spans: TypeAlias = npt.NDArray[np.int64]
+"""[k, 2]: start and length in elements, none empty."""
+
+FEW_SPANS = 1024
+"""So many stretches are copied one by one, which takes less than a millisecond."""
+
+_LITTLE = {2: np.uint16, 4: np.uint32}
+"""What stands for an element of so many bytes where only its bits matter."""
+
+_AT_A_TIME = 1 << 22
+"""Bytes of a file that are checked at a time."""
+
+
+class Source(Protocol):
+    """One fragment's value."""
+
+    is_light: bool = False
+    """A few spans of it are read as fast as they are copied."""
+
+    def read(self, spans: Spans) -> bytes:
+        """The encoded elements of these spans, one after another. Heavy, but for ``is_light``."""
+        ...
+
+    def hold(self) -> None:
+        """Go on to give it, whatever becomes of its file; in the pool."""
+
+    def close(self) -> None:
+        """Nobody will read any more."""
+
+
+class Sent(Source):
+    """Encoded already, as all of it is sent."""
+
+    is_light = True
+
+    def __init__(self, payload: memoryview, codec: pb.Codec.ValueType) -> None:
+        self._payload, self._width = payload, codec_of(codec).size(1)
+
+    def read(self, spans: Spans) -> bytes:
+        if len(spans) <= FEW_SPANS:
+            cuts = (spans * self._width).tolist()
+            return b"".join(self._payload[at : at + size] for at, size in cuts)
+        return np.frombuffer(self._payload, _LITTLE[self._width])[places(spans)].tobytes()
+
+
+class Plain(Source):
+    """fp32 values [numel] that nobody changes while they are read here."""
+
+    def __init__(self, values: Float32, codec: pb.Codec.ValueType) -> None:
+        self._values, self._codec = values, codec
+
+    def read(self, spans: Spans) -> bytes:
+        if len(spans) == 1:
+            at, size = spans[0].tolist()
+            return bytes(encode(self._values[at : at + size], self._codec))
+        return bytes(encode(self._values[places(spans)], self._codec))
+
+
+class Filed(Source):
+    """The first tensor, fp32, of a file of the store.
+
+    It is opened when it is first read, or held; from then on it may be removed.
+    """
+
+    def __init__(self, path: Path, size: int, crc32c: int, codec: pb.Codec.ValueType) -> None:
+        """``size`` and ``crc32c`` are the file's, as its head names them."""
+        self._path, self._size, self._crc32c, self._codec = path, size, crc32c, codec
+        self._file = -1
+        self._start = 0
+        """Where the tensor begins; 0 until the file was found whole."""
+        self._lock = threading.Lock()
+
+    def hold(self) -> None:
+        """Keep the file, whatever becomes of its name.
+
+        Raises:
+            RevisionGone: it has been removed.
+        """
+        with self._lock:
+            if self._file < 0:
+                try:
+                    self._file = opened(self._path, lambda: os.open(self._path, os.O_RDONLY))
+                except OSError as error:
+                    raise RevisionGone(f"{self._path.name} is gone.") from error
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def read(self, spans: Spans) -> bytes:
+        """
+        Raises:
+            RevisionGone: the file has been removed.
+            StoreDamaged: its bytes are others.
+        """
+        self.hold()
+        if not self._start:
+            self._check()
+        values = np.empty(int(spans[:, 1].sum()), np.float32)
+        into, at = values.data.cast("B"), 0
+        for start, length in (spans * 4).tolist():
+            at += os.preadv(self._file, [into[at : at + length]], self._start + start)
+        return bytes(encode(values, self._codec))
+
+    def _check(self) -> None:
+        crc, size = 0, 0
+        while data := os.pread(self._file, _AT_A_TIME, size):
+            crc, size = crc32c_of(data, crc), size + len(data)
+        if (size, crc) != (self._size, self._crc32c):
+            raise StoreDamaged(f"{self._path} is damaged: its checksum is another. {MEND}")
+        self._start = 8 + int.from_bytes(os.pread(self._file, 8, 0), "little")
+
+
+def places(spans: Spans) -> npt.NDArray[np.int64]:
+    """The places of all elements of the spans, one after another. Heavy."""
+    starts, lengths = spans[:, 0], spans[:, 1]
+    before = np.cumsum(lengths) - lengths
+    found = np.repeat(starts - before, lengths)
+    found += np.arange(found.size)
+    return found
