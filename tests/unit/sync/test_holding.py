@@ -1,0 +1,222 @@
+"""What a fragment holds: three arrays, and the same published bytes wherever they come from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from syncline_proto.codec import CODEC_BY_NAME, Float32, encode
+from syncline_proto.errors import RevisionGone, StoreDamaged
+from syncline_proto.settings import OuterSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved
+from syncline_sync.holding import Holding, Stored
+from syncline_sync.published import Loan
+from syncline_sync.sources import Spans
+from syncline_sync.store import FragmentStore, Place
+from syncline_testing.pure import payload_of
+
+NUMEL = 5_000
+WHOLE: Spans = np.array([[0, NUMEL]], np.int64)
+PLACE = Place(run="run", fragment=0, layout="layout", numel=NUMEL)
+AVERAGE = OuterSettings(lr=1.0, momentum=0.0, clip=None)
+
+
+def values(seed: int) -> Float32:
+    return np.random.default_rng(seed).standard_normal(NUMEL).astype(np.float32)
+
+
+class Fragment:
+    """A holding over a folder, and the end of its rounds as the core would tell them."""
+
+    def __init__(self, folder: Path, pool: ThreadPoolExecutor, down: str) -> None:
+        self.pool, self.down = pool, down
+        self.store = FragmentStore(folder / "00000", PLACE)
+        stored = Stored.read(self.store)
+        self.holding = Holding(0, NUMEL, stored, pool, contextlib.nullcontext)
+        self.revision = -1 if stored.saved is None else stored.saved.revision
+
+    async def offer(self, given: Float32) -> None:
+        await self.holding.place([payload_of(given)])
+        await self._finish(Kind.PARAMETERS, 1.0)
+
+    async def round(self, *pushes: Float32) -> None:
+        for push in pushes:
+            await self.fold(push)
+        await self._finish(Kind.PSEUDO_GRADIENT, float(len(pushes)))
+
+    async def fold(self, push: Float32) -> None:
+        await self.holding.fold([payload_of(push)], 1.0, 1.0)
+
+    async def gradient(self, step: int, given: Float32) -> None:
+        await self.fold(given)
+        await self._finish(Kind.GRADIENT, 2.0, gradient_step=step)
+
+    async def read(self, revision: int | None, spans: Spans = WHOLE) -> bytes:
+        value = await self.holding.revisions.get(revision)
+        with Loan(self.holding.revisions, value.saved.revision, value) as loan:
+            return await loan.read(spans, self.pool)
+
+    async def _finish(self, kind: Kind, total: float, **saved: Any) -> None:
+        self.revision += kind is not Kind.GRADIENT
+        await self.holding.finish(
+            Closing(
+                kind=kind,
+                closed_by=ClosedBy.EVERYONE,
+                total_weight=total,
+                outer=AVERAGE,
+                saved=Saved(revision=self.revision, down=self.down, **saved),
+                opened_s=0.0,
+                effective_sample_size=None,
+            )
+        )
+
+
+def run(folder: Path, scenario: Callable[[Fragment], Awaitable[None]], down: str = "bf16") -> None:
+    async def main() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            await scenario(Fragment(folder, pool, down))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("down", ["bf16", "fp32"])
+def test_a_revision_is_the_same_bytes_in_all_its_lives(tmp_path: Path, down: str) -> None:
+    """Newest between rounds, newest while a round is open, and then the one before."""
+    first, push = values(1), values(2)
+    expected = bytes(encode(first, CODEC_BY_NAME[down]))
+    part: Spans = np.array([[7, 100], [4_000, 1], [300, 9]], np.int64)
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(first)
+        sent = await f.read(0), await f.read(0, part)
+        await f.fold(push)
+        assert (await f.read(0), await f.read(0, part)) == sent
+        assert sent[0] == expected
+        await f.round(push)  # two pushes in all; what is averaged does not matter here
+        assert (await f.read(0), await f.read(0, part)) == sent
+        newest = await f.read(1)
+        assert newest != expected
+        await f.round(push)
+        assert await f.read(1) == newest
+        with pytest.raises(RevisionGone, match="revision 0 is gone; the newest is 2"):
+            await f.read(0)
+
+    run(tmp_path, scenario, down)
+
+
+def test_a_restart_serves_the_same_bytes(tmp_path: Path) -> None:
+    told: list[bytes] = []
+
+    async def before(f: Fragment) -> None:
+        await f.offer(values(1))
+        await f.round(values(2), values(3))
+        told.extend([await f.read(0), await f.read(1)])
+
+    async def after(f: Fragment) -> None:
+        assert [await f.read(0), await f.read(1)] == told
+        await f.round(values(4))
+        assert await f.read(1) == told[1]
+
+    run(tmp_path, before)
+    run(tmp_path, after)
+
+
+def test_rounds_make_no_fourth_array(tmp_path: Path) -> None:
+    """Parameters and third array change places; nothing else of their size is kept."""
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        await f.round(values(2))
+        held = f.holding
+        arrays = {id(a) for a in (held._parameters, held._momentum, held._spare)}
+        for seed in range(3, 9):
+            await f.round(values(seed))
+            now = {id(a) for a in (held._parameters, held._momentum, held._spare)}
+            assert now == arrays
+            assert held._accumulator is None
+
+    run(tmp_path, scenario)
+
+
+def test_a_round_in_which_nothing_counts_serves_the_same_value_again(tmp_path: Path) -> None:
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        before = await f.read(0)
+        await f.round()
+        assert [await f.read(0), await f.read(1)] == [before, before]
+
+    run(tmp_path, scenario)
+
+
+def test_a_round_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        await f.fold(np.full(NUMEL, 1e30, np.float32))
+        f.holding.forget()
+        await f.round(np.zeros(NUMEL, np.float32))
+        assert await f.read(1) == await f.read(0)
+
+    run(tmp_path, scenario)
+
+
+def test_who_reads_a_value_goes_on_although_its_file_is_removed(tmp_path: Path) -> None:
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        await f.round(values(2))
+        shelf, expected = f.holding.revisions, await f.read(0)
+        value = await shelf.get(0)
+        with Loan(shelf, 0, value) as loan:
+            await f.round(values(3))
+            await f.round(values(4))
+            names = {path.name for path in f.store.folder.iterdir()}
+            assert names == {"head.json", "r00000002.safetensors", "r00000003.safetensors"}
+            assert await loan.read(WHOLE, f.pool) == expected
+        with pytest.raises(RevisionGone):
+            await f.read(0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_damaged_file_is_told_to_who_reads_it_and_harms_no_newer_revision(
+    tmp_path: Path,
+) -> None:
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        await f.round(values(2))
+        path = f.store.folder / "r00000000.safetensors"
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(StoreDamaged, match="r00000000.safetensors is damaged"):
+            await f.read(0)
+        await f.read(1)
+
+    run(tmp_path, scenario)
+
+
+def test_mean_gradients_are_served_from_memory_and_then_from_their_file(tmp_path: Path) -> None:
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        told: list[bytes] = []
+        for step in (1, 2, 3):
+            given = values(10 + step)
+            await f.gradient(step, given)
+            value = await f.holding.gradients.get(step)
+            assert value.codec == pb.CODEC_FP32
+            told.append(await value.read(WHOLE, f.pool))
+            assert told[-1] == (given / np.float32(2)).tobytes()
+        before = await f.holding.gradients.get(2)
+        assert await before.read(WHOLE, f.pool) == told[1]
+        with pytest.raises(RevisionGone):
+            await f.holding.gradients.get(1)
+        assert await f.read(0) == bytes(encode(values(1), pb.CODEC_BF16))
+
+    run(tmp_path, scenario)
