@@ -26,6 +26,7 @@ from syncline_proto.errors import ConfigError, StoreError, SynclineError
 from syncline_proto.locks import only_owner
 from syncline_proto.rest import SyncServiceHello
 from syncline_proto.words import sentence
+from syncline_sync.allocator import keep_freed_memory
 from syncline_sync.budget import Budget
 from syncline_sync.control import ControlLink, ReportQueue
 from syncline_sync.descriptors import raise_limit
@@ -216,6 +217,7 @@ def run(
         raise ConfigError(said) from None
     _configure_logging(settings.log_json)
     raise_limit()
+    keep_freed_memory()
     sign = asyncio.run(serve(settings))
     raise typer.Exit(130 if sign is signal.SIGINT else 0)
 

@@ -20,7 +20,7 @@ from syncline_proto.errors import Overloaded
 from syncline_sync.budget import Budget
 
 SENDERS_MAX = 256
-"""With their chunks of 256 KiB, some four times in memory, they hold 300 MiB at worst.
+"""With their chunks of 512 KiB, twice in memory, they hold 256 MiB at worst.
 
 Cut pulls that cannot end come on top, see ``ENDING_MAX``.
 """
