@@ -41,8 +41,8 @@ def told_settings() -> tuple[dict[str, str], set[str]]:
             sentences |= {f"{section}{key}" for key in KEY.findall(line)}
         elif line.startswith("The rest:"):
             section = ""
-        elif line.startswith("| strategy |"):
-            section = None  # names of presets, no keys
+        elif line.startswith(("| strategy |", "| codec |")):
+            section = None  # names of presets and codecs, no keys
         elif line.startswith("| `") and section is not None:
             keys, default = line.split("|")[1:3]
             names, values = KEY.findall(keys), BETWEEN_VALUES.split(default.strip())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,7 +21,13 @@ from syncline_proto import codec, layout, spans
 from syncline_proto.errors import SynclineError, TrainingDiverged
 from syncline_proto.names import NAME_PATTERN
 from syncline_proto.rest import WHY_CHARACTERS_MAX
-from syncline_proto.settings import PRESETS, PenaltySettings, RunSettings, TimeoutSettings
+from syncline_proto.settings import (
+    PRESETS,
+    DownCodecName,
+    PenaltySettings,
+    RunSettings,
+    TimeoutSettings,
+)
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
 from syncline_sync.__main__ import LAST_REPORTS_S
 from syncline_sync.core import detector, merge, record
@@ -153,6 +160,11 @@ CONFIGURATION = [
     f"ends after {BARREN_MAX} rounds (exit code {TrainingDiverged.exit_code})",
     f"every {SHARES[round(LAN.lease_s / LAN.heartbeat_s)]} of it",
     f'`down` (parameters), each `"fp32"` or `"{RUN.codec.up}"` (default)',
+    *(
+        f"| `{each.name}` | 1/{round((4 << 20) / each.size(1 << 20))} |"
+        for each in codec.CODECS
+        if each.name not in get_args(DownCodecName)
+    ),
     f'one `profile`, `"{RUN.timeouts.profile}"` (default)',
     "| `diloco` | outer {outer.lr:g} / {outer.momentum:g}, no clip".format(
         outer=RunSettings(strategy="diloco").outer

@@ -21,7 +21,7 @@ class Anchors:
     """This rank's anchors and pseudo-gradients.
 
     A published value in bf16 is kept in bf16, without loss. The fp32 buffer of a fragment holds
-    its pseudo-gradient from the moment of the push until the result is merged; then it is free for
+    what is pushed of it from the moment of the push until the result is merged; then it is free for
     the next one, so pushes need no memory of their own.
     """
 

@@ -27,8 +27,20 @@ from syncline.line import Place, PushLine
 from syncline.link import Link, Pulled, Stalled
 from syncline.outage import Outage
 from syncline.patience import Pauses, RoundPatience, patiently
-from syncline.push import Identity, Outcome, Push, Wanted, header_of, request_of, wanted_by
+from syncline.push import (
+    Identity,
+    Outcome,
+    Push,
+    Wanted,
+    header_of,
+    loss_by,
+    outcome_of,
+    request_of,
+    verdict_of,
+    wanted_by,
+)
 from syncline.voice import voice
+from syncline_proto.codec import Float32
 from syncline_proto.errors import (
     EpochChanged,
     LeaseLost,
@@ -165,15 +177,17 @@ class Exchange:
     def _push(self, push: Push, header: pb.PushHeader, place: Place) -> Outcome:
         """Push and pull until a result is known; a broken pull means that both come again."""
         patience: RoundPatience | None = None
+        loss: Float32 | None = None
         while True:
             self._judged_pushes.discard(push.fragment)
             answer, instance = self._judged(push, header, place)
             self._judged_pushes.add(push.fragment)
             # The first time in line, and of sending, is not the round's.
             patience = patience or self._patience()
-            judged = answer.judged if answer.verdict == pb.VERDICT_DUPLICATE else answer.verdict
-            if judged == pb.VERDICT_FENCED:
+            if verdict_of(answer) == pb.VERDICT_FENCED:
                 return Outcome(answer=Answer.FENCED, reason=answer.reason)
+            # Here, since a round is waited for anyway; the same however often the push is sent.
+            loss = loss_by(push, answer) if loss is None else loss
             try:
                 pulled = self._result(push, wanted_by(push, answer), instance, patience)
             except RevisionGone:
@@ -184,14 +198,7 @@ class Exchange:
                 log.info("push.again", fragment=name, seq=header.seq, why=pulled)
                 self._stop.wait(AGAIN_S)
                 continue
-            stale = judged == pb.VERDICT_STALE and push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
-            return Outcome(
-                answer=Answer.STALE if stale else Answer.MERGED,
-                pulled=pulled,
-                anomalous=judged == pb.VERDICT_ANOMALOUS,
-                non_finite=answer.non_finite,
-                reason=answer.reason,
-            )
+            return outcome_of(push, answer, pulled, loss)
 
     def _judged(
         self, push: Push, header: pb.PushHeader, place: Place

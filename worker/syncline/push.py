@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from syncline.core.agreement import Answer
+from syncline.core.feedback import has_feedback, loss_of
 from syncline.link import Pulled
 from syncline_proto.codec import CODEC_BY_NAME, Float32
 from syncline_proto.errors import SynclineError
@@ -55,6 +56,9 @@ class Outcome:
     answer: Answer
     pulled: Pulled | None = None
     """The result; None when the replica was fenced or the exchange failed."""
+    residual: pb.ResidualAction.ValueType = pb.RESIDUAL_ACTION_UNSPECIFIED
+    loss: Float32 | None = None
+    """What the codec lost of a push that counts, where its residual is to be kept."""
     anomalous: bool = False
     non_finite: bool = False
     reason: str = ""
@@ -113,6 +117,34 @@ def request_of(
     else:
         request.newest = True
     return request
+
+
+def verdict_of(answer: pb.PushResponse) -> pb.Verdict.ValueType:
+    """How the push was judged, now or before."""
+    return answer.judged if answer.verdict == pb.VERDICT_DUPLICATE else answer.verdict
+
+
+def loss_by(push: Push, answer: pb.PushResponse) -> Float32 | None:
+    """What the next push is to carry of a judged one; None: nothing."""
+    kept = answer.residual == pb.RESIDUAL_ACTION_KEEP
+    return loss_of(push.values, push.codec) if kept and has_feedback(push.codec) else None
+
+
+def outcome_of(
+    push: Push, answer: pb.PushResponse, pulled: Pulled, loss: Float32 | None
+) -> Outcome:
+    """What became of a judged push whose result is here, and which was not fenced."""
+    judged = verdict_of(answer)
+    stale = judged == pb.VERDICT_STALE and push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
+    return Outcome(
+        answer=Answer.STALE if stale else Answer.MERGED,
+        pulled=pulled,
+        residual=answer.residual,
+        loss=loss,
+        anomalous=judged == pb.VERDICT_ANOMALOUS,
+        non_finite=answer.non_finite,
+        reason=answer.reason,
+    )
 
 
 def wanted_by(push: Push, answer: pb.PushResponse) -> Wanted:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD, barren_after, diverged
+from syncline.core.feedback import Residuals, action_for, has_feedback, loss_of
 from syncline.core.plan import in_step
 from syncline.exchange import Exchange
 from syncline.hooks import Hooks
@@ -66,6 +67,7 @@ class Rounds:
         self._waiting, self._hooks = waiting, hooks
         self._optimizer, self._settings, self._log = optimizer, settings, log
         self._unpushed = [Unpushed() for _ in names]
+        self._residuals = Residuals()
         self._pending: dict[int, tuple[Push, Future[Outcome]]] = {}
         self._in_time = False
         """Whether any push of the last sync was."""
@@ -99,7 +101,8 @@ class Rounds:
         return budget is not None and self.tally.committed >= budget
 
     def start_over(self) -> None:
-        """The parameters are the anchors: there is no progress."""
+        """The parameters are the anchors: there is no progress, and nothing of any before."""
+        self._residuals.clear()
         self._unpushed = [Unpushed(self.tally.inner_step) for _ in self._names]
 
     def begin(self, pushes: Iterable[Push]) -> None:
@@ -131,10 +134,12 @@ class Rounds:
 
     def _of_progress(self, fragment: int, codec: CodecName) -> Push:
         held, last_step = self._unpushed[fragment], self.tally.inner_step
+        values = self._anchors.pseudo_gradient(fragment)
+        self._residuals.load(fragment, codec, values)
         return Push(
             fragment=fragment,
             kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
-            values=self._anchors.pseudo_gradient(fragment),
+            values=values,
             codec=codec,
             base=self._anchors.revisions[fragment],
             inner_steps=last_step - held.first_step,
@@ -170,6 +175,7 @@ class Rounds:
         say = (lambda: self._say_waiting(push)) if of_round else None
         conclusion, outcome = self._waiting.settled(fragment, future, until, say)
         del self._pending[fragment]
+        self._settle_residual(push, conclusion, outcome)
         if conclusion.step is Step.REBASE:
             self._rebase(fragment, outcome)
             self._see_barren(fragment, conclusion, outcome)
@@ -245,13 +251,26 @@ class Rounds:
         assert outcome.pulled is not None
         self._hooks.reshard(fragment)
         self._anchors.adopt(fragment, outcome.pulled.values, outcome.pulled.header)
-        self._count_committed(fragment, outcome.pulled.header.committed_tokens)
+        self._see_header(fragment, outcome.pulled.header)
 
-    def _count_committed(self, fragment: int, committed: int) -> None:
-        """The last fragment in forward order is the one that counts for the run."""
+    def _settle_residual(self, push: Push, conclusion: Conclusion, outcome: Outcome) -> None:
+        """Keep what the codec lost of a push, or what it lost before, or nothing."""
+        if not has_feedback(push.codec):
+            return
+        action, loss = action_for(conclusion, outcome.residual), outcome.loss
+        if action == pb.RESIDUAL_ACTION_KEEP and loss is None:
+            loss = loss_of(push.values, push.codec)
+        self._residuals.settle(push.fragment, action, loss)
+
+    def _see_header(self, fragment: int, header: pb.PullHeader) -> None:
+        """Take what comes with a new anchor.
+
+        The last fragment in forward order is the one whose tokens count for the run.
+        """
+        self._residuals.see_epoch(header.epoch)
         if fragment == self.fragments[-1]:
-            self.tally.growth = committed - self.tally.committed
-            self.tally.committed = committed
+            self.tally.growth = header.committed_tokens - self.tally.committed
+            self.tally.committed = header.committed_tokens
 
     def _judged(self, fragment: int, conclusion: Conclusion, outcome: Outcome) -> None:
         if outcome.anomalous:
@@ -288,4 +307,4 @@ class Rounds:
         self.tally.stale += 1
         self._hooks.reshard(fragment)
         self._anchors.rebase(fragment, outcome.pulled.values, outcome.pulled.header)
-        self._count_committed(fragment, outcome.pulled.header.committed_tokens)
+        self._see_header(fragment, outcome.pulled.header)

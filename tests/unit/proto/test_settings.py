@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
+from syncline_proto.codec import CODEC_BY_NAME
 from syncline_proto.errors import ConfigError
 from syncline_proto.names import valid_name
 from syncline_proto.rest import RunCreate
 from syncline_proto.settings import (
     LIVE,
     PRESETS,
+    CodecName,
     OuterSettings,
     RunSettings,
     TimeoutSettings,
@@ -47,6 +49,12 @@ def test_the_presets_are_the_designs() -> None:
 def test_what_is_set_wins_over_the_preset_and_leaves_the_rest_of_it() -> None:
     settings = read(strategy="local-sgd", outer={"momentum": 0.5})
     assert settings.outer == OuterSettings(lr=1.0, momentum=0.5, clip=None)
+
+
+def test_the_codecs_to_choose_from_are_those_that_are_spoken() -> None:
+    assert get_args(CodecName) == tuple(CODEC_BY_NAME)
+    for name in CODEC_BY_NAME:
+        assert read(codec={"up": name}).codec.up == name
 
 
 @pytest.mark.parametrize("strategy", sorted(PRESETS))
@@ -99,9 +107,10 @@ def test_live_settings_exist() -> None:
         {"outer": {"clip": math.inf}},
         {"penalty": {"ratio_max": math.inf}},
         {"penalty": {"ema": 0}},
-        {"codec": {"up": "int4"}},
-        {"codec": {"up": "topk"}},
+        {"codec": {"up": "int2"}},
         {"codec": {"down": "int8"}},
+        {"codec": {"down": "int4"}},
+        {"codec": {"down": "topk"}},
         {"timeouts": {"lease": 0.1}},
         {"timeouts": {"lease": 20, "round_deadline": 20}},
         {"timeouts": {"round_deadline": 5}},
