@@ -1,5 +1,6 @@
 # make demo     train a small language model with two replicas on this machine, and sample from it
 # make test     lint, types, import rules and the whole test suite
+# make chaos    kill the sync service at random instants, and look what it makes of that
 # make help     every target
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -10,7 +11,7 @@ WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
 SCHEMA := proto/syncline_proto/schema/syncline/sync/v1
 
-.PHONY: help install demo test lint types unit generate clean benchmarks
+.PHONY: help install demo test lint types unit chaos generate clean benchmarks
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +44,9 @@ types: $(INSTALLED)
 
 unit: $(INSTALLED)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+chaos: $(INSTALLED)  ## Kill the sync service 60 times: nothing is lost, nothing counts twice
+	PYTHONPATH=tests $(BIN)/python -m chaos
 
 generate: $(INSTALLED)  ## Generate the gRPC stubs from the schema
 	PATH=$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -Isyncline_proto/v1=$(SCHEMA) \

@@ -1,0 +1,55 @@
+"""``python -m chaos``: the long form. It ends in one line of JSON with the figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from chaos.storm import Figures, Storm
+from syncline_testing.cluster import Cluster
+
+
+def storm_in(folder: Path, seed: int, kills: int) -> Figures:
+    """A storm in which rounds close without those who sleep, too; it tells how it goes."""
+    with Cluster(folder) as cluster:
+        storm = Storm(
+            cluster,
+            folder / "store",
+            seed,
+            kills,
+            quiet=0.1,
+            stall=0.008,
+            rebirth=0.004,
+            deadline_s=4.0,
+            tell=lambda line: print(line, flush=True),
+        )
+        figures = storm.run()
+    for key in storm.ledger.lost():
+        print(f"lost: {key}")
+    return figures
+
+
+def main() -> int:
+    """Exit code 0 if all is well, 1 if not; then the files of the services are still there."""
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--kills", type=int, default=60, help="at least 2")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
+    asked = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    print(f"seed {asked.seed}, files and logs in {folder}", flush=True)
+    figures = storm_in(folder, asked.seed, asked.kills)
+    print(json.dumps(asdict(figures)))
+    if figures.lost or figures.twice:
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""What was sent, what was answered, and what the store has committed of it: each push once.
+
+Every revision is read from its file as soon as a client has it, before a client may push from it:
+so the service, which keeps two, still has it then. Its parameters, momentum, tokens and
+contributions must be those that the reference gets from what was sent. Believes nothing that the
+service says of itself but the order of folding and its factors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chaos.reference import Float32, Folded, bf16, decoded, merged
+from syncline_proto.settings import OuterSettings
+from syncline_proto.v1 import sync_pb2 as pb
+
+COUNTED = (pb.VERDICT_ACCEPTED, pb.VERDICT_ANOMALOUS)
+"""Verdicts of pushes that are in a round."""
+
+Key = tuple[str, int, int, int]
+"""(replica, incarnation, fragment, seq)."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """One push: what it carries, and the last that its replica heard of it."""
+
+    key: Key
+    work: int
+    """The progress in it: a push that was STALE goes out again as another with the same work."""
+    header: pb.PushHeader
+    payloads: list[bytes]
+    """By rank; gone once it is merged."""
+    ranks: list[pb.PushHeader]
+    judged: pb.Verdict.ValueType = pb.VERDICT_UNSPECIFIED
+    taken: int = 0
+    """How often it was folded: more than once if kills undid that."""
+    has_ended: bool = False
+    """Its replica's life is over: whoever lives on has dropped it."""
+
+    def values(self) -> Float32:
+        return np.concatenate([decoded(part, self.header.codec) for part in self.payloads])
+
+
+@dataclass(slots=True)
+class Line:
+    """One fragment, revision by revision."""
+
+    parameters: Float32
+    momentum: Float32
+    revision: int = -1
+    tokens: list[int] = field(default_factory=list)
+    contributions: list[list[tuple[Key, int]]] = field(default_factory=list)
+    published: dict[int, bytes] = field(default_factory=dict)
+    """The newest revisions in bf16, as everyone must get them."""
+
+
+class Ledger:
+    """All fragments of one run, whose files are in ``folder``."""
+
+    def __init__(self, folder: Path, sizes: Sequence[int], outer: OuterSettings) -> None:
+        self._folder, self._outer = folder, outer
+        self.lines = [Line(np.zeros(n, np.float32), np.zeros(n, np.float32)) for n in sizes]
+        self.sent: dict[Key, Sent] = {}
+        self.committed: dict[Key, int] = {}
+        self.twice = 0
+        self.rescaled = 0
+        self._worked: dict[int, Key] = {}
+        """Which push has brought a work in."""
+        self._heard: dict[tuple[str, int], tuple[int, int]] = {}
+
+    @property
+    def revisions(self) -> int:
+        return sum(line.revision for line in self.lines)
+
+    def send(self, sent: Sent) -> Sent:
+        assert sent.key not in self.sent, "a seq is used once"
+        self.sent[sent.key] = sent
+        return sent
+
+    def answered(self, sent: Sent, answer: pb.PushResponse) -> pb.Verdict.ValueType:
+        """Take note of a verdict; how the push was judged in the end."""
+        duplicate = answer.verdict == pb.VERDICT_DUPLICATE
+        sent.judged = answer.judged if duplicate else answer.verdict
+        sent.taken += answer.verdict == pb.VERDICT_ACCEPTED
+        if answer.verdict in COUNTED and sent.header.HasField("base_revision"):
+            assert answer.result_revision == sent.header.base_revision + 1, sent.key
+        return sent.judged
+
+    def heard(self, who: str, fragment: int, revision: int, tokens: int) -> None:
+        """Somebody has been told where a fragment stands: never less than before."""
+        before = self._heard.get((who, fragment), (0, 0))
+        now = (revision, tokens)
+        assert before[0] <= now[0] and before[1] <= now[1], f"{who}: {before}, and then {now}"
+        self._heard[who, fragment] = now
+
+    def pulled(self, fragment: int, header: pb.PullHeader, payload: bytes) -> None:
+        """A revision has come: it must be what the reference has, and so must its file."""
+        line = self.lines[fragment]
+        while line.revision < header.revision:
+            self._read(fragment, line.revision + 1)
+        number = header.revision
+        rows = [((c.replica, c.incarnation, fragment, c.seq), c.verdict)
+                for c in header.contributions]  # fmt: skip
+        assert rows == line.contributions[number], f"fragment {fragment}, revision {number}"
+        assert header.committed_tokens == line.tokens[number]
+        if number in line.published:
+            assert payload == line.published[number], f"fragment {fragment}, revision {number}"
+
+    def lost(self) -> list[Key]:
+        """Pushes that were last said to be in a round, of lives that go on, and are in none."""
+        return [
+            sent.key
+            for sent in self.sent.values()
+            if sent.judged in COUNTED and not sent.has_ended and sent.key not in self.committed
+        ]
+
+    def close(self) -> None:
+        """Everyone has stopped: what was refused for good is in no revision."""
+        refused = [key for key in self.committed if self.sent[key].judged == pb.VERDICT_STALE]
+        assert not refused, f"STALE, and yet committed: {refused}"
+
+    def _read(self, fragment: int, number: int) -> None:
+        """Read a revision that is new to us from the store, and merge it ourselves."""
+        line = self.lines[fragment]
+        saved, parameters, momentum = self._file(fragment, number)
+        assert saved["revision"] == number
+        pushes, rows, tokens = [], [], line.tokens[-1] if line.tokens else 0
+        for row in saved["contributions"]:
+            key = (row["replica"], row["incarnation"], fragment, row["seq"])
+            sent = self._enter(key, number)
+            rows.append((key, row["verdict"]))
+            assert row["verdict"] in COUNTED
+            if row["verdict"] == pb.VERDICT_ACCEPTED:
+                self.rescaled += row["rescale"] != 1.0
+                if row["folded"] > 0.0:  # or so loud that its weight is no number any more
+                    pushes.append(Folded(sent.values(), row["folded"], row["rescale"]))
+                tokens += sent.header.tokens if number else 0
+            else:
+                assert (row["folded"], row["rescale"]) == (0.0, 1.0)
+        if number == 0:
+            (offer,) = pushes
+            line.parameters = offer.values
+        else:
+            line.parameters, line.momentum = merged(
+                line.parameters, line.momentum, pushes, self._outer, momentum
+            )
+        where = f"fragment {fragment}, revision {number}"
+        assert line.parameters.tobytes() == parameters.tobytes(), f"{where}: other parameters"
+        assert line.momentum.tobytes() == momentum.tobytes(), f"{where}: another momentum"
+        assert tokens == saved["committed_tokens"], f"{where}: other tokens"
+        for key, _ in rows:
+            self.sent[key].payloads = []
+        line.revision = number
+        line.tokens.append(tokens)
+        line.contributions.append(rows)
+        line.published[number] = bf16(line.parameters)
+        line.published.pop(number - 3, None)
+
+    def _enter(self, key: Key, number: int) -> Sent:
+        """A push is in a revision: it was sent, from the one before, and is in no other."""
+        sent = self.sent.get(key)
+        assert sent is not None, f"{key} is in revision {number}, and was never sent"
+        first = self._worked.setdefault(sent.work, key)
+        if key in self.committed or first != key:
+            self.twice += 1
+            raise AssertionError(f"{key} is in revision {number}; {first} brought the same before")
+        if sent.header.kind != pb.PUSH_KIND_PARAMETERS:
+            assert sent.header.base_revision == number - 1, key
+        self.committed[key] = number
+        return sent
+
+    def _file(self, fragment: int, number: int) -> tuple[dict[str, Any], Float32, Float32]:
+        """(what was saved beside them, parameters, momentum) of a revision's file."""
+        folder = self._folder / f"{fragment:05d}"
+        (path,) = folder.glob(f"r{number:08d}*.safetensors")
+        data = path.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:start])
+
+        def tensor(name: str) -> Float32:
+            begin, end = header[name]["data_offsets"]
+            return np.frombuffer(data[start + begin : start + end], "<f4")
+
+        saved = json.loads(header["__metadata__"]["saved"])
+        return saved, tensor("parameters"), tensor("momentum")

@@ -1,0 +1,21 @@
+"""The short form of ``make chaos``: a few kills, and every push is in exactly one revision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chaos.storm import REPLICAS, SIZES, Storm
+from syncline_testing.cluster import Cluster
+
+SEED = 7
+KILLS = 6
+
+
+def test_a_service_killed_at_random_instants_counts_every_push_once(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        storm = Storm(cluster, tmp_path / "store", SEED, KILLS)
+        figures = storm.run()
+    assert (figures.lost, figures.twice) == (0, 0), storm.ledger.lost()
+    assert figures.kills >= KILLS
+    assert all(line.revision >= 2 for line in storm.ledger.lines)
+    assert figures.accepted >= REPLICAS * len(SIZES)

@@ -1,0 +1,213 @@
+"""The store after a power cut, and with files cut or changed: what was published, or a plain word.
+
+What a commit has returned from is published. Whatever the disk forgets, the store comes back with
+exactly that, or with the one commit that was under way; where it cannot it names a file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.disk import Disk, left, restore
+from syncline_proto.errors import StoreDamaged
+from syncline_proto.settings import RunSettings
+from syncline_sync.core.record import Saved
+from syncline_sync.store import FragmentStore, Loaded, RunStore
+from syncline_testing.service import flat_layout
+from syncline_testing.stored import SIZE, values
+
+RUN = "run"
+LAYOUT = flat_layout(SIZE, fragments=2)
+SETTINGS = RunSettings(min_replicas=3)
+
+Step = Callable[[RunStore, list[FragmentStore]], None]
+
+
+def revision(fragment: int, number: int) -> Step:
+    """Commit a revision that is like no other."""
+    own = 10 * number + fragment
+    saved = Saved(revision=number, committed_tokens=own)
+    return lambda _, stores: stores[fragment].commit(saved, values(own), values(500 + own))
+
+
+def gradient(fragment: int, step: int) -> Step:
+    saved = Saved(revision=0, gradient_step=step, committed_tokens=step)
+    return lambda _, stores: stores[fragment].commit_gradient(saved, values(1000 + step))
+
+
+STEPS: dict[str, list[Step]] = {
+    "a run begins": [
+        lambda run, _: run.save_settings(SETTINGS),
+        lambda run, _: run.save_layout(LAYOUT),
+        revision(0, 0),
+        revision(1, 0),
+    ],
+    "revisions": [
+        lambda run, _: run.save_layout(LAYOUT),
+        *(revision(fragment, number) for number in range(4) for fragment in (0, 1)),
+    ],
+    "the synchronous phase": [
+        lambda run, _: run.save_layout(LAYOUT),
+        revision(0, 0),
+        gradient(0, 1),
+        gradient(0, 2),
+        gradient(0, 3),
+        revision(0, 1),
+    ],
+    "settings change": [
+        lambda run, _: run.save_settings(SETTINGS),
+        lambda run, _: run.save_settings(RunSettings(min_replicas=4)),
+    ],
+}
+
+
+def told(loaded: Loaded | None) -> Any:
+    """Everything in a fragment, in a form that can be compared."""
+    if loaded is None:
+        return None
+    kept = [(s, v.tobytes()) for s, v in (*loaded.revisions, *loaded.gradients)]
+    return loaded.saved, loaded.momentum.tobytes(), kept
+
+
+def found(root: Path) -> Any:
+    """What a service that starts here finds.
+
+    Raises:
+        StoreDamaged: it finds damage, and names a file.
+    """
+    run = RunStore(root, RUN)
+    settings = run.load_settings() if run.has_settings else None
+    layout = run.load_layout()
+    fragments = () if layout is None else run.fragments(layout)
+    return settings, layout, tuple(told(fragment.load()) for fragment in fragments)
+
+
+def opened(root: Path) -> tuple[RunStore, list[FragmentStore]]:
+    """A run as a service has it in hand once it has read it."""
+    run = RunStore(root, RUN)
+    stores = run.fragments(LAYOUT)
+    for store in stores:
+        store.load()
+    return run, stores
+
+
+def worked(root: Path, steps: list[Step], patch: pytest.MonkeyPatch) -> tuple[Disk, list[Any]]:
+    """Do the steps on a disk that is watched; and what each of them left behind for a reader."""
+    root.mkdir()
+    run, stores = opened(root)
+    states = [found(root)]
+    with patch.context() as here:
+        disk = Disk(root).watched(here)
+        for step in steps:
+            disk.step(lambda step=step: step(run, stores))
+            states.append(found(root))
+    return disk, states
+
+
+@pytest.mark.parametrize("in_any_order", [False, True], ids=["a journal", "any order"])
+@pytest.mark.parametrize("history", STEPS)
+def test_a_power_cut_leaves_what_was_published(
+    history: str, in_any_order: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a journal the name of a file that a commit under way has written may be lost, and
+    that of the head that names it not: this is told.
+    """
+    steps = STEPS[history]
+    disk, states = worked(tmp_path / "live", steps, monkeypatch)
+    seen: set[bytes] = set()
+    reached: set[int] = set()
+    numbers = itertools.count()
+    for moment in disk.moments:
+        for files in left(moment, in_any_order=in_any_order):
+            mark = repr((moment.returned, moment.under_way, sorted(files.items()))).encode()
+            if mark in seen:
+                continue
+            seen.add(mark)
+            root = tmp_path / f"cut{next(numbers)}"
+            restore(root, files)
+            try:
+                state = found(root)
+            except StoreDamaged as damage:
+                assert in_any_order and moment.under_way, damage.message
+                assert str(root) in damage.message
+                continue
+            allowed = states[moment.returned : moment.returned + 2]
+            assert state in allowed, f"after {moment.returned} steps: {sorted(files)}"
+            at = states.index(state)
+            reached.add(at)
+            if at < len(steps):
+                steps[at](*opened(root))
+                assert found(root) == states[at + 1], "and life goes on"
+    assert reached == set(range(len(states))), "every state is met"
+    assert len(seen) > 10 * len(steps)
+
+
+def lengths(whole: bytes) -> Iterator[int]:
+    """One of each kind: of nothing, of the header's length, of the header, of each tensor."""
+    size = len(whole)
+    yield from (0, 1, 7, 8, 9, size // 3, size // 2, size - 4096, size - 4, size - 1)
+    if whole[8:9] == b"{":  # a file of tensors
+        start = 8 + int.from_bytes(whole[:8], "little")
+        yield from (start - 1, start, start + 1, start + 4 * SIZE - 1, start + 4 * SIZE)
+
+
+def spoilt(whole: bytes) -> Iterator[bytes]:
+    """What a crash of a disk or of its machine makes of a file that was whole."""
+    for length in sorted({length for length in lengths(whole) if 0 <= length < len(whole)}):
+        yield whole[:length]
+        yield whole[:length] + bytes(len(whole) - length)  # its length was kept, its data not
+        if length:
+            yield bytes(length) + whole[length:]
+        yield whole[:length] + bytes([whole[length] ^ 0x10]) + whole[length + 1 :]
+    yield whole + b"\0"
+    yield whole + whole
+
+
+def test_a_file_that_was_cut_or_changed_is_named_or_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "live"
+    steps = [*STEPS["a run begins"], revision(0, 1), revision(0, 2), gradient(1, 1)]
+    worked(root, steps, monkeypatch)
+    whole = found(root)
+    files = sorted(path for path in root.rglob("*") if path.is_file() and path.stat().st_size)
+    assert {path.suffix for path in files} == {".json", ".safetensors"} and len(files) == 8
+    for path in files:
+        data, named = path.read_bytes(), 0
+        for other in spoilt(data):
+            if other == data:
+                continue
+            path.write_bytes(other)
+            with pytest.raises(StoreDamaged, match=path.name):
+                found(root)
+            named += 1
+        assert named > 20
+        path.write_bytes(data)
+    assert found(root) == whole
+
+
+def test_what_a_crash_left_beside_counts_for_nothing(tmp_path: Path) -> None:
+    """Whole and half files of commits that never came to their head, newer and older ones."""
+    root = tmp_path / "live"
+    run, stores = opened(root)
+    for step in STEPS["revisions"]:
+        step(run, stores)
+    whole = found(root)
+    folder = run.folder / "00000"
+    newest = (folder / "r00000003.safetensors").read_bytes()
+    for name in ("r00000004", "r00000001", "g00000009", "r00000003.1"):
+        for data in (newest, newest[: len(newest) // 2], b""):
+            (folder / f"{name}.safetensors").write_bytes(data)
+            (folder / "head.json.new").write_bytes(data)
+            assert found(root) == whole
+    _, stores = opened(root)
+    revision(0, 4)(run, stores)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "head.json", "r00000003.safetensors", "r00000004.safetensors",
+    ]  # fmt: skip
+    assert found(root)[2][0][0].revision == 4
