@@ -52,15 +52,15 @@ class Sending:
         if spans is None:
             return False
         self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
-        part = _sealed(await self.loan.read(spans, self.shared.pool))
+        part, size = _sealed(await self.loan.read(spans, self.shared.pool))
         await _taken(self.write(part), self.run.settings.timeouts.call_s)
-        self.run.metrics.moved("down", len(part))
+        self.run.metrics.moved("down", size)
         return True
 
 
-def _sealed(data: bytes) -> bytes:
-    """The message of a chunk; ``data`` is not kept while that waits to be sent."""
-    return write_chunk(Chunk(data, crc32c(data)))
+def _sealed(data: bytes) -> tuple[bytes, int]:
+    """The message of a chunk, and its payload's size; that is not kept while it waits."""
+    return write_chunk(Chunk(data, crc32c(data))), len(data)
 
 
 async def _taken(writing: Awaitable[None], wait_s: float) -> None:
