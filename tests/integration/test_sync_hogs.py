@@ -225,6 +225,7 @@ def test_a_run_whose_cut_readers_stay_has_no_more_turns_until_they_go(
             codes = [asyncio.create_task(call.code()) for call in calls]
             for code in itertools.islice(asyncio.as_completed(codes), 5):
                 assert await code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 60.0))
             assert await pulled(s, HONEST) == 4 * LARGE.numel
             with pytest.raises(grpc.aio.AioRpcError, match="3 pulls that were cut") as refused:
                 await pulled(s, HOG)

@@ -68,8 +68,8 @@ def test_pieces_cut_at_the_grain_are_the_bytes_of_the_whole(
 
 @every
 def test_tails_of_every_length_come_back_as_near_as_they_should(of: Codec) -> None:
-    longest = normal(2 * 256 + 1 if of.name != "topk" else 4096 + 130)
-    for count in range(longest.size + 1):
+    longest, step = (normal(4096 + 130), 7) if of.name == "topk" else (normal(2 * 256 + 1), 1)
+    for count in range(0, longest.size + 1, step):
         values = longest[:count]
         data = of.encode(values)
         assert len(data) == of.size(count)
