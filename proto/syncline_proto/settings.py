@@ -25,6 +25,7 @@ from syncline_proto.words import sentence, unknown
 CodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
 DownCodecName = Literal["fp32", "bf16"]
 Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper"]
+Durability = Literal["commit", "async"]
 
 
 def is_loopback(host: str) -> bool:
@@ -151,6 +152,10 @@ class RunSettings(Section):
     deadline allows. None: min_replicas."""
     token_budget: int | None = Field(default=None, ge=1)
     """The run ends at the round in which this many tokens are committed."""
+    durability: Durability = "commit"
+    """``commit``: a round is on the disk before it is published, which is then never lost.
+    ``async``: it is published at once and written behind; one revision of a fragment may be lost.
+    """
     outer: OuterSettings = OuterSettings()
     penalty: PenaltySettings = PenaltySettings()
     codec: CodecSettings = CodecSettings()

@@ -32,6 +32,7 @@ from syncline_sync.control import ControlLink, ReportQueue
 from syncline_sync.descriptors import raise_limit
 from syncline_sync.host import DiskHangs, Host
 from syncline_sync.metrics import Metrics
+from syncline_sync.pool import DISK_THREADS
 from syncline_sync.run import Shared
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import address, bind
@@ -75,7 +76,8 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     pool = ThreadPoolExecutor(settings.threads or max(os.cpu_count() or 1, 4), "compute")
     reports = ReportQueue()
     budget = Budget(settings.staging_bytes)
-    shared = Shared(settings.data, pool, budget, metrics, reports.put, end.come)
+    disk = ThreadPoolExecutor(DISK_THREADS, "disk")
+    shared = Shared(settings.data, pool, disk, budget, metrics, reports.put, end.come)
     host = Host(shared)
     doors = bind(settings, SyncServicer(host, shared), metrics)
     data = _data_folder(settings.data)  # not earlier: a start in vain leaves none behind
@@ -91,6 +93,8 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         base_url=settings.control, headers=headers, trust_env=False
     ) as client:
         link = ControlLink(client, hello, host.follow, reports, data / "membership.json")
+        if settings.fall_back:
+            await host.fall_back(settings.fall_back)
         await link.adopt_snapshot()
         await doors.open()
         log.info("listening", address=hello.address, data=str(data))
@@ -106,7 +110,8 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
             await host.stop()
         finally:
             await link.send_last(LAST_REPORTS_S)
-    pool.shutdown(wait=True, cancel_futures=True)
+    for threads in (pool, disk):
+        threads.shutdown(wait=True, cancel_futures=True)
     mine.close()
     if end.error is not None:
         raise end.error
@@ -183,6 +188,9 @@ def run(
     staging_bytes: Annotated[
         int | None, _shown("BYTES", "Room for pushes in flight. [default: 2147483648]")
     ] = None,
+    fall_back: Annotated[
+        str | None, _shown("RUN", "A damaged run goes on from the revision before the damage.")
+    ] = None,
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="No token although others can reach us.")
     ] = None,
@@ -199,9 +207,9 @@ def run(
     \b
     Environment, under the flags:
       SYNCLINE_SYNC_CONTROL, _HOST, _PORT, _HEALTH_PORT, _METRICS_PORT, _ADVERTISE,
-      _DATA, _NAME, _STAGING_BYTES, _INSECURE, _LOG_JSON; and without a flag
+      _DATA, _NAME, _STAGING_BYTES, _FALL_BACK, _INSECURE, _LOG_JSON; and without a flag
       SYNCLINE_SYNC_TOKEN    sent to the control plane, and asked of all callers
-      SYNCLINE_SYNC_THREADS  for arithmetic and disk; 0: one per core, at least 4
+      SYNCLINE_SYNC_THREADS  for arithmetic; 0: one per core, at least 4
 
     \b
     Exit codes (all of them: syncline exit-codes):

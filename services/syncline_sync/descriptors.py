@@ -64,6 +64,6 @@ def opened(path: Path, how: Callable[[], T]) -> T:
                 raise StoreError(
                     f"Cannot open {path}: {error.strerror} for {WAIT_S:g} s, and at most {limit()} "
                     "are allowed. Allow more (ulimit -n; the whole machine: fs.file-max), then "
-                    "start the service again; nothing published is lost."
+                    "start the service again; nothing committed is lost."
                 ) from error
         time.sleep(LOOK_S)

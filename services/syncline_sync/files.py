@@ -160,7 +160,7 @@ def writing(path: Path, half: Path | None = None) -> Generator[None]:
                 half.unlink()
         raise StoreError(
             f"Cannot write {path}: {error.strerror or error}. "
-            "Free the disk or mend it, then start the service again; nothing published is lost."
+            "Free the disk or mend it, then start the service again; nothing committed is lost."
         ) from error
 
 

@@ -5,14 +5,19 @@ pull only copies; with a round's first push it becomes the accumulator, and pull
 are asked for. The outer step leaves the new parameters in it and the old ones become the third, so
 memory is three times the parameters whatever the number of replicas. An older revision is read
 from its file. Whose push counts, and when a round ends, is decided elsewhere.
+
+A round is on the disk before it is published; or it is written behind that, and the next outer
+step waits for it: parameters and momentum stay as they are while they are written, and only the
+newest revision is ever without its file. Pushes fold into the third array meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,7 +39,8 @@ class Stored:
     """A fragment as its files have it, and what was published.
 
     ``saved`` is None, and all is empty, before the first commit. ``spare`` is what the newest
-    revision is sent from, where that is not the parameters themselves.
+    revision is sent from, where that is not the parameters themselves. All of it is of the run's
+    ``epoch``, whenever it was committed: what is still there of an earlier one has not gone back.
     """
 
     store: FragmentStore
@@ -44,9 +50,10 @@ class Stored:
     spare: Float32 | None
     revisions: tuple[Published, ...]
     gradients: tuple[Published, ...]
+    epoch: int = 1
 
     @classmethod
-    def read(cls, store: FragmentStore) -> Stored:
+    def read(cls, store: FragmentStore, epoch: int = 1) -> Stored:
         """Heavy: call it in the pool.
 
         Raises:
@@ -55,26 +62,25 @@ class Stored:
         loaded = store.load()
         if loaded is None:
             empty = np.zeros(0, np.float32)
-            return cls(store, None, empty, empty, None, (), ())
+            return cls(store, None, empty, empty, None, (), (), epoch)
         parameters = loaded.parameters.copy()
-        newest = loaded.revisions[-1][0]
+        newest = _of(loaded.revisions[-1][0], epoch)
         source, spare = _sent(parameters, CODEC_BY_NAME[newest.down], None)
         revisions = [
-            Published(s, CODEC_BY_NAME[s.down], store.filed(s, CODEC_BY_NAME[s.down]))
+            Published(_of(s, epoch), CODEC_BY_NAME[s.down], store.filed(s, CODEC_BY_NAME[s.down]))
             for s, _ in loaded.revisions[:-1]
         ]
         revisions.append(Published(newest, CODEC_BY_NAME[newest.down], source))
         gradients = [
-            Published(s, pb.CODEC_FP32, store.filed(s, pb.CODEC_FP32, is_gradient=True))
+            Published(_of(s, epoch), pb.CODEC_FP32, store.filed(s, pb.CODEC_FP32, is_gradient=True))
             for s, _ in loaded.gradients[:-1]
         ]
         for s, gradient in loaded.gradients[-1:]:
             source, _ = _sent(gradient.copy(), pb.CODEC_FP32, None)
-            gradients.append(Published(s, pb.CODEC_FP32, source))
-        momentum = loaded.momentum.copy()
-        return cls(
-            store, loaded.saved, parameters, momentum, spare, tuple(revisions), tuple(gradients)
-        )
+            gradients.append(Published(_of(s, epoch), pb.CODEC_FP32, source))
+        saved, momentum = _of(loaded.saved, epoch), loaded.momentum.copy()
+        revs, grads = tuple(revisions), tuple(gradients)
+        return cls(store, saved, parameters, momentum, spare, revs, grads, epoch)
 
 
 class Holding:
@@ -86,13 +92,23 @@ class Holding:
         numel: int,
         stored: Stored,
         pool: ThreadPoolExecutor,
+        disk: ThreadPoolExecutor,
         commit_seconds: Callable[[], AbstractContextManager[object]],
+        fail: Callable[[BaseException], None],
     ) -> None:
-        """``commit_seconds`` measures what is done in its block."""
+        """``pool`` is for arithmetic, ``disk`` for what is written.
+
+        ``commit_seconds`` measures what is done in its block; ``fail`` is told what went wrong
+        when something was written behind.
+        """
         self.revisions = Shelf(f"fragment {number}: revision")
         self.gradients = Shelf(f"fragment {number}: gradient step")
-        self._numel, self._store, self._pool = numel, stored.store, pool
-        self._commit_seconds = commit_seconds
+        self._numel, self._store, self._pool, self._disk = numel, stored.store, pool, disk
+        self._commit_seconds, self._fail = commit_seconds, fail
+        self._writing: asyncio.Task[None] | None = None
+        """What is written behind, or was last."""
+        self._may_be_behind = False
+        """Whether the store has been told that it may be."""
         self._parameters: Float32 = stored.parameters
         self._momentum: Float32 = stored.momentum
         # The third array is one of these two, according to the life it is in, or not made yet.
@@ -119,24 +135,61 @@ class Holding:
             self._spare, self._accumulator = self._accumulator, None
 
     async def finish(self, closing: Closing) -> merge.Outcome | None:
-        """The end of a round: outer step, commit, and only then publication.
+        """The end of a round: outer step, commit, and only then publication; or the other way.
 
         Raises:
-            StoreError: the disk refuses; nothing is published.
+            StoreError: the disk refuses this round, or the one before; nothing is published.
         """
+        await self.written()
         if closing.kind is Kind.GRADIENT:
             await self._finish_gradient(closing)
             return None
         outcome = await self._step(closing)
-        saved = closing.saved
         await self._hold(self.revisions)
-        await self._compute(self._commit, saved)
+        if closing.behind:
+            await self._fall_behind()
+            await self._publish(closing.saved)
+            self._writing = asyncio.create_task(self._write(self._commit, closing.saved))
+            self._writing.add_done_callback(self._see_written)
+        else:
+            await self._write(self._commit, closing.saved)
+            await self._publish(closing.saved)
+        return outcome
+
+    async def written(self) -> None:
+        """Wait until everything that is published is on the disk.
+
+        Raises:
+            StoreError: the disk has refused it.
+        """
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+
+    async def end(self) -> None:
+        """Nothing more will come: see all on the disk, where it takes it."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+            if self._writing.exception() is None:
+                await self._write(self._store.catch_up)
+
+    async def _fall_behind(self) -> None:
+        """Have it said in the store, once, before anybody sees what the disk has not."""
+        if not self._may_be_behind:
+            await self._write(self._store.fall_behind)
+            self._may_be_behind = True
+
+    async def _publish(self, saved: Saved) -> None:
+        """Put a revision on the shelf; the one before is on the disk."""
         for _, value in self.revisions.values[-1:]:
             await value.move(self._store.filed(value.saved, value.codec))
         codec = CODEC_BY_NAME[saved.down]
         source, self._spare = await self._compute(_sent, self._parameters, codec, self._spare)
         self.revisions.put(saved.revision, Published(saved, codec, source))
-        return outcome
+
+    def _see_written(self, writing: asyncio.Task[None]) -> None:
+        error = None if writing.cancelled() else writing.exception()
+        if error is not None:
+            self._fail(error)
 
     async def _opened(self) -> Float32:
         """The accumulator; from now on nothing is sent from it."""
@@ -183,7 +236,7 @@ class Holding:
         else:
             await self._compute(merge.mean, gradient, closing.total_weight)
         await self._hold(self.gradients)
-        await self._compute(self._store.commit_gradient, closing.saved, gradient)
+        await self._write(self._store.commit_gradient, closing.saved, gradient)
         for _, value in self.gradients.values[-1:]:
             before = self._store.filed(value.saved, value.codec, is_gradient=True)
             await value.move(before)
@@ -198,6 +251,13 @@ class Holding:
 
     async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await compute(self._pool, work, *args, **kwargs)
+
+    async def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await compute(self._disk, work, *args, **kwargs)
+
+
+def _of(saved: Saved, epoch: int) -> Saved:
+    return replace(saved, epoch=epoch)
 
 
 def _sent(

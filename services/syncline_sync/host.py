@@ -15,6 +15,7 @@ import structlog
 from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged, StoreError
 from syncline_proto.rest import EventIn, Membership, RunMembership
 from syncline_proto.settings import RunSettings
+from syncline_sync.fallback import fall_back
 from syncline_sync.run import Recalled, RunHost, Shared
 from syncline_sync.store import RunStore
 
@@ -30,6 +31,11 @@ ENDED_MAX = 16
 """Ended runs in memory at once; the one that was asked for the longest ago is put away first."""
 
 SWEEP_S = 30.0
+
+WENT_BACK = (
+    "The sync service ended before all that it had published was on the disk: what it published "
+    "last may be lost. Epoch {} begins: replicas move their progress onto what is there."
+)
 
 STOP_S = 20.0
 """How long the end waits for what is under way at the disk.
@@ -56,6 +62,24 @@ class Host:
         self._damaged: dict[str, str] = {}
         """Why a run is not served, in a sentence; until the process ends."""
         self._changed = asyncio.Event()
+
+    async def fall_back(self, name: str) -> None:
+        """Let a damaged run go on from what is whole, on the operator's word; before any is served.
+
+        Raises:
+            RunUnknown: the store has no such run.
+            StoreError: the disk refuses.
+        """
+        try:
+            done = await self._shared.at_disk(fall_back, RunStore(self._shared.root, name))
+        except StoreDamaged as error:
+            self._give_up(name, error.message)
+            return
+        if done is None:
+            log.info("nothing of the run is damaged: it stays where it is", run=name)
+            return
+        log.warning("run fell back", run=name, done=done)
+        self._tell(name, "run.fell_back", done)
 
     async def follow(self, membership: Membership) -> None:
         """Take over the control plane's word on every run that has not ended.
@@ -201,8 +225,10 @@ class Host:
         try:
             if name in self._stops:
                 await asyncio.wait({self._stops[name]})
-            settings = settings or await self._shared.compute(store.load_settings)
-            recalled = await self._shared.compute(Recalled.read, store)
+            settings = settings or await self._shared.at_disk(store.load_settings)
+            recalled = await self._shared.at_disk(Recalled.read, store)
+            if recalled.went_back:
+                self._tell(name, "run.went_back", WENT_BACK.format(recalled.epoch))
             host = self._runs[name] = RunHost(name, settings, recalled, self._shared)
             self._count()
             return host
@@ -217,11 +243,14 @@ class Host:
         self._damaged[name] = f"Run {name} is not served: {why}"
         self._shared.metrics.damaged.labels(name).set(1)
         log.error("run damaged", run=name, why=why)
-        self._shared.report(name, EventIn(kind="run.damaged", message=self._damaged[name]))
+        self._tell(name, "run.damaged", self._damaged[name])
 
     def _check(self, name: str) -> None:
         if name in self._damaged:
             raise StoreDamaged(self._damaged[name])
+
+    def _tell(self, name: str, kind: str, message: str) -> None:
+        self._shared.report(name, EventIn(kind=kind, message=message))
 
     def _count(self) -> None:
         self._shared.metrics.runs.set(len(self._runs))
@@ -230,7 +259,7 @@ class Host:
         """End every run once what it has under way is done; called last, and once.
 
         Raises:
-            DiskHangs: that is not done within ``STOP_S``; what was not published is lost.
+            DiskHangs: that is not done within ``STOP_S``; what was not committed is lost.
         """
         try:
             async with asyncio.timeout(STOP_S):
@@ -241,5 +270,5 @@ class Host:
         except TimeoutError as error:
             raise DiskHangs(
                 f"The disk of {self._shared.root} has not answered for {STOP_S:g} s. Mend it, then "
-                "start the service again; nothing published is lost."
+                "start the service again; nothing committed is lost."
             ) from error

@@ -1,6 +1,7 @@
-"""Heavy work off the loop: arithmetic and disk run in a thread pool while the caller waits.
+"""Heavy work off the loop: arithmetic and the disk, each in threads of its own, while one waits.
 
-The work must own what it changes; the pool knows nothing of it.
+A disk that is slow holds up who writes to it, and nobody's arithmetic. The work must own what it
+changes; the pool knows nothing of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+DISK_THREADS = 4
+"""Fragments and runs that are written, or read whole, at a time; others wait for their turn."""
 
 
 async def compute(

@@ -41,6 +41,7 @@ class Shared:
 
     root: Path
     pool: ThreadPoolExecutor
+    disk: ThreadPoolExecutor
     budget: Budget
     metrics: Metrics
     report: Report
@@ -50,6 +51,10 @@ class Shared:
         """Run heavy work in the pool."""
         return await compute(self.pool, work, *args, **kwargs)
 
+    async def at_disk(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Write, or read all of a run, where it holds up nobody's arithmetic."""
+        return await compute(self.disk, work, *args, **kwargs)
+
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
@@ -57,20 +62,37 @@ class Recalled:
 
     layout: Layout | None
     fragments: tuple[Stored, ...]
+    epoch: int = 1
+    went_back: bool = False
+    """Whether something that was published may be lost, so that the epoch is a new one."""
 
     @classmethod
     def read(cls, store: RunStore) -> Recalled:
         """Heavy where there is something: call it in the pool.
 
+        Where a service was killed that published before it wrote, nobody knows what replicas have
+        seen: all that they hold is of an epoch that has ended. That is on the disk before anybody
+        is told.
+
         Raises:
             StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
+            StoreError: the disk refuses.
         """
-        layout = store.load_layout()
-        return cls(layout, () if layout is None else _stored(store, layout))
+        layout, epoch = store.load_layout(), store.load_epoch()
+        if layout is None:
+            return cls(None, (), epoch)
+        behind = [fragment for fragment in store.fragments(layout) if fragment.is_behind]
+        epoch += bool(behind)
+        recalled = cls(layout, _stored(store, layout, epoch), epoch, bool(behind))
+        if behind:
+            store.save_epoch(epoch)
+            for fragment in behind:
+                fragment.catch_up()
+        return recalled
 
 
-def _stored(store: RunStore, layout: Layout) -> tuple[Stored, ...]:
-    return tuple(Stored.read(fragment) for fragment in store.fragments(layout))
+def _stored(store: RunStore, layout: Layout, epoch: int) -> tuple[Stored, ...]:
+    return tuple(Stored.read(fragment, epoch) for fragment in store.fragments(layout))
 
 
 class RunHost:
@@ -95,7 +117,7 @@ class RunHost:
         self._opening: asyncio.Task[None] | None = None
         self._cutting: asyncio.Task[None] | None = None
         self._shared = shared
-        self._store = RunStore(shared.root, name)
+        self._store, self.epoch = RunStore(shared.root, name), recalled.epoch
         self._running = True
         if recalled.layout is not None:
             self._start(recalled.layout, recalled.fragments)
@@ -110,7 +132,7 @@ class RunHost:
         Raises:
             StoreError: the disk refuses.
         """
-        await self._shared.compute(self._store.save_settings, settings)
+        await self._shared.at_disk(self._store.save_settings, settings)
         self._kept = settings
 
     def adopt(self, membership: RunMembership) -> None:
@@ -171,8 +193,9 @@ class RunHost:
     async def _begin(self, layout: Layout) -> None:
         """Make a layout the run's: durable first, then at work."""
         try:
-            await self._shared.compute(self._store.save_layout, layout)
-            self._start(layout, await self._shared.compute(_stored, self._store, layout))
+            at_disk = self._shared.at_disk
+            await at_disk(self._store.save_layout, layout)
+            self._start(layout, await at_disk(_stored, self._store, layout, self.epoch))
             self._spread()
         except StoreError as error:
             if not isinstance(error, StoreDamaged):
@@ -189,6 +212,7 @@ class RunHost:
             run=self.name,
             staging=self.staging,
             pool=self._shared.pool,
+            disk=self._shared.disk,
             metrics=self.metrics,
             tell_round=lambda report: self._shared.report(self.name, report),
             tell=lambda event: self._shared.report(self.name, event),

@@ -49,6 +49,7 @@ class Surroundings:
     run: str
     staging: Staging
     pool: ThreadPoolExecutor
+    disk: ThreadPoolExecutor
     metrics: RunMetrics
     tell_round: Callable[[RoundReport], None]
     tell: Callable[[EventIn], None]
@@ -74,12 +75,18 @@ class Runner:
         around: Surroundings,
     ) -> None:
         self.number, self.name, self.numel = number, name, numel
-        self.holding = Holding(number, numel, stored, around.pool, around.metrics.commit_seconds)
+        self.holding = Holding(
+            *(number, numel, stored, around.pool, around.disk),
+            around.metrics.commit_seconds,
+            around.fail,
+        )
         self._around = around
         self._inbox: asyncio.Queue[Staged | Adopt] = asyncio.Queue()
         self._at_work = asyncio.Lock()
         """Held from one event to the next wait: the end does not come in between."""
-        self.core = Fragment(settings, stored.saved, number=number, ending=around.ending)
+        self.core = Fragment(
+            settings, stored.saved, number=number, ending=around.ending, epoch=stored.epoch
+        )
         self.latest = self.core.saved
         """Where the fragment stands, as published."""
         if not self.core.synchronous:
@@ -95,13 +102,15 @@ class Runner:
         self._inbox.put_nowait(change)
 
     async def stop(self) -> None:
-        """End once what is under way is done: a round that closes is published and told of.
+        """End once what is under way is done: a round that closes is published and told of, and on
+        the disk.
 
         What still waits to be judged is forgotten; its replica is told to send it again.
         """
         async with self._at_work:
             self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        await self.holding.end()
         while not self._inbox.empty():
             event = self._inbox.get_nowait()
             if isinstance(event, Staged):

@@ -133,6 +133,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         early = runner.core.fenced(run.members, header.replica, header.incarnation)
         early = early or staging.answered(header)
         early = early or runner.core.known(header.replica, header.incarnation, header.seq)
+        if early is None and header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
+            early = runner.core.of_another_epoch(header.epoch)
         if early is not None:
             run.metrics.judged(early.verdict)
             return _response(early, runner)
@@ -224,7 +226,7 @@ def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:
 
 
 def _epoch(run: RunHost) -> int:
-    return run.runners[0].core.saved.epoch if run.runners else 1
+    return run.epoch
 
 
 def _response(judgement: Judgement, runner: Runner) -> pb.PushResponse:

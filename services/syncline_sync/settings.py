@@ -38,7 +38,9 @@ class SyncSettings(BaseSettings):
     staging_bytes: int = Field(default=2 << 30, ge=1 << 20)
     """Encoded pushes that may be in flight; the largest fragment's push always fits."""
     threads: int = Field(default=0, ge=0, le=256)
-    """Pool threads for arithmetic and disk; 0: one per core, at least 4."""
+    """Pool threads for arithmetic; 0: one per core, at least 4."""
+    fall_back: str = Field(default="", pattern=f"^$|{NAME_PATTERN}")
+    """A run whose damaged files give way to the revisions before them, as this process starts."""
     log_json: bool = False
 
     @field_validator("control")

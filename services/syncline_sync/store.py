@@ -2,10 +2,12 @@
 
     ROOT/runs/RUN/run.json                        the run's settings
     ROOT/runs/RUN/layout.json                     the layout, once and for all
+    ROOT/runs/RUN/epoch.json                      the run's epoch; without it, 1
     ROOT/runs/RUN/FRAGMENT/r00000012.safetensors  parameters and momentum; the rest as metadata
     ROOT/runs/RUN/FRAGMENT/g00000003.safetensors  mean gradient of a step of the synchronous phase
     ROOT/runs/RUN/FRAGMENT/head.json              the files that count, newest first, with CRC-32C
     ROOT/runs/RUN/FRAGMENT.begun                  empty: the fragment has a head, or is damaged
+    ROOT/runs/RUN/FRAGMENT.behind                 empty: the newest published may not be here
 
 A commit is: write the file, sync it, write a new head, sync it, rename it over the old one, sync
 the folder. A process killed at any instruction leaves the old head or the new one, and both name
@@ -147,6 +149,20 @@ class RunStore:
         with understood(path):
             return RunSettings.model_validate_json(unsealed(read(path)))
 
+    def load_epoch(self) -> int:
+        """How often the run's revisions went back, and 1."""
+        path = self.folder / "epoch.json"
+        if not path.exists():
+            return 1
+        with understood(path):
+            epoch = json.loads(unsealed(read(path)))["epoch"]
+            if type(epoch) is not int or epoch < 1:
+                raise ValueError("it names no epoch")
+            return epoch
+
+    def save_epoch(self, epoch: int) -> None:
+        self._save("epoch.json", json.dumps({"epoch": epoch}))
+
     def fragments(self, layout: Layout) -> list[FragmentStore]:
         """The stores of all fragments, by number."""
         fingerprint = layout.fingerprint()
@@ -167,7 +183,22 @@ class FragmentStore:
     def __init__(self, folder: Path, place: Place) -> None:
         self.folder, self.place = folder, place
         self._begun = folder.with_name(folder.name + ".begun")
+        self._behind = folder.with_name(folder.name + ".behind")
         self._entries: list[Entry] = []
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether somebody has seen, or may have, a revision that was not committed."""
+        return self._behind.exists()
+
+    def fall_behind(self) -> None:
+        """Say, for who comes after a kill, that revisions are published before their commit."""
+        make_mark(self._behind)
+
+    def catch_up(self) -> None:
+        """Say that all that was published is here, or that who has seen more is refused."""
+        with contextlib.suppress(OSError):  # to say it in vain costs replicas a pull, and no more
+            self._behind.unlink(missing_ok=True)
 
     def commit(self, saved: Saved, parameters: Float32, momentum: Float32) -> None:
         """Make a revision durable: its parameters, momentum and everything remembered."""
@@ -204,23 +235,18 @@ class FragmentStore:
             StoreDamaged: a file is missing, short, or fails its checksum, or another fragment's or
                 revision's; the message names it.
         """
-        head = self.folder / "head.json"
-        begun = self._begun.exists()
-        if not head.exists():
-            if begun:
-                raise StoreDamaged(f"{head} is missing, but the fragment has begun. {MEND}")
+        entries = self.head()
+        if entries is None:
             return None
-        with understood(head):
-            rows = cast(list[dict[str, Any]], json.loads(unsealed(read(head)))["files"])
-            entries = [Entry.of(row) for row in rows]
-            current = next((e for e in entries if not e.gradient_step), None)
-            if current is None:
-                raise ValueError("it names no revision")
+        current = next(e for e in entries if not e.gradient_step)
         revisions: list[tuple[Saved, Float32]] = []
         gradients: list[tuple[Saved, Float32]] = []
         momentum = np.empty(0, np.float32)
         for entry in reversed(entries):
-            saved, tensors = self._read(entry)
+            try:
+                saved, tensors = self._read(entry)
+            except StoreDamaged as error:
+                raise StoreDamaged(f"{error.message}{self._way_out(entries)}") from error
             if entry.gradient_step:
                 gradients.append((saved, tensors["gradient"]))
             else:
@@ -231,6 +257,48 @@ class FragmentStore:
         saved = (gradients or revisions)[-1][0]
         return Loaded(saved, momentum, tuple(revisions), tuple(gradients))
 
+    def head(self) -> list[Entry] | None:
+        """The files that count, newest first, a revision among them; None before any commit.
+
+        Raises:
+            StoreDamaged: it is damaged or lost.
+        """
+        head = self.folder / "head.json"
+        begun = self._begun.exists()
+        if not head.exists():
+            if begun:
+                raise StoreDamaged(f"{head} is missing, but the fragment has begun. {MEND}")
+            return None
+        with understood(head):
+            rows = cast(list[dict[str, Any]], json.loads(unsealed(read(head)))["files"])
+            entries = [Entry.of(row) for row in rows]
+            if all(entry.gradient_step for entry in entries):
+                raise ValueError("it names no revision")
+            return entries
+
+    def name(self, entries: list[Entry]) -> None:
+        """Let these files, newest first, be the ones that count, in one step."""
+        head = json.dumps({"files": [asdict(e) for e in entries]})
+        replace_file(self.folder / "head.json", sealed(head))
+        self._entries = entries
+
+    def is_whole(self, entry: Entry) -> bool:
+        """Whether its file is what was committed, to the bit. Heavy."""
+        try:
+            self._read(entry)
+        except StoreDamaged:
+            return False
+        return True
+
+    def _way_out(self, entries: list[Entry]) -> str:
+        """What an operator may say where one of several revisions is damaged."""
+        if sum(not e.gradient_step for e in entries) < KEPT:
+            return ""
+        return (
+            f" Or start it with --fall-back {self.place.run}: the run then goes on from what is "
+            "whole, which may be the revision before."
+        )
+
     def _commit(
         self, tensors: dict[str, Float32], saved: Saved, entry: Entry, kept: list[Entry]
     ) -> None:
@@ -239,10 +307,8 @@ class FragmentStore:
         metadata = {**self.place.metadata(), "saved": saved_to_json(saved)}
         size, crc = write_safetensors(self.folder / entry.file, tensors, metadata)
         entries = [replace(entry, bytes=size, crc32c=crc), *kept]
-        head = json.dumps({"files": [asdict(e) for e in entries]})
-        replace_file(self.folder / "head.json", sealed(head))
+        self.name(entries)
         make_mark(self._begun)
-        self._entries = entries
         self._sweep_leftovers()
 
     def _unused(self, stem: str) -> str:

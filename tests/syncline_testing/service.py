@@ -25,6 +25,7 @@ from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
 from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
+from syncline_sync.pool import DISK_THREADS
 from syncline_sync.reading import HELD_MAX, Reader
 from syncline_sync.run import Shared
 from syncline_sync.servicer import SyncServicer
@@ -196,10 +197,11 @@ async def service(
     """Serve the folder ``root`` on a free port until the block ends; then everything stops."""
     reports: list[RoundReport | EventIn] = []
     faults: list[BaseException | None] = []
-    pool = ThreadPoolExecutor(2)
+    pool, disk = ThreadPoolExecutor(2), ThreadPoolExecutor(DISK_THREADS)
     shared = Shared(
         root,
         pool,
+        disk,
         Budget(staging_bytes),
         Metrics(),
         lambda _run, what: reports.append(what),
@@ -220,3 +222,4 @@ async def service(
         await server.stop(0)
         await host.stop()
         pool.shutdown(wait=True)
+        disk.shutdown(wait=True)

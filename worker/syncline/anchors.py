@@ -29,6 +29,8 @@ class Anchors:
         self.shards = shards
         self.revisions = [0] * len(shards)
         """By fragment; the list keeps its length, so a reader meets whole numbers at any time."""
+        self.epochs = [0] * len(shards)
+        """Of those revisions."""
         self._pinned = any(piece.parameter.is_cuda for shard in shards for piece in shard.pieces)
         self._values = [torch.empty(0) for _ in shards]
         self._deltas = [self._buffer(shard.numel) for shard in shards]
@@ -108,7 +110,7 @@ class Anchors:
             kept = self._buffer(fresh.numel(), dtype)
             self._values[fragment] = kept
         kept.copy_(fresh)
-        self.revisions[fragment] = header.revision
+        self.revisions[fragment], self.epochs[fragment] = header.revision, header.epoch
 
     def _buffer(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(numel, dtype=dtype, pin_memory=self._pinned)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from syncline.core.agreement import Answer, Conclusion, Order, Report, Step, conclude
 from syncline.exchange import Exchange
+from syncline.link import Pulled
 from syncline.push import Outcome, Wanted
 from syncline.ranks import Ranks
 
@@ -54,8 +55,7 @@ class Council:
             began, paused = time.perf_counter(), self._exchange.pauses.is_on
             outcome = _within(future, SLICE_S)
             if pushed is not None and outcome.pulled is not None:
-                # Another revision was fetched; what became of the push has not changed.
-                outcome = replace(pushed, pulled=outcome.pulled)
+                outcome = _fetched(pushed, outcome.pulled)
             order = self._order() if self._ranks.first else Order.GO_ON
             if until is not None and time.monotonic() > until and order is not Order.STOP:
                 order = Order.ABANDON
@@ -66,7 +66,7 @@ class Council:
                 self.paused_s += time.perf_counter() - began
             conclusion = conclude(told)
             if conclusion.step is Step.FETCH:
-                if mine.revision != conclusion.revision:
+                if mine.value != (conclusion.epoch, conclusion.revision):
                     pushed = outcome
                     future = self._exchange.begin_pull(fragment, Wanted(conclusion.revision))
             elif conclusion.step is not Step.WAIT:
@@ -88,6 +88,19 @@ def _within(future: Future[Outcome], seconds: float) -> Outcome:
         return WAITING
 
 
+def _fetched(pushed: Outcome, pulled: Pulled) -> Outcome:
+    """What became of a push, where another revision was fetched: the same, within an epoch.
+
+    One that went into a revision of an epoch that has ended went into nothing.
+    """
+    assert pushed.pulled is not None
+    if pulled.header.epoch == pushed.pulled.header.epoch:
+        return replace(pushed, pulled=pulled)
+    return Outcome(answer=Answer.STALE, pulled=pulled)
+
+
 def _report(outcome: Outcome, order: Order) -> Report:
-    revision = outcome.pulled.header.revision if outcome.pulled else 0
-    return Report(outcome.answer, revision, outcome.non_finite, order)
+    if outcome.pulled is None:
+        return Report(outcome.answer, 0, outcome.non_finite, order)
+    header = outcome.pulled.header
+    return Report(outcome.answer, header.revision, outcome.non_finite, order, header.epoch)

@@ -211,7 +211,9 @@ class Exchange:
             nonlocal instance
             with self._line.turn(place) as sending:
                 instance = link.instance
-                header.epoch = epoch = self._epoch
+                epoch = self._epoch
+                # A base of another epoch may bear the number of one that is here, and be another.
+                header.epoch = epoch if push.epoch is None else push.epoch
                 answer = link.push(header, push.values, sending)
             self._learn_epoch(epoch, answer.epoch or epoch)
             return answer
@@ -258,10 +260,14 @@ class Exchange:
     def _pulled(self, fragment: int, wanted: Wanted) -> Outcome:
         link, patience = self._links[fragment], self._patience()
         while True:
+            epoch = self._epoch
             try:
                 pulled = self._keep_asking(link, lambda wanted=wanted: self._pull(fragment, wanted))
                 return Outcome(answer=Answer.MERGED, pulled=pulled)
             except RevisionGone:
+                wanted = self._newest_instead(fragment, wanted, patience)
+            except EpochChanged:
+                self._learn_epoch(epoch, 0)
                 wanted = self._newest_instead(fragment, wanted, patience)
 
     def _newest_instead(self, fragment: int, gone: Wanted, patience: RoundPatience) -> Wanted:
@@ -278,10 +284,14 @@ class Exchange:
         patience = self._patience()
         wanted, step = Wanted(revision=1), 0
         while True:
+            epoch = self._epoch
             try:
                 return Outcome(answer=Answer.MERGED, pulled=self._pull(fragment, wanted))
             except RevisionGone:
                 wanted = self._newest_instead(fragment, wanted, patience)
+            except EpochChanged:
+                self._learn_epoch(epoch, 0)
+                patience.check(self._name(fragment))
             except (Stalled, Unreachable, Overloaded):
                 state = self.states()[fragment]
                 if state.revision == 0 and state.gradient_step == 0:

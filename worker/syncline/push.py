@@ -42,6 +42,8 @@ class Push:
     values: Float32
     codec: CodecName = "fp32"
     base: int | None = None
+    epoch: int | None = None
+    """Of the base; None, where there is none, takes the one that was heard last."""
     gradient_step: int = 0
     inner_steps: int = 1
     tokens: int = 0
@@ -76,9 +78,10 @@ class Wanted:
 
 
 def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[Box]) -> pb.PushHeader:
-    """What goes ahead of the values; the epoch is still to be set."""
+    """What goes ahead of the values; without a base the epoch is still to be set."""
     return pb.PushHeader(
         run=me.run,
+        epoch=push.epoch or 0,
         replica=me.replica,
         incarnation=me.incarnation,
         fragment=push.fragment,

@@ -142,6 +142,7 @@ class Rounds:
             values=values,
             codec=codec,
             base=self._anchors.revisions[fragment],
+            epoch=self._anchors.epochs[fragment],
             inner_steps=last_step - held.first_step,
             tokens=held.tokens,
             first_step=held.first_step,

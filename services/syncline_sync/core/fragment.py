@@ -46,11 +46,15 @@ class Fragment:
         *,
         number: int = 0,
         ending: Ending | None = None,
+        epoch: int = 1,
     ) -> None:
-        """Fragment ``number`` of a run, whose fragments share ``ending``; or the only one."""
+        """Fragment ``number`` of a run, whose fragments share ``ending``; or the only one.
+
+        ``epoch`` is the run's; where something is ``saved``, it is of that epoch, too.
+        """
         self.settings = settings
         self._number, self._ending = number, ending or Ending()
-        self.saved = saved or Saved(measured=_measured(settings))
+        self.saved = saved or Saved(epoch=epoch, measured=_measured(settings))
         self.initialised = saved is not None
         self.members: Mapping[str, int] = {}
         self.running = True
@@ -124,6 +128,16 @@ class Fragment:
             return refusals.duplicate(inside.verdict, self._round.result, non_finite)
         return refusals.known(self.saved, replica, incarnation, seq)
 
+    def of_another_epoch(self, epoch: int) -> Judgement | None:
+        """STALE for progress since a revision of another ``epoch``; None if it is of this one.
+
+        That revision need not be here, whatever its number. Every rank of a replica is told the
+        same, and the others may have no reason to push once more: do not wait for them.
+        """
+        if epoch == self.saved.epoch or not self.initialised:
+            return None
+        return self._stale(f"epoch {epoch} has ended, this is {self.saved.epoch}")
+
     def judge(self, now_s: float, push: WholePush) -> Judgement:
         """Give a whole push its verdict; an accepted one enters the open round.
 
@@ -141,8 +155,9 @@ class Fragment:
             raise InvalidRequest(
                 "push: the fragment has no revision 0 yet; offer PARAMETERS first."
             )
-        if push.epoch != self.saved.epoch:
-            return self._stale(f"epoch {push.epoch} has ended, this is {self.saved.epoch}")
+        ended = self.of_another_epoch(push.epoch)
+        if ended is not None:
+            return ended
         late = self._late(push)
         if late is not None:
             if push.kind is Kind.PSEUDO_GRADIENT and not self.synchronous:
@@ -203,6 +218,8 @@ class Fragment:
         self.initialised = True
         self._round = None
         outer = self.settings.outer
+        # What a run begins with has nothing to go back to: offers and mean gradients come first.
+        behind = r.kind is Kind.PSEUDO_GRADIENT and self.settings.durability == "async"
         told += self._take_settings()
         return Closing(
             kind=r.kind,
@@ -212,6 +229,7 @@ class Fragment:
             saved=self.saved,
             opened_s=r.opened_s,
             effective_sample_size=1.0 / squares if squares else None,
+            behind=behind,
             told=told,
         )
 

@@ -167,4 +167,6 @@ class Closing:
     saved: Saved
     opened_s: float
     effective_sample_size: float | None
+    behind: bool = False
+    """Whether it is published at once, and written behind that."""
     told: tuple[str, ...] = ()

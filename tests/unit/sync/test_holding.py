@@ -36,11 +36,16 @@ def values(seed: int) -> Float32:
 class Fragment:
     """A holding over a folder, and the end of its rounds as the core would tell them."""
 
-    def __init__(self, folder: Path, pool: ThreadPoolExecutor, down: str) -> None:
-        self.pool, self.down = pool, down
+    def __init__(
+        self, folder: Path, pool: ThreadPoolExecutor, down: str, behind: bool = False
+    ) -> None:
+        self.pool, self.down, self.behind = pool, down, behind
         self.store = FragmentStore(folder / "00000", PLACE)
         stored = Stored.read(self.store)
-        self.holding = Holding(0, NUMEL, stored, pool, contextlib.nullcontext)
+        self.faults: list[BaseException] = []
+        self.holding = Holding(
+            *(0, NUMEL, stored, pool, pool), contextlib.nullcontext, self.faults.append
+        )
         self.revision = -1 if stored.saved is None else stored.saved.revision
 
     async def offer(self, given: Float32) -> None:
@@ -75,14 +80,20 @@ class Fragment:
                 saved=Saved(revision=self.revision, down=self.down, **saved),
                 opened_s=0.0,
                 effective_sample_size=None,
+                behind=self.behind and kind is Kind.PSEUDO_GRADIENT,
             )
         )
 
 
-def run(folder: Path, scenario: Callable[[Fragment], Awaitable[None]], down: str = "bf16") -> None:
+def run(
+    folder: Path,
+    scenario: Callable[[Fragment], Awaitable[None]],
+    down: str = "bf16",
+    behind: bool = False,
+) -> None:
     async def main() -> None:
         with ThreadPoolExecutor(2) as pool:
-            await scenario(Fragment(folder, pool, down))
+            await scenario(Fragment(folder, pool, down, behind))
 
     asyncio.run(main())
 

@@ -14,6 +14,7 @@ REPORTS = st.lists(
         revision=st.integers(0, 3),
         non_finite=st.booleans(),
         order=st.sampled_from(Order),
+        epoch=st.integers(1, 2),
     ),
     min_size=1,
     max_size=4,
@@ -29,7 +30,7 @@ def test_a_report_survives_the_collective(reports: list[Report]) -> None:
 def test_values_are_taken_only_if_every_rank_holds_the_same_revision(reports: list[Report]) -> None:
     found = conclude(reports)
     if found.step in (Step.MERGE, Step.REBASE):
-        assert {report.revision for report in reports} == {found.revision}
+        assert {report.value for report in reports} == {(found.epoch, found.revision)}
         assert {report.answer for report in reports} <= {Answer.MERGED, Answer.STALE}
 
 
@@ -37,8 +38,10 @@ def test_values_are_taken_only_if_every_rank_holds_the_same_revision(reports: li
 def test_a_rank_that_fetches_what_was_concluded_ends_the_fetching(reports: list[Report]) -> None:
     found = conclude(reports)
     if found.step is Step.FETCH:
-        assert all(report.revision <= found.revision for report in reports)
-        after = [Report(r.answer, found.revision, r.non_finite, r.order) for r in reports]
+        assert all(report.value <= (found.epoch, found.revision) for report in reports)
+        after = [
+            Report(r.answer, found.revision, r.non_finite, r.order, found.epoch) for r in reports
+        ]
         assert conclude(after).step in (Step.MERGE, Step.REBASE)
 
 

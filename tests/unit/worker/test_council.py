@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
+import pytest
 
 from syncline.core.agreement import Answer, Conclusion, Order, Step
 from syncline.council import Council
@@ -55,17 +56,17 @@ class Seat:
 class Shelf:
     """An exchange from which every revision can be pulled at once."""
 
-    def __init__(self) -> None:
-        self.pauses = Pauses()
+    def __init__(self, epoch: int) -> None:
+        self.pauses, self.epoch = Pauses(), epoch
 
     def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
         assert wanted.revision is not None
-        return done(Answer.MERGED, wanted.revision)
+        return done(Answer.MERGED, wanted.revision, self.epoch)
 
 
-def done(answer: Answer, revision: int) -> Future[Outcome]:
+def done(answer: Answer, revision: int, epoch: int = 1) -> Future[Outcome]:
     future: Future[Outcome] = Future()
-    header = pb.PullHeader(revision=revision)
+    header = pb.PullHeader(revision=revision, epoch=epoch)
     future.set_result(Outcome(answer=answer, pulled=Pulled(header, np.zeros(1, np.float32))))
     return future
 
@@ -74,12 +75,13 @@ def concluded(
     *futures: Future[Outcome],
     order: Callable[[], Order] = lambda: Order.GO_ON,
     until: float | None = None,
+    epoch: int = 1,
 ) -> list[tuple[Conclusion, Outcome]]:
     table = Table(len(futures))
 
     def rank(index: int) -> tuple[Conclusion, Outcome]:
         ranks = cast(Ranks, Seat(table, index))
-        council = Council(ranks, cast(Exchange, Shelf()), order)
+        council = Council(ranks, cast(Exchange, Shelf(epoch)), order)
         return council.conclude(0, futures[index], until)
 
     with ThreadPoolExecutor(len(futures)) as pool:
@@ -100,6 +102,22 @@ def test_ranks_that_saw_different_revisions_end_with_the_newest() -> None:
         assert (conclusion.step, conclusion.revision) == (Step.MERGE, 5)
         assert outcome.pulled is not None
         assert outcome.pulled.header.revision == 5
+
+
+@pytest.mark.parametrize("there", [4, 5])
+def test_what_went_into_a_revision_that_is_lost_is_late_for_all_ranks(there: int) -> None:
+    """The service was killed between two ranks' pulls, and went back; or on, to another value."""
+    ends = concluded(done(Answer.MERGED, 5), done(Answer.STALE, there, epoch=2), epoch=2)
+    for conclusion, outcome in ends:
+        assert (conclusion.step, conclusion.epoch) == (Step.REBASE, 2)
+        assert outcome.pulled is not None
+        assert (outcome.pulled.header.epoch, outcome.pulled.header.revision) == (2, there)
+
+
+def test_what_went_into_a_revision_that_was_not_lost_is_merged_for_all_ranks() -> None:
+    """The service began a new epoch for nothing: it knows the push, and says so."""
+    ends = concluded(done(Answer.MERGED, 5), done(Answer.MERGED, 5, epoch=2), epoch=2)
+    assert [conclusion.step for conclusion, _ in ends] == [Step.MERGE] * 2
 
 
 def test_a_rank_that_waits_holds_back_the_others_until_rank_0_gives_up() -> None:

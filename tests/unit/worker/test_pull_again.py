@@ -15,7 +15,7 @@ from syncline.exchange import Exchange
 from syncline.layout import RankShard
 from syncline.link import Link
 from syncline.push import Identity, Outcome, Wanted
-from syncline_proto.errors import RevisionGone, Unreachable
+from syncline_proto.errors import EpochChanged, RevisionGone, SynclineError, Unreachable
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.status import CODE_TRAILER
@@ -37,8 +37,8 @@ class Impatient(TimeoutSettings):
 class MovesOn:
     """A service that drops what is asked for, so many times."""
 
-    def __init__(self, times: int) -> None:
-        self.times = times
+    def __init__(self, times: int, why: type[SynclineError] = RevisionGone) -> None:
+        self.times, self.why = times, why
         self.asked: list[int | None] = []
         """The revisions; None: the newest."""
 
@@ -47,7 +47,7 @@ class MovesOn:
     ) -> Iterator[pb.PullResponse]:
         self.asked.append(None if request.newest else request.revision)
         if len(self.asked) <= self.times:
-            context.set_trailing_metadata(((CODE_TRAILER, RevisionGone.code),))
+            context.set_trailing_metadata(((CODE_TRAILER, self.why.code),))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "It is gone.")
         yield pb.PullResponse(header=pb.PullHeader(revision=7))
 
@@ -77,9 +77,10 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "AGAIN_S", 0.01)
 
 
+@pytest.mark.parametrize("why", [RevisionGone, EpochChanged])
 @pytest.mark.parametrize("times", [0, 1, 2, 5])
-def test_the_newest_is_asked_for_until_it_comes(times: int) -> None:
-    service = MovesOn(times)
+def test_the_newest_is_asked_for_until_it_comes(times: int, why: type[SynclineError]) -> None:
+    service = MovesOn(times, why)
     with pulling(service, TimeoutSettings()) as made:
         outcome = made.begin_pull(0, Wanted(revision=3)).result(60)
     assert outcome.answer is Answer.MERGED and outcome.pulled is not None

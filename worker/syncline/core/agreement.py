@@ -61,14 +61,21 @@ class Report:
     revision: int = 0
     non_finite: bool = False
     order: Order = Order.GO_ON
+    epoch: int = 0
+    """Of the revision."""
+
+    @property
+    def value(self) -> tuple[int, int]:
+        """Which value it holds, so that a newer one is larger: revisions go back with an epoch."""
+        return self.epoch, self.revision
 
     def to_ints(self) -> list[int]:
-        return [self.answer, self.revision, self.non_finite, self.order]
+        return [self.answer, self.revision, self.non_finite, self.order, self.epoch]
 
     @classmethod
     def from_ints(cls, numbers: Sequence[int]) -> Report:
-        answer, revision, non_finite, order = numbers
-        return cls(Answer(answer), revision, bool(non_finite), Order(order))
+        answer, revision, non_finite, order, epoch = numbers
+        return cls(Answer(answer), revision, bool(non_finite), Order(order), epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,8 @@ class Conclusion:
     revision: int = 0
     """The one to take, with FETCH, MERGE and REBASE."""
     non_finite: bool = False
+    epoch: int = 0
+    """Of that revision."""
 
 
 def conclude(reports: Sequence[Report]) -> Conclusion:
@@ -84,7 +93,8 @@ def conclude(reports: Sequence[Report]) -> Conclusion:
 
     A failure comes first, then the end of the lease, then rank 0's wish to abandon. The service
     judges a push once for all ranks, so ranks that differ do so because one of them asked later:
-    the newest revision that any of them has is taken, as merged if any of them saw it merged.
+    the newest revision that any of them has is taken, as merged if any of them saw it merged. A
+    rank that has to fetch one of a later epoch has seen nothing merged: it went with its epoch.
     """
     answers = [report.answer for report in reports]
     if Answer.FAILED in answers:
@@ -95,8 +105,9 @@ def conclude(reports: Sequence[Report]) -> Conclusion:
         return Conclusion(Step.ABANDON if reports[0].order == Order.ABANDON else Step.WAIT)
     if Answer.GONE in answers:
         return Conclusion(Step.REJOIN)
-    revision = max(report.revision for report in reports)
-    if any(report.revision != revision for report in reports):
-        return Conclusion(Step.FETCH, revision)
+    newest = max(report.value for report in reports)
+    epoch, revision = newest
+    if any(report.value != newest for report in reports):
+        return Conclusion(Step.FETCH, revision, epoch=epoch)
     step = Step.MERGE if Answer.MERGED in answers else Step.REBASE
-    return Conclusion(step, revision, any(report.non_finite for report in reports))
+    return Conclusion(step, revision, any(report.non_finite for report in reports), epoch)

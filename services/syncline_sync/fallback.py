@@ -1,0 +1,136 @@
+"""Going back on the operator's word: damaged revisions give way to the ones before them.
+
+A run whose files are damaged is served to nobody, and nothing here happens by itself: to go back
+is to lose rounds. Who has been told to, chooses one cut: the fragments that have to go back, and
+all others that still keep the same revision. A head that is damaged names nothing, and then there
+is nothing to go back to. Removes no file, and repairs none.
+
+The run's new epoch is written first, then the heads of whole fragments, the damaged ones' last. A
+kill in between leaves a run that is still refused, and the same word finds the same cut again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from syncline_proto.errors import RunUnknown, StoreDamaged
+from syncline_proto.layout import Layout
+from syncline_sync.files import MEND
+from syncline_sync.store import Entry, FragmentStore, RunStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a fragment's head names, newest first."""
+
+    newest: int
+    """Its newest revision, whole or not."""
+    whole: tuple[Entry, ...]
+    """Revisions."""
+    damaged: tuple[Path, ...]
+    is_synchronous: bool
+
+    @classmethod
+    def of(cls, fragment: FragmentStore) -> Kept | None:
+        """Read every file that the head names; None if nothing was ever committed.
+
+        Raises:
+            StoreDamaged: the head is damaged or lost, so that nobody can tell what is whole.
+        """
+        entries = fragment.head()
+        if entries is None:
+            return None
+        whole = [entry for entry in entries if fragment.is_whole(entry)]
+        return cls(
+            newest=next(e.revision for e in entries if not e.gradient_step),
+            whole=tuple(e for e in whole if not e.gradient_step),
+            damaged=tuple(fragment.folder / e.file for e in entries if e not in whole),
+            is_synchronous=any(e.gradient_step for e in entries),
+        )
+
+    @property
+    def revisions(self) -> list[int]:
+        return [entry.revision for entry in self.whole]
+
+
+def fall_back(store: RunStore) -> str | None:
+    """Let a run go on from what is whole of it.
+
+    Heavy, and nobody else may have the run open. Every file that counts is read.
+
+    Returns:
+        What was done, in a sentence or two; None if nothing is damaged, and then nothing was.
+
+    Raises:
+        RunUnknown: there is no such run.
+        StoreDamaged: nothing that is kept of a fragment is whole; nothing was changed.
+        StoreError: the disk refuses; say it again once it does not.
+    """
+    layout = store.load_layout()
+    if layout is None:
+        raise RunUnknown(f"There is no run {store.run} here to fall back.")
+    fragments = store.fragments(layout)
+    surveyed = {number: Kept.of(fragment) for number, fragment in enumerate(fragments)}
+    kept = {number: found for number, found in surveyed.items() if found is not None}
+    if not any(found.damaged for found in kept.values()):
+        return None
+    first = 1 if store.load_settings().warmup_steps else 0
+    for found in kept.values():
+        _check(found, first)
+    goals = cut(kept)
+    back = [number for number in kept if goals[number] < kept[number].newest]
+    epoch = store.load_epoch()
+    if back:
+        epoch += 1
+        store.save_epoch(epoch)
+    changed = [number for number in kept if number in back or kept[number].damaged]
+    for number in sorted(changed, key=lambda number: bool(kept[number].damaged)):
+        # An older one that is whole stays; no file is removed before the next commit.
+        fragments[number].name([e for e in kept[number].whole if e.revision <= goals[number]])
+    return _told(layout, kept, goals, back, epoch)
+
+
+def cut(kept: Mapping[int, Kept]) -> dict[int, int]:
+    """The revision with which each fragment goes on, by number; each has a whole one. Pure."""
+    newest_whole = {number: found.revisions[0] for number, found in kept.items()}
+    back = [at for number, at in newest_whole.items() if at < kept[number].newest]
+    common = min(back, default=-1)
+    return {
+        number: common if common in kept[number].revisions else at
+        for number, at in newest_whole.items()
+    }
+
+
+def _check(found: Kept, first: int) -> None:
+    """
+    Raises:
+        StoreDamaged: this fragment is damaged, and has nothing to go on from.
+    """
+    if not found.damaged:
+        return
+    if found.is_synchronous:
+        raise StoreDamaged(
+            f"{found.damaged[0]} is damaged, and the synchronous phase has nothing to fall back "
+            f"to but the run's beginning: start another run. {MEND}"
+        )
+    if not any(revision >= first for revision in found.revisions):
+        raise StoreDamaged(
+            f"{found.damaged[0]} is damaged, and no revision is kept that the run could fall back "
+            f"to. {MEND}"
+        )
+
+
+def _told(
+    layout: Layout, kept: Mapping[int, Kept], goals: Mapping[int, int], back: list[int], epoch: int
+) -> str:
+    files = ", ".join(str(path) for found in kept.values() for path in found.damaged)
+    lost = f"On the operator's word the run goes on without what is damaged ({files})."
+    if not back:
+        return f"{lost} Nothing but an older revision is lost."
+    names = ", ".join(
+        f"{layout.fragments[number].name} from revision {kept[number].newest} to {goals[number]}"
+        for number in back
+    )
+    return f"{lost} It went back: {names}. Epoch {epoch} begins."
