@@ -1,0 +1,163 @@
+"""Damaged files give way to the revisions before them: on the operator's word, and in one cut."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from syncline_proto.errors import RunUnknown, StoreDamaged, StoreError
+from syncline_proto.rest import EventIn
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.fallback import fall_back
+from syncline_sync.run import Recalled
+from syncline_sync.store import RunStore
+from syncline_testing.service import RUN, Service, code_of, flat_layout, service
+
+SIZE = 10
+ALONE = RunSettings.model_validate(
+    {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}}
+)
+
+
+def vector(value: float) -> np.ndarray:
+    return np.full(SIZE, value, np.float32)
+
+
+async def trained(root: Path, *revisions: int) -> None:
+    """A run whose fragments stand at these revisions; revision r of one is full of -r."""
+    async with service(root, ALONE) as s:
+        await s.members({"a": 1})
+        await s.open(flat_layout(SIZE, len(revisions)), "a")
+        for fragment, last in enumerate(revisions):
+            await s.offer(vector(0.0), "a", fragment=fragment)
+            for base in range(last):
+                await s.push(vector(1.0), "a", fragment=fragment, base_revision=base)
+                await s.pull(fragment=fragment, revision=base + 1)
+
+
+def damage(root: Path, fragment: int, revision: int) -> Path:
+    path = root / "runs" / RUN / f"{fragment:05d}" / f"r{revision:08d}.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def stands(root: Path) -> tuple[int, list[int]]:
+    """(epoch, revision of each fragment) of what a service would serve."""
+    recalled = Recalled.read(RunStore(root, RUN))
+    return recalled.epoch, [f.saved.revision if f.saved else -1 for f in recalled.fragments]
+
+
+def events(s: Service) -> list[EventIn]:
+    return [e for e in s.reports if isinstance(e, EventIn)]
+
+
+def test_the_run_is_refused_until_the_word_is_given_and_then_goes_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await trained(tmp_path, 2, 2, 3)
+        path = damage(tmp_path, 0, 2)
+        async with service(tmp_path, ALONE) as s:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await s.status()
+            assert code_of(refused.value) == "STORE_DAMAGED"
+            said = str(refused.value.details())
+            assert str(path) in said and f"--fall-back {RUN}" in said
+        async with service(tmp_path, ALONE) as s:
+            await s.host.fall_back(RUN)
+            (event,) = events(s)
+            assert event.kind == "run.fell_back"
+            assert "f0 from revision 2 to 1, f1 from revision 2 to 1" in event.message
+            await s.members({"a": 1})
+            status = await s.status()
+            # The last fragment keeps no revision 1; it stays.
+            assert [state.revision for state in status.fragments] == [1, 1, 3]
+            assert status.epoch == 2
+            held = await s.push(vector(1.0), "a", seq=9, base_revision=2)
+            assert (held.verdict, held.result_revision, held.epoch) == (pb.VERDICT_STALE, 1, 2)
+            assert np.array_equal((await s.pull(newest=True, epoch=2))[1], vector(-1.0))
+            await s.push(vector(1.0), "a", seq=10, base_revision=1, epoch=2)
+            header, values = await s.pull(revision=2)
+            assert (header.epoch, header.committed_tokens) == (2, 2), "the lost round's is not in"
+            assert np.array_equal(values, vector(-2.0))
+        async with service(tmp_path, ALONE) as s:
+            await s.host.fall_back(RUN)  # the option was left where it is
+            assert (await s.status()).epoch == 2
+            assert not events(s)
+
+    asyncio.run(scenario())
+
+
+def test_where_no_kept_revision_is_whole_nothing_changes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await trained(tmp_path, 2, 2)
+        damage(tmp_path, 0, 1)
+        path = damage(tmp_path, 0, 2)
+        files = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        async with service(tmp_path, ALONE) as s:
+            await s.host.fall_back(RUN)
+            with pytest.raises(grpc.aio.AioRpcError, match="no revision is kept") as refused:
+                await s.status()
+            assert str(path) in str(refused.value.details())
+            assert [e.kind for e in events(s)] == ["run.damaged"]
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == files
+
+    asyncio.run(scenario())
+
+
+def test_an_older_revision_that_is_damaged_takes_no_newer_one_along(tmp_path: Path) -> None:
+    asyncio.run(trained(tmp_path, 2, 2))
+    damage(tmp_path, 1, 1)
+    said = fall_back(RunStore(tmp_path, RUN))
+    assert said is not None and "Nothing but an older revision is lost" in said
+    assert stands(tmp_path) == (1, [2, 2])
+
+
+def test_a_head_that_is_damaged_and_a_run_that_is_not_there_are_refused(tmp_path: Path) -> None:
+    asyncio.run(trained(tmp_path, 2))
+    head = tmp_path / "runs" / RUN / "00000" / "head.json"
+    head.write_bytes(head.read_bytes()[:-3])
+    with pytest.raises(StoreDamaged, match=r"head\.json"):
+        fall_back(RunStore(tmp_path, RUN))
+    with pytest.raises(RunUnknown, match="There is no run other"):
+        fall_back(RunStore(tmp_path, "other"))
+
+
+def test_killed_on_the_way_back_the_run_is_refused_and_the_same_word_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each of its writes: the epoch, the whole fragment's head, the damaged one's."""
+    rename, writes = os.replace, 3
+    for kept in range(writes + 1):
+        root, left = tmp_path / str(kept), kept
+        asyncio.run(trained(root, 2, 2))
+        damage(root, 0, 2)
+
+        def replace(source: Any, target: Any) -> None:
+            nonlocal left
+            if left == 0:
+                raise OSError(5, "Input/output error")
+            left -= 1
+            rename(source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace)
+            if kept < writes:
+                with pytest.raises(StoreError):
+                    fall_back(RunStore(root, RUN))
+            else:
+                fall_back(RunStore(root, RUN))
+        if kept < writes:
+            with pytest.raises(StoreDamaged):
+                stands(root)
+            assert fall_back(RunStore(root, RUN)) is not None
+        epoch, revisions = stands(root)
+        assert epoch >= 2
+        assert revisions == [1, 1]

@@ -1,0 +1,95 @@
+"""What a fragment holds, over a folder; the end of its rounds as the core would tell them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from syncline_proto.codec import Float32
+from syncline_proto.settings import OuterSettings
+from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved
+from syncline_sync.holding import Holding, Stored
+from syncline_sync.published import Loan
+from syncline_sync.sources import Spans
+from syncline_sync.store import FragmentStore, Place
+from syncline_testing.pure import payload_of
+
+NUMEL = 5_000
+WHOLE: Spans = np.array([[0, NUMEL]], np.int64)
+PLACE = Place(run="run", fragment=0, layout="layout", numel=NUMEL)
+AVERAGE = OuterSettings(lr=1.0, momentum=0.0, clip=None)
+
+
+def values(seed: int) -> Float32:
+    return np.random.default_rng(seed).standard_normal(NUMEL).astype(np.float32)
+
+
+class Fragment:
+    """A holding over a folder, and the end of its rounds as the core would tell them."""
+
+    def __init__(
+        self, folder: Path, pool: ThreadPoolExecutor, down: str, behind: bool = False
+    ) -> None:
+        self.pool, self.down, self.behind = pool, down, behind
+        self.store = FragmentStore(folder / "00000", PLACE)
+        stored = Stored.read(self.store)
+        self.faults: list[BaseException] = []
+        self.holding = Holding(
+            *(0, NUMEL, stored, pool, pool), contextlib.nullcontext, self.faults.append
+        )
+        self.revision = -1 if stored.saved is None else stored.saved.revision
+
+    async def offer(self, given: Float32) -> None:
+        await self.holding.place([payload_of(given)])
+        await self._finish(Kind.PARAMETERS, 1.0)
+
+    async def round(self, *pushes: Float32) -> None:
+        for push in pushes:
+            await self.fold(push)
+        await self._finish(Kind.PSEUDO_GRADIENT, float(len(pushes)))
+
+    async def fold(self, push: Float32) -> None:
+        await self.holding.fold([payload_of(push)], 1.0, 1.0)
+
+    async def gradient(self, step: int, given: Float32) -> None:
+        await self.fold(given)
+        await self._finish(Kind.GRADIENT, 2.0, gradient_step=step)
+
+    async def read(self, revision: int | None, spans: Spans = WHOLE) -> bytes:
+        value = await self.holding.revisions.get(revision)
+        with Loan(self.holding.revisions, value.saved.revision, value) as loan:
+            return await loan.read(spans, self.pool)
+
+    async def _finish(self, kind: Kind, total: float, **saved: Any) -> None:
+        self.revision += kind is not Kind.GRADIENT
+        await self.holding.finish(
+            Closing(
+                kind=kind,
+                closed_by=ClosedBy.EVERYONE,
+                total_weight=total,
+                outer=AVERAGE,
+                saved=Saved(revision=self.revision, down=self.down, **saved),
+                opened_s=0.0,
+                effective_sample_size=None,
+                behind=self.behind and kind is Kind.PSEUDO_GRADIENT,
+            )
+        )
+
+
+def run(
+    folder: Path,
+    scenario: Callable[[Fragment], Awaitable[None]],
+    down: str = "bf16",
+    behind: bool = False,
+) -> None:
+    async def main() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            await scenario(Fragment(folder, pool, down, behind))
+
+    asyncio.run(main())

@@ -1,0 +1,109 @@
+"""What is published before it is on the disk: one revision at most, which stays as it is.
+
+All is real but how long a sync takes, and whether it is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from syncline_proto.codec import CODEC_BY_NAME, encode
+from syncline_proto.errors import StoreError
+from syncline_sync.core.record import Kind
+from syncline_sync.store import FragmentStore
+from syncline_testing.held import PLACE, Fragment, run, values
+from syncline_testing.slow_disk import SlowDisk
+
+FIRST = "r00000001.safetensors"
+
+
+def on_disk(folder: Path) -> list[int]:
+    """The revisions that a service would find that starts now."""
+    loaded = FragmentStore(folder / "00000", PLACE).load()
+    assert loaded is not None
+    return [saved.revision for saved, _ in loaded.revisions]
+
+
+@pytest.mark.parametrize("down", ["bf16", "fp32"])
+def test_all_goes_on_while_a_revision_is_written_but_the_next_outer_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, down: str
+) -> None:
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        first = await f.read(0)
+        with SlowDisk(monkeypatch, FIRST) as disk:
+            await f.round(values(2))
+            await disk.until(lambda d: len(d.at_once) == 1)
+            assert on_disk(tmp_path) == [0]
+            parameters = f.holding._parameters.copy()
+            newest = await f.read(1)
+            assert newest == bytes(encode(parameters, CODEC_BY_NAME[down]))
+            await f.fold(values(3))  # the next round's
+            assert [await f.read(0), await f.read(1)] == [first, newest]
+            closing = asyncio.create_task(f._finish(Kind.PSEUDO_GRADIENT, 1.0))
+            await asyncio.sleep(0.05)
+            assert not closing.done() and f.holding.revisions.newest == 1
+            assert np.array_equal(f.holding._parameters, parameters), "they are being written"
+            disk.open()
+            await closing
+        assert [await f.read(1), f.holding.revisions.newest] == [newest, 2]
+        await f.holding.end()
+        assert on_disk(tmp_path) == [1, 2]
+
+    async def after(f: Fragment) -> None:
+        assert f.revision == 2
+        assert not f.store.is_behind, "a clean end leaves nothing behind"
+
+    run(tmp_path, scenario, down, behind=True)
+    run(tmp_path, after, down)
+
+
+def test_what_was_written_behind_is_what_was_published(tmp_path: Path) -> None:
+    """Round after round, the same bytes as where each is on the disk first."""
+    told: list[list[bytes]] = []
+    for behind in (False, True):
+        read: list[bytes] = []
+
+        async def scenario(f: Fragment, read: list[bytes] = read) -> None:
+            await f.offer(values(1))
+            for seed in range(2, 6):
+                await f.round(values(seed), values(10 + seed))
+                read.append(await f.read(None))
+            await f.holding.end()
+
+        async def after(f: Fragment, read: list[bytes] = read) -> None:
+            read += [await f.read(3), await f.read(4)]
+
+        run(tmp_path / str(behind), scenario, behind=behind)
+        run(tmp_path / str(behind), after)
+        assert read[-1] == read[3] and read[-2] == read[2]
+        told.append(read)
+    assert told[0] == told[1]
+
+
+def test_a_disk_that_refuses_is_told_at_once_and_the_store_remembers_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        with SlowDisk(monkeypatch, FIRST) as disk:
+            disk.error = OSError(errno.ENOSPC, "No space left on device")
+            await f.round(values(2))
+            await disk.until(lambda d: len(d.at_once) == 1)
+        async with asyncio.timeout(20):
+            while not f.faults:
+                await asyncio.sleep(0.002)
+        assert isinstance(f.faults[0], StoreError)
+        with pytest.raises(StoreError, match="No space left"):
+            await f.round(values(3))
+        assert f.holding.revisions.newest == 1, "nothing more is published"
+        await f.holding.end()
+        assert f.store.is_behind
+        assert on_disk(tmp_path) == [0]
+
+    run(tmp_path, scenario, behind=True)
