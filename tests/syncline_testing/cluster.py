@@ -48,6 +48,10 @@ class Service:
         """Let a shell run ``command`` (``ulimit -n 256``) in the process before it begins."""
         self._command = ["sh", "-c", f'{command}; exec "$@"', "sh", *self._command]
 
+    def extend(self, *args: str) -> None:
+        """Start the process with these, too, from now on."""
+        self._command += args
+
     def start(self) -> None:
         """Start the process, and wait until it says that it is ready."""
         self._file = self.log.open("ab")
