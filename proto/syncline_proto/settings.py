@@ -23,7 +23,7 @@ from syncline_proto.errors import ConfigError
 from syncline_proto.words import sentence, unknown
 
 CodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
-DownCodecName = Literal["fp32", "bf16"]
+DownCodecName = Literal["fp32", "bf16", "int8"]
 Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper"]
 Durability = Literal["commit", "async"]
 

@@ -10,18 +10,21 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from syncline_proto.codec import Float32, crc32c_of
+from syncline_proto.codec import Float32, UInt16, crc32c_of
 from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
 from syncline_sync.descriptors import opened
 
 VERSION = 3
 """Of everything in the store."""
+
+Tensor: TypeAlias = Float32 | UInt16
+"""What a file holds: fp32 values, or bf16 as its bits; flat."""
 
 MEND = "Bring it back from a copy, or move the run's folder away; then start the service again."
 
@@ -52,7 +55,7 @@ def unsealed(data: bytes) -> str:
 
 
 def write_safetensors(
-    path: Path, tensors: dict[str, Float32], metadata: dict[str, str]
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]
 ) -> tuple[int, int]:
     """Write and sync a safetensors file without a copy of the tensors; (bytes, CRC-32C).
 
@@ -63,7 +66,8 @@ def write_safetensors(
     at = 0
     for name, tensor in tensors.items():
         end = at + tensor.nbytes
-        header[name] = {"dtype": "F32", "shape": [tensor.size], "data_offsets": [at, end]}
+        dtype = "F32" if tensor.itemsize == 4 else "BF16"
+        header[name] = {"dtype": dtype, "shape": [tensor.size], "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -79,15 +83,18 @@ def write_safetensors(
     return size, crc
 
 
-def parse_safetensors(data: bytes) -> tuple[dict[str, Float32], dict[str, str]]:
+def parse_safetensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Views (read-only) of the tensors of a file whose checksum is right, and its metadata."""
     start = 8 + int.from_bytes(data[:8], "little")
     header = cast(dict[str, Any], json.loads(data[8:start]))
     metadata = cast(dict[str, str], header.pop("__metadata__", {}))
-    tensors: dict[str, Float32] = {}
+    tensors: dict[str, Tensor] = {}
     for name, row in header.items():
         begin, end = row["data_offsets"]
-        tensors[name] = np.frombuffer(data, np.float32, (end - begin) // 4, start + begin)
+        if row["dtype"] == "BF16":
+            tensors[name] = np.frombuffer(data, np.uint16, (end - begin) // 2, start + begin)
+        else:
+            tensors[name] = np.frombuffer(data, np.float32, (end - begin) // 4, start + begin)
     return tensors, metadata
 
 

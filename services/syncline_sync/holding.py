@@ -3,8 +3,10 @@
 The third array has two lives. Between rounds it holds the parameters as they are sent, so that a
 pull only copies; with a round's first push it becomes the accumulator, and pulls encode what they
 are asked for. The outer step leaves the new parameters in it and the old ones become the third, so
-memory is three times the parameters whatever the number of replicas. An older revision is read
-from its file. Whose push counts, and when a round ends, is decided elsewhere.
+memory is three times the parameters whatever the number of replicas. With differences as downlink
+what is published follows from what was published before, so it has an array of its own, of bf16,
+and the newest difference is kept: 3.75 times the parameters. An older revision is read from its
+file. Whose push counts, and when a round ends, is decided elsewhere.
 
 A round is on the disk before it is published; or it is written behind that, and the next outer
 step waits for it: parameters and momentum stay as they are while they are written, and only the
@@ -21,13 +23,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from syncline_proto.codec import CODEC_BY_NAME, Float32, codec_of, encode
+from syncline_proto.codec import (
+    CODEC_BY_NAME,
+    Float32,
+    UInt16,
+    advance,
+    codec_of,
+    encode,
+    publish,
+)
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
 from syncline_sync.core.record import Closing, Kind, Saved
 from syncline_sync.pool import P, T, compute
 from syncline_sync.published import Published, Shelf
-from syncline_sync.sources import Plain, Sent
+from syncline_sync.sources import Difference, Plain, Sent
 from syncline_sync.store import FragmentStore
 
 _PIECE = 1 << 20
@@ -39,8 +49,9 @@ class Stored:
     """A fragment as its files have it, and what was published.
 
     ``saved`` is None, and all is empty, before the first commit. ``spare`` is what the newest
-    revision is sent from, where that is not the parameters themselves. All of it is of the run's
-    ``epoch``, whenever it was committed: what is still there of an earlier one has not gone back.
+    revision is sent from, where that is not the parameters themselves; or ``sent`` is, bf16 as
+    bits, where that does not follow from the parameters. All of it is of the run's ``epoch``,
+    whenever it was committed: what is still there of an earlier one has not gone back.
     """
 
     store: FragmentStore
@@ -48,6 +59,7 @@ class Stored:
     parameters: Float32
     momentum: Float32
     spare: Float32 | None
+    sent: UInt16 | None
     revisions: tuple[Published, ...]
     gradients: tuple[Published, ...]
     epoch: int = 1
@@ -62,15 +74,19 @@ class Stored:
         loaded = store.load()
         if loaded is None:
             empty = np.zeros(0, np.float32)
-            return cls(store, None, empty, empty, None, (), (), epoch)
+            return cls(store, None, empty, empty, None, None, (), (), epoch)
         parameters = loaded.parameters.copy()
         newest = _of(loaded.revisions[-1][0], epoch)
-        source, spare = _sent(parameters, CODEC_BY_NAME[newest.down], None)
+        sent = None if loaded.published is None else loaded.published.copy()
+        if sent is None:
+            source, spare = _sent(parameters, _codec(newest), None)
+        else:
+            source, spare = _bits(sent), None
         revisions = [
-            Published(_of(s, epoch), CODEC_BY_NAME[s.down], store.filed(s, CODEC_BY_NAME[s.down]))
+            Published(_of(s, epoch), _codec(s), store.filed(s, _codec(s)))
             for s, _ in loaded.revisions[:-1]
         ]
-        revisions.append(Published(newest, CODEC_BY_NAME[newest.down], source))
+        revisions.append(Published(newest, _codec(newest), source))
         gradients = [
             Published(_of(s, epoch), pb.CODEC_FP32, store.filed(s, pb.CODEC_FP32, is_gradient=True))
             for s, _ in loaded.gradients[:-1]
@@ -79,8 +95,8 @@ class Stored:
             source, _ = _sent(gradient.copy(), pb.CODEC_FP32, None)
             gradients.append(Published(_of(s, epoch), pb.CODEC_FP32, source))
         saved, momentum = _of(loaded.saved, epoch), loaded.momentum.copy()
-        revs, grads = tuple(revisions), tuple(gradients)
-        return cls(store, saved, parameters, momentum, spare, revs, grads, epoch)
+        shelves = tuple(revisions), tuple(gradients)
+        return cls(store, saved, parameters, momentum, spare, sent, *shelves, epoch)
 
 
 class Holding:
@@ -114,6 +130,7 @@ class Holding:
         # The third array is one of these two, according to the life it is in, or not made yet.
         self._spare: Float32 | None = stored.spare
         self._accumulator: Float32 | None = None
+        self._sent: UInt16 | None = stored.sent
         for value in stored.revisions:
             self.revisions.put(value.saved.revision, value)
         for value in stored.gradients:
@@ -145,15 +162,16 @@ class Holding:
             await self._finish_gradient(closing)
             return None
         outcome = await self._step(closing)
+        difference = await self._follow(closing)
         await self._hold(self.revisions)
         if closing.behind:
             await self._fall_behind()
-            await self._publish(closing.saved)
+            await self._publish(closing.saved, difference)
             self._writing = asyncio.create_task(self._write(self._commit, closing.saved))
             self._writing.add_done_callback(self._see_written)
         else:
             await self._write(self._commit, closing.saved)
-            await self._publish(closing.saved)
+            await self._publish(closing.saved, difference)
         return outcome
 
     async def written(self) -> None:
@@ -178,13 +196,15 @@ class Holding:
             await self._write(self._store.fall_behind)
             self._may_be_behind = True
 
-    async def _publish(self, saved: Saved) -> None:
+    async def _publish(self, saved: Saved, difference: Difference | None) -> None:
         """Put a revision on the shelf; the one before is on the disk."""
-        for _, value in self.revisions.values[-1:]:
-            await value.move(self._store.filed(value.saved, value.codec))
-        codec = CODEC_BY_NAME[saved.down]
-        source, self._spare = await self._compute(_sent, self._parameters, codec, self._spare)
-        self.revisions.put(saved.revision, Published(saved, codec, source))
+        codec = _codec(saved)
+        if self._sent is not None:
+            source = _bits(self._sent)
+        else:
+            await self._read_newest_from_file()
+            source, self._spare = await self._compute(_sent, self._parameters, codec, self._spare)
+        self.revisions.put(saved.revision, Published(saved, codec, source, difference))
 
     def _see_written(self, writing: asyncio.Task[None]) -> None:
         error = None if writing.cancelled() else writing.exception()
@@ -195,7 +215,7 @@ class Holding:
         """The accumulator; from now on nothing is sent from it."""
         if self._accumulator is None:
             for _, value in self.revisions.values[-1:]:
-                if not _is_sent_as_it_is(value.codec):
+                if not (_is_sent_as_it_is(value.codec) or _is_by_difference(value.saved)):
                     await value.move(Plain(self._parameters, value.codec))
             spare, self._spare = self._spare, None
             self._accumulator = np.empty(self._numel, np.float32) if spare is None else spare
@@ -225,9 +245,32 @@ class Holding:
             self._spare = accumulator
         return outcome
 
+    async def _follow(self, closing: Closing) -> Difference | None:
+        """Take the published value to the new parameters; the difference, where that tells it.
+
+        What was offered, and the first value of all, is published whole: nothing is lost of it.
+        """
+        if not _is_by_difference(closing.saved):
+            self._sent = None
+            return None
+        await self._read_newest_from_file()
+        for _, value in self.revisions.values:
+            value.difference = None  # but for those who read it
+        if self._sent is None or closing.kind is Kind.PARAMETERS:
+            self._sent = np.empty(self._numel, np.uint16) if self._sent is None else self._sent
+            await self._compute(publish, self._sent, self._parameters)
+            return None
+        payload = await self._compute(advance, self._sent, self._parameters)
+        return None if payload is None else Difference(payload)
+
+    async def _read_newest_from_file(self) -> None:
+        """From now on; the array that it is sent from is to change."""
+        for _, value in self.revisions.values[-1:]:
+            await value.move(self._store.filed(value.saved, value.codec))
+
     def _commit(self, saved: Saved) -> None:
         with self._commit_seconds():
-            self._store.commit(saved, self._parameters, self._momentum)
+            self._store.commit(saved, self._parameters, self._momentum, self._sent)
 
     async def _finish_gradient(self, closing: Closing) -> None:
         gradient, self._accumulator = self._accumulator, None
@@ -277,6 +320,19 @@ def _sent(
         at = written.size(start)
         into[at : at + len(piece)] = piece
     return Sent(into, codec), spare
+
+
+def _bits(values: UInt16) -> Sent:
+    return Sent(values.data.cast("B"), pb.CODEC_BF16)
+
+
+def _codec(saved: Saved) -> pb.Codec.ValueType:
+    """In which a revision is sent whole: what differences are added to is bf16."""
+    return pb.CODEC_BF16 if _is_by_difference(saved) else CODEC_BY_NAME[saved.down]
+
+
+def _is_by_difference(saved: Saved) -> bool:
+    return saved.down == "int8"
 
 
 def _is_sent_as_it_is(codec: pb.Codec.ValueType) -> bool:

@@ -14,16 +14,20 @@ from typing import Self
 
 import numpy as np
 
-from syncline_proto.codec import chunk_elements
+from syncline_proto.codec import DIFFERENCE_ELEMENTS, chunk_elements, is_worth_it
 from syncline_proto.errors import RevisionGone
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
 from syncline_sync.pool import compute
 from syncline_sync.report import pushed
-from syncline_sync.sources import FEW_SPANS, Source, Spans
+from syncline_sync.sources import FEW_SPANS, Difference, Source, Spans
 
 CHUNKS_SMALLER = 2
 """Than they might be: nearly as fast, and a reader that takes none costs less."""
+
+
+FEW_CUT_SPANS = FEW_SPANS // 4
+"""So many are cut out of a difference within a millisecond: each may be in several blocks."""
 
 
 class NewestNamed(RevisionGone):
@@ -37,44 +41,47 @@ class NewestNamed(RevisionGone):
 class Published:
     """One revision (or mean gradient) as everyone sees it. One loop owns it."""
 
-    def __init__(self, saved: Saved, codec: pb.Codec.ValueType, source: Source) -> None:
-        self.saved, self.codec = saved, codec
+    def __init__(
+        self,
+        saved: Saved,
+        codec: pb.Codec.ValueType,
+        source: Source,
+        difference: Difference | None = None,
+    ) -> None:
+        """``difference`` is the one to the revision before, for who holds that."""
+        self.saved, self.codec, self.difference = saved, codec, difference
         self._source = source
         self._reads: set[asyncio.Future[bytes]] = set()
         """Those under way in the pool; they may be of a source before this one."""
         self._loans = 0
         self._is_dropped = False
 
-    def header(self, elements: int, instance: str) -> pb.PullHeader:
-        """What goes before the chunks of ``elements``; ``instance`` is the service's."""
+    def difference_to(self, held: str, instance: str, spans: Spans) -> Difference | None:
+        """What takes the value named ``held`` to this one; None: that is to be sent whole."""
+        wanted = _name(instance, self.saved.epoch, self.saved.revision - 1)
+        return self.difference if held == wanted and is_worth_it(spans) else None
+
+    def header(self, elements: int, instance: str, difference_from: str = "") -> pb.PullHeader:
+        """What goes before the chunks of ``elements``; ``instance`` is the service's.
+
+        ``difference_from`` names the value to which they are a difference, where they are one.
+        """
         return pb.PullHeader(
             epoch=self.saved.epoch,
             revision=self.saved.revision,
             gradient_step=self.saved.gradient_step,
-            codec=self.codec,
+            codec=pb.CODEC_INT8 if difference_from else self.codec,
             elements=elements,
             committed_tokens=self.saved.committed_tokens,
             contributions=pushed(self.saved),
             instance=instance,
+            value=_name(instance, self.saved.epoch, self.saved.revision),
+            difference_from=difference_from,
         )
 
     def cuts(self, spans: Spans) -> Iterator[Spans]:
-        """A shard, in payload order, cut into the spans of equal chunks but for the last.
-
-        Each step may be heavy where they are more than ``FEW_SPANS``: draw it in the pool then.
-        """
-        ends = np.cumsum(spans[:, 1])  # in the payload
-        full = chunk_elements(self.codec) // CHUNKS_SMALLER
-        total = int(spans[:, 1].sum())
-        for begin in range(0, total, full):
-            end = min(begin + full, total)
-            first = np.searchsorted(ends, begin, side="right")
-            last = np.searchsorted(ends, end, side="left")
-            here = spans[first : last + 1].copy()
-            skipped = begin - (ends[first] - spans[first, 1])
-            here[0] += (skipped, -skipped)
-            here[-1, 1] -= ends[last] - end
-            yield here
+        """A shard, in payload order, cut into the spans of chunks; as heavy as ``cuts``."""
+        return cuts(spans, chunk_elements(self.codec) // CHUNKS_SMALLER)
 
     async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> bytes:
         """The bytes of some spans; in the pool, where that takes longer than to copy them.
@@ -199,8 +206,12 @@ class Shelf:
 class Loan:
     """A value that a pull reads, in a ``with`` block; its shelf may drop it meanwhile."""
 
-    def __init__(self, shelf: Shelf, number: int, value: Published) -> None:
+    def __init__(
+        self, shelf: Shelf, number: int, value: Published, difference: Difference | None = None
+    ) -> None:
+        """``difference``: it is read in the value's place."""
         self._shelf, self._number, self.value = shelf, number, value
+        self._difference = difference
         self._dropped_s: float | None = None
         """When that was seen; None while the shelf keeps it."""
 
@@ -215,14 +226,23 @@ class Loan:
         """Look whether reading may go on; call it for each chunk.
 
         Raises:
-            RevisionGone: the shelf dropped it ``still_s`` ago.
+            RevisionGone: the shelf dropped it ``still_s`` ago; a difference, which no file has and
+                which is in memory for its readers alone then, just now.
         """
         if self._shelf.keeps(self.value):
             return
+        if self._difference is not None:
+            raise self._shelf.gone(self._number)
         if self._dropped_s is None:
             self._dropped_s = now_s
         if now_s >= self._dropped_s + still_s:
             raise self._shelf.gone(self._number)
+
+    def cuts(self, spans: Spans) -> Iterator[Spans]:
+        """A shard, in payload order, cut into the spans of chunks; as heavy as ``cuts``."""
+        if self._difference is not None:
+            return cuts(spans, DIFFERENCE_ELEMENTS)
+        return self.value.cuts(spans)
 
     async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> bytes:
         """The bytes of some spans.
@@ -231,7 +251,34 @@ class Loan:
             RevisionGone: the value was dropped, and its file removed before it was held.
             StoreDamaged: its file is damaged.
         """
+        if self._difference is not None:
+            if len(spans) <= FEW_CUT_SPANS:
+                return self._difference.read(spans)
+            return await compute(pool, self._difference.read, spans)
         try:
             return await self.value.read(spans, pool)
         except RevisionGone:
             raise self._shelf.gone(self._number) from None
+
+
+def cuts(spans: Spans, full: int) -> Iterator[Spans]:
+    """A shard, in payload order, cut into the spans of ``full`` elements but for the last.
+
+    Each step may be heavy where they are more than ``FEW_SPANS``: draw it in the pool then.
+    """
+    ends = np.cumsum(spans[:, 1])  # in the payload
+    total = int(spans[:, 1].sum())
+    for begin in range(0, total, full):
+        end = min(begin + full, total)
+        first = np.searchsorted(ends, begin, side="right")
+        last = np.searchsorted(ends, end, side="left")
+        here = spans[first : last + 1].copy()
+        skipped = begin - (ends[first] - spans[first, 1])
+        here[0] += (skipped, -skipped)
+        here[-1, 1] -= ends[last] - end
+        yield here
+
+
+def _name(instance: str, epoch: int, revision: int) -> str:
+    """What a published value of a fragment is called; a process publishes none of a name twice."""
+    return f"{instance}/{epoch}/{revision}"

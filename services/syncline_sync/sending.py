@@ -40,7 +40,7 @@ class Sending:
             Unreachable: the reader does not take them.
             RevisionGone: the reader has taken too long.
         """
-        cuts, heavy, more = self.loan.value.cuts(where), len(where) > FEW_SPANS, True
+        cuts, heavy, more = self.loan.cuts(where), len(where) > FEW_SPANS, True
         while more:
             async with senders.turn(self.run.name) as end_s:
                 while more and time.monotonic() < end_s:

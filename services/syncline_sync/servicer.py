@@ -166,12 +166,14 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         where = await self._located(run, len(request.boxes), _places, run.layout, request)
         shelf, number = _wanted(runner, request)
         value = await shelf.get(number)
-        elements = int(where[:, 1].sum())
-        header = value.header(elements, self._host.instance)
+        elements, instance = int(where[:, 1].sum()), self._host.instance
+        difference = value.difference_to(request.held, instance, where) if request.held else None
+        header = value.header(elements, instance, request.held if difference else "")
         await write(pb.PullResponse(header=header).SerializeToString())
         if request.header_only:
             return
-        with Loan(shelf, value.saved.revision if number is None else number, value) as loan:
+        named = value.saved.revision if number is None else number
+        with Loan(shelf, named, value, difference) as loan:
             sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
             await sending.send(where, self._senders)
 

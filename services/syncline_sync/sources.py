@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import Float32, codec_of, crc32c_of, encode
+from syncline_proto.codec import Float32, codec_of, crc32c_of, cut, encode
 from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.descriptors import opened
@@ -78,15 +78,40 @@ class Plain(Source):
         return bytes(encode(self._values[places(spans)], self._codec))
 
 
+class Difference(Source):
+    """An int8 difference to the published value before."""
+
+    is_light = True
+
+    def __init__(self, payload: memoryview) -> None:
+        """``payload`` is what ``advance`` returned."""
+        self._payload = payload
+
+    def read(self, spans: Spans) -> bytes:
+        return cut(self._payload, spans)
+
+
 class Filed(Source):
-    """The first tensor, fp32, of a file of the store.
+    """The first tensor, fp32, of a file of the store; or what lies in it as it is sent.
 
     It is opened when it is first read, or held; from then on it may be removed.
     """
 
-    def __init__(self, path: Path, size: int, crc32c: int, codec: pb.Codec.ValueType) -> None:
-        """``size`` and ``crc32c`` are the file's, as its head names them."""
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        crc32c: int,
+        codec: pb.Codec.ValueType,
+        sent_at: int | None = None,
+    ) -> None:
+        """``size`` and ``crc32c`` are the file's, as its head names them.
+
+        ``sent_at`` is where in the tensors' bytes that begins which is encoded already.
+        """
         self._path, self._size, self._crc32c, self._codec = path, size, crc32c, codec
+        self._sent_at = sent_at
+        self._width = 4 if sent_at is None else codec_of(codec).size(1)
         self._file = -1
         self._start = 0
         """Where the tensor begins; 0 until the file was found whole."""
@@ -120,11 +145,13 @@ class Filed(Source):
         self.hold()
         if not self._start:
             self._check()
-        values = np.empty(int(spans[:, 1].sum()), np.float32)
+        values = np.empty(int(spans[:, 1].sum()), _LITTLE[self._width])
         into, at = values.data.cast("B"), 0
-        for start, length in (spans * 4).tolist():
+        for start, length in (spans * self._width).tolist():
             at += os.preadv(self._file, [into[at : at + length]], self._start + start)
-        return bytes(encode(values, self._codec))
+        if self._sent_at is not None:
+            return bytes(into)
+        return bytes(encode(values.view(np.float32), self._codec))
 
     def _check(self) -> None:
         crc, size = 0, 0
@@ -132,7 +159,8 @@ class Filed(Source):
             crc, size = crc32c_of(data, crc), size + len(data)
         if (size, crc) != (self._size, self._crc32c):
             raise StoreDamaged(f"{self._path} is damaged: its checksum is another. {MEND}")
-        self._start = 8 + int.from_bytes(os.pread(self._file, 8, 0), "little")
+        header = int.from_bytes(os.pread(self._file, 8, 0), "little")
+        self._start = 8 + header + (self._sent_at or 0)
 
 
 def places(spans: Spans) -> npt.NDArray[np.int64]:

@@ -3,7 +3,8 @@
     ROOT/runs/RUN/run.json                        the run's settings
     ROOT/runs/RUN/layout.json                     the layout, once and for all
     ROOT/runs/RUN/epoch.json                      the run's epoch; without it, 1
-    ROOT/runs/RUN/FRAGMENT/r00000012.safetensors  parameters and momentum; the rest as metadata
+    ROOT/runs/RUN/FRAGMENT/r00000012.safetensors  parameters, momentum; the rest as metadata
+                                                  (int8 down: in bf16, what is published, too)
     ROOT/runs/RUN/FRAGMENT/g00000003.safetensors  mean gradient of a step of the synchronous phase
     ROOT/runs/RUN/FRAGMENT/head.json              the files that count, newest first, with CRC-32C
     ROOT/runs/RUN/FRAGMENT.begun                  empty: the fragment has a head, or is damaged
@@ -22,13 +23,14 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from syncline_proto.codec import Float32, crc32c_of
+from syncline_proto.codec import Float32, UInt16, crc32c_of
 from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.layout import Layout, layout_from_json, layout_to_json
 from syncline_proto.settings import RunSettings
@@ -36,6 +38,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
 from syncline_sync.files import (
     MEND,
+    Tensor,
     make_folder,
     make_mark,
     parse_safetensors,
@@ -97,12 +100,15 @@ class Loaded:
 
     ``revisions`` are the parameters of the kept revisions, each with what was saved beside it,
     oldest first; ``gradients`` the kept mean gradients, only in the synchronous phase.
+    ``published`` is the newest revision's published value, bf16 as bits, where ``parameters`` do
+    not tell it.
     """
 
     saved: Saved
     momentum: Float32
     revisions: tuple[tuple[Saved, Float32], ...]
     gradients: tuple[tuple[Saved, Float32], ...]
+    published: UInt16 | None = None
 
     @property
     def parameters(self) -> Float32:
@@ -200,10 +206,21 @@ class FragmentStore:
         with contextlib.suppress(OSError):  # to say it in vain costs replicas a pull, and no more
             self._behind.unlink(missing_ok=True)
 
-    def commit(self, saved: Saved, parameters: Float32, momentum: Float32) -> None:
-        """Make a revision durable: its parameters, momentum and everything remembered."""
+    def commit(
+        self,
+        saved: Saved,
+        parameters: Float32,
+        momentum: Float32,
+        published: UInt16 | None = None,
+    ) -> None:
+        """Make a revision durable: its parameters, momentum and everything remembered.
+
+        ``published`` is for int8 down: bf16 as bits, the value from which the next one follows.
+        """
         name = self._unused(f"r{saved.revision:08d}")
-        tensors = {"parameters": parameters, "momentum": momentum}
+        tensors: dict[str, Tensor] = {"parameters": parameters, "momentum": momentum}
+        if published is not None:
+            tensors["published"] = published
         # Mean gradients end with the synchronous phase: revision 1 and later name none.
         kept = [e for e in self._entries if not e.gradient_step][: KEPT - 1]
         self._commit(tensors, saved, Entry(name, saved.revision, 0, 0, 0), kept)
@@ -225,7 +242,8 @@ class FragmentStore:
         step = saved.gradient_step if is_gradient else 0
         for entry in self._entries:
             if (entry.revision, entry.gradient_step) == (saved.revision, step):
-                return Filed(self.folder / entry.file, entry.bytes, entry.crc32c, codec)
+                at = 8 * self.place.numel if saved.down == "int8" and not is_gradient else None
+                return Filed(self.folder / entry.file, entry.bytes, entry.crc32c, codec, at)
         raise RevisionGone(f"{self.folder} has no revision {saved.revision}, step {step}.")
 
     def load(self) -> Loaded | None:
@@ -241,21 +259,22 @@ class FragmentStore:
         current = next(e for e in entries if not e.gradient_step)
         revisions: list[tuple[Saved, Float32]] = []
         gradients: list[tuple[Saved, Float32]] = []
-        momentum = np.empty(0, np.float32)
+        momentum, published = np.empty(0, np.float32), None
         for entry in reversed(entries):
             try:
                 saved, tensors = self._read(entry)
             except StoreDamaged as error:
                 raise StoreDamaged(f"{error.message}{self._way_out(entries)}") from error
             if entry.gradient_step:
-                gradients.append((saved, tensors["gradient"]))
+                gradients.append((saved, cast(Float32, tensors["gradient"])))
             else:
-                revisions.append((saved, tensors["parameters"]))
+                revisions.append((saved, cast(Float32, tensors["parameters"])))
             if entry is current:
-                momentum = tensors["momentum"]
+                momentum = cast(Float32, tensors["momentum"])
+                published = cast(UInt16 | None, tensors.get("published"))
         self._entries = entries
         saved = (gradients or revisions)[-1][0]
-        return Loaded(saved, momentum, tuple(revisions), tuple(gradients))
+        return Loaded(saved, momentum, tuple(revisions), tuple(gradients), published)
 
     def head(self) -> list[Entry] | None:
         """The files that count, newest first, a revision among them; None before any commit.
@@ -300,7 +319,7 @@ class FragmentStore:
         )
 
     def _commit(
-        self, tensors: dict[str, Float32], saved: Saved, entry: Entry, kept: list[Entry]
+        self, tensors: Mapping[str, Tensor], saved: Saved, entry: Entry, kept: list[Entry]
     ) -> None:
         make_folder(self.folder)
         self._sweep_leftovers()  # room on the disk first: a kill may have left whole files
@@ -320,7 +339,7 @@ class FragmentStore:
         tries = (f"{stem}{f'.{i}' if i else ''}.safetensors" for i in range(len(named) + 1))
         return next(name for name in tries if name not in named)
 
-    def _read(self, entry: Entry) -> tuple[Saved, dict[str, Float32]]:
+    def _read(self, entry: Entry) -> tuple[Saved, dict[str, Tensor]]:
         path = self.folder / entry.file
         data = read(path)
         if len(data) != entry.bytes or crc32c_of(data) != entry.crc32c:
@@ -335,7 +354,7 @@ class FragmentStore:
             return saved, tensors
 
     def _check(
-        self, entry: Entry, saved: Saved, tensors: dict[str, Float32], metadata: dict[str, str]
+        self, entry: Entry, saved: Saved, tensors: dict[str, Tensor], metadata: dict[str, str]
     ) -> None:
         """Check that a file is what its head says, and this fragment's.
 
@@ -347,10 +366,11 @@ class FragmentStore:
         step = entry.gradient_step
         if saved.revision != entry.revision or (step and saved.gradient_step != step):
             raise ValueError("it is of another revision or step than the head names")
-        names = {"gradient"} if step else {"parameters", "momentum"}
-        if {name: values.size for name, values in tensors.items()} != dict.fromkeys(
-            names, self.place.numel
-        ):
+        widths = {"gradient": 4} if step else {"parameters": 4, "momentum": 4}
+        if saved.down == "int8" and not step:
+            widths["published"] = 2
+        sizes = {name: width * self.place.numel for name, width in widths.items()}
+        if {name: values.nbytes for name, values in tensors.items()} != sizes:
             raise ValueError(f"it does not hold {self.place.numel} elements, as the layout does")
 
     def _sweep_leftovers(self) -> None:

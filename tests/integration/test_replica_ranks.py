@@ -60,7 +60,7 @@ def job(cluster: Cluster, run: str, settings: dict[str, Any], steps: int) -> dic
     ("run", "more"),
     [
         ("plain", {"codec": {"up": "bf16", "down": "bf16"}}),
-        ("sparse", {"codec": {"up": "topk", "down": "bf16"}}),
+        ("sparse", {"codec": {"up": "topk", "down": "int8"}}),
         ("warm", {"warmup_steps": 3, "token_budget": (3 * 3 + 8 * 3) * STEP_TOKENS}),
     ],
 )

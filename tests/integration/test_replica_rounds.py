@@ -54,7 +54,7 @@ def round_of(trial: Trial) -> tuple[Values, Values]:
     return before, trial.parameters()
 
 
-@pytest.mark.parametrize("down", ["fp32", "bf16"])
+@pytest.mark.parametrize("down", ["fp32", "bf16", "int8"])
 def test_after_a_round_everyone_holds_the_published_value_bit_for_bit(
     cluster: Cluster, down: str
 ) -> None:

@@ -7,14 +7,28 @@ Only ``revisions`` is read by another thread, the heartbeat's.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from syncline.core.progress import pseudo_gradient, rebased
 from syncline.layout import Piece, RankShard, local_part
-from syncline_proto.codec import Float32
+from syncline_proto.codec import Float32, UInt16
 from syncline_proto.v1 import sync_pb2 as pb
+
+_KEEPS_BF16 = (torch.float32, torch.bfloat16, torch.float64)
+"""Parameters that hold any value of bf16 as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A published value, bit for bit; ``name`` is the service's for it."""
+
+    name: str
+    bits: UInt16
+    """bf16, flat."""
 
 
 class Anchors:
@@ -33,6 +47,7 @@ class Anchors:
         """Of those revisions."""
         self._pinned = any(piece.parameter.is_cuda for shard in shards for piece in shard.pieces)
         self._values = [torch.empty(0) for _ in shards]
+        self._names = [""] * len(shards)
         self._deltas = [self._buffer(shard.numel) for shard in shards]
 
     def adopt(self, fragment: int, values: Float32, header: pb.PullHeader) -> None:
@@ -50,6 +65,18 @@ class Anchors:
     def restore(self, fragment: int) -> None:
         """Write the anchor into the model."""
         write(self.shards[fragment].pieces, self._values[fragment].float())
+
+    def held(self, fragment: int) -> Held | None:
+        """The anchor, where it is the published value itself and that is in bf16.
+
+        It stays as it is until the fragment's next anchor.
+        """
+        values, name = self._values[fragment], self._names[fragment]
+        pieces = self.shards[fragment].pieces
+        exact = all(piece.parameter.dtype in _KEEPS_BF16 for piece in pieces)
+        if not (name and exact and values.dtype == torch.bfloat16):
+            return None
+        return Held(name, values.view(torch.int16).numpy().view(np.uint16))
 
     def pseudo_gradient(self, fragment: int) -> Float32:
         """anchor - parameters, of the pieces that this rank sends (fp32, flat).
@@ -104,12 +131,14 @@ class Anchors:
         return read(pieces, fresh)
 
     def _keep(self, fragment: int, fresh: Tensor, header: pb.PullHeader) -> None:
-        dtype = torch.bfloat16 if header.codec == pb.CODEC_BF16 else torch.float32
+        in_bf16 = header.codec in (pb.CODEC_BF16, pb.CODEC_INT8)
+        dtype = torch.bfloat16 if in_bf16 else torch.float32
         kept = self._values[fragment]
         if kept.dtype != dtype or kept.numel() != fresh.numel():
             kept = self._buffer(fresh.numel(), dtype)
             self._values[fragment] = kept
         kept.copy_(fresh)
+        self._names[fragment] = header.value
         self.revisions[fragment], self.epochs[fragment] = header.revision, header.epoch
 
     def _buffer(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:

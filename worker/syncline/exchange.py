@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import structlog
 
+from syncline.anchors import Held
 from syncline.background import in_background
 from syncline.core.agreement import Answer
 from syncline.layout import RankShard
@@ -40,7 +41,7 @@ from syncline.push import (
     wanted_by,
 )
 from syncline.voice import voice
-from syncline_proto.codec import Float32
+from syncline_proto.codec import Float32, Follower
 from syncline_proto.errors import (
     EpochChanged,
     LeaseLost,
@@ -52,6 +53,7 @@ from syncline_proto.errors import (
 )
 from syncline_proto.layout import Layout
 from syncline_proto.settings import TimeoutSettings
+from syncline_proto.spans import spans
 from syncline_proto.v1 import sync_pb2 as pb
 
 PUSHES_MAX = 4
@@ -234,7 +236,7 @@ class Exchange:
         while True:
             epoch = self._epoch
             try:
-                return self._pull(push.fragment, wanted)
+                return self._pull(push.fragment, wanted, push.held)
             except Stalled:
                 patience.check(self._name(push.fragment))
                 status = self._keep_asking(link, lambda: link.status(self._identity.run))
@@ -302,12 +304,16 @@ class Exchange:
                 patience.check(self._name(fragment))
                 self._stop.wait(AGAIN_S)
 
-    def _pull(self, fragment: int, wanted: Wanted) -> Pulled:
+    def _pull(self, fragment: int, wanted: Wanted, held: Held | None = None) -> Pulled:
         shard = self._shards[fragment]
         # No boxes would mean the whole fragment; a rank with an empty shard wants none of it.
         wanted = replace(wanted, values=wanted.values and bool(shard.pieces))
-        request = request_of(wanted, self._identity, fragment, self._epoch, shard.boxes)
-        return self._links[fragment].pull(request, shard.numel if wanted.values else None)
+        boxes, name = shard.boxes, held.name if held and wanted.values else ""
+        request = request_of(wanted, self._identity, fragment, self._epoch, boxes, name)
+        follower = None
+        if held is not None and name:
+            follower = Follower(held.bits, spans(self._layout, fragment, boxes))
+        return self._links[fragment].pull(request, shard.numel if wanted.values else None, follower)
 
     def _keep_asking(
         self, link: Link, act: Callable[[], Value], excused_s: Callable[[], float] = lambda: 0.0

@@ -20,8 +20,11 @@ import numpy as np
 from syncline.line import Sending
 from syncline_proto.addresses import bearer_token, sync_address
 from syncline_proto.codec import (
+    CHUNK_BYTES_MAX,
     Float32,
+    Follower,
     check_chunk,
+    check_sum,
     chunk_elements,
     chunks,
     codec_of,
@@ -30,7 +33,7 @@ from syncline_proto.codec import (
 )
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
-from syncline_proto.parts import read_chunk, write_chunk
+from syncline_proto.parts import Chunk, read_chunk, write_chunk
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.status import ROOM_HEADER, from_rpc_error
 from syncline_proto.v1 import sync_pb2 as pb
@@ -151,10 +154,13 @@ class Link:
             self.bytes_up += codec_of(header.codec).size(values.size)
         return answer
 
-    def pull(self, request: pb.PullRequest, elements: int | None) -> Pulled:
+    def pull(
+        self, request: pb.PullRequest, elements: int | None, follower: Follower | None = None
+    ) -> Pulled:
         """Receive ``elements`` values of a revision, as soon as that is published.
 
-        With ``header_only`` in the request ``elements`` is None.
+        With ``header_only`` in the request ``elements`` is None. ``follower`` holds what the
+        request says is held.
 
         Raises:
             Stalled: not published within ``call_s``, or the stream stopped.
@@ -166,14 +172,15 @@ class Link:
             header = pb.PullResponse.FromString(next(stream)).header
             if elements is not None and header.elements != elements:
                 raise InvalidRequest(f"pull: {header.elements} elements came, not {elements}.")
+            if header.difference_from not in ("", request.held):
+                raise InvalidRequest("pull: a difference came to a value that is not held.")
+            by_difference = follower if header.difference_from else None
             values = np.empty(elements or 0, np.float32)
             filled = 0
             for part in stream:
                 watched.moved()
                 chunk = read_chunk(part) or pb.PullResponse.FromString(part).chunk
-                count = check_chunk(chunk, header.codec, values.size - filled)
-                decode_into(chunk.data, header.codec, values[filled : filled + count])
-                filled += count
+                filled += _taken(chunk, header.codec, by_difference, values[filled:])
                 with self._lock:
                     self.bytes_down += len(chunk.data)
         if filled != values.size:
@@ -197,6 +204,27 @@ class Link:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
             return Unreachable(f"{what} ended the call.")
         return from_rpc_error(error, what)
+
+
+def _taken(
+    chunk: pb.Chunk | Chunk,
+    codec: pb.Codec.ValueType,
+    follower: Follower | None,
+    out: Float32,
+) -> int:
+    """Write a chunk's elements to the start of ``out``, where those to come belong; their number.
+
+    Raises:
+        InvalidRequest: it is damaged, or not what was asked for.
+    """
+    if follower is not None:
+        if not 0 < len(chunk.data) <= CHUNK_BYTES_MAX:
+            raise InvalidRequest(f"chunk.data: it is not 1 to {CHUNK_BYTES_MAX} bytes.")
+        check_sum(chunk)
+        return follower.follow(chunk.data, out)
+    count = check_chunk(chunk, codec, out.size)
+    decode_into(chunk.data, codec, out[:count])
+    return count
 
 
 class _Watched:

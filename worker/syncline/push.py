@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from syncline.anchors import Held
 from syncline.core.agreement import Answer
 from syncline.core.feedback import has_feedback, loss_of
 from syncline.link import Pulled
@@ -34,7 +35,7 @@ class Push:
     """What one rank sends of one fragment.
 
     ``values`` (fp32, flat) must not change before the exchange ends, since they may have to be
-    sent again.
+    sent again; nor may what is ``held`` of it, to which a difference may come.
     """
 
     fragment: int
@@ -49,6 +50,7 @@ class Push:
     tokens: int = 0
     first_step: int = 0
     last_step: int = 0
+    held: Held | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +103,12 @@ def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[Box]) -> pb.Pu
 
 
 def request_of(
-    wanted: Wanted, me: Identity, fragment: int, epoch: int, boxes: Iterable[Box]
+    wanted: Wanted, me: Identity, fragment: int, epoch: int, boxes: Iterable[Box], held: str
 ) -> pb.PullRequest:
-    """What asks for the values in ``boxes``, of which there is at least one, or for none."""
+    """What asks for the values in ``boxes``, of which there is at least one, or for none.
+
+    ``held`` names the value that is held of them; empty: none is.
+    """
     request = pb.PullRequest(
         run=me.run,
         epoch=epoch,
@@ -112,6 +117,7 @@ def request_of(
         fragment=fragment,
         boxes=[box.to_proto() for box in boxes],
         header_only=not wanted.values,
+        held=held,
     )
     if wanted.gradient_step is not None:
         request.gradient_step = wanted.gradient_step

@@ -147,6 +147,7 @@ class Rounds:
             tokens=held.tokens,
             first_step=held.first_step,
             last_step=last_step,
+            held=self._anchors.held(fragment),
         )
 
     def merge_all(self, until: float | None = None) -> None:

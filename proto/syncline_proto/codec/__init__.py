@@ -2,17 +2,27 @@
 
 ``base`` says what a codec is, ``plain``, ``integers`` and ``topk`` are the codecs (the last two
 share ``blocks``), ``table`` has them by number and by name, ``chunks`` cuts payloads for the way.
+``difference`` tells a published value by the one before it.
 """
 
-from syncline_proto.codec.base import Bytes, Codec, Float32
+from syncline_proto.codec.base import Bytes, Codec, Float32, UInt16
 from syncline_proto.codec.chunks import (
     CHUNK_BYTES_MAX,
     check_chunk,
+    check_sum,
     chunk_elements,
     chunks,
     crc32c,
     crc32c_of,
     pieces,
+)
+from syncline_proto.codec.difference import (
+    DIFFERENCE_ELEMENTS,
+    Follower,
+    advance,
+    cut,
+    is_worth_it,
+    publish,
 )
 from syncline_proto.codec.table import (
     CODEC_BY_NAME,
@@ -25,21 +35,29 @@ from syncline_proto.codec.table import (
 )
 
 __all__ = [
+    "Bytes",
     "CHUNK_BYTES_MAX",
     "CODECS",
     "CODEC_BY_NAME",
-    "Bytes",
     "Codec",
+    "DIFFERENCE_ELEMENTS",
     "Float32",
+    "Follower",
+    "UInt16",
+    "advance",
     "check_chunk",
+    "check_sum",
     "chunk_elements",
     "chunks",
     "codec_of",
     "crc32c",
     "crc32c_of",
+    "cut",
     "decode",
     "decode_into",
     "encode",
+    "is_worth_it",
     "pieces",
+    "publish",
     "published",
 ]

@@ -69,9 +69,18 @@ def check_chunk(chunk: pb.Chunk | Chunk, number: pb.Codec.ValueType, elements_le
             f"chunk.data: {count} elements, of {elements_left} still to come, is not a multiple of "
             f"{codec.grain}; only the last chunk need not be."
         )
+    check_sum(chunk)
+    return count
+
+
+def check_sum(chunk: pb.Chunk | Chunk) -> None:
+    """Check a chunk's data against its checksum.
+
+    Raises:
+        InvalidRequest: it was damaged on the way.
+    """
     if crc32c(chunk.data) != chunk.crc32c:
         raise InvalidRequest("chunk.crc32c: the data was damaged on the way; send the push again.")
-    return count
 
 
 def pieces(

@@ -580,6 +580,7 @@ class PullRequest(_message.Message):
     GRADIENT_STEP_FIELD_NUMBER: _builtins.int
     BOXES_FIELD_NUMBER: _builtins.int
     HEADER_ONLY_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     epoch: _builtins.int
     """0 for any; otherwise the epoch in which the revision was counted."""
@@ -597,6 +598,10 @@ class PullRequest(_message.Message):
     """The mean gradient of exactly this step of the synchronous phase; waits for it."""
     header_only: _builtins.bool
     """True: send no chunks, the header is all that is wanted."""
+    held: _builtins.str
+    """`value` of the header with which the caller got what it holds of all these boxes, bit for bit;
+    empty if it holds none. With codec.down = int8 a difference to it may come then.
+    """
     @_builtins.property
     def boxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Box]:
         """The rank's boxes; empty means the whole fragment."""
@@ -614,10 +619,11 @@ class PullRequest(_message.Message):
         gradient_step: _builtins.int = ...,
         boxes: _abc.Iterable[Global___Box] | None = ...,
         header_only: _builtins.bool = ...,
+        held: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gradient_step", b"gradient_step", "newest", b"newest", "revision", b"revision", "wanted", b"wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes", b"boxes", "epoch", b"epoch", "fragment", b"fragment", "gradient_step", b"gradient_step", "header_only", b"header_only", "incarnation", b"incarnation", "newest", b"newest", "replica", b"replica", "revision", b"revision", "run", b"run", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes", b"boxes", "epoch", b"epoch", "fragment", b"fragment", "gradient_step", b"gradient_step", "header_only", b"header_only", "held", b"held", "incarnation", b"incarnation", "newest", b"newest", "replica", b"replica", "revision", b"revision", "run", b"run", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_wanted: _TypeAlias = _typing.Literal["revision", "newest", "gradient_step"]  # noqa: Y015
     _WhichOneofArgType_wanted: _TypeAlias = _typing.Literal["wanted", b"wanted"]  # noqa: Y015
@@ -689,6 +695,8 @@ class PullHeader(_message.Message):
     COMMITTED_TOKENS_FIELD_NUMBER: _builtins.int
     CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_FROM_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     revision: _builtins.int
     gradient_step: _builtins.int
@@ -698,6 +706,14 @@ class PullHeader(_message.Message):
     committed_tokens: _builtins.int
     """Tokens of all pushes folded up to and including this revision (or gradient step)."""
     instance: _builtins.str
+    value: _builtins.str
+    """Names this published value of the fragment, for `held`; empty for a mean gradient. Whoever is
+    not told the same name may be told another value.
+    """
+    difference_from: _builtins.str
+    """If set, it is the request's `held`, and the chunks are an int8 difference to that value, in
+    CODEC_INT8 but for where blocks begin: see docs/protocol.md. Empty: they are the value itself.
+    """
     @_builtins.property
     def contributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Contribution]:
         """In fold order."""
@@ -713,10 +729,12 @@ class PullHeader(_message.Message):
         committed_tokens: _builtins.int = ...,
         contributions: _abc.Iterable[Global___Contribution] | None = ...,
         instance: _builtins.str = ...,
+        value: _builtins.str = ...,
+        difference_from: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "committed_tokens", b"committed_tokens", "contributions", b"contributions", "elements", b"elements", "epoch", b"epoch", "gradient_step", b"gradient_step", "instance", b"instance", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "committed_tokens", b"committed_tokens", "contributions", b"contributions", "difference_from", b"difference_from", "elements", b"elements", "epoch", b"epoch", "gradient_step", b"gradient_step", "instance", b"instance", "revision", b"revision", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

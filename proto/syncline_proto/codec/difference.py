@@ -1,0 +1,162 @@
+"""A published value as an int8 difference to the one before: made once, cut, and added by everyone.
+
+    Q  = int8, in blocks of 256 along the fragment's flat vector, of  theta - P
+    P' = bf16(P + what Q decodes to)
+
+P are published values, always bf16; theta is the service's own. The service takes its next
+difference to P', so what int8 and bf16 lost of one revision is in the next one: error feedback.
+Both sides add with the code below, or with docs/protocol.md in hand, and hold the same bits.
+
+A shard may cut blocks. Its payload, in every chunk anew, is an element a byte, and the scale of the
+element's block before the first one and wherever an element lies in another block than the one
+before it. Blocks that are whole are then as they are in CODEC_INT8.
+
+Pure, and in cache-sized pieces, as all codecs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from syncline_proto.codec.base import PIECE, Bytes, Float32, UInt16, bf16_bits, bf16_values
+from syncline_proto.codec.integers import Int8
+from syncline_proto.errors import InvalidRequest
+from syncline_proto.v1 import sync_pb2 as pb
+
+_INT8 = Int8(number=pb.CODEC_INT8, name="int8")
+
+BLOCK = _INT8.block
+_BLOCK_BYTES = _INT8.size(BLOCK)
+_SCALE_BYTES = 4
+
+DIFFERENCE_ELEMENTS = 204 * 1024
+"""Of our own chunks: under 1 MiB even if each element lay in another block."""
+
+SPAN_LEAST = 16
+"""Elements of a shard's spans, on average, from which on a difference is sent: at most 3/4 of the
+value's bytes, and the spans, which are gone through one by one, are no more than that is worth."""
+
+_NOT_FINITE = np.uint16(0x7F80)
+
+
+def advance(held: UInt16, values: Float32) -> memoryview | None:
+    """Take the published value as near to ``values`` as a difference can, and return that.
+
+    ``held`` is bf16, as bits [n], and becomes the new published value; ``values`` are fp32 [n].
+    The difference is a payload of n elements in CODEC_INT8. None: it, or what it leads to, is not
+    finite; then the new value is ``values`` rounded to bf16, which only whole can be told.
+    """
+    out = np.empty(_INT8.size(held.size), np.uint8)
+    base, change = np.empty(PIECE, np.float32), np.empty(PIECE, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is dealt with
+        for start in range(0, held.size, PIECE):
+            bits = held[start : start + PIECE]
+            old, new = base[: bits.size], change[: bits.size]
+            bf16_values(bits, old)
+            np.subtract(values[start : start + PIECE], old, out=new)
+            payload = _INT8.encode(new)
+            at = _INT8.size(start)
+            out[at : at + len(payload)] = payload
+            _added(payload, bits, new, old)
+            bf16_bits(new, bits)
+            if ((bits & _NOT_FINITE) == _NOT_FINITE).any():
+                publish(held, values)
+                return None
+    return out.data
+
+
+def publish(held: UInt16, values: Float32) -> None:
+    """Write ``values``, fp32 [n], rounded to bf16, into ``held``: a value without a difference."""
+    for start in range(0, held.size, PIECE):
+        bf16_bits(values[start : start + PIECE], held[start : start + PIECE])
+
+
+def is_worth_it(spans: npt.NDArray[np.int64]) -> bool:
+    """Whether a shard is to be sent as a difference where it may be: see ``SPAN_LEAST``."""
+    return SPAN_LEAST * len(spans) <= int(spans[:, 1].sum())
+
+
+def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> bytes:
+    """A chunk: what ``advance`` returned, of these spans [k, 2] of the fragment's flat vector."""
+    parts: list[memoryview] = []
+    last = -1
+    for start, length in spans.tolist():
+        end = start + length
+        while start < end:
+            block, within = divmod(start, BLOCK)
+            at, whole = block * _BLOCK_BYTES, (end - start) // BLOCK
+            if whole and not within and block != last:
+                parts.append(difference[at : at + whole * _BLOCK_BYTES])
+                last, start = block + whole - 1, start + whole * BLOCK
+                continue
+            if block != last:
+                parts.append(difference[at : at + _SCALE_BYTES])
+            count = min(BLOCK - within, end - start)
+            at += _SCALE_BYTES + within
+            parts.append(difference[at : at + count])
+            last, start = block, start + count
+    return b"".join(parts)
+
+
+class Follower:
+    """Who holds a published value, and takes it to the next one as the chunks come in."""
+
+    def __init__(self, held: UInt16, spans: npt.NDArray[np.int64]) -> None:
+        """``held`` is bf16, as bits, of the shard that lies in ``spans``, in payload order."""
+        self._held, self._spans = held, spans
+        self._span, self._used = 0, 0  # the current one, and how much of it is done
+        self._filled = 0
+
+    def follow(self, data: Bytes, out: Float32) -> int:
+        """Write the next elements of the new value, fp32, to the start of ``out``; their number.
+
+        Raises:
+            InvalidRequest: the chunk holds more than is left, no whole elements, or what no
+                encoder writes.
+        """
+        view, at, filled, last, scale = memoryview(data), 0, 0, -1, b""
+        while at < len(view):
+            if self._span == len(self._spans):
+                raise InvalidRequest("chunk.data: more elements came than were asked for.")
+            start, length = (int(n) for n in self._spans[self._span])
+            left = length - self._used
+            block, within = divmod(start + self._used, BLOCK)
+            whole = min(left // BLOCK, (len(view) - at) // _BLOCK_BYTES)
+            if whole and not within and block != last:
+                count, last = whole * BLOCK, block + whole - 1
+                payload, at = view[at : at + _INT8.size(count)], at + _INT8.size(count)
+                scale = bytes(payload[-_BLOCK_BYTES:][:_SCALE_BYTES])
+            else:
+                if block != last:
+                    scale, at = bytes(view[at : at + _SCALE_BYTES]), at + _SCALE_BYTES
+                count, last = min(BLOCK - within, left, len(view) - at), block
+                if count <= 0:
+                    raise InvalidRequest("chunk.data: a scale stands there without an element.")
+                payload, at = b"".join((scale, view[at : at + count])), at + count
+            self._add(payload, out[filled : filled + count])
+            filled += count
+            self._used += count
+            if self._used == length:
+                self._span, self._used = self._span + 1, 0
+        return filled
+
+    def _add(self, payload: Bytes, out: Float32) -> None:
+        held = self._held[self._filled : self._filled + out.size]
+        self._filled += out.size
+        view, scratch = memoryview(payload), np.empty(min(out.size, PIECE), np.float32)
+        bits = np.empty(scratch.size, np.uint16)
+        for start in range(0, out.size, PIECE):
+            new = out[start : start + PIECE]
+            part = view[_INT8.size(start) : _INT8.size(start + new.size)]
+            _added(part, held[start : start + PIECE], new, scratch[: new.size])
+            bf16_bits(new, bits[: new.size])
+            bf16_values(bits[: new.size], new)
+
+
+def _added(payload: Bytes, held: UInt16, out: Float32, scratch: Float32) -> None:
+    """out = held + what ``payload`` decodes to, in fp32; ``scratch`` is as long."""
+    _INT8.decode_into(payload, out)
+    bf16_values(held, scratch)
+    with np.errstate(over="ignore", invalid="ignore"):
+        out += scratch

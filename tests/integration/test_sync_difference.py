@@ -1,0 +1,132 @@
+"""int8 down: differences, of any boxes, for who names the value before; for others the whole."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from syncline_proto.codec import CHUNK_BYTES_MAX, Float32, Follower, UInt16, crc32c, encode
+from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
+from syncline_proto.settings import RunSettings
+from syncline_proto.spans import spans
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_testing.service import RUN, Service, service
+
+ROWS, COLUMNS = 700, 1500
+LAYOUT = Layout(
+    (TensorSpec("w", (ROWS, COLUMNS), "bfloat16"), TensorSpec("b", (300,), "float32")),
+    (FragmentSpec("f", (Box(0, (0, 0), (ROWS, COLUMNS)), Box(1, (0,), (300,)))),),
+)
+WHOLE = list(LAYOUT.fragments[0].boxes)
+BOXES = [box.to_proto() for box in WHOLE]
+START = np.random.default_rng(0).standard_normal(LAYOUT.numel).astype(np.float32)
+SETTINGS = RunSettings.model_validate(
+    {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "int8"}}
+)
+
+
+async def round_of(s: Service, base: int) -> None:
+    rng = np.random.default_rng(base + 1)
+    change = rng.normal(scale=0.01, size=LAYOUT.numel).astype(np.float32)
+    await s.push(change, "a", base_revision=base, boxes=BOXES, tokens=10)
+    await s.pull(revision=base + 1, header_only=True)
+
+
+async def whole(s: Service, revision: int) -> tuple[str, UInt16]:
+    """The name of a published value, and the value in bf16, pulled whole."""
+    header, values = await s.pull(revision=revision)
+    assert (header.codec, header.difference_from) == (pb.CODEC_BF16, "")
+    return header.value, np.frombuffer(encode(values, pb.CODEC_BF16), np.uint16)
+
+
+async def pulled(s: Service, boxes: list[Box], **given: Any) -> tuple[pb.PullHeader, list[bytes]]:
+    request = pb.PullRequest(run=RUN, boxes=[box.to_proto() for box in boxes], **given)
+    parts = [part async for part in s.stub.Pull(request, timeout=20)]
+    chunks = [part.chunk for part in parts[1:]]
+    assert all(crc32c(chunk.data) == chunk.crc32c for chunk in chunks)
+    return parts[0].header, [chunk.data for chunk in chunks]
+
+
+def followed(boxes: list[Box], held: UInt16, chunks: list[bytes]) -> Float32:
+    where = spans(LAYOUT, 0, boxes)
+    out, filled = np.empty(held.size, np.float32), 0
+    follower = Follower(held, where)
+    for data in chunks:
+        assert len(data) <= CHUNK_BYTES_MAX
+        filled += follower.follow(data, out[filled:])
+    assert filled == held.size
+    return out
+
+
+def bytes_down(s: Service) -> float:
+    labels = {"run": RUN, "direction": "down"}
+    return s.shared.metrics.registry.get_sample_value("syncline_bytes_total", labels) or 0.0
+
+
+async def started(s: Service) -> None:
+    await s.members({"a": 1})
+    await s.open(LAYOUT, "a")
+    await s.offer(START, "a", boxes=BOXES)
+
+
+def test_any_boxes_follow_by_difference_to_the_bits_of_a_whole_pull(tmp_path: Path) -> None:
+    columns = [Box(0, (0, 7), (ROWS, 900))]
+    mixed = [Box(1, (100,), (200,)), Box(0, (13, 0), (301, COLUMNS)), Box(0, (0, 0), (1, 800))]
+
+    async def scenario() -> None:
+        async with service(tmp_path, SETTINGS) as s:
+            await started(s)
+            name, before = await whole(s, 0)
+            await round_of(s, base=0)
+            _, after = await whole(s, 1)
+            for boxes in (WHOLE, columns, mixed):
+                so_far = bytes_down(s)
+                header, chunks = await pulled(s, boxes, revision=1, held=name)
+                assert (header.codec, header.difference_from) == (pb.CODEC_INT8, name)
+                where = spans(LAYOUT, 0, boxes)
+                places = np.concatenate([np.arange(at, at + size) for at, size in where])
+                new = followed(boxes, before[places], chunks)
+                assert bytes(encode(new, pb.CODEC_BF16)) == after[places].tobytes()
+                assert header.elements == places.size
+                assert bytes_down(s) - so_far == sum(map(len, chunks)) < 1.03 * places.size
+            header, chunks = await pulled(s, [], newest=True, held=name, header_only=True)
+            assert header.revision == 1 and not chunks
+
+    asyncio.run(scenario())
+
+
+def test_whoever_holds_anything_else_is_sent_the_value_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, SETTINGS) as s:
+            await started(s)
+            first, _ = await whole(s, 0)
+            await round_of(s, base=0)
+            second, _ = await whole(s, 1)
+            await round_of(s, base=1)
+            for held in ("", first, "x" * 10_000, second[:-1], f" {second}"):
+                header, chunks = await pulled(s, WHOLE, revision=2, held=held)
+                assert (header.codec, header.difference_from) == (pb.CODEC_BF16, "")
+                assert sum(map(len, chunks)) == 2 * LAYOUT.numel
+            header, _ = await pulled(s, WHOLE, revision=1, held=first)
+            assert header.difference_from == "", "of the newest alone"
+            crumbs = [Box(0, (0, 0), (ROWS, 15))]
+            header, _ = await pulled(s, crumbs, revision=2, held=second)
+            assert header.difference_from == "", "it would be hardly smaller"
+            kept = await whole(s, 2)
+        async with service(tmp_path, SETTINGS) as s:
+            await s.members({"a": 1})
+            again = await whole(s, 2)
+            assert again[0] != kept[0] and np.array_equal(again[1], kept[1])
+            s.seqs["a", 1, 0] = 3
+            await round_of(s, base=2)
+            header, chunks = await pulled(s, WHOLE, revision=3, held=again[0])
+            assert header.difference_from == again[0]
+            new = followed(WHOLE, again[1], chunks)
+            assert bytes(encode(new, pb.CODEC_BF16)) == (await whole(s, 3))[1].tobytes()
+            header, _ = await pulled(s, WHOLE, revision=3, held=kept[0])
+            assert header.difference_from == "", "what another process named may be another value"
+
+    asyncio.run(scenario())
