@@ -1,11 +1,12 @@
-"""Numbers on the wire, from docs/protocol.md section 7: fp32, bf16, chunks and their checksums.
+"""Numbers on the wire, from docs/protocol.md section 7: fp32, bf16, differences, chunks.
 
 Knows nothing of calls and messages, and nothing of Syncline's own code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-FP32, BF16 = 1, 2
+FP32, BF16, INT8 = 1, 2, 3
 BYTES_EACH = {FP32: 4, BF16: 2}
 CHUNK_BYTES_MAX = 1024 * 1024
 CHUNK_ELEMENTS = 1024
@@ -84,3 +85,19 @@ def joined(chunks: Iterable[Any], codec: int) -> bytes:
         assert crc32c(chunk.data) == chunk.crc32c
         pieces.append(chunk.data)
     return b"".join(pieces)
+
+
+def followed(held: Array, places: Sequence[int], chunks: Iterable[Any]) -> Array:
+    """The value after ``held``, fp32 [n], whose elements have these numbers in the flat vector."""
+    new, at = held.copy(), 0
+    for chunk in chunks:
+        assert 0 < len(chunk.data) <= CHUNK_BYTES_MAX and crc32c(chunk.data) == chunk.crc32c
+        block, scale, read = -1, np.float32(0), 0
+        while read < len(chunk.data):
+            if places[at] // 256 != block:
+                block, read = places[at] // 256, read + 4
+                scale = np.float32(struct.unpack_from("<f", chunk.data, read - 4)[0])
+            new[at] += scale * np.float32(struct.unpack_from("b", chunk.data, read)[0])
+            at, read = at + 1, read + 1
+    assert at == held.size, f"{at} elements of {held.size}"
+    return through(new, BF16)

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import grpc
+import numpy as np
 
 from independent import numbers
 from independent.control import Control, Lease
 from independent.layout import Arrays, Box, Layout, flat, write
-from independent.numbers import FP32, Array
+from independent.numbers import FP32, INT8, Array
 
 pb: Any = importlib.import_module("sync_pb2")
 stubs: Any = importlib.import_module("sync_pb2_grpc")
@@ -95,6 +96,10 @@ class Replica:
         self.seqs = [0 for _ in self.fragments]
         self.revisions = [0 for _ in self.fragments]
         self.anchor = layout.arrays()
+        self.values: dict[tuple[int, int], str] = {}
+        """(fragment, rank) -> what the service calls the published value in its anchor."""
+        self.differences = 0
+        """How many pulls were told by one."""
 
     def __enter__(self) -> Self:
         opened = self.open()
@@ -203,8 +208,12 @@ class Replica:
         return [pb.PushRequest(header=header), *(pb.PushRequest(chunk=c) for c in chunks)]
 
     def pull(self, fragment: int, **wanted: Any) -> Any:
-        """Overwrite the fragment's anchor, on all ranks; the header. See ``pulled``."""
-        header = self._into(self.anchor, fragment, **wanted)
+        """Overwrite the fragment's anchor, on all ranks; the last header."""
+        header: Any = None
+        for rank in range(self.ranks):
+            held = self.values.get((fragment, rank), "")
+            header = self._into(self.anchor, fragment, rank, held=held, **wanted)
+            self.values[fragment, rank] = header.value
         self.revisions[fragment] = header.revision
         return header
 
@@ -216,31 +225,43 @@ class Replica:
         """What the synchronous phase's step gave."""
         mean = self.layout.arrays()
         for fragment in self.fragments:
-            header = self._into(mean, fragment, gradient_step=step)
-            assert header.codec == FP32 and header.gradient_step == step
+            for rank in range(self.ranks):
+                header = self._into(mean, fragment, rank, gradient_step=step)
+                assert header.codec == FP32 and header.gradient_step == step
         return mean
 
-    def _into(self, arrays: Arrays, fragment: int, **wanted: Any) -> Any:
-        header: Any = None
-        for rank in range(self.ranks):
-            boxes = self.boxes(fragment, rank)
-            request = pb.PullRequest(
-                run=self.run,
-                epoch=self.epoch,
-                replica=self.name,
-                incarnation=self.lease.incarnation,
-                fragment=fragment,
-                boxes=_messages(boxes),
-                header_only=not boxes,
-                **wanted,
-            )
-            parts = self.stub.Pull(request, timeout=CALL_S)
-            header = next(parts).header
-            data = numbers.joined((part.chunk for part in parts), header.codec)
-            values: Array = numbers.decode(data, header.codec)
-            assert values.size == (header.elements if boxes else 0), (header.elements, len(boxes))
-            write(arrays, boxes, values)
+    def _into(self, arrays: Arrays, fragment: int, rank: int, **wanted: Any) -> Any:
+        """Overwrite a rank's part of a fragment, or follow a difference to what is there."""
+        boxes = self.boxes(fragment, rank)
+        request = pb.PullRequest(
+            run=self.run,
+            epoch=self.epoch,
+            replica=self.name,
+            incarnation=self.lease.incarnation,
+            fragment=fragment,
+            boxes=_messages(boxes),
+            header_only=not boxes,
+            **wanted,
+        )
+        parts = self.stub.Pull(request, timeout=CALL_S)
+        header = next(parts).header
+        chunks = (part.chunk for part in parts)
+        if header.difference_from:
+            assert header.difference_from == request.held and header.codec == INT8
+            values = numbers.followed(flat(arrays, boxes), self._places(fragment, boxes), chunks)
+            self.differences += 1
+        else:
+            values: Array = numbers.decode(numbers.joined(chunks, header.codec), header.codec)
+        assert values.size == (header.elements if boxes else 0), (header.elements, len(boxes))
+        write(arrays, boxes, values)
         return header
+
+    def _places(self, fragment: int, boxes: Sequence[Box]) -> list[int]:
+        """Numbers of the boxes' elements in the fragment's flat vector."""
+        whole = self.layout.fragments[fragment].boxes
+        numbered = [array.astype(np.int64) for array in self.layout.arrays()]
+        write(numbered, whole, np.arange(flat(numbered, whole).size))
+        return [int(place) for place in flat(numbered, boxes)]
 
 
 def _messages(boxes: Sequence[Box]) -> list[Any]:

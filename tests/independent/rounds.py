@@ -11,7 +11,7 @@ import numpy as np
 from independent.control import Control
 from independent.layout import Arrays, Box, Fragment, Layout, Tensor, flat
 from independent.merges import Merged, norm
-from independent.numbers import BF16, FP32, Array, through
+from independent.numbers import BF16, FP32, INT8, Array, through
 from independent.replica import Replica, Work, pb
 
 STEPS, TOKENS = 4, 100
@@ -49,11 +49,13 @@ def create(control: Control, run: str, **settings: Any) -> dict[str, Any]:
 
 
 def close_to(values: Array, expected: Array, codec: int = FP32) -> None:
-    """Equal but for fp32 sums, and the codec's rounding to nearest."""
+    """Equal but for fp32 sums, and the codec's rounding to nearest (int8: of changes to 0.1)."""
     error = np.abs(values.astype(np.float64) - expected)
     allowed = 2e-6 * (1.0 + np.abs(expected))
-    if codec == BF16:
+    if codec in (BF16, INT8):
         allowed += 2.0**-8 * np.abs(expected)
+    if codec == INT8:
+        allowed += 0.1 / 254
     assert np.all(error <= allowed), f"off by {np.max(error - allowed)} more than allowed"
 
 
@@ -62,7 +64,7 @@ class Rounds:
 
     def __init__(self, first: Arrays, settings: Mapping[str, Any], *replicas: Replica) -> None:
         self.replicas, self.layout = replicas, replicas[0].layout
-        codecs = {"fp32": FP32, "bf16": BF16}
+        codecs = {"fp32": FP32, "bf16": BF16, "int8": INT8}
         self.up, self.down = codecs[settings["codec"]["up"]], codecs[settings["codec"]["down"]]
         self.merged = [Merged(flat(first, f.boxes), settings) for f in self.layout.fragments]
         self.tokens = 0
@@ -86,7 +88,8 @@ class Rounds:
         shares = self.merged[number].round(pushed, STEPS)
         for replica in self.replicas:
             header = replica.pull(number, revision=revision)
-            assert header.codec == self.down and header.revision == revision
+            whole = BF16 if self.down == INT8 and not header.difference_from else self.down
+            assert header.codec == whole and header.revision == revision
             assert header.committed_tokens == self.tokens
             counted = {c.replica: c for c in header.contributions if c.weight}
             assert counted.keys() == shares.keys()
@@ -159,10 +162,10 @@ def by_rows(boxes: Sequence[Box], rank: int) -> Sequence[Box]:
 
 
 def three_ranks(control: Control) -> None:
-    """A replica of three ranks, the middle one empty, beside one of one rank."""
-    fp32 = {"up": "fp32", "down": "fp32"}
+    """Three ranks, the middle one empty, beside one rank; and parameters come by difference."""
+    codec = {"up": "fp32", "down": "int8"}
     settings = create(
-        control, "ranks", strategy="diloco", sync_every=STEPS, expected_replicas=2, codec=fp32
+        control, "ranks", strategy="diloco", sync_every=STEPS, expected_replicas=2, codec=codec
     )
     of = layout()
     first = noise(of, 0, scale=1.0)
@@ -175,3 +178,7 @@ def three_ranks(control: Control) -> None:
             gradients = {"three": noise(of, revision), "one": noise(of, 10 + revision)}
             rounds.push(gradients, [pb.VERDICT_ACCEPTED] * 2)
             rounds.pull(gradients, revision)
+            for mine, theirs in zip(three.anchor, one.anchor, strict=True):
+                assert np.array_equal(mine, theirs), "bit for bit, however it came"
+        # Twice "embed" on two ranks; and on one rank "end", which is too small in parts.
+        assert three.differences == one.differences == 4

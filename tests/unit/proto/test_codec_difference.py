@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -123,7 +124,7 @@ def test_what_was_lost_of_one_revision_is_in_the_next_one() -> None:
     """The published value stays at theta; without feedback it goes astray."""
     theta = np.zeros(1_000, np.float32)
     held = bits_of(theta)
-    astray = values_of(held)
+    astray, off = values_of(held), np.zeros_like(theta)
     change = noise(8, 1_000, scale=0.01)
     change[0] = 0.01
     change[1:256] = 3e-5  # less than half a step of its block, again and again
@@ -163,8 +164,9 @@ def test_what_a_difference_cannot_tell_is_published_whole(lost: float) -> None:
         (lambda chunk: b"\0\0\x80\xbf" + chunk[4:], "negative or infinite"),
     ],
 )
-def test_a_chunk_that_no_encoder_writes_is_refused(damage: object, says: str) -> None:
-    assert callable(damage)
+def test_a_chunk_that_no_encoder_writes_is_refused(
+    damage: Callable[[bytes], bytes], says: str
+) -> None:
     before, _, difference = step(2)
     spans = np.array([[10, 1_000]], np.int64)
     follower, out = Follower(before[10:1_010], spans), np.empty(1_000, np.float32)

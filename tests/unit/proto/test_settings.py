@@ -108,7 +108,6 @@ def test_live_settings_exist() -> None:
         {"penalty": {"ratio_max": math.inf}},
         {"penalty": {"ema": 0}},
         {"codec": {"up": "int2"}},
-        {"codec": {"down": "int8"}},
         {"codec": {"down": "int4"}},
         {"codec": {"down": "topk"}},
         {"timeouts": {"lease": 0.1}},
