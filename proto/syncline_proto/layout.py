@@ -125,12 +125,7 @@ def layout_from_proto(message: pb.Layout) -> Layout:
     Raises:
         InvalidRequest: a rule is broken; the message names the field.
     """
-    if not 0 < len(message.tensors) <= TENSORS_MAX:
-        raise InvalidRequest(f"layout.tensors: {len(message.tensors)} is not 1 to {TENSORS_MAX}.")
-    if not 0 < len(message.fragments) <= FRAGMENTS_MAX:
-        raise InvalidRequest(
-            f"layout.fragments: {len(message.fragments)} is not 1 to {FRAGMENTS_MAX}."
-        )
+    check_counts(message)
     return Layout(
         tensors=tuple(
             TensorSpec(t.name, tuple(t.shape), t.dtype, tuple(t.aliases)) for t in message.tensors
@@ -138,6 +133,28 @@ def layout_from_proto(message: pb.Layout) -> Layout:
         fragments=tuple(FragmentSpec(f.name, boxes_from_proto(f.boxes)) for f in message.fragments),
         frozen_sha256=message.frozen_sha256,
     )
+
+
+def check_counts(message: pb.Layout) -> None:
+    """Check how many tensors, fragments and boxes a layout has.
+
+    Quick, and takes no memory: what a few bytes on the wire name can be much to hold.
+
+    Raises:
+        InvalidRequest: they are none, or too many.
+    """
+    if not 0 < len(message.tensors) <= TENSORS_MAX:
+        raise InvalidRequest(f"layout.tensors: {len(message.tensors)} is not 1 to {TENSORS_MAX}.")
+    if not 0 < len(message.fragments) <= FRAGMENTS_MAX:
+        raise InvalidRequest(
+            f"layout.fragments: {len(message.fragments)} is not 1 to {FRAGMENTS_MAX}."
+        )
+    boxes = sum(len(f.boxes) for f in message.fragments)
+    # A tensor is in one box, or each of its boxes has a corner at least.
+    if boxes > TENSORS_MAX + CORNERS_MAX:
+        raise InvalidRequest(
+            f"layout.fragments: {boxes} boxes is more than {TENSORS_MAX + CORNERS_MAX}."
+        )
 
 
 def layout_to_json(layout: Layout) -> str:
@@ -169,11 +186,13 @@ def layout_from_json(text: str) -> Layout:
     )
 
 
-def boxes_from_proto(messages: Sequence[pb.Box]) -> tuple[Box, ...]:
-    """Read boxes, each with as many offsets as sizes.
+def check_boxes(messages: Sequence[pb.Box]) -> None:
+    """Check how many boxes there are, and that each has as many offsets as sizes, and few.
+
+    Quick, and takes no memory: what a few bytes on the wire name can be much to hold.
 
     Raises:
-        InvalidRequest: too many, or a box whose offsets and sizes differ in number.
+        InvalidRequest: a rule is broken.
     """
     if len(messages) > BOXES_MAX:
         raise InvalidRequest(f"boxes: {len(messages)} is more than {BOXES_MAX}.")
@@ -182,11 +201,20 @@ def boxes_from_proto(messages: Sequence[pb.Box]) -> tuple[Box, ...]:
             raise InvalidRequest(
                 f"boxes: tensor {message.tensor}: more than {DIMENSIONS_MAX} dimensions."
             )
-    boxes = tuple(Box(b.tensor, tuple(b.offsets), tuple(b.sizes)) for b in messages)
-    for box in boxes:
-        if len(box.offsets) != len(box.sizes):
-            raise InvalidRequest(f"boxes: tensor {box.tensor}: offsets and sizes differ in number.")
-    return boxes
+        if len(message.offsets) != len(message.sizes):
+            raise InvalidRequest(
+                f"boxes: tensor {message.tensor}: offsets and sizes differ in number."
+            )
+
+
+def boxes_from_proto(messages: Sequence[pb.Box]) -> tuple[Box, ...]:
+    """Read boxes, each with as many offsets as sizes.
+
+    Raises:
+        InvalidRequest: too many, or a box whose offsets and sizes differ in number.
+    """
+    check_boxes(messages)
+    return tuple(Box(b.tensor, tuple(b.offsets), tuple(b.sizes)) for b in messages)
 
 
 def difference(ours: Layout, theirs: Layout) -> str | None:

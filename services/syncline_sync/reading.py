@@ -1,14 +1,15 @@
 """What comes over the wire must be the method's message, or the call ends in INVALID_ARGUMENT.
 
 gRPC itself would answer UNKNOWN and log a traceback, as if the fault were ours. Stands before
-every method of a server, health and reflection too; knows nothing of what the messages say.
+every method of a server, health and reflection too. Of what a large message says it knows only how
+much memory that takes: a few bytes on the wire can be an object each.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import grpc
@@ -16,7 +17,9 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from syncline_proto.errors import InvalidRequest, Overloaded
+from syncline_proto.layout import check_boxes, check_counts
 from syncline_proto.parts import read_chunk
+from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.guard import Doorkeeper, Handler
 from syncline_sync.statuses import AnyContext, refuse
 
@@ -29,7 +32,8 @@ LARGE = 1 << 16
 """Bytes from which on a request counts, and fields in it that nobody here knows are not kept."""
 
 HELD_MAX = 64 << 20
-"""Bytes of large requests that wait for their answers, as pulls may for long."""
+"""Bytes of large requests that wait for their answers, as pulls may for long; and of large headers
+of streams, which wait for what follows them to be asked for."""
 
 
 class Reader(Doorkeeper):
@@ -44,8 +48,7 @@ class Reader(Doorkeeper):
         """A handler of the same kind that takes bytes, and refuses those that are no message."""
         method = details.method
         parse: Parse = handler.request_deserializer  # pyright: ignore[reportAssignmentType]
-        read = _each if handler.request_streaming else parsed
-        hold = nullcontext if handler.request_streaming else self._holding
+        read = self._many if handler.request_streaming else self._one
         call: Any = (
             handler.unary_unary
             or handler.unary_stream
@@ -55,15 +58,15 @@ class Reader(Doorkeeper):
 
         async def answered(request: Any, context: AnyContext) -> Any:
             try:
-                with hold(request):
-                    return await call(read(parse, method, request), context)
+                with read(parse, method, request) as message:
+                    return await call(message, context)
             except (InvalidRequest, Overloaded) as error:
                 await refuse(context, error)
 
         async def streamed(request: Any, context: AnyContext) -> AsyncIterator[Any]:
             try:
-                with hold(request):
-                    async for answer in call(read(parse, method, request), context):
+                with read(parse, method, request) as message:
+                    async for answer in call(message, context):
                         yield answer
             except (InvalidRequest, Overloaded) as error:
                 await refuse(context, error)
@@ -72,8 +75,37 @@ class Reader(Doorkeeper):
         return _alike(handler, streamed if streams else answered)
 
     @contextmanager
+    def _one(self, parse: Parse, method: str, data: bytes) -> Generator[Any]:
+        """A call's only message, held until the call ends: gRPC keeps it as long itself."""
+        with self._holding(data):
+            yield parsed(parse, method, data)
+
+    @contextmanager
+    def _many(self, parse: Parse, method: str, parts: AsyncIterator[bytes]) -> Generator[Any]:
+        """A stream's messages, each held until the next is asked for; but for chunks.
+
+        Those are within the room that their push has.
+        """
+        with ExitStack() as held:
+            yield self._each(parse, method, parts, held)
+
+    async def _each(
+        self, parse: Parse, method: str, parts: AsyncIterator[bytes], held: ExitStack
+    ) -> AsyncIterator[Any]:
+        has_chunks = method.endswith("/Push")
+        async for data in parts:
+            message = has_chunks and read_chunk(data)
+            if not message:
+                held.enter_context(self._holding(data))
+                message = parsed(parse, method, data)
+            read = [message]
+            del data, message  # who waits here for the next keeps nothing of this one
+            yield read.pop()
+            held.close()
+
+    @contextmanager
     def _holding(self, request: bytes) -> Generator[None]:
-        """Count a request that gRPC keeps until its call ends.
+        """Count a request that is kept: by gRPC until its call ends, or by who reads a stream.
 
         Raises:
             Overloaded: such requests are too many bytes already.
@@ -109,20 +141,34 @@ def parsed(parse: Parse, method: str, data: bytes) -> Any:
     """Read one message of a method.
 
     Raises:
-        InvalidRequest: the bytes are none.
+        InvalidRequest: the bytes are none, or name more than a message may have.
     """
     try:
         message = parse(data)
-        return _known(message) if len(data) > LARGE else message
     except DecodeError as error:
         log.warning("bytes that are no message", method=method, why=str(error))
         raise InvalidRequest(f"request: {error}; send the method's own message.") from error
+    if len(data) <= LARGE:
+        return message
+    why = _too_much(message)
+    if why:
+        del message  # the error may wait for its reader, and has this frame
+        raise InvalidRequest(why)
+    return _known(message)
 
 
-async def _each(parse: Parse, method: str, parts: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    has_chunks = method.endswith("/Push")
-    async for data in parts:
-        yield (has_chunks and read_chunk(data)) or parsed(parse, method, data)
+def _too_much(message: Any) -> str:
+    """Why a message is not to be kept at all; empty if it may be."""
+    try:
+        if isinstance(message, pb.OpenRunRequest) and message.HasField("layout"):
+            check_counts(message.layout)
+        elif isinstance(message, pb.PushRequest):
+            check_boxes(message.header.boxes)
+        elif isinstance(message, pb.PullRequest):
+            check_boxes(message.boxes)
+    except InvalidRequest as error:
+        return error.message
+    return ""
 
 
 def _known(message: Any) -> Any:

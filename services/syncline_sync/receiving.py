@@ -2,7 +2,8 @@
 
 Reading and digesting overlap: the loop takes the next chunk while the pool checks, copies and
 measures those before it, several at a time when they come fast. What waits in between is within
-the push's room. Decides nothing; whose push it is and what becomes of it is the servicer's.
+the push's room: a chunk that cannot be the shard's next, by its length, ends the call before it
+waits. Decides nothing; whose push it is and what becomes of it is the servicer's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TypeAlias
 
 import grpc
 
+from syncline_proto.codec import chunk_count
 from syncline_proto.errors import InvalidRequest, Overloaded, Unreachable
 from syncline_proto.parts import Chunk
 from syncline_proto.status import ROOM_HEADER
@@ -43,6 +45,8 @@ class Receiving:
         """``submit`` gets the push, if this shard makes it whole."""
         self._shared, self._run, self._staging = shared, run, staging
         self._staged, self._shard, self._submit = staged, shard, submit
+        self._left = shard.elements
+        """Elements that have not been read."""
         self._waiting: list[Chunk] = []
         """Read, and not yet with the pool."""
         self._digesting: asyncio.Task[None] | None = None
@@ -102,6 +106,7 @@ class Receiving:
             if part.WhichOneof("part") != "chunk":
                 raise InvalidRequest("push: after the header only chunks may follow.")
             part = Chunk(part.chunk.data, part.chunk.crc32c)
+        self._left -= chunk_count(part, self._shard.header.codec, self._left)
         self._staging.note(self._staged, self._shard, time.monotonic())
         self._waiting.append(part)
         if self._digesting is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,68 @@ def test_large_requests_that_wait_are_bounded_and_others_are_not(tmp_path: Path)
             while (code := await _first(s, fat)) == "OVERLOADED" and time.monotonic() < until:
                 await asyncio.sleep(0.05)
             assert code == ""
+
+    asyncio.run(scenario())
+
+
+@contextmanager
+def busy(s: Service) -> Iterator[None]:
+    """The service's pool does nothing for anybody, as while it writes to a slow disk."""
+    over = threading.Event()
+    for _ in range(2):
+        s.shared.pool.submit(over.wait)
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def test_large_headers_that_wait_are_bounded_and_others_are_not(tmp_path: Path) -> None:
+    layout = flat_layout(1000)
+    heap = [pb.Box(tensor=0, offsets=[0], sizes=[0])] * 50_000
+    size = pb.PushHeader(boxes=heap).ByteSize()
+
+    async def scenario() -> None:
+        async with two_runs(tmp_path, layout, held_max=3 * size + (1 << 12)) as s:
+            values = np.ones(1000, np.float32)
+            whole = pb.Box(offsets=[0], sizes=[1000])
+
+            async def pushed(run: str, replica: str, boxes: list[pb.Box]) -> str:
+                header = s.header(values, replica, run=run, base_revision=0, boxes=boxes)
+                try:
+                    return str((await s.send(*iter_push(header, values))).verdict)
+                except grpc.aio.AioRpcError as error:
+                    return code_of(error)
+
+            with busy(s):
+                fat = [asyncio.create_task(pushed(HOG, name, heap)) for name in HOGS]
+                early = itertools.islice(asyncio.as_completed(fat, timeout=20), len(HOGS) - 3)
+                assert {await task for task in early} == {"OVERLOADED"}
+                assert sum(not task.done() for task in fat) == 3
+                small = asyncio.create_task(pushed(HONEST, "a", [whole]))
+            assert {await task for task in fat} == {"OVERLOADED", "INVALID_REQUEST"}
+            assert await small == str(pb.VERDICT_ACCEPTED)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_shard_cannot_hold_does_not_wait_for_a_busy_pool(tmp_path: Path) -> None:
+    """Or all that comes meanwhile would be kept, however little room the push has."""
+    layout = flat_layout(1000)
+
+    async def scenario() -> None:
+        async with two_runs(tmp_path, layout) as s:
+            values = np.ones(1000, np.float32)
+            header, *chunks = iter_push(s.header(values, "hog-1", run=HOG, base_revision=0), values)
+            call = s.stub.Push(timeout=20)
+            await call.write(header)
+            await call.initial_metadata()
+            with busy(s):
+                for part in (*chunks, *chunks):
+                    await call.write(part)
+                with pytest.raises(grpc.aio.AioRpcError, match="only 0 are left") as refused:
+                    await call
+            assert code_of(refused.value) == "INVALID_REQUEST"
 
     asyncio.run(scenario())
 

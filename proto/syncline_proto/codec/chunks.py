@@ -49,12 +49,11 @@ def chunks(payload: memoryview, number: pb.Codec.ValueType) -> Iterator[Chunk]:
         yield Chunk(data, crc32c(data))
 
 
-def check_chunk(chunk: pb.Chunk | Chunk, number: pb.Codec.ValueType, elements_left: int) -> int:
-    """Return how many elements the chunk holds. What they are, decoding it checks.
+def chunk_count(chunk: pb.Chunk | Chunk, number: pb.Codec.ValueType, elements_left: int) -> int:
+    """Return how many elements a chunk of this length holds. Cheap: nothing of it is read.
 
     Raises:
-        InvalidRequest: too long, not whole elements, off the grain, past the payload's end, or
-            damaged on the way.
+        InvalidRequest: too long, not whole elements, off the grain, or past the payload's end.
     """
     codec, size = codec_of(number), len(chunk.data)
     count = elements_left if size == codec.size(elements_left) else codec.elements(size)
@@ -69,6 +68,17 @@ def check_chunk(chunk: pb.Chunk | Chunk, number: pb.Codec.ValueType, elements_le
             f"chunk.data: {count} elements, of {elements_left} still to come, is not a multiple of "
             f"{codec.grain}; only the last chunk need not be."
         )
+    return count
+
+
+def check_chunk(chunk: pb.Chunk | Chunk, number: pb.Codec.ValueType, elements_left: int) -> int:
+    """Return how many elements the chunk holds. What they are, decoding it checks.
+
+    Raises:
+        InvalidRequest: too long, not whole elements, off the grain, past the payload's end, or
+            damaged on the way.
+    """
+    count = chunk_count(chunk, number, elements_left)
     check_sum(chunk)
     return count
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+from typing import Any
+
 import pytest
 
 from syncline_proto.errors import InvalidRequest
+from syncline_proto.layout import BOXES_MAX, TENSORS_MAX
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.reading import LARGE, parsed
 
@@ -44,3 +48,38 @@ def test_a_chunk_is_read_as_it_is(size: int) -> None:
 def test_bytes_that_are_no_message_are_the_senders_fault() -> None:
     with pytest.raises(InvalidRequest, match="^request: .*send the method's own message"):
         parsed(pb.PushRequest.FromString, "Push", b"\xff" * 10)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (pb.PushRequest(header=pb.PushHeader(boxes=[pb.Box()] * (BOXES_MAX + 1))), "boxes"),
+        (pb.PushRequest(header=pb.PushHeader(boxes=[pb.Box(offsets=[1] * LARGE)])), "boxes"),
+        (pb.PushRequest(header=pb.PushHeader(boxes=[pb.Box(sizes=[1] * LARGE)])), "boxes"),
+        (pb.PullRequest(boxes=[pb.Box()] * (BOXES_MAX + 1)), "boxes"),
+        (
+            pb.OpenRunRequest(layout=pb.Layout(tensors=[pb.Tensor()] * (TENSORS_MAX + 1))),
+            "layout.tensors",
+        ),
+        (
+            pb.OpenRunRequest(
+                layout=pb.Layout(
+                    tensors=[pb.Tensor()],
+                    fragments=[pb.Fragment(boxes=[pb.Box()] * BOXES_MAX)] * 8,
+                )
+            ),
+            "layout.fragments",
+        ),
+    ],
+    ids=["push", "offsets", "sizes", "pull", "tensors", "boxes of all fragments"],
+)
+def test_a_message_of_too_many_things_is_gone_before_its_sender_is_told(
+    message: Any, why: str
+) -> None:
+    """In memory an empty box is 30 times what it is on the wire, and refusals wait for readers."""
+    data = message.SerializeToString()
+    with pytest.raises(InvalidRequest, match=rf"^{why}: ") as error:
+        parsed(type(message).FromString, "method", data)
+    frames = [frame for frame, _ in traceback.walk_tb(error.tb)][1:]  # without this test's own
+    held = [value for frame in frames for value in frame.f_locals.values()]
+    assert frames and not any(isinstance(value, type(message)) for value in held)
