@@ -1,6 +1,7 @@
 # make demo     train a small language model with two replicas on this machine, and sample from it
 # make test     lint, types, import rules and the whole test suite
 # make chaos    kill the sync service at random instants, and look what it makes of that
+# make fuzz     send the sync service malformed pushes, and look what it makes of them
 # make help     every target
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -11,7 +12,7 @@ WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
 SCHEMA := proto/syncline_proto/schema/syncline/sync/v1
 
-.PHONY: help install demo test lint types unit chaos generate clean benchmarks
+.PHONY: help install demo test lint types unit chaos fuzz generate clean benchmarks
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +48,9 @@ unit: $(INSTALLED)
 
 chaos: $(INSTALLED)  ## Kill the sync service 60 times: nothing is lost, nothing counts twice
 	PYTHONPATH=tests $(BIN)/python -m chaos
+
+fuzz: $(INSTALLED)  ## Send the sync service malformed pushes for minutes: nothing changes, nothing grows
+	PYTHONPATH=tests $(BIN)/python -m fuzz
 
 generate: $(INSTALLED)  ## Generate the gRPC stubs from the schema
 	PATH=$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -Isyncline_proto/v1=$(SCHEMA) \

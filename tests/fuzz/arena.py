@@ -1,0 +1,252 @@
+"""A real service under fire, in this process: what is sent, what must be true after it.
+
+Every example meets a run at revision 0. What counts of it must be what ``rules`` says; all else
+must be refused under a code of ours, and leave every fragment as it was to the bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from fuzz.rules import Counted, counted, must_be_answered
+from fuzz.streams import LAYOUT, Stream
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.budget import Budget
+from syncline_sync.shard import Shard
+from syncline_sync.staging import Staged, Staging
+from syncline_testing.service import BROKEN, BROKEN_MAX, code_of, service
+
+PUSH = "/syncline.sync.v1.SyncService/Push"
+RULES = RunSettings.model_validate(
+    {"strategy": "local-sgd", "min_replicas": 2, "codec": {"up": "fp32", "down": "fp32"}}
+)
+START = [
+    np.random.default_rng(i).standard_normal(f.numel).astype(np.float32)
+    for i, f in enumerate(LAYOUT.fragments)
+]
+MEMBERS = {"a": 1, "b": 1}
+REFUSALS = {
+    "INVALID_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
+    "RUN_UNKNOWN": grpc.StatusCode.NOT_FOUND,
+    "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+HARMLESS = {pb.VERDICT_STALE, pb.VERDICT_FENCED, pb.VERDICT_DUPLICATE}
+ENTERED = {pb.VERDICT_ACCEPTED, pb.VERDICT_ANOMALOUS}
+
+ROOM = 1 << 16
+"""The budget: three fp32 pushes of the larger fragment."""
+
+PATIENCE_S, MOMENT_S = 20.0, 0.02
+"""For an answer that must come; for one that may."""
+
+CLOSING_SEQ = 1 << 40
+
+
+@dataclass(slots=True)
+class Watch:
+    """Looks at the budget whenever a chunk comes in, and remembers what must not be."""
+
+    budget: Budget
+    rooms: list[int] = field(default_factory=list[int])
+    """Sizes of the rooms that are held."""
+    looks: int = 0
+    wrong: list[str] = field(default_factory=list[str])
+
+    def moved(self, size: int) -> None:
+        if size > 0:
+            self.rooms.append(size)
+        elif size < 0:
+            self.rooms.remove(-size)
+        used = sum(self.rooms)
+        if used != self.budget.used or (used > self.budget.limit and len(self.rooms) > 1):
+            self.wrong.append(f"{self.rooms} of {self.budget.limit}, {self.budget.used} in use")
+
+    def chunk(self, staging: Staging) -> None:
+        self.looks += 1
+        held = sum(
+            len(shard.encoded)
+            for staged in staging._staged.values()
+            for shard in (*staged.coming.values(), *staged.shards.values())
+        )
+        if held > self.budget.used:
+            self.wrong.append(f"{held} bytes are held where {self.budget.used} are in use")
+
+
+@contextlib.contextmanager
+def watched(budget: Budget) -> Iterator[Watch]:
+    """Watch a budget, and the stagings that share it, to the end of the block."""
+    watch = Watch(budget)
+    hold: Callable[[Budget, str, int], None] = Budget._hold
+    note = Staging.note
+
+    def held(self: Budget, run: str, size: int) -> None:
+        hold(self, run, size)
+        if self is budget:
+            watch.moved(size)
+
+    def noted(self: Staging, staged: Staged, shard: Shard, now_s: float) -> None:
+        note(self, staged, shard, now_s)
+        watch.chunk(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Budget, "_hold", held)
+        patch.setattr(Staging, "note", noted)
+        yield watch
+
+
+class Arena:
+    """A service with a run of two replicas; a new one after each push that it has not refused."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lives = contextlib.AsyncExitStack()
+        self.examples, self.entered, self.refused, self.looks = 0, 0, 0, 0
+
+    async def start(self) -> None:
+        """Bring the run to revision 0."""
+        stack = self._lives
+        folder = self._folder / f"{self.examples:06d}"
+        self._s = s = await stack.enter_async_context(service(folder, RULES, ROOM))
+        self._watch = stack.enter_context(watched(s.shared.budget))
+        self._channel = await stack.enter_async_context(grpc.aio.insecure_channel(s.address))
+        self._push = self._channel.stream_unary(PUSH)
+        await s.members(MEMBERS)
+        await s.open(LAYOUT, "b")
+        for i, start in enumerate(START):
+            boxes = [box.to_proto() for box in LAYOUT.fragments[i].boxes]
+            await s.offer(start, "b", fragment=i, boxes=boxes)
+
+    async def stop(self) -> None:
+        await self._lives.aclose()
+
+    async def meets(self, streams: Sequence[Stream]) -> None:
+        """Send an example, and check all that must be true after it."""
+        self.examples += 1
+        expected = counted(streams)
+        answers = await self._sent(streams, whole=bool(expected))
+        verdicts = [pb.PushResponse.FromString(a) for a in answers if isinstance(a, bytes)]
+        await self._at_rest()
+        arrived = [list(f.arrived) for f in (await self._s.status()).fragments]
+        if expected is not None:
+            named = [[c.replica for c in expected if c.fragment == i] for i in range(len(START))]
+            assert arrived == named, f"{arrived} entered where {named} was to; {verdicts}"
+            assert any(v.verdict in ENTERED for v in verdicts) == bool(expected), verdicts
+        assert all(v.verdict in ENTERED | HARMLESS for v in verdicts), verdicts
+        for i, start in enumerate(START):
+            told, values = await self._s.pull(fragment=i, newest=True)
+            both = told.revision == 1 and expected is None  # two strangers' pushes made a round
+            assert both or (told.revision, values.tobytes()) == (0, start.tobytes())
+        self.entered += any(arrived)
+        for i, replicas in enumerate(arrived):
+            if replicas:
+                await self._closes(i, replicas, expected)
+        if verdicts:
+            await self.stop()
+            await self.start()
+
+    async def _sent(
+        self, streams: Sequence[Stream], whole: bool
+    ) -> list[bytes | grpc.aio.AioRpcError | None]:
+        """The streams' answers: bytes or a refusal, or None of a call that we have ended."""
+        calls = [asyncio.create_task(self._send(stream)) for stream in streams]
+        due = [c for c, s in zip(calls, streams, strict=True) if whole or must_be_answered(s)]
+        if due:
+            _, late = await asyncio.wait(due, timeout=PATIENCE_S)
+            assert not late, "a push that must be answered at once was not"
+        _, open_still = await asyncio.wait(calls, timeout=MOMENT_S)
+        for call in open_still:
+            call.cancel()
+        if open_still:
+            await asyncio.wait(open_still)
+        answers = [None if call.cancelled() else call.result() for call in calls]
+        for answer in answers:
+            if isinstance(answer, grpc.aio.AioRpcError):
+                self.refused += 1
+                assert REFUSALS.get(code_of(answer)) is answer.code(), repr(answer)
+        return answers
+
+    async def _send(self, stream: Stream) -> bytes | grpc.aio.AioRpcError | None:
+        over = asyncio.Event()
+
+        async def messages(begun: asyncio.Future[Any]) -> AsyncIterator[bytes]:
+            for message in stream.messages:
+                yield message
+            if stream.ending == "still":
+                await over.wait()
+            if stream.ending == "cut":
+                (await begun).cancel()
+
+        for _ in range(BROKEN_MAX):
+            begun: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            call = self._push(messages(begun), timeout=2 * PATIENCE_S)
+            begun.set_result(call)
+            try:
+                return await call
+            except grpc.aio.AioRpcError as error:
+                if error.details() != BROKEN:
+                    return error
+            except asyncio.CancelledError:
+                if stream.ending != "cut":
+                    raise
+                return None
+            finally:
+                over.set()
+        raise AssertionError(f"the client said {BROKEN_MAX} times: {BROKEN}")
+
+    async def _at_rest(self) -> None:
+        """Nothing is staged, nothing was ever held beyond the budget, and nothing has failed.
+
+        A rank that is in keeps its push's room until the others come, or its replica's lease ends.
+        """
+        if self._s.shared.budget.used:
+            await self._s.members({})
+            await self._s.members(MEMBERS)
+        async with asyncio.timeout(PATIENCE_S):
+            while self._s.shared.budget.used:
+                await asyncio.sleep(0.001)
+        self.looks += self._watch.looks
+        self._watch.looks = 0
+        assert not self._watch.wrong, self._watch.wrong
+        assert not self._s.faults, self._s.faults
+
+    async def _closes(
+        self, fragment: int, arrived: list[str], expected: list[Counted] | None
+    ) -> None:
+        """Let the round close with zeros of who is missing: what it made is what was sent."""
+        s, start = self._s, START[fragment]
+        boxes = [box.to_proto() for box in LAYOUT.fragments[fragment].boxes]
+        missing = [name for name in ("a", "b") if name not in arrived]
+        for name in missing:
+            answer = await s.push(
+                np.zeros_like(start), name, fragment=fragment, boxes=boxes, base_revision=0,
+                seq=CLOSING_SEQ,
+            )  # fmt: skip
+            assert answer.verdict == pb.VERDICT_ACCEPTED, answer
+        _, values = await s.pull(fragment=fragment, revision=1)
+        if expected is not None:
+            counts = [c for c in expected if c.fragment == fragment and not c.is_anomalous]
+            total = sum((c.values.astype(np.float64) for c in counts), np.zeros(start.size))
+            wanted = start - total / (len(counts) + len(missing))
+            np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-6)
+
+
+@contextlib.contextmanager
+def arena(folder: Path) -> Iterator[tuple[asyncio.Runner, Arena]]:
+    """An arena for many examples, and the loop that it lives in."""
+    with asyncio.Runner() as runner:
+        fought = Arena(folder)
+        try:
+            runner.run(fought.start())
+            yield runner, fought
+        finally:
+            runner.run(fought.stop())

@@ -1,0 +1,183 @@
+"""A sync service of its own process under a flood of malformed pushes, and the memory it takes.
+
+Many calls at once: what ``streams`` draws, and what is made to cost memory, messages of the largest
+size that are nothing but boxes, unknown fields or garbage, and chunks without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from fuzz.arena import HARMLESS, PUSH, REFUSALS, START
+from fuzz.streams import LAYOUT, RUN, Stream, header
+from syncline_proto.codec import crc32c
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.v1 import sync_pb2_grpc
+from syncline_testing.cluster import Cluster
+from syncline_testing.service import BROKEN, code_of, iter_push
+
+BUDGET = 1 << 20
+"""The smallest that can be set: everything else is the constant."""
+
+CALLERS = 32
+CALL_S = 2.0
+
+CONSTANT = 512 << 20
+"""Bytes that the service may take beyond its budget and what it holds at rest.
+
+Of these 64 MiB are for large requests that wait, as they came; read, each is up to four times as
+much, and one of 8 MiB that names nothing but boxes is 250 MiB until it is refused. The rest are
+messages that gRPC has in its hands, one of each call.
+"""
+
+SETTINGS = {
+    "strategy": "local-sgd",
+    "min_replicas": 3,  # and there are two: no round closes, whatever enters it
+    "codec": {"up": "fp32", "down": "fp32"},
+    "timeouts": {"lease": 3600, "round_deadline": 7200},  # nobody sends heartbeats here
+}
+
+
+@dataclass(slots=True)
+class Figures:
+    """What a flood came to; bytes are of resident memory."""
+
+    calls: int = 0
+    refused: int = 0
+    rest_bytes: int = 0
+    peak_bytes: int = 0
+
+    @property
+    def beyond_bytes(self) -> int:
+        """What was taken beyond the budget and what the service holds at rest."""
+        return self.peak_bytes - self.rest_bytes - BUDGET
+
+
+def hogs() -> list[Stream]:
+    """Streams that are small on the wire for what they would be in memory, or have no end."""
+    whole = header(0, pb.CODEC_FP32)
+    whole.boxes.extend(box.to_proto() for box in LAYOUT.fragments[0].boxes)
+    named = header(0, pb.CODEC_FP32).SerializeToString()
+    size = 8 << 20
+
+    def message(field: bytes, body: bytes) -> bytes:
+        return field + varint(len(body)) + body
+
+    largest = size - len(named) - 16
+    chunk = pb.PushRequest(chunk=pb.Chunk(data=bytes(1 << 20), crc32c=crc32c(bytes(1 << 20))))
+    dot = pb.PushRequest(chunk=pb.Chunk(data=b"\0", crc32c=crc32c(b"\0")))
+    first = pb.PushRequest(header=whole).SerializeToString()
+    return [
+        Stream((message(b"\x0a", named + b"\x6a\x00" * (largest // 2)),), "end"),
+        Stream((message(b"\x0a", named + message(b"\x6a", b"\x12" + varint(largest - 32) + bytes(
+            largest - 32))),), "end"),
+        Stream((message(b"\x0a", named + b"\xc0\x3e\x01" * (largest // 3)),), "still"),
+        Stream((bytes(range(256)) * (size // 256),), "end"),
+        Stream((first, *[chunk.SerializeToString()] * 60), "still"),
+        Stream((first, *[dot.SerializeToString()] * 2000), "still"),
+        Stream((), "still"),
+    ]  # fmt: skip
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*out, value))
+
+
+def flooded(folder: Path, drawn: list[Stream], seed: int, seconds: float) -> Figures:
+    """Flood a service for some time; then nothing of it is another, and it answers as before."""
+    with Cluster(folder, "--staging-bytes", str(BUDGET)) as cluster:
+        cluster.post("/runs", {"name": RUN, "settings": SETTINGS})
+        for replica in ("a", "b"):
+            cluster.post(f"/runs/{RUN}/replicas", {"replica": replica})
+        figures = asyncio.run(_flood(cluster, drawn, seed, seconds))
+        figures.peak_bytes = _memory(cluster, "VmHWM")
+    assert figures.beyond_bytes <= CONSTANT, figures
+    return figures
+
+
+async def _flood(cluster: Cluster, drawn: list[Stream], seed: int, seconds: float) -> Figures:
+    figures, dice = Figures(), random.Random(seed)
+    async with grpc.aio.insecure_channel(cluster.sync_address) as channel:
+        stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
+        opening = pb.OpenRunRequest(run=RUN, replica="b", incarnation=1, layout=LAYOUT.to_proto())
+        await stub.OpenRun(opening, timeout=20)
+        for i, start in enumerate(START):
+            boxes = [box.to_proto() for box in LAYOUT.fragments[i].boxes]
+            head = header(i, pb.CODEC_FP32, replica="b", seq=1, kind=pb.PUSH_KIND_PARAMETERS)
+            head.ClearField("base_revision")
+            head.boxes.extend(boxes)
+            await stub.Push(iter(list(iter_push(head, start))), timeout=20)
+        await _unharmed(stub)
+        figures.rest_bytes = _memory(cluster, "VmRSS")
+        until, worst = time.monotonic() + seconds, hogs()
+
+        async def caller(one: grpc.aio.Channel) -> None:
+            push = one.stream_unary(PUSH)
+            while time.monotonic() < until:
+                hog = dice.random() < 0.2
+                await _sent(push, dice.choice(worst if hog else drawn), figures)
+
+        # A connection for each: no call waits for another one's line.
+        alone = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
+        channels = [
+            grpc.aio.insecure_channel(cluster.sync_address, options=alone) for _ in range(CALLERS)
+        ]
+        await asyncio.gather(*map(caller, channels))
+        for one in channels:
+            await one.close()
+        await _unharmed(stub)
+    return figures
+
+
+async def _sent(push: Any, stream: Stream, figures: Figures) -> None:
+    over = asyncio.Event()
+
+    async def messages() -> Any:
+        for message in stream.messages:
+            yield message
+        if stream.ending != "end":
+            await over.wait()
+
+    figures.calls += 1
+    try:
+        answer = pb.PushResponse.FromString(await push(messages(), timeout=CALL_S))
+        assert answer.verdict in {*HARMLESS, pb.VERDICT_ACCEPTED, pb.VERDICT_ANOMALOUS}, answer
+    except grpc.aio.AioRpcError as error:
+        # The deadline is the caller's own.
+        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED and error.details() != BROKEN:
+            figures.refused += 1
+            assert code_of(error) in {*REFUSALS, "UNREACHABLE"}, repr(error)
+    finally:
+        over.set()
+
+
+async def _unharmed(stub: Any) -> None:
+    """The run stands at revision 0, and its parameters are those that were offered, bit for bit."""
+    status = await stub.GetRunStatus(pb.GetRunStatusRequest(run=RUN), timeout=20)
+    assert [f.revision for f in status.fragments] == [0, 0]
+    for i, start in enumerate(START):
+        request = pb.PullRequest(run=RUN, fragment=i, newest=True)
+        parts = [part async for part in stub.Pull(request, timeout=20)]
+        data = b"".join(part.chunk.data for part in parts[1:])
+        assert np.frombuffer(data, np.float32).tobytes() == start.tobytes()
+
+
+def _memory(cluster: Cluster, what: str) -> int:
+    """Resident memory of the sync service in bytes: ``VmRSS``, or the most so far, ``VmHWM``."""
+    told = Path(f"/proc/{cluster.sync.pid}/status").read_text()
+    found = re.search(rf"^{what}:\s+(\d+) kB$", told, flags=re.MULTILINE)
+    assert found
+    return int(found[1]) << 10

@@ -1,0 +1,288 @@
+"""What is sent: pushes of one or two ranks, whole or spoilt, as the bytes of their messages.
+
+Each starts as a valid push of the layout below, in any codec, and is then changed in up to three
+places: a field of a header, a number of a box, a byte of a chunk, the order of messages, the end.
+Some changes leave it valid; which, ``rules`` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from syncline_proto.codec import Float32, chunks, codec_of, crc32c, encode
+from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
+from syncline_proto.v1 import sync_pb2 as pb
+
+RUN = "run"
+CUT, ROWS, COLUMNS = 100, 120, 50
+LAYOUT = Layout(
+    (TensorSpec("w", (ROWS, COLUMNS), "float32"), TensorSpec("s", (), "float32")),
+    (
+        FragmentSpec("f0", (Box(0, (0, 0), (CUT, COLUMNS)), Box(1, (), ()))),
+        FragmentSpec("f1", (Box(0, (CUT, 0), (ROWS - CUT, COLUMNS)),)),
+    ),
+)
+"""The first fragment is in more than one chunk of every codec."""
+
+ENDINGS = ("end", "cut", "still")
+"""The client half-closes; cancels; or sends nothing more and waits."""
+
+HUGE = st.sampled_from([2**31, 2**32 - 1, 2**40, 2**40 + 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1])
+NUMBERS = st.one_of(st.integers(0, 3), st.integers(0, 130), HUGE)
+NAMES = st.one_of(
+    st.sampled_from(["", "a", "b", "c", "..", "a/b", "a\n", "a\x00", "A", "ü", "%2e", "x" * 64]),
+    st.text(max_size=5),
+    st.sampled_from(["a", "\x00", "ü", "\U0001f600"]).map(lambda character: character * (1 << 18)),
+)
+SMALL_FIELDS = ("fragment", "rank", "ranks", "kind", "codec")
+COUNTS = (
+    "epoch", "incarnation", "seq", "base_revision", "gradient_step", "inner_steps", "tokens",
+    "first_step", "last_step",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What one call sends, and how it ends."""
+
+    messages: tuple[bytes, ...]
+    ending: str
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{len(m)}:{m[:40].hex()}" for m in self.messages)
+        return f"Stream({self.ending}: {shown})"
+
+
+@dataclass(slots=True)
+class Draft:
+    """A stream that can still be changed: the first message is its header."""
+
+    header: pb.PushHeader
+    parts: list[pb.PushRequest | bytes]
+    ending: str = "end"
+
+    @property
+    def chunked(self) -> list[int]:
+        """The places of chunks that are chunks still."""
+        return [
+            at
+            for at, part in enumerate(self.parts)
+            if isinstance(part, pb.PushRequest) and part.WhichOneof("part") == "chunk"
+        ]
+
+    def finished(self) -> Stream:
+        messages = [p if isinstance(p, bytes) else p.SerializeToString() for p in self.parts]
+        return Stream(tuple(messages), self.ending)
+
+
+def chunk(data: bytes, crc_off: int = 0) -> pb.PushRequest:
+    return pb.PushRequest(chunk=pb.Chunk(data=data, crc32c=crc32c(data) ^ crc_off))
+
+
+def header(fragment: int, codec: pb.Codec.ValueType, **given: Any) -> pb.PushHeader:
+    usual: dict[str, Any] = {
+        "run": RUN, "epoch": 1, "replica": "a", "incarnation": 1, "seq": 5, "ranks": 1,
+        "kind": pb.PUSH_KIND_PSEUDO_GRADIENT, "base_revision": 0, "inner_steps": 1, "tokens": 1,
+    }  # fmt: skip
+    return pb.PushHeader(fragment=fragment, codec=codec, **usual | given)
+
+
+def draft(values: Float32, boxes: list[pb.Box], grains: int, head: pb.PushHeader) -> Draft:
+    """A valid stream, in chunks of so many grains."""
+    codec = codec_of(head.codec)
+    head.boxes.extend(boxes)
+    payload = b"".join(c.data for c in chunks(encode(values, head.codec), head.codec))
+    step = codec.size(grains * codec.grain)
+    parts = [chunk(payload[at : at + step]) for at in range(0, len(payload), step)]
+    return Draft(head, [pb.PushRequest(header=head), *parts])
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> list[Draft]:
+    """All ranks of one valid push."""
+    fragment, codec = draw(st.integers(0, 1)), pb.Codec.ValueType(draw(st.integers(1, 5)))
+    grains = draw(st.integers(1, 3))
+    boxes = [box.to_proto() for box in LAYOUT.fragments[fragment].boxes]
+    numel = LAYOUT.fragments[fragment].numel
+    random = np.random.default_rng(draw(st.integers(0, 9)))
+    values = (random.standard_normal(numel) / 10).astype(np.float32)
+    if draw(st.booleans()):
+        return [draft(values, boxes, grains, header(fragment, codec))]
+    first, rows = boxes[0], boxes[0].sizes[0]
+    cut = draw(st.integers(0, rows))
+    begin = first.offsets[0]
+    upper = pb.Box(tensor=0, offsets=[begin, 0], sizes=[cut, COLUMNS])
+    lower = pb.Box(tensor=0, offsets=[begin + cut, 0], sizes=[rows - cut, COLUMNS])
+    at = cut * COLUMNS
+    parts = ((values[:at], [upper]), (values[at:], [lower, *boxes[1:]]))
+    return [
+        draft(mine, held, grains, header(fragment, codec, rank=rank, ranks=2))
+        for rank, (mine, held) in enumerate(parts)
+    ]
+
+
+def spoil_field(draw: st.DrawFn, one: Draft) -> None:
+    """Another value in a field of the header."""
+    name = draw(st.sampled_from(["run", "replica", *SMALL_FIELDS, *COUNTS]))
+    if name in ("run", "replica"):
+        value: Any = draw(NAMES)
+    elif name in SMALL_FIELDS:
+        value = draw(st.one_of(st.integers(0, 6), st.sampled_from([2**16, 2**16 + 1, 2**31 - 1])))
+    else:
+        value = draw(NUMBERS)
+    if name == "base_revision" and draw(st.booleans()):
+        one.header.ClearField(name)
+    else:
+        setattr(one.header, name, value)
+    _renew(one)
+
+
+def spoil_boxes(draw: st.DrawFn, one: Draft) -> None:
+    """Another number in a box, or other boxes."""
+    boxes = one.header.boxes
+    how = draw(st.sampled_from(["number", "drop", "twice", "turn", "split", "more", "strange"]))
+    at = draw(st.integers(0, max(len(boxes) - 1, 0)))
+    if how == "number" and boxes:
+        numbers = draw(st.sampled_from([boxes[at].offsets, boxes[at].sizes]))
+        if numbers:
+            place = draw(st.integers(0, len(numbers) - 1))
+            numbers[place] = draw(
+                st.one_of(HUGE, st.integers(-2, 2).map(lambda by: (numbers[place] + by) % 2**64))
+            )
+        else:
+            boxes[at].tensor = draw(st.sampled_from([0, 1, 2, 2**32 - 1]))
+    elif how == "drop" and boxes:
+        del boxes[at]
+    elif how == "twice" and boxes:
+        boxes.append(boxes[at])
+    elif how == "turn":
+        turned = [*boxes][::-1]
+        del boxes[:]
+        boxes.extend(turned)
+    elif how == "split" and boxes and boxes[at].sizes and 1 < boxes[at].sizes[0] < 2**40:
+        rest = pb.Box()
+        rest.CopyFrom(boxes[at])
+        boxes[at].sizes[0] = cut = draw(st.integers(0, 3))
+        rest.offsets[0], rest.sizes[0] = (rest.offsets[0] + cut) % 2**64, rest.sizes[0] - cut
+        kept = [*boxes[: at + 1], rest, *boxes[at + 1 :]]
+        del boxes[:]
+        boxes.extend(kept)
+    elif how == "more":
+        boxes.extend([pb.Box(tensor=draw(st.integers(0, 1)))] * draw(st.integers(1, 300)))
+    else:
+        numbers = st.lists(NUMBERS, max_size=9)
+        boxes.append(
+            pb.Box(tensor=draw(NUMBERS) % 2**32, offsets=draw(numbers), sizes=draw(numbers))
+        )
+    _renew(one)
+
+
+def spoil_chunk(draw: st.DrawFn, one: Draft) -> None:
+    """Other bytes or another place of a chunk, with a checksum that is right or not."""
+    places = one.chunked
+    if not places:
+        return
+    at = draw(st.sampled_from(places))
+    data = one.parts[at].chunk.data  # pyright: ignore[reportAttributeAccessIssue]
+    how = draw(st.sampled_from(["byte", "bytes", "shorter", "longer", "crc", "drop", "twice",
+        "swap", "join", "empty", "big", "off the grain"]))  # fmt: skip
+    if how in ("byte", "bytes"):
+        spoilt = bytearray(data)
+        for _ in range(1 if how == "byte" else 20):
+            if spoilt:
+                spoilt[draw(st.integers(0, len(spoilt) - 1))] = draw(
+                    st.one_of(st.sampled_from([0, 0x7F, 0x80, 0xFF]), st.integers(0, 255))
+                )
+        right = draw(st.booleans())
+        one.parts[at] = chunk(bytes(spoilt), 0 if right else crc32c(data) ^ crc32c(bytes(spoilt)))
+    elif how == "shorter":
+        one.parts[at] = chunk(data[: -draw(st.integers(1, 9))])
+    elif how == "longer":
+        one.parts[at] = chunk(data + bytes(draw(st.sampled_from([1, 2, 4, 260, 4096, 9000]))))
+    elif how == "crc":
+        one.parts[at] = chunk(data, draw(st.integers(1, 2**32 - 1)))
+    elif how == "drop":
+        del one.parts[at]
+    elif how == "twice":
+        one.parts.insert(at, one.parts[at])
+    elif how == "swap":
+        other = draw(st.sampled_from(places))
+        one.parts[at], one.parts[other] = one.parts[other], one.parts[at]
+    elif how == "join":
+        rest = b"".join(p.chunk.data for p in one.parts if not isinstance(p, bytes))
+        one.parts = [part for i, part in enumerate(one.parts) if i not in places]
+        one.parts.append(chunk(rest))
+    elif how == "empty":
+        one.parts.insert(draw(st.integers(0, len(one.parts))), chunk(b""))
+    elif how == "big":
+        one.parts[at] = chunk(data + bytes(draw(st.sampled_from([1 << 20, 2 << 20]))))
+    else:
+        cut = draw(st.integers(0, len(data)))
+        one.parts[at : at + 1] = [chunk(data[:cut]), chunk(data[cut:])]
+
+
+def spoil_messages(draw: st.DrawFn, one: Draft) -> None:
+    """Messages in another order, twice, not at all, of both parts, or no messages."""
+    at = draw(st.integers(0, len(one.parts)))
+    how = draw(st.sampled_from(["header", "none", "garbage", "unknown", "drop", "move", "both",
+        "flip", "short"]))  # fmt: skip
+    if how == "header":
+        one.parts.insert(at, pb.PushRequest(header=one.header))
+    elif how == "none":
+        one.parts.insert(at, pb.PushRequest())
+    elif how == "garbage":
+        one.parts.insert(at, draw(st.binary(max_size=60)))
+    elif one.parts:
+        at = min(at, len(one.parts) - 1)
+        part = one.parts[at]
+        raw = part if isinstance(part, bytes) else part.SerializeToString()
+        if how == "unknown":  # field 1000, of two bytes
+            one.parts[at] = raw + b"\xc2\x3e\x02ab"
+        elif how == "drop":
+            del one.parts[at]
+        elif how == "move":
+            one.parts.insert(draw(st.integers(0, len(one.parts) - 1)), one.parts.pop(at))
+        elif how == "both":  # of a oneof the last counts; two of the same are merged
+            other = draw(st.sampled_from(one.parts))
+            one.parts[at] = raw + (other if isinstance(other, bytes) else other.SerializeToString())
+        elif how == "flip" and raw:
+            place = draw(st.integers(0, min(len(raw) - 1, 200)))
+            one.parts[at] = (
+                raw[:place]
+                + bytes([raw[place] ^ 1 << draw(st.integers(0, 7))])
+                + (raw[place + 1 :])
+            )
+        elif how == "short":
+            one.parts[at] = raw[: draw(st.integers(0, len(raw)))]
+
+
+def spoil_ending(draw: st.DrawFn, one: Draft) -> None:
+    """Half a stream: it stops somewhere, and is cut, stands still or is said to be all."""
+    del one.parts[draw(st.integers(0, len(one.parts))) :]
+    one.ending = draw(st.sampled_from(ENDINGS))
+
+
+SPOILERS: tuple[Callable[[st.DrawFn, Draft], None], ...] = (
+    spoil_field, spoil_boxes, spoil_chunk, spoil_messages, spoil_ending,
+)  # fmt: skip
+
+
+@st.composite
+def pushes(draw: st.DrawFn) -> tuple[Stream, ...]:
+    """The streams of one push's ranks, spoilt in up to three places."""
+    made = draw(drafts())
+    for _ in range(draw(st.sampled_from([0, 1, 1, 1, 2, 3]))):
+        draw(st.sampled_from(SPOILERS))(draw, draw(st.sampled_from(made)))
+    return tuple(one.finished() for one in made)
+
+
+def _renew(one: Draft) -> None:
+    """Put the changed header where it stands."""
+    for at, part in enumerate(one.parts):
+        if isinstance(part, pb.PushRequest) and part.WhichOneof("part") == "header":
+            one.parts[at] = pb.PushRequest(header=one.header)

@@ -1,0 +1,32 @@
+"""The short form of ``make fuzz``: what counts is what the rules say, whatever else is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+
+from fuzz.arena import arena
+from fuzz.streams import Stream, pushes
+
+EXAMPLES = 300
+
+
+def test_a_push_counts_if_it_is_wholly_valid_and_else_changes_nothing(tmp_path: Path) -> None:
+    with arena(tmp_path) as (runner, fought):
+
+        @settings(
+            max_examples=EXAMPLES,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        )
+        @given(pushes())
+        def meets(streams: tuple[Stream, ...]) -> None:
+            runner.run(fought.meets(streams))
+
+        meets()
+        # The examples are worth something: many were refused, and some counted.
+        assert fought.refused > EXAMPLES / 3 and fought.entered > EXAMPLES / 20
+        assert fought.looks > EXAMPLES
