@@ -130,8 +130,18 @@ class Arena:
         await self._lives.aclose()
 
     async def meets(self, streams: Sequence[Stream]) -> None:
-        """Send an example, and check all that must be true after it."""
+        """Send an example, and check all that must be true after it; the next begins afresh."""
         self.examples += 1
+        spent = True
+        try:
+            spent = await self._checked(streams)
+        finally:
+            if spent:
+                await self.stop()
+                await self.start()
+
+    async def _checked(self, streams: Sequence[Stream]) -> bool:
+        """Whether the run remembers anything of it."""
         expected = counted(streams)
         answers = await self._sent(streams, whole=bool(expected))
         verdicts = [pb.PushResponse.FromString(a) for a in answers if isinstance(a, bytes)]
@@ -140,7 +150,7 @@ class Arena:
         if expected is not None:
             named = [[c.replica for c in expected if c.fragment == i] for i in range(len(START))]
             assert arrived == named, f"{arrived} entered where {named} was to; {verdicts}"
-            assert any(v.verdict in ENTERED for v in verdicts) == bool(expected), verdicts
+            assert any(v.judged in ENTERED for v in verdicts) == bool(expected), verdicts
         assert all(v.verdict in ENTERED | HARMLESS for v in verdicts), verdicts
         for i, start in enumerate(START):
             told, values = await self._s.pull(fragment=i, newest=True)
@@ -150,9 +160,7 @@ class Arena:
         for i, replicas in enumerate(arrived):
             if replicas:
                 await self._closes(i, replicas, expected)
-        if verdicts:
-            await self.stop()
-            await self.start()
+        return bool(verdicts)
 
     async def _sent(
         self, streams: Sequence[Stream], whole: bool
