@@ -31,12 +31,12 @@ BUDGET = 1 << 20
 CALLERS = 32
 CALL_S = 2.0
 
-CONSTANT = 512 << 20
+CONSTANT = (512 << 20) + CALLERS * (16 << 20)
 """Bytes that the service may take beyond its budget and what it holds at rest.
 
-Of these 64 MiB are for large requests that wait, as they came; read, each is up to four times as
-much, and one of 8 MiB that names nothing but boxes is 250 MiB until it is refused. The rest are
-messages that gRPC has in its hands, one of each call.
+64 MiB are for large requests that wait, as they came; read, each is up to four times as much. One
+of 8 MiB that names nothing but boxes is 250 MiB until it is refused, and one is read at a time.
+Each call may have a message of 8 MiB in gRPC's hands, and once more as Python's.
 """
 
 SETTINGS = {
