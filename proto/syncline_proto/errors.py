@@ -22,6 +22,8 @@ what happened and, where somebody can act on it, what to do.
     ├─ Overloaded              OVERLOADED           31  yes    out of room for now
     ├─ StoreError              STORE                40  no     the disk refused; we must stop
     │  └─ StoreDamaged         STORE_DAMAGED        41  no     a stored file fails its checksum
+    ├─ CheckpointError         CHECKPOINT           42  no     where checkpoints are refuses
+    │  └─ CheckpointDamaged    CHECKPOINT_DAMAGED   43  no     a checkpoint's file is damaged
     ├─ TrainingDiverged        DIVERGED             50  no     not finite, or nothing counts
     └─ ProcessFailed           PROCESS_FAILED       60  no     a process of ours ended badly
 
@@ -162,6 +164,18 @@ class StoreDamaged(StoreError):
     """A stored file does not match its checksum; the message names it."""
 
     code, exit_code = "STORE_DAMAGED", 41
+
+
+class CheckpointError(SynclineError):
+    """A checkpoint cannot be written, or is not there; the service goes on."""
+
+    code, exit_code, http_status = "CHECKPOINT", 42, 409
+
+
+class CheckpointDamaged(CheckpointError):
+    """A checkpoint's file is not what its manifest says; the message names it."""
+
+    code, exit_code, http_status = "CHECKPOINT_DAMAGED", 43, 500
 
 
 class TrainingDiverged(SynclineError):

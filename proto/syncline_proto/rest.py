@@ -59,6 +59,16 @@ class ReplicaState(StrEnum):
     KICKED = "kicked"
 
 
+class Origin(Answer):
+    """The checkpoint from which a run began, in place of a replica's parameters."""
+
+    checkpoint: str = Field(max_length=2048, pattern=LINE_PATTERN)
+    """Where it lies, its name last."""
+    id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """Its own: a sync service begins from no other."""
+    revision: Count
+
+
 class RunCreate(Request):
     """Create a run. Creating it again with equal settings answers with the run that is there."""
 
@@ -66,6 +76,9 @@ class RunCreate(Request):
     settings: RunSettings = RunSettings()
     job: dict[str, Any] = Field(default_factory=dict)
     """What the trainer was asked to do (model, data, optimizer), for export and for people."""
+    origin: Annotated[Origin, _strictly(Origin)] | None = None
+    """Set by who restores a checkpoint, once the sync services have fetched it; 409 if the run is
+    there without it. Whoever leaves it out finds the run whatever its origin."""
 
 
 class RunView(Answer):
@@ -75,6 +88,7 @@ class RunView(Answer):
     settings_version: int
     """Grows by one with each live change."""
     job: dict[str, Any] = Field(default_factory=dict)
+    origin: Origin | None = None
     created_at: float
     ended_at: float | None = None
     replicas_alive: int = 0
@@ -216,6 +230,7 @@ class RunMembership(Answer):
     settings: RunSettings
     settings_version: int
     members: list[Member]
+    origin: Origin | None = None
 
 
 class Membership(Answer):

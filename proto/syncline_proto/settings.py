@@ -219,6 +219,15 @@ def changed(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
         raise ConfigError(
             f"{key} cannot change while a run goes on; what can is {', '.join(sorted(LIVE))}."
         )
+    return overlaid(settings, patch)
+
+
+def overlaid(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
+    """Return the settings with any nested, partial change, as another run may have them.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is out of range; the message names it.
+    """
     try:
         return RunSettings.model_validate(_under(settings.model_dump(), patch))
     except ValidationError as error:

@@ -36,6 +36,8 @@ STATUS: dict[type[errors.SynclineError], grpc.StatusCode] = {
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StoreError: grpc.StatusCode.INTERNAL,
     errors.StoreDamaged: grpc.StatusCode.DATA_LOSS,
+    errors.CheckpointError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.CheckpointDamaged: grpc.StatusCode.DATA_LOSS,
     errors.TrainingDiverged: grpc.StatusCode.ABORTED,
     errors.ProcessFailed: grpc.StatusCode.ABORTED,
 }

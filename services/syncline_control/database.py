@@ -31,7 +31,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from syncline_proto import locks
 from syncline_proto.errors import ConfigError, StoreError
 
-SCHEMA = 2
+SCHEMA = 3
 """Grows when the tables change; another number is refused rather than guessed at."""
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")
@@ -61,6 +61,8 @@ class Run(Table):
     settings: Mapped[str]
     settings_version: Mapped[int] = mapped_column(default=1)
     job: Mapped[str]
+    origin: Mapped[str | None]
+    """JSON: the checkpoint from which it began."""
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
     replicas_seen: Mapped[int] = mapped_column(default=0)

@@ -27,11 +27,14 @@ from syncline_proto.locks import only_owner
 from syncline_proto.rest import SyncServiceHello
 from syncline_proto.words import sentence
 from syncline_sync.allocator import keep_freed_memory
+from syncline_sync.aside import sweep_aside
 from syncline_sync.budget import Budget
+from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.control import ControlLink, ReportQueue
 from syncline_sync.descriptors import raise_limit
 from syncline_sync.host import DiskHangs, Host
 from syncline_sync.metrics import Metrics
+from syncline_sync.pins import sweep_pins
 from syncline_sync.pool import DISK_THREADS
 from syncline_sync.run import Shared
 from syncline_sync.servicer import SyncServicer
@@ -79,10 +82,13 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     disk = ThreadPoolExecutor(DISK_THREADS, "disk")
     shared = Shared(settings.data, pool, disk, budget, metrics, reports.put, end.come)
     host = Host(shared)
-    doors = bind(settings, SyncServicer(host, shared), metrics)
+    checkpoints = CheckpointServicer(host, shared)
+    doors = bind(settings, SyncServicer(host, shared), checkpoints, metrics)
     data = _data_folder(settings.data)  # not earlier: a start in vain leaves none behind
     # A store has one writer.
     mine = only_owner(data / "lock", f"Another sync service keeps its store in {data}", "--data")
+    sweep_pins(data)
+    sweep_aside(data)
     hello = SyncServiceHello(
         name=settings.name,
         address=settings.advertise or address(settings.host, doors.port),
@@ -106,6 +112,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await doors.close()
+        checkpoints.close()
         try:
             await host.stop()
         finally:

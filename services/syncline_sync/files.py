@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import re
 from collections.abc import Generator, Mapping
@@ -83,7 +84,7 @@ def write_safetensors(
     return size, crc
 
 
-def parse_safetensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+def parse_safetensors(data: bytes | mmap.mmap) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Views (read-only) of the tensors of a file whose checksum is right, and its metadata."""
     start = 8 + int.from_bytes(data[:8], "little")
     header = cast(dict[str, Any], json.loads(data[8:start]))
@@ -114,7 +115,7 @@ def replace_file(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def make_folder(path: Path) -> None:
@@ -128,7 +129,7 @@ def make_folder(path: Path) -> None:
             make_folder(path.parent)
         with writing(path):
             path.mkdir(exist_ok=True)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
 
 def make_mark(path: Path) -> None:
@@ -140,7 +141,7 @@ def make_mark(path: Path) -> None:
     if not path.exists():
         with writing(path):
             opened(path, path.touch)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
 
 def read(path: Path) -> bytes:
@@ -182,7 +183,8 @@ def understood(path: Path) -> Generator[None]:
         ) from error
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder outlast a power cut."""
     folder = opened(path, lambda: os.open(path, os.O_RDONLY))
     try:
         os.fsync(folder)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -38,7 +39,7 @@ from syncline_sync.core.record import Closing, Kind, Saved
 from syncline_sync.pool import P, T, compute
 from syncline_sync.published import Published, Shelf
 from syncline_sync.sources import Difference, Plain, Sent
-from syncline_sync.store import FragmentStore
+from syncline_sync.store import Entry, FragmentStore
 
 _PIECE = 1 << 20
 """Elements encoded at a time."""
@@ -135,6 +136,10 @@ class Holding:
             self.revisions.put(value.saved.revision, value)
         for value in stored.gradients:
             self.gradients.put(value.saved.gradient_step, value)
+
+    def pin(self, revision: int, path: Path) -> Entry:
+        """Keep a revision's file as ``path``, too; from any thread. As ``FragmentStore.pin``."""
+        return self._store.pin(revision, path)
 
     async def fold(self, push: Sequence[merge.Payload], weight: float, rescale: float) -> None:
         """Add a push to the round's sum: rescale what is in it, then add ``weight`` * D."""

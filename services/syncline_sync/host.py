@@ -13,8 +13,9 @@ import uuid
 import structlog
 
 from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged, StoreError
-from syncline_proto.rest import EventIn, Membership, RunMembership
+from syncline_proto.rest import EventIn, Membership, Origin, RoundReport, RunMembership
 from syncline_proto.settings import RunSettings
+from syncline_sync.aside import Aside
 from syncline_sync.fallback import fall_back
 from syncline_sync.run import Recalled, RunHost, Shared
 from syncline_sync.store import RunStore
@@ -94,13 +95,22 @@ class Host:
             await asyncio.gather(*(self._prepare(r) for r in waiting))
         self._adopt(membership)
 
+    def knows(self, name: str) -> bool:
+        """Whether there is anything of a run here, in memory or in the store."""
+        return (
+            name in self._runs
+            or name in self._loads
+            or name in self._damaged
+            or RunStore(self._shared.root, name).folder.exists()
+        )
+
     def _ready(self, run: RunMembership) -> bool:
         host = self._runs.get(run.run)
         return run.run in self._damaged or (host is not None and host.keeps(run.settings))
 
     async def _prepare(self, run: RunMembership) -> None:
         try:
-            host = self._runs.get(run.run) or await self._loaded(run.run, run.settings)
+            host = self._runs.get(run.run) or await self._loaded(run.run, run.settings, run.origin)
         except StoreDamaged:
             return  # it has been told of; the others go on
         if not host.keeps(run.settings):
@@ -207,36 +217,63 @@ class Host:
         host.asked_at_s = time.monotonic()
         return host
 
-    async def _loaded(self, name: str, settings: RunSettings | None) -> RunHost:
+    async def _loaded(
+        self, name: str, settings: RunSettings | None, origin: Origin | None = None
+    ) -> RunHost:
         """The run, read from the store in the pool; whoever else asks meanwhile gets the same.
 
-        Without ``settings`` it has those that the store has.
+        Without ``settings`` it has those that the store has. One with an ``origin`` begins from
+        what was fetched of that.
 
         Raises:
             StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
         """
         task = self._loads.get(name)
         if task is None:
-            task = self._loads[name] = asyncio.create_task(self._load(name, settings))
+            task = self._loads[name] = asyncio.create_task(self._load(name, settings, origin))
         return await asyncio.shield(task)  # who stops waiting does not stop the others
 
-    async def _load(self, name: str, settings: RunSettings | None) -> RunHost:
+    async def _load(
+        self, name: str, settings: RunSettings | None, origin: Origin | None
+    ) -> RunHost:
         store = RunStore(self._shared.root, name)
         try:
             if name in self._stops:
                 await asyncio.wait({self._stops[name]})
+            begins = origin and await self._shared.at_disk(Aside(store.root, name).adopt, origin)
             settings = settings or await self._shared.at_disk(store.load_settings)
             recalled = await self._shared.at_disk(Recalled.read, store)
             if recalled.went_back:
                 self._tell(name, "run.went_back", WENT_BACK.format(recalled.epoch))
             host = self._runs[name] = RunHost(name, settings, recalled, self._shared)
             self._count()
+            if begins and origin:
+                self._tell_origin(host, origin)
             return host
         except StoreDamaged as error:
             self._give_up(name, error.message)
             raise StoreDamaged(self._damaged[name]) from error
         finally:
             del self._loads[name]
+
+    def _tell_origin(self, host: RunHost, origin: Origin) -> None:
+        """Tell the control plane where a run stands that has just begun from a checkpoint."""
+        for runner in host.runners:
+            self._shared.report(
+                host.name,
+                RoundReport(
+                    fragment=runner.number,
+                    fragment_name=runner.name,
+                    kind="parameters",
+                    revision=runner.latest.revision,
+                    committed_at=time.time(),
+                    seconds=0.0,
+                    committed_tokens=runner.latest.committed_tokens,
+                    closed_by="offer",
+                ),
+            )
+        said = f"Begun at revision {origin.revision} of the checkpoint {origin.checkpoint}."
+        self._shared.report(host.name, EventIn(kind="run.restored", message=said))
 
     def _give_up(self, name: str, why: str) -> None:
         """Serve a damaged run to nobody, and tell everybody why: once, until the next start."""

@@ -16,7 +16,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from syncline_proto.errors import ConfigError, PortInUse
-from syncline_proto.v1 import sync_pb2, sync_pb2_grpc
+from syncline_proto.v1 import checkpoints_pb2, checkpoints_pb2_grpc, sync_pb2, sync_pb2_grpc
+from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.descriptors import limit
 from syncline_sync.exporter import Exporter
 from syncline_sync.guard import TokenGuard
@@ -31,6 +32,7 @@ from syncline_sync.settings import SyncSettings
 # pyright: reportUnknownParameterType=false
 
 SERVICE = sync_pb2.DESCRIPTOR.services_by_name["SyncService"].full_name
+CHECKPOINTS = checkpoints_pb2.DESCRIPTOR.services_by_name["CheckpointService"].full_name
 STOP_GRACE_S = 2.0
 
 CALLERS_MAX, CALLERS_SHARE = 8_192, 1 / 2
@@ -93,7 +95,7 @@ class Doors:
         """Start to serve, and say so to health checks."""
         await self.server.start()
         await self.probes.start()
-        for name in ("", SERVICE):
+        for name in ("", SERVICE, CHECKPOINTS):
             await self.status.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def close(self) -> None:
@@ -103,7 +105,12 @@ class Doors:
         self.exporter.stop()
 
 
-def bind(settings: SyncSettings, servicer: SyncServicer, metrics: Metrics) -> Doors:
+def bind(
+    settings: SyncSettings,
+    servicer: SyncServicer,
+    checkpoints: CheckpointServicer,
+    metrics: Metrics,
+) -> Doors:
     """Take the three ports.
 
     Raises:
@@ -117,8 +124,9 @@ def bind(settings: SyncSettings, servicer: SyncServicer, metrics: Metrics) -> Do
         options=(*CHANNEL_OPTIONS, _at_most(CALLERS_MAX, CALLERS_SHARE)),
     )
     sync_pb2_grpc.add_SyncServiceServicer_to_server(servicer, server)
+    checkpoints_pb2_grpc.add_CheckpointServiceServicer_to_server(checkpoints, server)
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
-    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    names = (SERVICE, CHECKPOINTS, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     probes = grpc.aio.server(
         interceptors=[Reader()], options=(*PROBE_OPTIONS, _at_most(PROBES_MAX, PROBES_SHARE))

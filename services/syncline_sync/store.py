@@ -10,6 +10,7 @@
     ROOT/runs/RUN/FRAGMENT.begun                  empty: the fragment has a head, or is damaged
     ROOT/runs/RUN/FRAGMENT.behind                 empty: the newest published may not be here
 
+Beside ROOT/runs lie what a checkpoint pins (pins.py) and runs that are being restored (aside.py).
 A commit is: write the file, sync it, write a new head, sync it, rename it over the old one, sync
 the folder. A process killed at any instruction leaves the old head or the new one, and both name
 whole files. What no head names is removed by whoever commits, never by whoever reads. A write that
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +33,7 @@ from typing import Any, cast
 import numpy as np
 
 from syncline_proto.codec import Float32, UInt16, crc32c_of
-from syncline_proto.errors import RevisionGone, StoreDamaged
+from syncline_proto.errors import CheckpointError, RevisionGone, StoreDamaged
 from syncline_proto.layout import Layout, layout_from_json, layout_to_json
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -119,7 +121,7 @@ class RunStore:
     """The files of one run."""
 
     def __init__(self, root: Path, run: str) -> None:
-        self.run = run
+        self.root, self.run = root, run
         self.folder = root / "runs" / run
 
     @property
@@ -245,6 +247,26 @@ class FragmentStore:
                 at = 8 * self.place.numel if saved.down == "int8" and not is_gradient else None
                 return Filed(self.folder / entry.file, entry.bytes, entry.crc32c, codec, at)
         raise RevisionGone(f"{self.folder} has no revision {saved.revision}, step {step}.")
+
+    def pin(self, revision: int, path: Path) -> Entry:
+        """Keep a committed revision's file as ``path``, too, whatever becomes of it here.
+
+        Raises:
+            RevisionGone: it is not kept.
+            CheckpointError: the disk refuses; nothing of the fragment has changed.
+        """
+        for entry in self._entries:
+            if (entry.revision, entry.gradient_step) == (revision, 0):
+                try:
+                    os.link(self.folder / entry.file, path)
+                    return entry
+                except FileNotFoundError:
+                    break  # a commit was quicker
+                except OSError as error:
+                    raise CheckpointError(
+                        f"Cannot pin {self.folder / entry.file}: {error.strerror or error}."
+                    ) from error
+        raise RevisionGone(f"{self.folder} has no revision {revision} any more.")
 
     def load(self) -> Loaded | None:
         """Read what the head names; None if nothing was ever committed.

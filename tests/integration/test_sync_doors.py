@@ -14,12 +14,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import PortInUse
+from syncline_proto.v1 import checkpoints_pb2, checkpoints_pb2_grpc, sync_pb2_grpc
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_proto.v1 import sync_pb2_grpc
-from syncline_sync.servicer import SyncServicer
-from syncline_sync.serving import SERVICE, bind
+from syncline_sync.serving import CHECKPOINTS, SERVICE, bind
 from syncline_sync.settings import SyncSettings
-from syncline_testing.doors import doors, health
+from syncline_testing.doors import doors, health, servicers
 from syncline_testing.service import code_of, flat_layout
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -30,7 +29,7 @@ def test_health_answers_on_both_ports_and_reflection_names_the_service(tmp_path:
         async with doors(tmp_path) as (opened, _):
             assert len({opened.port, opened.health_port, opened.metrics_port}) == 3
             for port in (opened.port, opened.health_port):
-                for name in ("", SERVICE):
+                for name in ("", SERVICE, CHECKPOINTS):
                     assert await health(port, name) == SERVING
             async with grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}") as channel:
                 stub: Any = reflection_pb2_grpc.ServerReflectionStub(cast(Any, channel))
@@ -38,7 +37,7 @@ def test_health_answers_on_both_ports_and_reflection_names_the_service(tmp_path:
                 ask = request(list_services="")
                 async for answer in stub.ServerReflectionInfo(iter([ask]), timeout=10):
                     names = {row.name for row in answer.list_services_response.service}
-                    assert names >= {SERVICE, "grpc.health.v1.Health"}
+                    assert names >= {SERVICE, CHECKPOINTS, "grpc.health.v1.Health"}
                 ask = request(file_containing_symbol=SERVICE)
                 async for answer in stub.ServerReflectionInfo(iter([ask]), timeout=10):
                     assert answer.file_descriptor_response.file_descriptor_proto
@@ -71,7 +70,7 @@ def test_a_port_in_use_is_named(tmp_path: Path, which: str) -> None:
             flag = which.replace("_", "-")
             names = f"{taken}.*--{flag} .SYNCLINE_SYNC_{which.upper()}"
             with pytest.raises(PortInUse, match=names):
-                bind(SyncSettings(**ports), SyncServicer(s.host, s.shared), s.shared.metrics)
+                bind(SyncSettings(**ports), *servicers(s), s.shared.metrics)
 
     asyncio.run(scenario())
 
@@ -96,6 +95,13 @@ def test_with_a_token_only_who_has_it_may_call_and_one_door_is_for_probes(tmp_pa
                 assert await refused(stub.GetRunStatus(ask, timeout=10))
                 assert await refused(stub.Push(iter([pb.PushRequest()]), timeout=10))
                 assert await refused(first(stub.Pull(pb.PullRequest(run="none"), timeout=10)))
+                keeping: Any = checkpoints_pb2_grpc.CheckpointServiceStub(channel)
+                there = str(tmp_path / "there")
+                save = checkpoints_pb2.SaveFragmentsRequest(run="none", url=there, fragments=[0])
+                assert await refused(first(keeping.SaveFragments(save, timeout=10)))
+                fetch = checkpoints_pb2.RestoreFragmentsRequest(run="none", url=there)
+                assert await refused(first(keeping.RestoreFragments(fetch, timeout=10)))
+                assert not (tmp_path / "there").exists()
                 wrong = (("authorization", "Bearer other"),)
                 assert await refused(stub.GetRunStatus(ask, timeout=10, metadata=wrong))
                 right = (("authorization", "Bearer secret"),)
@@ -110,6 +116,10 @@ METHODS = {
     "/syncline.sync.v1.SyncService/Push": "stream_unary",
     "/syncline.sync.v1.SyncService/Pull": "unary_stream",
     "/syncline.sync.v1.SyncService/GetRunStatus": "unary_unary",
+    "/syncline.sync.v1.CheckpointService/SaveFragments": "unary_stream",
+    "/syncline.sync.v1.CheckpointService/SealCheckpoint": "unary_unary",
+    "/syncline.sync.v1.CheckpointService/ReadCheckpoint": "unary_unary",
+    "/syncline.sync.v1.CheckpointService/RestoreFragments": "unary_stream",
     "/grpc.health.v1.Health/Check": "unary_unary",
     "/grpc.health.v1.Health/Watch": "unary_stream",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "stream_stream",
@@ -153,8 +163,9 @@ def test_bytes_that_are_no_message_are_the_callers_fault(
 
 
 def test_every_method_is_in_the_list_above() -> None:
-    methods = {m.name for m in pb.DESCRIPTOR.services_by_name["SyncService"].methods}
-    assert methods == {name.rpartition("/")[2] for name in METHODS if SERVICE in name}
+    for schema, service in ((pb, SERVICE), (checkpoints_pb2, CHECKPOINTS)):
+        methods = {m.name for m in schema.DESCRIPTOR.services_by_name[service[17:]].methods}
+        assert methods == {name.rpartition("/")[2] for name in METHODS if service in name}
 
 
 def test_the_control_plane_is_named_as_replicas_name_it() -> None:

@@ -11,6 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from syncline_proto.settings import RunSettings
+from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import Doors, bind
 from syncline_sync.settings import SyncSettings
@@ -22,12 +23,17 @@ async def doors(folder: Path, token: str = "") -> AsyncIterator[tuple[Doors, Ser
     """Open them for a service over ``folder``, until the block ends."""
     async with service(folder, RunSettings()) as s:
         settings = SyncSettings(port=0, health_port=0, metrics_port=0, token=token)
-        opened = bind(settings, SyncServicer(s.host, s.shared), s.shared.metrics)
+        opened = bind(settings, *servicers(s), s.shared.metrics)
         await opened.open()
         try:
             yield opened, s
         finally:
             await opened.close()
+
+
+def servicers(s: Service) -> tuple[SyncServicer, CheckpointServicer]:
+    """What answers behind the doors."""
+    return SyncServicer(s.host, s.shared), CheckpointServicer(s.host, s.shared)
 
 
 async def health(port: int, name: str, **call: Any) -> int:

@@ -17,12 +17,21 @@ import numpy as np
 from syncline_proto.codec import Float32, chunks, decode, encode
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.parts import write_chunk
-from syncline_proto.rest import EventIn, Member, Membership, RoundReport, RunMembership, RunState
+from syncline_proto.rest import (
+    EventIn,
+    Member,
+    Membership,
+    Origin,
+    RoundReport,
+    RunMembership,
+    RunState,
+)
 from syncline_proto.settings import RunSettings
 from syncline_proto.status import ROOM_HEADER
+from syncline_proto.v1 import checkpoints_pb2_grpc, sync_pb2_grpc
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
+from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
 from syncline_sync.pool import DISK_THREADS
@@ -52,29 +61,35 @@ class Service:
     host: Host
     address: str
     stub: Any
+    checkpoints: Any
+    """The stub of CheckpointService."""
     settings: RunSettings
     shared: Shared
     reports: list[RoundReport | EventIn]
     faults: list[BaseException | None]
     seqs: dict[tuple[str, int, int], int] = field(default_factory=dict)
     version: int = 0
+    run: str = RUN
+    origin: Origin | None = None
+    """The checkpoint from which the run began."""
 
     async def members(self, members: Mapping[str, int], state: RunState = RunState.RUNNING) -> None:
         """Say who holds a lease, as the control plane would."""
         self.version += 1
         run = RunMembership(
-            run=RUN,
+            run=self.run,
             state=state,
             settings=self.settings,
             settings_version=1,
             members=[Member(replica=r, incarnation=i) for r, i in members.items()],
+            origin=self.origin,
         )
         await self.host.follow(Membership(version=self.version, runs=[run]))
 
     async def open(self, layout: Layout, replica: str, incarnation: int = 1) -> pb.OpenRunResponse:
         return await self.stub.OpenRun(
             pb.OpenRunRequest(
-                run=RUN, replica=replica, incarnation=incarnation, layout=layout.to_proto()
+                run=self.run, replica=replica, incarnation=incarnation, layout=layout.to_proto()
             )
         )
 
@@ -101,7 +116,7 @@ class Service:
         return await pushed(self.stub, iter(parts), timeout)
 
     async def status(self) -> pb.GetRunStatusResponse:
-        return await self.stub.GetRunStatus(pb.GetRunStatusRequest(run=RUN), timeout=20)
+        return await self.stub.GetRunStatus(pb.GetRunStatusRequest(run=self.run), timeout=20)
 
     def header(self, values: Float32, replica: str, **given: Any) -> pb.PushHeader:
         given.setdefault("incarnation", 1)
@@ -110,7 +125,7 @@ class Service:
         if "seq" not in given:
             given["seq"] = self.seqs[key] = self.seqs.get(key, 0) + 1
         defaults: dict[str, Any] = {
-            "run": RUN,
+            "run": self.run,
             "epoch": 1,
             "ranks": 1,
             "kind": pb.PUSH_KIND_PSEUDO_GRADIENT,
@@ -128,7 +143,7 @@ class Service:
         """Pull as an observer: the header and the decoded values."""
         wanted.setdefault("fragment", 0)
         header, parts = None, []
-        async for part in self.stub.Pull(pb.PullRequest(run=RUN, **wanted), timeout=20):
+        async for part in self.stub.Pull(pb.PullRequest(run=self.run, **wanted), timeout=20):
             if part.HasField("header"):
                 header = part.header
             else:
@@ -210,16 +225,20 @@ async def service(
     host = Host(shared)
     server = grpc.aio.server(interceptors=[Reader(held_max)], options=CHANNEL_OPTIONS)
     sync_pb2_grpc.add_SyncServiceServicer_to_server(SyncServicer(host, shared), server)
+    checkpoints = CheckpointServicer(host, shared)
+    checkpoints_pb2_grpc.add_CheckpointServiceServicer_to_server(checkpoints, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
+    kept: Any = checkpoints_pb2_grpc.CheckpointServiceStub(channel)
     try:
         address = f"127.0.0.1:{port}"
-        yield Service(host, address, stub, settings, shared, reports, faults)
+        yield Service(host, address, stub, kept, settings, shared, reports, faults)
     finally:
         await channel.close()
         await server.stop(0)
+        checkpoints.close()
         await host.stop()
         pool.shutdown(wait=True)
         disk.shutdown(wait=True)

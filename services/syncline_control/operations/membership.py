@@ -35,6 +35,7 @@ def view(tx: Transaction, run: str | None = None) -> Membership:
                 settings=runs.settings_of(row),
                 settings_version=row.settings_version,
                 members=members[row.id],
+                origin=runs.origin_of(row),
             )
             for row in rows
         ],

@@ -15,7 +15,7 @@ from syncline_control.core.leases import HELD
 from syncline_control.database import Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import InvalidRequest, Overloaded, RunConflict, RunUnknown
-from syncline_proto.rest import RunCreate, RunState, RunView, SettingsPatch
+from syncline_proto.rest import Origin, RunCreate, RunState, RunView, SettingsPatch
 from syncline_proto.settings import RunSettings
 
 RUNS_MAX = 10_000
@@ -37,12 +37,15 @@ def create(tx: Transaction, body: RunCreate) -> tuple[RunView, bool]:
     """Return the run and whether it is new.
 
     Raises:
-        RunConflict: it exists with other settings; the message names the first difference.
+        RunConflict: it exists with other settings (the message names the first difference), or did
+            not begin from the checkpoint that is named.
         Overloaded: there are too many runs.
         InvalidRequest: the job is too long.
     """
     row = tx.session.scalar(select(Run).where(Run.name == body.name))
     if row is not None:
+        if body.origin is not None and body.origin != origin_of(row):
+            raise RunConflict(f"Run {body.name} exists already; restore under another name.")
         old = settings_of(row).model_dump(mode="json")
         for difference in life.differences(old, body.settings.model_dump(mode="json")):
             raise RunConflict(
@@ -58,11 +61,13 @@ def create(tx: Transaction, body: RunCreate) -> tuple[RunView, bool]:
         settings=body.settings.model_dump_json(),
         settings_version=1,
         job=_job_text(body.job),
+        origin=body.origin.model_dump_json() if body.origin else None,
         created_at=tx.now,
     )
     tx.session.add(row)
     tx.session.flush()
-    tx.record("run.created", f"Run {body.name} was created.", run=body.name)
+    since = f" from the checkpoint {body.origin.checkpoint}" if body.origin else ""
+    tx.record("run.created", f"Run {body.name} was created{since}.", run=body.name)
     tx.bump()
     return view(tx, row), True
 
@@ -138,6 +143,10 @@ def settings_of(row: Run) -> RunSettings:
     return _settings(row.settings)
 
 
+def origin_of(row: Run) -> Origin | None:
+    return Origin.model_validate_json(row.origin) if row.origin else None
+
+
 @lru_cache(maxsize=1024)
 def _settings(text: str) -> RunSettings:
     """Every heartbeat asks for them, they hardly ever change, and nobody can change the answer."""
@@ -189,6 +198,7 @@ def _view(row: Run, crowd: Crowd) -> RunView:
         settings=settings_of(row),
         settings_version=row.settings_version,
         job=json.loads(row.job),
+        origin=origin_of(row),
         created_at=row.created_at,
         ended_at=row.ended_at,
         replicas_alive=crowd.alive,

@@ -62,7 +62,7 @@ class Fragment:
         self._round: Round | None = None
         self._taking_part: dict[str, int] = dict(self.saved.taking_part)
         self._gone: set[str] = set()
-        """Who came before revision 1, and has lost its lease or left before it."""
+        """Who came before the first round closed, and has lost its lease or left before it."""
         if self.saved.revision > 0:
             self._ending.offered(number)
 
@@ -70,6 +70,11 @@ class Fragment:
     def synchronous(self) -> bool:
         """Whether the run is in its synchronous phase: gradients are averaged at every step."""
         return self.settings.warmup_steps > 0 and self.saved.revision == 0
+
+    @property
+    def _begins(self) -> bool:
+        """Whether no round has closed since the run began, be it from a checkpoint."""
+        return self.saved.revision == 0 or not self.saved.last
 
     @property
     def arrived(self) -> tuple[str, ...]:
@@ -95,7 +100,7 @@ class Fragment:
         open round its whole deadline anew.
         """
         goes_on = running and not self.running
-        if self.saved.revision == 0:
+        if self._begins:
             self._gone = (self._gone | self.members.keys()) - members.keys()
         self._next_settings, self.members, self.running = settings, dict(members), running
         told = list(self._take_settings()) if self._round is None else []
@@ -270,11 +275,12 @@ class Fragment:
     def _wished(self, r: Round) -> int:
         """Replicas that the open round waits for until its deadline, besides those it expects.
 
-        Only the very first round has any: who starts together shall train together, and nobody is
-        known by a push yet. Those who came to the run and are gone count as if they had pushed.
+        Only the very first round has any, of a run that begins from a checkpoint, too: who starts
+        together shall train together, and nobody is known by a push yet. Those who came to the run
+        and are gone count as if they had pushed.
         """
-        before = self.saved.gradient_step if r.kind is Kind.GRADIENT else self.saved.revision
-        return self.settings.replicas if before == 0 else 0
+        under_way = r.kind is Kind.GRADIENT and self.saved.gradient_step > 0
+        return self.settings.replicas if self._begins and not under_way else 0
 
     def _late(self, push: WholePush) -> Judgement | None:
         """STALE for a push whose round has closed, or that already has a push in the open one."""

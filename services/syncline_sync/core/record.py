@@ -7,7 +7,7 @@ restart, so a service that comes back judges as before.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -154,6 +154,14 @@ class Saved:
     """The downlink codec of this revision: its published value is what that decodes to."""
     taking_part: Mapping[str, int] = field(default_factory=dict[str, int])
     """Replica -> incarnation of those whose push was accepted and who have not gone since."""
+
+    def restored(self) -> Saved:
+        """What another run that begins here knows: all but whose pushes made it.
+
+        Norms stay under the names of their replicas; lives and numbers of pushes begin anew, so
+        that nobody's first push there is taken for a duplicate.
+        """
+        return replace(self, epoch=1, last={}, contributions=(), taking_part={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,10 @@ import torch
 
 from syncline.control import ControlClient, first_alive
 from syncline.link import Link, Stalled
+from syncline.standing import standing
 from syncline_proto.codec import Float32
-from syncline_proto.errors import RevisionGone, RunConflict, Unreachable
-from syncline_proto.layout import Layout, layout_from_proto
+from syncline_proto.errors import RevisionGone, Unreachable
+from syncline_proto.layout import Layout
 from syncline_proto.rest import RunView
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -51,7 +52,7 @@ def newest_cut(view: RunView, client: ControlClient, token: str | None) -> Cut:
             for service in first_alive(client.sync_services(), client.url)
         ]
         for attempt in range(CUTS_MAX):
-            layout, owners, revision = _standing(view.name, links)
+            layout, owners, revision = standing(view.name, links)
             try:
                 return _pulled(view.name, layout, owners, revision)
             except RevisionGone:
@@ -71,28 +72,6 @@ def assembled(layout: Layout, fragments: Iterable[Float32]) -> dict[str, torch.T
             tensors[layout.tensors[box.tensor].name][place] = part
             at += box.numel
     return {name: torch.from_numpy(values) for name, values in tensors.items()}
-
-
-def _standing(run: str, links: list[Link]) -> tuple[Layout, dict[int, Link], int]:
-    """The run's layout, who owns each fragment, and the smallest revision over them."""
-    layout: Layout | None = None
-    owners: dict[int, Link] = {}
-    revisions: list[int] = []
-    for link in links:
-        answer = link.observe(run)
-        if not all(state.initialised for state in answer.fragments) or not answer.layout.tensors:
-            raise RunConflict(
-                f"the run {run} has no parameters yet; wait until a replica has joined it."
-            )
-        layout = layout or layout_from_proto(answer.layout)
-        for state in answer.fragments:
-            owners[state.fragment] = link
-            revisions.append(state.revision)
-    assert layout is not None
-    for number, fragment in enumerate(layout.fragments):
-        if number not in owners:
-            raise Unreachable(f"No sync service that is alive owns fragment {fragment.name}.")
-    return layout, owners, min(revisions)
 
 
 def _pulled(run: str, layout: Layout, owners: dict[int, Link], revision: int) -> Cut:

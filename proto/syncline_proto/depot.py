@@ -1,0 +1,202 @@
+"""Where checkpoints lie: a directory, or an object store, through fsspec.
+
+Bytes come and go in pieces, so that nobody holds a whole file; a file of a directory is on the disk
+before it counts. Credentials are the process's own, as the store's library finds them. Knows
+nothing of runs. All methods wait for a disk or a network: never on an event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from syncline_proto.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    ConfigError,
+    InvalidRequest,
+    SynclineError,
+)
+from syncline_proto.manifest import MANIFEST, MANIFEST_BYTES_MAX, Manifest, unsealed
+from syncline_proto.names import NAME_WORDS, valid_name
+
+# fsspec has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+PIECE_BYTES = 1 << 20
+PART_BYTES = 8 << 20
+"""Of an upload to an object store, and read ahead; it wants at least 5 MiB and at most 10,000."""
+
+URL_CHARACTERS_MAX = 2048
+
+EXTRA = {"s3": "syncline[s3]", "gs": "gcsfs", "az": "adlfs"}
+"""What to install for the URLs that begin so. No others: http:// and the like are no stores."""
+
+
+class Depot:
+    """One folder of a store: a checkpoint's, or one that holds checkpoints.
+
+    Raises (every method):
+        CheckpointError: the store refuses, or does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        """``url`` is an absolute path, or one with a scheme.
+
+        Raises:
+            InvalidRequest: it is neither, or of a kind that holds no checkpoints.
+            ConfigError: what this kind of store needs is not installed here.
+        """
+        self.url = url.rstrip("/")
+        scheme, mark, _ = self.url.partition("://")
+        self._is_local = not mark
+        _check(self.url, scheme if mark else None)
+        self._files: Any = _file_system(self.url, scheme)
+        self._path = self.url if self._is_local else str(self._files._strip_protocol(self.url))
+
+    def below(self, name: str) -> Depot:
+        """The folder ``name`` in this one.
+
+        Raises:
+            InvalidRequest: this is no name of a checkpoint.
+        """
+        if not valid_name(name):
+            raise InvalidRequest(f"checkpoint: {name[:80]!r} is not a name ({NAME_WORDS}).")
+        return Depot(f"{self.url}/{name}")
+
+    def folders(self) -> list[str]:
+        """The names of the folders in it, sorted; none if it is not there."""
+        return sorted(row[0] for row in self._rows() if row[1] == "directory")
+
+    def sizes(self) -> dict[str, int]:
+        """The files in it with their bytes; none if it is not there."""
+        return {name: size for name, kind, size in self._rows() if kind == "file"}
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """A file's bytes, in order."""
+        with self._told(name), self._open(name, "rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+
+    def manifest(self) -> Manifest:
+        """The manifest of the checkpoint that this folder is.
+
+        Raises:
+            CheckpointError: there is none.
+            CheckpointDamaged: it is damaged.
+        """
+        data = b""
+        for piece in self.pieces(MANIFEST):
+            data += piece
+            if len(data) > MANIFEST_BYTES_MAX:
+                raise CheckpointDamaged(f"{self.url}/{MANIFEST} is too long for a manifest.")
+        return unsealed(data, f"{self.url}/{MANIFEST}")
+
+    def put(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write a file, over one that is there; on failure nothing of it stays."""
+        with self._told(name):
+            if self._is_local:
+                Path(self._path).mkdir(parents=True, exist_ok=True)
+            try:
+                with self._open(name, "wb") as file:
+                    for piece in pieces:
+                        file.write(piece)
+                    if self._is_local:
+                        file.flush()
+                        os.fsync(file.fileno())
+            except BaseException:
+                with contextlib.suppress(Exception):  # what no manifest names does no harm
+                    self._files.rm_file(f"{self._path}/{name}")
+                raise
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write a file that must not be there yet, whole or not at all.
+
+        Raises:
+            FileExistsError: it is there.
+        """
+        with self._told(name):
+            if self._is_local:
+                _create(Path(self._path, name), data)
+            else:
+                self._files.pipe_file(f"{self._path}/{name}", data, mode="create")
+
+    def _open(self, name: str, mode: str) -> Any:
+        return self._files.open(f"{self._path}/{name}", mode, block_size=PART_BYTES)
+
+    def _rows(self) -> list[tuple[str, str, int]]:
+        """(name, "file" or "directory", bytes) of what is in the folder."""
+        with self._told():
+            try:
+                rows = self._files.ls(self._path, detail=True)
+            except FileNotFoundError:
+                return []
+            own = self._path.rstrip("/")
+            named = [(str(row["name"]).rstrip("/"), row) for row in rows]
+            return [
+                (path.rpartition("/")[2], str(row["type"]), int(row["size"] or 0))
+                for path, row in named
+                if path != own  # an object store may list the folder's own mark
+            ]
+
+    @contextlib.contextmanager
+    def _told(self, name: str = "") -> Generator[None]:
+        """Turn what a store raises into CheckpointError."""
+        where = f"{self.url}/{name}" if name else self.url
+        try:
+            yield
+        except (SynclineError, FileExistsError, GeneratorExit):
+            raise
+        except FileNotFoundError:
+            raise CheckpointError(f"{where} is not there; check the address.") from None
+        except Exception as error:  # each store's library has errors of its own
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise CheckpointError(f"{where}: {' '.join(str(why).split())[:300]}") from error
+
+
+def _check(url: str, scheme: str | None) -> None:
+    if len(url) > URL_CHARACTERS_MAX or not url.isprintable() or "::" in url:
+        raise InvalidRequest("url: no address of a folder.")
+    if scheme is None and (not url.startswith("/") or ".." in url.split("/")):
+        raise InvalidRequest(f"url: {url[:200]!r} is no absolute path, and no URL.")
+    if scheme is not None and scheme not in EXTRA:
+        known = ", ".join(f"{one}://" for one in EXTRA)
+        raise InvalidRequest(f"url: {url[:200]!r} is not a directory, nor one of {known}.")
+
+
+def _file_system(url: str, scheme: str) -> Any:
+    """fsspec's, without a memory of what was listed: others write there, too."""
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(url, use_listings_cache=False)[0]
+    except ImportError:
+        raise ConfigError(
+            f"{scheme}:// needs a package that is not installed where {url} is to be used: "
+            f"pip install '{EXTRA[scheme]}'"
+        ) from None
+    except Exception as error:  # each store's library has errors of its own
+        raise CheckpointError(f"{url}: {str(error)[:300] or type(error).__name__}") from error
+
+
+def _create(path: Path, data: bytes) -> None:
+    """Write a file that must not be there, so that it is whole even after a power cut."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    for folder in (path.parent, path.parent.parent):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,172 @@
+"""A run that is being restored: its fragments are fetched, checked and kept aside.
+
+    ROOT/restoring/runs/RUN/...            as it will lie in ROOT/runs/RUN
+    ROOT/restoring/runs/RUN/origin.json    the checkpoint's id; written last
+
+Nobody sees any of it until the control plane names the run with that checkpoint as its origin: then
+it is renamed to its place, which is the only step that counts. So a run is there whole or not at
+all, and nobody opens it before; a restore that fails leaves files here and no run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import shutil
+import time
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from syncline_proto.codec import crc32c_of
+from syncline_proto.depot import Depot
+from syncline_proto.errors import CheckpointDamaged, CheckpointError, StoreDamaged, StoreError
+from syncline_proto.manifest import Entry, Manifest
+from syncline_proto.rest import Origin
+from syncline_sync.descriptors import opened
+from syncline_sync.files import (
+    make_folder,
+    parse_safetensors,
+    read,
+    replace_file,
+    sealed,
+    sync_folder,
+    understood,
+    unsealed,
+    writing,
+)
+from syncline_sync.pins import Moved
+from syncline_sync.saved import saved_from_json
+from syncline_sync.store import FragmentStore, RunStore
+
+MARK = "origin.json"
+
+KEPT_S = 3600.0
+"""What was fetched and never named by the control plane is removed after this long."""
+
+
+class Aside:
+    """One run's place aside. Its methods wait for the disk and the network: call them in a pool."""
+
+    def __init__(self, root: Path, run: str) -> None:
+        self._run = run
+        self._store = RunStore(root / "restoring", run)
+        self._place = RunStore(root, run).folder
+
+    def begin(self, manifest: Manifest) -> dict[int, FragmentStore]:
+        """Start anew; the fragments' places, by number.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        self.drop()
+        with _not_ours():
+            self._store.save_layout(manifest.cut)
+        return dict(enumerate(self._store.fragments(manifest.cut)))
+
+    def fetch(self, store: FragmentStore, entry: Entry, depot: Depot, moved: Moved) -> None:
+        """Fetch one fragment, check it, and make it the first commit of its place.
+
+        Raises:
+            CheckpointDamaged: it is not what the manifest says; it is named.
+            CheckpointError: the depot or the disk refuses.
+        """
+        fetched = store.folder.with_name(f"{store.folder.name}.fetched")
+        where = f"{depot.url}/{entry.file}"
+        crc, size = 0, 0
+        with _not_ours(), writing(fetched), opened(fetched, lambda: fetched.open("w+b")) as file:
+            for piece in depot.pieces(entry.file):
+                crc, size = crc32c_of(piece, crc), size + len(piece)
+                file.write(piece)
+                moved(len(piece))
+            if (size, crc) != (entry.bytes, entry.crc32c):
+                raise CheckpointDamaged(
+                    f"{where} is damaged: {size} bytes where the manifest says {entry.bytes}, or "
+                    "another checksum."
+                )
+            file.flush()
+            # Mapped, so that nobody holds the whole fragment in memory; let go with its views.
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            _commit(store, entry, data, where)
+        fetched.unlink()
+
+    def finish(self, manifest: Manifest) -> None:
+        """Say that all is there: from now on the run may begin.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        with _not_ours():
+            body = json.dumps({"id": manifest.id})
+            replace_file(self._store.folder / MARK, sealed(body))
+
+    def adopt(self, origin: Origin) -> bool:
+        """Put the run in its place, if it is not there; return whether that was done now.
+
+        Raises:
+            StoreDamaged: what is aside is not of this checkpoint, or there is nothing.
+            StoreError: the disk refuses.
+        """
+        if (self._place / MARK).exists():
+            return False
+        mark = self._store.folder / MARK
+        found: Any = None
+        if mark.exists():
+            with understood(mark):
+                found = cast(dict[str, Any], json.loads(unsealed(read(mark))))["id"]
+        if found != origin.id or self._place.exists():
+            raise StoreDamaged(
+                f"it is to begin from the checkpoint {origin.checkpoint}, which was not fetched "
+                "here; stop the run, and restore the checkpoint under another name."
+            )
+        make_folder(self._place.parent)
+        with writing(self._place):
+            self._store.folder.rename(self._place)
+            sync_folder(self._place.parent)
+        return True
+
+    def drop(self) -> None:
+        """Remove what is here."""
+        shutil.rmtree(self._store.folder, ignore_errors=True)
+
+
+def sweep_aside(root: Path) -> None:
+    """Remove what restores left that were killed, or never came to their run."""
+    folders: Iterable[Path] = (root / "restoring" / "runs").glob("*")
+    for folder in folders:
+        with contextlib.suppress(OSError):  # somebody else's business, or gone
+            mark = folder / MARK
+            if not mark.exists() or mark.stat().st_mtime < time.time() - KEPT_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _commit(store: FragmentStore, entry: Entry, data: mmap.mmap, where: str) -> None:
+    """Write a fetched file's tensors as the first commit of a fragment of another run.
+
+    Raises:
+        CheckpointDamaged: the file is whole, and not this fragment's.
+    """
+    place = store.place
+    try:
+        tensors, metadata = parse_safetensors(data)
+        saved = saved_from_json(metadata["saved"])
+        sizes = {name: values.size for name, values in tensors.items()}
+        if (
+            (metadata["fragment"], metadata["layout"]) != (str(place.fragment), place.layout)
+            or saved.revision != entry.revision
+            or sizes != {"parameters": place.numel, "momentum": place.numel}
+        ):
+            raise ValueError("it is of another fragment, revision or layout")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CheckpointDamaged(f"{where} is no fragment of this version ({error}).") from error
+    store.commit(saved.restored(), tensors["parameters"], tensors["momentum"])
+
+
+@contextlib.contextmanager
+def _not_ours() -> Generator[None]:
+    """A disk that refuses here stops the restore, and no run that is at work."""
+    try:
+        yield
+    except StoreError as error:
+        raise CheckpointError(f"The checkpoint is not restored. {error.message}") from error

@@ -1,0 +1,307 @@
+"""gRPC <-> checkpoints: which files are copied where, and what its caller hears meanwhile.
+
+Copies have threads of their own: a slow store delays no merge. A call that ends, however it ends,
+stops its copies at their next piece. Changes nothing of a run that is at work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+
+from syncline_proto.depot import Depot
+from syncline_proto.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    InvalidRequest,
+    Overloaded,
+    RunConflict,
+)
+from syncline_proto.layout import Layout
+from syncline_proto.manifest import MANIFEST, Entry, manifest_of, sealed
+from syncline_proto.names import NAME_WORDS, valid_name
+from syncline_proto.v1 import checkpoints_pb2 as pb
+from syncline_proto.v1 import checkpoints_pb2_grpc
+from syncline_sync.aside import Aside, sweep_aside
+from syncline_sync.host import Host
+from syncline_sync.pins import Pin, Pinned, pin_all, pin_folder, unpin
+from syncline_sync.pool import compute
+from syncline_sync.run import RunHost, Shared
+from syncline_sync.statuses import Statuses
+from syncline_sync.store import FragmentStore
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
+
+CALLS_MAX = 8
+"""At a time, of all calls here."""
+
+COPIES = 2
+"""Files on their way at a time."""
+
+TELL_S = 1.0
+"""The longest silence in a stream whose bytes are on their way."""
+
+
+class Copying:
+    """How far the copies of one call are; threads count, the loop reads."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.is_over = False
+
+    def moved(self, count: int) -> None:
+        """
+        Raises:
+            CheckpointError: the call is over, and so is the copy.
+        """
+        if self.is_over:
+            raise CheckpointError("Nobody waits for this copy any more.")
+        self.done += count  # off by a piece at worst, where two threads meet: it is shown, not used
+
+
+class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
+    """The calls of ``syncline.sync.v1.CheckpointService``."""
+
+    def __init__(self, host: Host, shared: Shared) -> None:
+        self._host, self._shared = host, shared
+        self._statuses = Statuses(shared.fail)
+        self._pool = ThreadPoolExecutor(COPIES, "checkpoints")
+        self._calls = 0
+        self._restoring: set[str] = set()
+
+    def close(self) -> None:
+        """Begin no more copies; those under way end at their next piece, as their calls do."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def SaveFragments(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: pb.SaveFragmentsRequest, context: Context
+    ) -> AsyncIterator[pb.SaveFragmentsResponse]:
+        async with self._statuses.of(context):
+            with self._call():
+                async with aclosing(self._save(request)) as answers:
+                    async for answer in answers:
+                        yield answer
+
+    async def SealCheckpoint(
+        self, request: pb.SealCheckpointRequest, context: Context
+    ) -> pb.SealCheckpointResponse:
+        async with self._statuses.of(context):
+            with self._call():
+                await self._do(_seal, request.url, request.manifest)
+            return pb.SealCheckpointResponse()
+
+    async def ReadCheckpoint(
+        self, request: pb.ReadCheckpointRequest, context: Context
+    ) -> pb.ReadCheckpointResponse:
+        async with self._statuses.of(context):
+            with self._call():
+                depot = await self._do(_depot, request.url)
+                manifest = await self._do(depot.manifest)
+            return pb.ReadCheckpointResponse(manifest=manifest.model_dump_json())
+
+    async def RestoreFragments(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: pb.RestoreFragmentsRequest, context: Context
+    ) -> AsyncIterator[pb.RestoreFragmentsResponse]:
+        async with self._statuses.of(context):
+            with self._call(), self._alone(request.run):
+                async with aclosing(self._restore(request)) as answers:
+                    async for answer in answers:
+                        yield answer
+
+    async def _save(
+        self, request: pb.SaveFragmentsRequest
+    ) -> AsyncGenerator[pb.SaveFragmentsResponse]:
+        run = await self._host.run(_name(request.run))
+        pins, tokens = _pins(run, request.revision, request.fragments)
+        folder = pin_folder(self._shared.root)
+        taking = asyncio.ensure_future(self._shared.compute(pin_all, folder, pins))
+        try:
+            held = await asyncio.shield(taking)
+            depot = await self._do(_depot, request.url)
+            if MANIFEST in await self._do(depot.sizes):
+                raise _there_already(depot)
+            copying = Copying(sum(pinned.entry.bytes for pinned in held.values()))
+            jobs = [partial(_copied, f, p, depot, copying, tokens[f]) for f, p in held.items()]
+            async with aclosing(self._followed(jobs, copying)) as steps:
+                async for saved in steps:
+                    yield pb.SaveFragmentsResponse(
+                        bytes_done=copying.done, bytes_total=copying.total, saved=saved
+                    )
+        finally:
+            await asyncio.gather(taking, return_exceptions=True)
+            await self._shared.compute(unpin, folder)
+
+    async def _restore(
+        self, request: pb.RestoreFragmentsRequest
+    ) -> AsyncGenerator[pb.RestoreFragmentsResponse]:
+        depot = await self._do(_depot, request.url)
+        manifest = await self._do(depot.manifest)
+        await self._shared.compute(sweep_aside, self._shared.root)
+        aside = Aside(self._shared.root, request.run)
+        is_whole = False
+        try:
+            places = await self._shared.compute(aside.begin, manifest)
+            mine = owned(manifest.cut)
+            copying = Copying(sum(manifest.entries[f].bytes for f in mine))
+            jobs = [
+                partial(_fetched, aside, places[f], manifest.entries[f], depot, copying)
+                for f in mine
+            ]
+            async with aclosing(self._followed(jobs, copying)) as steps:
+                async for restored in steps:
+                    yield pb.RestoreFragmentsResponse(
+                        bytes_done=copying.done, bytes_total=copying.total, restored=restored
+                    )
+            await self._shared.compute(aside.finish, manifest)
+            is_whole = True
+        finally:
+            if not is_whole:
+                await self._shared.compute(aside.drop)
+
+    async def _followed(
+        self, jobs: Sequence[Callable[[], T]], copying: Copying
+    ) -> AsyncGenerator[list[T]]:
+        """Do jobs on the threads for copies; yield what is done, at least every ``TELL_S``."""
+        loop = asyncio.get_running_loop()
+        pending = {loop.run_in_executor(self._pool, job) for job in jobs}
+        try:
+            while pending:
+                done, pending = await asyncio.wait(
+                    pending, timeout=TELL_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                yield [job.result() for job in done]
+        finally:
+            copying.is_over = True
+            for job in pending:
+                job.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _do(self, work: Callable[..., T], *args: Any) -> T:
+        return await compute(self._pool, work, *args)
+
+    @contextmanager
+    def _call(self) -> Generator[None]:
+        """Count a call.
+
+        Raises:
+            Overloaded: there are too many.
+        """
+        if self._calls >= CALLS_MAX:
+            raise Overloaded(f"{CALLS_MAX} checkpoints are being saved or restored; try later.")
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    @contextmanager
+    def _alone(self, run: str) -> Generator[None]:
+        """Keep a new run's name for one restore.
+
+        Raises:
+            RunConflict: it is taken.
+        """
+        if _name(run) in self._restoring or self._host.knows(run):
+            raise RunConflict(f"There is a run {run} already; restore under another name.")
+        self._restoring.add(run)
+        try:
+            yield
+        finally:
+            self._restoring.discard(run)
+
+
+def owned(layout: Layout) -> Iterable[int]:
+    """The fragments of a run that is yet to come that this service owns: all of them."""
+    return range(len(layout.fragments))
+
+
+def _name(run: str) -> str:
+    if not valid_name(run):
+        raise InvalidRequest(f"run: {run[:80]!r} is not a name ({NAME_WORDS}).")
+    return run
+
+
+def _depot(url: str) -> Depot:
+    """The folder of a checkpoint, whose name is the last part of its address."""
+    above, _, name = url.rstrip("/").rpartition("/")
+    return Depot(above or "/").below(name)
+
+
+def _pins(
+    run: RunHost, revision: int, fragments: Iterable[int]
+) -> tuple[dict[int, Pin], dict[int, int]]:
+    """How each fragment's file of a published revision is pinned, and its committed tokens.
+
+    Raises:
+        InvalidRequest: a fragment is not the run's, or there is none.
+        RevisionGone: a fragment has not published this revision, or does not keep it.
+    """
+    wanted = list(fragments)
+    if not wanted or len(set(wanted)) < len(wanted) or max(wanted) >= len(run.runners):
+        raise InvalidRequest(
+            f"fragments: name each once, of the {len(run.runners)} of run {run.name}."
+        )
+    pins: dict[int, Pin] = {}
+    tokens: dict[int, int] = {}
+    for fragment in wanted:
+        holding = run.runners[fragment].holding
+        published = dict(holding.revisions.values).get(revision)
+        if published is None:
+            raise holding.revisions.gone(revision)
+        tokens[fragment] = published.saved.committed_tokens
+        pins[fragment] = partial(holding.pin, revision)
+    return pins, tokens
+
+
+def _copied(
+    fragment: int, pinned: Pinned, depot: Depot, copying: Copying, tokens: int
+) -> pb.SavedFragment:
+    return pb.SavedFragment(
+        fragment=fragment,
+        file=pinned.copy(fragment, depot, copying.moved),
+        bytes=pinned.entry.bytes,
+        crc32c=pinned.entry.crc32c,
+        revision=pinned.entry.revision,
+        committed_tokens=tokens,
+    )
+
+
+def _fetched(
+    aside: Aside, place: FragmentStore, entry: Entry, depot: Depot, copying: Copying
+) -> int:
+    aside.fetch(place, entry, depot, copying.moved)
+    return entry.fragment
+
+
+def _seal(url: str, text: str) -> None:
+    """Write a manifest where all that it names is.
+
+    Raises:
+        InvalidRequest: it is no manifest.
+        CheckpointError: a file is missing or of another size, or there is a manifest.
+    """
+    depot = _depot(url)
+    try:
+        manifest = manifest_of(text, "manifest")
+    except CheckpointDamaged as error:
+        raise InvalidRequest(error.message) from None
+    sizes = depot.sizes()
+    for entry in manifest.entries:
+        if sizes.get(entry.file) != entry.bytes:
+            raise CheckpointError(f"{depot.url}/{entry.file} is not there as it was saved.")
+    try:
+        depot.create(MANIFEST, sealed(manifest))
+    except FileExistsError:
+        raise _there_already(depot) from None
+
+
+def _there_already(depot: Depot) -> CheckpointError:
+    return CheckpointError(f"There is a checkpoint at {depot.url} already; choose another name.")

@@ -1,0 +1,94 @@
+"""What a checkpoint copies: one revision's files under second names, that no commit removes.
+
+    ROOT/pinned/ID/00000.safetensors    the same file as the fragment's own, as long as a copy lasts
+
+A name costs nothing and holds no descriptor, however many fragments there are. What a kill leaves
+behind is swept when the process starts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from syncline_proto.codec import crc32c_of
+from syncline_proto.depot import PIECE_BYTES, Depot
+from syncline_proto.errors import CheckpointError, StoreDamaged
+from syncline_proto.manifest import file_name
+from syncline_sync.descriptors import opened
+from syncline_sync.files import MEND
+from syncline_sync.store import Entry
+
+Pin: TypeAlias = Callable[[Path], Entry]
+"""Gives a fragment's file a second name, at once, or raises."""
+
+Moved: TypeAlias = Callable[[int], None]
+"""Is told of each piece's bytes; may raise, to end the copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """One fragment's file."""
+
+    path: Path
+    entry: Entry
+
+    def copy(self, fragment: int, depot: Depot, moved: Moved) -> str:
+        """Copy it as the file of ``fragment``, and return its name there; for long.
+
+        Raises:
+            StoreDamaged: the file is not what its head says; nothing of it stays there.
+            CheckpointError: the depot refuses.
+        """
+        name = file_name(fragment, self.entry.crc32c)
+        depot.put(name, self._checked(moved))
+        if depot.sizes().get(name) != self.entry.bytes:
+            raise CheckpointError(f"{depot.url}/{name} is shorter than what was written.")
+        return name
+
+    def _checked(self, moved: Moved) -> Generator[bytes]:
+        crc, size = 0, 0
+        with opened(self.path, lambda: self.path.open("rb")) as file:
+            while piece := file.read(PIECE_BYTES):
+                crc, size = crc32c_of(piece, crc), size + len(piece)
+                yield piece
+                moved(len(piece))
+        if (size, crc) != (self.entry.bytes, self.entry.crc32c):
+            raise StoreDamaged(f"{self.entry.file} is damaged: its checksum is another. {MEND}")
+
+
+def pin_folder(root: Path) -> Path:
+    """A folder for the pins of one copy; it is not made yet."""
+    return root / "pinned" / uuid.uuid4().hex
+
+
+def pin_all(folder: Path, pins: Mapping[int, Pin]) -> dict[int, Pinned]:
+    """Pin files, by fragment; ``unpin`` the folder afterwards, whatever comes of it.
+
+    Raises:
+        RevisionGone: one of them is not kept any more.
+        CheckpointError: the disk refuses.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(f"Cannot make {folder}: {error.strerror or error}.") from error
+    held: dict[int, Pinned] = {}
+    for fragment, pin in pins.items():
+        path = folder / f"{fragment:05d}.safetensors"
+        held[fragment] = Pinned(path, pin(path))
+    return held
+
+
+def unpin(folder: Path) -> None:
+    """Let go of all that is pinned in the folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_pins(root: Path) -> None:
+    """Remove what a kill left pinned; only before anything is pinned."""
+    shutil.rmtree(root / "pinned", ignore_errors=True)

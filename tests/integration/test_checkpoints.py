@@ -1,0 +1,304 @@
+"""A checkpoint is one cut, taking it changes nothing, and a run that begins from it goes on alike."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from syncline_proto.rest import EventIn, RoundReport
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import checkpoints_pb2
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.aside import MARK
+from syncline_sync.pins import sweep_pins
+from syncline_testing.keeping import (
+    begin,
+    copied,
+    fetch,
+    manifest_of,
+    same,
+    save,
+    seal,
+    stored,
+)
+from syncline_testing.service import Service, code_of, flat_layout, service
+
+SIZE = 3000
+LAYOUT = flat_layout(SIZE, 2)
+FRAGMENTS = range(2)
+SETTINGS = RunSettings.model_validate(
+    {"min_replicas": 2, "expected_replicas": 2, "penalty": {"detector_rounds": 2}}
+)
+MEMBERS = {"a": 1, "b": 1}
+
+
+def values(*seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
+
+
+async def started(s: Service) -> None:
+    await s.members(MEMBERS)
+    for replica in MEMBERS:
+        await s.open(LAYOUT, replica)
+    for fragment in FRAGMENTS:
+        await s.offer(values(fragment), "a", fragment=fragment)
+        await s.pull(fragment=fragment, revision=0, header_only=True)
+
+
+async def round_of(s: Service, base: int) -> None:
+    """Both replicas push to both fragments; who is late to neither waits for the next revision."""
+    pushes = [
+        s.push(
+            values(base, fragment, number) * (1 + number),
+            replica,
+            fragment=fragment,
+            base_revision=base,
+            tokens=10,
+        )
+        for fragment in FRAGMENTS
+        for number, replica in enumerate(MEMBERS)
+    ]
+    for push in pushes:  # one after another: the order of folding is part of the result
+        assert (await push).verdict == pb.VERDICT_ACCEPTED
+    for fragment in FRAGMENTS:
+        await s.pull(fragment=fragment, revision=base + 1, header_only=True)
+
+
+def code(error: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> str:
+    return code_of(error.value)
+
+
+def test_a_run_from_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """The same pushes from then on give the same parameters, momentum, weights and verdicts."""
+    url = str(tmp_path / "kept" / "first")
+
+    async def scenario() -> None:
+        async with service(tmp_path / "one", SETTINGS) as one:
+            await started(one)
+            for base in range(4):
+                await round_of(one, base)
+            manifest = await save(one, LAYOUT, url, 4)
+            async with service(tmp_path / "two", SETTINGS) as two:
+                two.run = "second"
+                assert sorted(await fetch(two, url, "second")) == list(FRAGMENTS)
+                await begin(two, url, manifest, MEMBERS)
+                for replica in MEMBERS:
+                    await two.open(LAYOUT, replica)
+                for base in range(4, 7):
+                    await round_of(one, base)
+                    await round_of(two, base)
+                for fragment in FRAGMENTS:
+                    ours, _ = await one.pull(fragment=fragment, newest=True, header_only=True)
+                    theirs, _ = await two.pull(fragment=fragment, newest=True, header_only=True)
+                    assert ours.committed_tokens == theirs.committed_tokens == 7 * 20
+                    seen = [[(c.replica, c.weight, c.norm, c.z) for c in h.contributions]
+                            for h in (ours, theirs)]  # fmt: skip
+                    assert seen[0] == seen[1] and len(seen[0]) == 2
+                    assert all(z != 0.0 for *_, z in seen[0]), "the statistics came along"
+                assert not one.faults and not two.faults
+                told = [what for what in two.reports if isinstance(what, EventIn)]
+                assert [event.kind for event in told] == ["run.restored"]
+                first = [what for what in two.reports if isinstance(what, RoundReport)][:2]
+                assert [(r.kind, r.revision, r.committed_tokens) for r in first] == [
+                    ("parameters", 4, 80)
+                ] * 2
+
+    asyncio.run(scenario())
+    for fragment in FRAGMENTS:
+        ours = stored(tmp_path / "one", "run", fragment, 7)
+        assert same(ours, stored(tmp_path / "two", "second", fragment, 7))
+        assert np.abs(ours["momentum"]).max() > 0
+
+
+def test_taking_one_changes_nothing_and_it_is_of_the_revision_that_was_named(
+    tmp_path: Path,
+) -> None:
+    """Though the run commits on and on meanwhile, and forgets the revision itself."""
+
+    async def scenario() -> None:
+        async with service(tmp_path / "store", SETTINGS) as s:
+            await started(s)
+            await round_of(s, 0)
+            await round_of(s, 1)
+            before = {f: stored(tmp_path / "store", "run", f, 1) for f in FRAGMENTS}
+            was = await s.status()
+            manifest = await save(s, LAYOUT, str(tmp_path / "kept" / "older"), 1)
+            assert await s.status() == was
+            assert (manifest.revision, manifest.committed_tokens) == (1, 20)
+            await round_of(s, 2)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await copied(s, str(tmp_path / "kept" / "gone"), 1, FRAGMENTS)
+            assert code(error) == "REVISION_GONE"
+            assert not (tmp_path / "kept" / "gone").exists()
+            for entry in manifest.entries:
+                path = tmp_path / "kept" / "older" / entry.file
+                assert path.stat().st_size == entry.bytes
+            assert not list((tmp_path / "store" / "pinned").iterdir()), "nothing stays pinned"
+            two = tmp_path / "two"
+            async with service(two, SETTINGS) as other:
+                await fetch(other, str(tmp_path / "kept" / "older"), "again")
+                other.run = "again"
+                await begin(other, str(tmp_path / "kept" / "older"), manifest, {})
+                for fragment in FRAGMENTS:
+                    assert same(before[fragment], stored(two, "again", fragment, 1))
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_parts_from_several_services_make_one_checkpoint(tmp_path: Path) -> None:
+    """Each copies what it is asked for; who seals it looks whether all of it is there."""
+    url = str(tmp_path / "kept" / "parts")
+
+    async def scenario() -> None:
+        async with (
+            service(tmp_path / "one", SETTINGS) as one,
+            service(tmp_path / "two", SETTINGS) as two,
+        ):
+            for s in (one, two):
+                await started(s)
+                await round_of(s, 0)
+            first = await copied(one, url, 1, [0])
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await one.checkpoints.ReadCheckpoint(checkpoints_pb2.ReadCheckpointRequest(url=url))
+            assert code(error) == "CHECKPOINT", "without a manifest there is none"
+            second = await copied(two, url, 1, [1])
+            whole = manifest_of(one, LAYOUT, [*first, *second])
+            (tmp_path / "kept" / "parts" / whole.entries[1].file).rename(tmp_path / "elsewhere")
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await seal(one, url, whole)
+            assert code(error) == "CHECKPOINT" and whole.entries[1].file in str(error.value)
+            (tmp_path / "elsewhere").rename(tmp_path / "kept" / "parts" / whole.entries[1].file)
+            await seal(one, url, whole)
+            for again in (seal(one, url, whole), copied(one, url, 1, [0])):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await again
+                assert code(error) == "CHECKPOINT" and "another name" in str(error.value)
+            assert sorted(await fetch(two, url, "whole")) == list(FRAGMENTS)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "missing", "manifest"])
+def test_a_damaged_checkpoint_is_named_and_nothing_is_restored(tmp_path: Path, harm: str) -> None:
+    url = tmp_path / "kept" / "hurt"
+
+    async def scenario() -> None:
+        async with service(tmp_path / "store", SETTINGS) as s:
+            await started(s)
+            manifest = await save(s, LAYOUT, str(url), 0)
+            path = url / ("checkpoint.json" if harm == "manifest" else manifest.entries[1].file)
+            data = bytearray(path.read_bytes())
+            if harm == "missing":
+                path.unlink()
+            else:
+                data[len(data) // 2] ^= 1
+                path.write_bytes(data[:-5] if harm == "cut" else data)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await fetch(s, str(url), "hurt")
+            assert path.name in str(error.value.details())
+            assert code(error) == ("CHECKPOINT" if harm == "missing" else "CHECKPOINT_DAMAGED")
+            assert not (tmp_path / "store" / "runs" / "hurt").exists()
+            assert not list((tmp_path / "store" / "restoring").rglob("*.safetensors"))
+            s.run = "hurt"
+            await begin(s, str(url), manifest, MEMBERS)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await s.open(LAYOUT, "a")
+            assert code(error) == "STORE_DAMAGED", "no replica begins it from its own parameters"
+            assert "restore the checkpoint" in str(error.value.details())
+            assert not s.faults, "the service goes on"
+
+    asyncio.run(scenario())
+
+
+def test_what_was_fetched_is_nobodys_until_the_run_is_named(tmp_path: Path) -> None:
+    """Over a restart of the service as well; and a run that is there is never restored over."""
+    url = str(tmp_path / "kept" / "one")
+    root = tmp_path / "store"
+
+    async def scenario() -> None:
+        async with service(root, SETTINGS) as s:
+            await started(s)
+            manifest = await save(s, LAYOUT, url, 0)
+            await fetch(s, url, "next")
+            await fetch(s, url, "next")  # again: as often as one likes
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await s.stub.GetRunStatus(pb.GetRunStatusRequest(run="next"))
+            assert code(error) == "RUN_UNKNOWN"
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await fetch(s, url, "run")
+            assert code(error) == "RUN_CONFLICT"
+        for _ in range(2):  # the second life finds it in its place
+            async with service(root, SETTINGS) as s:
+                s.run = "next"
+                await begin(s, url, manifest, MEMBERS)
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await s.open(flat_layout(SIZE, 1), "a")
+                assert code(error) == "LAYOUT_MISMATCH"
+                answer = await s.open(LAYOUT, "a")
+                assert all(state.initialised for state in answer.fragments)
+        assert (root / "runs" / "next" / MARK).exists()
+        assert not list((root / "restoring" / "runs").iterdir())
+
+    asyncio.run(scenario())
+
+
+def test_the_first_round_waits_for_all_who_are_expected(tmp_path: Path) -> None:
+    """As a run's very first does: nobody is known by a push yet."""
+    url = str(tmp_path / "kept" / "one")
+    settings = SETTINGS.model_copy(update={"min_replicas": 1})
+
+    async def scenario() -> None:
+        async with service(tmp_path / "store", settings) as s:
+            await started(s)
+            await round_of(s, 0)
+            manifest = await save(s, LAYOUT, url, 1)
+            await fetch(s, url, "next")
+            s.run = "next"
+            await begin(s, url, manifest, MEMBERS)
+            await s.open(LAYOUT, "a")
+            await s.push(values(7), "a", fragment=0, base_revision=1)
+            assert (await s.status()).fragments[0].revision == 1
+            await s.push(values(8), "b", fragment=0, base_revision=1)
+            await s.pull(fragment=0, revision=2, header_only=True)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_no_place_for_checkpoints_is_refused(tmp_path: Path) -> None:
+    urls = {
+        "kept/one": "INVALID_REQUEST",
+        "/kept/../etc/one": "INVALID_REQUEST",
+        "http://127.0.0.1:1/one": "INVALID_REQUEST",
+        "simplecache::s3://b/one": "INVALID_REQUEST",
+        str(tmp_path / "Not-A-Name"): "INVALID_REQUEST",
+        str(tmp_path / "file" / "one"): "CHECKPOINT",
+    }
+    (tmp_path / "file").write_text("in the way")
+
+    async def scenario() -> None:
+        async with service(tmp_path / "store", SETTINGS) as s:
+            await started(s)
+            for url, expected in urls.items():
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await copied(s, url, 0, FRAGMENTS)
+                assert code(error) == expected, url
+            for fragments in ([], [0, 0], [2]):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await copied(s, str(tmp_path / "kept" / "one"), 0, fragments)
+                assert code(error) == "INVALID_REQUEST"
+            assert not s.faults
+            assert not list((tmp_path / "store" / "pinned").iterdir())
+
+    asyncio.run(scenario())
+
+
+def test_what_a_kill_left_pinned_is_swept(tmp_path: Path) -> None:
+    (tmp_path / "pinned" / "0123").mkdir(parents=True)
+    (tmp_path / "pinned" / "0123" / "00000.safetensors").write_bytes(b"held")
+    sweep_pins(tmp_path)
+    assert not (tmp_path / "pinned").exists()

@@ -1,0 +1,86 @@
+"""Checkpoints by hand: the calls of CheckpointService, one by one, at services in this process."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from syncline_proto.codec import Float32
+from syncline_proto.layout import Layout, layout_to_json
+from syncline_proto.manifest import Entry, Manifest
+from syncline_proto.rest import Origin
+from syncline_proto.v1 import checkpoints_pb2 as pb
+from syncline_sync.files import parse_safetensors
+from syncline_testing.service import Service
+
+
+async def copied(
+    s: Service, url: str, revision: int, fragments: Iterable[int]
+) -> list[pb.SavedFragment]:
+    """Let a service copy these fragments of its run."""
+    request = pb.SaveFragmentsRequest(run=s.run, url=url, revision=revision, fragments=fragments)
+    answers = [answer async for answer in s.checkpoints.SaveFragments(request, timeout=60)]
+    assert answers[-1].bytes_done == answers[-1].bytes_total > 0
+    return [one for answer in answers for one in answer.saved]
+
+
+def manifest_of(s: Service, layout: Layout, saved: Iterable[pb.SavedFragment]) -> Manifest:
+    """The manifest of these files."""
+    names = Entry.model_fields
+    rows = sorted(saved, key=lambda one: one.fragment)
+    entries = tuple(Entry(**{name: getattr(one, name) for name in names}) for one in rows)
+    return Manifest(
+        id=uuid.uuid4().hex,
+        run=s.run,
+        revision=entries[0].revision,
+        committed_tokens=max(entry.committed_tokens for entry in entries),
+        created_at=1.0,
+        fingerprint=layout.fingerprint(),
+        layout=json.loads(layout_to_json(layout)),
+        settings=s.settings,
+        job={},
+        entries=entries,
+    )
+
+
+async def save(s: Service, layout: Layout, url: str, revision: int) -> Manifest:
+    """Take a whole checkpoint of a run that one service owns."""
+    manifest = manifest_of(s, layout, await copied(s, url, revision, range(len(layout.fragments))))
+    await seal(s, url, manifest)
+    return manifest
+
+
+async def seal(s: Service, url: str, manifest: Manifest) -> None:
+    text = manifest.model_dump_json()
+    await s.checkpoints.SealCheckpoint(pb.SealCheckpointRequest(url=url, manifest=text))
+
+
+async def fetch(s: Service, url: str, run: str) -> list[int]:
+    """Let a service fetch a checkpoint for a run that is yet to come."""
+    request = pb.RestoreFragmentsRequest(run=run, url=url)
+    answers = [answer async for answer in s.checkpoints.RestoreFragments(request, timeout=60)]
+    return [one for answer in answers for one in answer.restored]
+
+
+async def begin(s: Service, url: str, manifest: Manifest, members: dict[str, int]) -> None:
+    """Name the service's run as the control plane would: with the checkpoint as its origin."""
+    s.origin = Origin(checkpoint=url, id=manifest.id, revision=manifest.revision)
+    await s.members(members)
+
+
+def stored(root: Path, run: str, fragment: int, revision: int) -> dict[str, Float32]:
+    """The arrays of a revision's file."""
+    path = root / "runs" / run / f"{fragment:05d}" / f"r{revision:08d}.safetensors"
+    return parse_safetensors(path.read_bytes())[0]
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether arrays are equal, bit for bit."""
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name].view(np.uint32), other[name].view(np.uint32)) for name in one
+    )
