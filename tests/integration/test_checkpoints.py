@@ -1,4 +1,4 @@
-"""A checkpoint is one cut, taking it changes nothing, and a run that begins from it goes on alike."""
+"""A checkpoint is one cut, taking it changes nothing, and a run that begins from it goes on."""
 
 from __future__ import annotations
 

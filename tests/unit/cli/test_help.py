@@ -31,6 +31,10 @@ COMMANDS = (
     "replicas kick",
     "data prepare",
     "data inspect",
+    "checkpoints save",
+    "checkpoints ls",
+    "checkpoints restore",
+    "checkpoints export",
     "doctor",
     "version",
     "exit-codes",
@@ -47,7 +51,7 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "Exit codes: " in shown and shown.endswith("syncline exit-codes\n")
 
 
-@pytest.mark.parametrize("group", ["", "runs", "replicas", "data"])
+@pytest.mark.parametrize("group", ["", "runs", "replicas", "data", "checkpoints"])
 def test_groups_have_examples_too(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*group.split(), "--help"]) == 0
     shown = capsys.readouterr().out
@@ -82,7 +86,7 @@ def test_what_the_package_offers_is_listed_before_it_is_loaded() -> None:
 
 
 def test_the_list_above_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
-    groups = {"runs", "replicas", "data"}
+    groups = {"runs", "replicas", "data", "checkpoints"}
     found: set[str] = set()
     for group in ("", *groups):
         assert run([*group.split(), "--help"]) == 0

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from syncline.cli import about, data, doctor, replicas, runs, train, up, watch
+from syncline.cli import about, checkpoints, data, doctor, replicas, runs, train, up, watch
 from syncline.cli.options import EXIT_CODES
 
 app = typer.Typer(
@@ -54,11 +54,12 @@ app.command()(watch.rounds)
 app.add_typer(runs.app, name="runs")
 app.add_typer(replicas.app, name="replicas")
 app.add_typer(data.app, name="data")
+app.add_typer(checkpoints.app, name="checkpoints")
 app.command()(doctor.doctor)
 app.command()(about.version)
 app.command("exit-codes")(about.exit_codes)
 runs.app.command("events")(watch.events)
 
-for _group in (app, runs.app, replicas.app, data.app):
+for _group in (app, runs.app, replicas.app, data.app, checkpoints.app):
     for _command in _group.registered_commands:
         _command.epilog = EXIT_CODES

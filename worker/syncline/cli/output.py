@@ -243,6 +243,11 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def day(at: float) -> str:
+    """Return a day and a time of it in the reader's own time zone."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
 def clock(at: float) -> str:
     """Return a wall-clock time in the reader's own time zone."""
     return time.strftime("%H:%M:%S", time.localtime(at))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from syncline.cli.options import (
     Token,
 )
 from syncline.uncollected import uncollected
+
+if TYPE_CHECKING:
+    from syncline.train.export import Exported
 
 
 def train(
@@ -120,13 +123,18 @@ def export(
     from syncline_proto.addresses import control_url
 
     control = control_url(control)  # before what takes seconds to load
-    _keep_quiet()
-    say = _teller(as_json)
+    keep_quiet()
+    say = teller(as_json)
     say("Loading PyTorch and transformers ...")
     with uncollected():
         from syncline.train.export import export_run
 
     made = export_run(run, control, out, token=token, data=data, overwrite=overwrite, say=say)
+    show_exported(made, as_json)
+
+
+def show_exported(made: Exported, as_json: bool) -> None:
+    """Print what was exported, and where to."""
     folder = os.path.abspath(made.folder)
     done = {
         "run": made.run,
@@ -139,8 +147,8 @@ def export(
         done,
         as_json,
         lambda: (
-            f"Revision {made.revision} of {run}, {output.count(made.parameters)} parameters after "
-            f"{output.count(made.committed_tokens)} tokens, is in {folder}."
+            f"Revision {made.revision} of {made.run}, {output.count(made.parameters)} parameters "
+            f"after {output.count(made.committed_tokens)} tokens, is in {folder}."
         ),
     )
 
@@ -166,8 +174,8 @@ def sample(
       syncline sample model --prompt "import "
       syncline sample model --prompt "def main" --temperature 0 --json
     """
-    _keep_quiet()
-    _teller(as_json)("Loading transformers; then the model writes ...")
+    keep_quiet()
+    teller(as_json)("Loading transformers; then the model writes ...")
     with uncollected():
         from syncline.train.sample import sample as write
 
@@ -179,12 +187,12 @@ def sample(
         sys.stdout.write(text + "\n")
 
 
-def _teller(as_json: bool) -> Callable[[str], None]:
+def teller(as_json: bool) -> Callable[[str], None]:
     """Return who tells a person what takes long; a program waits without a word."""
     return (lambda _: None) if as_json else output.note
 
 
-def _keep_quiet() -> None:
+def keep_quiet() -> None:
     """Keep what is not the result off standard output; a user's own setting wins."""
     from syncline.train.logs import configure_logs
 

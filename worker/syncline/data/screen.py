@@ -28,6 +28,14 @@ class Meter:
         """Count bytes that were read."""
         self._progress.advance(self._task, read_bytes)
 
+    def expect(self, total: int) -> None:
+        """Say how many bytes there are in all, as soon as that is known."""
+        self._progress.update(self._task, total=total)
+
+    def reach(self, read_bytes: int) -> None:
+        """Stand at so many bytes."""
+        self._progress.update(self._task, completed=read_bytes)
+
     def say(self, words: str) -> None:
         """Replace the free column."""
         self._progress.update(self._task, words=words)

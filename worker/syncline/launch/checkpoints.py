@@ -58,8 +58,12 @@ def copiers(client: OperatorClient, token: str | None) -> Generator[list[Copier]
         yield [stack.enter_context(closing(Copier(one.address, token))) for one in alive]
 
 
-def save(view: RunView, services: Sequence[Copier], url: str, told: Told) -> Manifest:
-    """Copy the newest revision that every fragment has to ``url``, the checkpoint's own folder.
+def save(
+    view: RunView, services: Sequence[Copier], place: str, name: str | None, told: Told
+) -> tuple[str, Manifest]:
+    """Copy the newest revision that every fragment has; the checkpoint's address and manifest.
+
+    It lies in the folder ``place`` under its ``name``, or else under the run's and the revision's.
 
     Raises:
         RunConflict: the run has no parameters yet.
@@ -69,17 +73,17 @@ def save(view: RunView, services: Sequence[Copier], url: str, told: Told) -> Man
     """
     for attempt in range(CUTS_MAX):
         layout, owners, revision = standing(view.name, services)
+        url = f"{place.rstrip('/')}/{name or f'{view.name}-r{revision}'}"
         try:
             entries = _copied(view.name, url, owners, revision, told)
-            break
         except RevisionGone:
             if attempt == CUTS_MAX - 1:
                 raise
-    else:
-        raise AssertionError("a cut is taken or an error raised")
-    manifest = _manifest(view, layout, entries, revision)
-    services[0].seal(url, manifest)
-    return manifest
+            continue
+        manifest = _manifest(view, layout, entries, revision)
+        services[0].seal(url, manifest)
+        return url, manifest
+    raise AssertionError("a cut is taken or an error raised")
 
 
 def restore(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -133,15 +134,7 @@ def export_run(
         check_free(Path(out), "choose another, or --overwrite")
     with closing(ControlClient(control, token, timeout_s=CONTROL_TIMEOUT_S)) as client:
         view = client.run(run)
-        if not view.job:
-            raise ConfigError(
-                f"the run {run} names no model; it was not started by the trainer. Save the model "
-                "from your own script instead."
-            )
-        job = JobConfig.from_job(view.job, f"the job of run {run}")
-        if data is not None:
-            here = {"path": Path(data), "source": None}
-            job = job.model_copy(update={"data": job.data.model_copy(update=here)})
+        job = recorded_job(view.job, run, data)
         say(f"Fetching the newest revision of {run} ...")
         cut = newest_cut(view, client, token)
     say(f"Writing revision {cut.revision} to {out} ...")
@@ -154,6 +147,24 @@ def export_run(
         committed_tokens=cut.committed_tokens,
         parameters=sum(tensor.numel() for tensor in cut.tensors.values()),
     )
+
+
+def recorded_job(record: dict[str, Any], run: str, data: str | Path | None) -> JobConfig:
+    """The job of a run's record, with its tokenizer from the prepared folder ``data`` if given.
+
+    Raises:
+        ConfigError: the run was not made by the trainer, so its model is not known.
+    """
+    if not record:
+        raise ConfigError(
+            f"the run {run} names no model; it was not started by the trainer. Save the model "
+            "from your own script instead."
+        )
+    job = JobConfig.from_job(record, f"the job of run {run}")
+    if data is not None:
+        here = {"path": Path(data), "source": None}
+        job = job.model_copy(update={"data": job.data.model_copy(update=here)})
+    return job
 
 
 def portable(job: JobConfig, model: PreTrainedModel) -> JobConfig:

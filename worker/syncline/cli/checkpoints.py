@@ -1,0 +1,254 @@
+"""``syncline checkpoints``: keep a run elsewhere, see what is kept, and begin from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from syncline.cli import output
+from syncline.cli.options import (
+    DEFAULT_CONTROL,
+    Control,
+    Json,
+    RunName,
+    Token,
+    connect,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from syncline.launch.kept import Kept
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Keep a run elsewhere, and begin a new one from it.
+
+    \b
+    Examples:
+      syncline checkpoints save my-run s3://bucket/my-run
+      syncline checkpoints ls s3://bucket/my-run
+      syncline checkpoints restore s3://bucket/my-run/my-run-r120 --run second
+    """,
+)
+
+Place = Annotated[
+    str, typer.Argument(metavar="URL", help="A directory, or s3://BUCKET/FOLDER and the like.")
+]
+Address = Annotated[
+    str, typer.Argument(metavar="URL/NAME", help="A checkpoint: its place, and its name.")
+]
+
+
+@app.command("save")
+def save_checkpoint(
+    run: RunName,
+    url: Place,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Its name. [default: RUN-rREVISION]", show_default=False),
+    ] = None,
+    control: Control = DEFAULT_CONTROL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Copy the newest revision of a run; the run goes on meanwhile.
+
+    The sync services copy, with their own credentials; a directory must be one that each sees.
+
+    \b
+    Examples:
+      syncline checkpoints save my-run /backups
+      syncline checkpoints save my-run s3://bucket/my-run --name before-the-change
+    """
+    from syncline.launch.checkpoints import copiers, save
+
+    with connect(control, token) as client, copiers(client, token) as services:
+        view = client.run(run)
+        with _moving(f"Saving {run}", as_json) as told:
+            where, made = save(view, services, _place(url), name, told)
+    done = {
+        "checkpoint": where,
+        "run": run,
+        "revision": made.revision,
+        "committed_tokens": made.committed_tokens,
+        "bytes": made.bytes,
+    }
+    output.show(
+        done,
+        as_json,
+        lambda: (
+            f"Revision {made.revision} of {run}, {output.count(made.bytes)}B after "
+            f"{output.count(made.committed_tokens)} tokens, is kept as {where}."
+        ),
+    )
+
+
+@app.command("ls")
+def list_checkpoints(
+    url: Place,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read every byte, and compare checksums.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List the checkpoints in a place, and whether each is whole.
+
+    It is read from here: neither the control plane nor a sync service is asked.
+
+    \b
+    Examples:
+      syncline checkpoints ls /backups
+      syncline checkpoints ls s3://bucket/my-run --check --json
+    """
+    from syncline.launch.kept import listed
+
+    with _moving("Reading", as_json or not check) as told:
+        read = 0
+
+        def moved(count: int) -> None:
+            nonlocal read
+            read += count
+            told(read, 0)
+
+        found = listed(_place(url), check=check, moved=moved)
+    output.show(found, as_json, lambda: kept_table(found, url))
+
+
+@app.command("restore")
+def restore_checkpoint(
+    address: Address,
+    run: Annotated[str, typer.Option("--run", metavar="NAME", help="The new run's name.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting of the run, such as outer.lr=0.5. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    control: Control = DEFAULT_CONTROL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Begin a new run from a checkpoint, with its settings.
+
+    Replicas join it as they join any other.
+    The sync services fetch it first, with their own credentials; if one of them cannot, or a file
+    is damaged, there is no run.
+
+    \b
+    Examples:
+      syncline checkpoints restore /backups/my-run-r120 --run second
+      syncline checkpoints restore s3://bucket/my-run/my-run-r120 --run longer \\
+        --set token_budget=2000000000
+    """
+    from syncline.launch.checkpoints import copiers, restore
+    from syncline.settings import checked_name
+    from syncline.train.reading import apply_overrides
+
+    patch = apply_overrides({}, changes or [])
+    name = checked_name("run", run)
+    where = _place(address)
+    with (
+        connect(control, token) as client,
+        copiers(client, token) as services,
+        _moving(f"Fetching {where}", as_json) as told,
+    ):
+        view = restore(client, services, where, name, patch, told)
+    began = view.origin
+    output.show(
+        view,
+        as_json,
+        lambda: f"The run {view.name} begins at revision {began.revision if began else 0}.",
+    )
+
+
+@app.command("export")
+def export_checkpoint(
+    address: Address,
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write the model to.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="A prepared folder for its tokenizer, where the run's own data is not at hand.",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a model that is in the folder.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint's model for transformers.
+
+    No service is needed: it is read from here.
+
+    \b
+    Examples:
+      syncline checkpoints export /backups/my-run-r120 --out model
+      syncline checkpoints export s3://bucket/my-run/my-run-r120 --out model --json
+    """
+    from syncline.cli.train import keep_quiet, show_exported, teller
+
+    where = _place(address)
+    keep_quiet()
+    say = teller(as_json)
+    say("Loading PyTorch and transformers ...")
+    from syncline.train.export_kept import export_kept
+
+    made = export_kept(where, out, data=data, overwrite=overwrite, say=say)
+    show_exported(made, as_json)
+
+
+def kept_table(found: Sequence[Kept], url: str) -> RenderableType:
+    """Return one line for each checkpoint, and what is wrong with the damaged ones."""
+    from rich.console import Group
+
+    rows = (
+        (
+            one.name,
+            one.run,
+            one.revision,
+            None if one.committed_tokens is None else output.count(one.committed_tokens),
+            None if one.bytes is None else f"{output.count(one.bytes)}B",
+            None if one.created_at is None else output.day(one.created_at),
+            "damaged" if one.damage else "whole",
+        )
+        for one in found
+    )
+    made = output.table(
+        ("name", "run", ">revision", ">tokens", ">size", "taken", "state"),
+        rows,
+        empty=f"There are no checkpoints in {url}.",
+        spare=("taken", "tokens", "run"),
+    )
+    return Group(made, *(one.damage for one in found if one.damage))
+
+
+def _place(text: str) -> str:
+    """A URL as it is; a directory as an absolute path, which means the same to every program."""
+    return text if "://" in text else str(Path(text).expanduser().resolve())
+
+
+@contextmanager
+def _moving(title: str, is_quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a line of progress; what it yields is told (bytes so far, all bytes or 0)."""
+    from syncline.data.screen import meter
+
+    with meter(title, None, shown=not is_quiet) as line:
+
+        def told(done: int, total: int) -> None:
+            if total:
+                line.expect(total)
+            line.reach(done)
+
+        yield told
