@@ -55,7 +55,8 @@ fuzz: $(INSTALLED)  ## Send the sync service malformed pushes for minutes: nothi
 generate: $(INSTALLED)  ## Generate the gRPC stubs from the schema
 	PATH=$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -Isyncline_proto/v1=$(SCHEMA) \
 	  --python_out=proto --grpc_python_out=proto --mypy_out=quiet:proto \
-	  --mypy_grpc_out=quiet:proto syncline_proto/v1/sync.proto syncline_proto/v1/checkpoints.proto
+	  --mypy_grpc_out=quiet:proto syncline_proto/v1/sync.proto \
+	  syncline_proto/v1/checkpoints.proto
 
 benchmarks: $(INSTALLED)  ## Take the figures of the demo; ends in one line of JSON
 	$(BIN)/python benchmarks/demo.py

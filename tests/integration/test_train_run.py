@@ -13,8 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from syncline.cli.app import run as run_command
 from syncline.train.config import JobConfig
 from syncline.train.export import export_run
+from syncline.train.export_kept import export_kept
 from syncline_proto.errors import ConfigError, RunConflict, RunUnknown
 from syncline_proto.rest import RunCreate
 from syncline_testing.cluster import Cluster
@@ -105,6 +107,21 @@ def test_replicas_of_one_and_two_ranks_end_with_one_model(
     # What everybody holds is what the bf16 downlink decodes to.
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, parameter.bfloat16().float()), name
+
+    place = tmp_path / "kept"
+    save = ["checkpoints", "save", "pair", str(place), "--control", cluster.control_url]
+    assert run_command([*save, "--name", "last"]) == 0
+    kept = export_kept(f"{place}/last", tmp_path / "from-kept")
+    assert (kept.run, kept.revision, kept.committed_tokens) == (
+        "pair", exported.revision, exported.committed_tokens,
+    )  # fmt: skip
+    exact = AutoModelForCausalLM.from_pretrained(kept.folder, local_files_only=True)
+    differs = 0
+    for name, parameter in model.named_parameters():
+        precise = exact.get_parameter(name)
+        assert torch.equal(parameter, precise.bfloat16().float()), name
+        differs += not torch.equal(parameter, precise)
+    assert differs, "it is the service's own, in fp32"
 
 
 def test_a_drained_replica_leaves_and_comes_back(

@@ -29,10 +29,10 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy / "proto" / "syncline_proto" / "v1"
 
 
-@pytest.mark.parametrize(
-    "name", ["sync_pb2.py", "sync_pb2.pyi", "sync_pb2_grpc.py", "sync_pb2_grpc.pyi"]
-)
-def test_the_stubs_are_what_the_schema_says(fresh: Path, name: str) -> None:
+@pytest.mark.parametrize("schema", ["sync", "checkpoints"])
+@pytest.mark.parametrize("kind", ["_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi"])
+def test_the_stubs_are_what_the_schema_says(fresh: Path, schema: str, kind: str) -> None:
+    name = f"{schema}{kind}"
     checked_in = PROTO / "syncline_proto" / "v1" / name
     assert (fresh / name).read_text() == checked_in.read_text(), "run `make generate`"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,7 +117,7 @@ def list_checkpoints(
             told(read, 0)
 
         found = listed(_place(url), check=check, moved=moved)
-    output.show(found, as_json, lambda: kept_table(found, url))
+    output.show([asdict(one) for one in found], as_json, lambda: kept_table(found, url))
 
 
 @app.command("restore")
@@ -241,10 +242,11 @@ def _place(text: str) -> str:
 
 @contextmanager
 def _moving(title: str, is_quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a line of progress; what it yields is told (bytes so far, all bytes or 0)."""
+    """Show a terminal a line of progress; it yields who is told (bytes so far, all bytes or 0)."""
     from syncline.data.screen import meter
 
-    with meter(title, None, shown=not is_quiet) as line:
+    shown = not is_quiet and output.console(stderr=True).is_terminal
+    with meter(title, None, shown=shown) as line:
 
         def told(done: int, total: int) -> None:
             if total:

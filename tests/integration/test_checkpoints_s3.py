@@ -1,0 +1,102 @@
+"""Checkpoints in an object store, against a real S3 server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from syncline.launch.kept import listed
+from syncline_proto.depot import Depot
+from syncline_proto.errors import CheckpointError
+from syncline_proto.settings import RunSettings
+from syncline_testing.keeping import begin, copied, fetch, same, save, stored
+from syncline_testing.service import code_of, flat_layout, service
+
+pytest.importorskip("s3fs", reason="s3fs is not installed")
+server = pytest.importorskip("moto.server", reason="moto is not installed")
+
+# boto's and the server's own, not ours.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+SIZE = 2_000_000
+"""Elements: a file of 16 MB, so that it goes up in several parts."""
+
+LAYOUT = flat_layout(SIZE, 2)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """An empty bucket; credentials and the server's address are in the environment."""
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        made = urllib.request.Request(f"http://{host}:{port}/kept", method="PUT")
+        urllib.request.urlopen(made, timeout=20).close()
+        yield "s3://kept"
+    running.stop()
+
+
+def values(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
+
+
+def test_a_run_is_kept_there_and_begins_from_there(tmp_path: Path, bucket: str) -> None:
+    url = f"{bucket}/runs/first"
+
+    async def scenario() -> None:
+        async with service(tmp_path / "one", RunSettings()) as s:
+            await s.members({"a": 1})
+            await s.open(LAYOUT, "a")
+            for fragment in range(2):
+                await s.offer(values(fragment), "a", fragment=fragment)
+                await s.pull(fragment=fragment, revision=0, header_only=True)
+            manifest = await save(s, LAYOUT, url, 0)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await copied(s, url, 0, [0])
+            assert code_of(error.value) == "CHECKPOINT" and "another name" in str(error.value)
+            depot = Depot(url)
+            with pytest.raises(FileExistsError):
+                depot.create("checkpoint.json", b"another")
+            assert await fetch(s, url, "second")
+            s.run = "second"
+            await begin(s, url, manifest, {})
+            assert (await s.status()).fragments[1].initialised
+            found = listed(f"{bucket}/runs", check=True, moved=lambda _: None)
+            assert [(one.name, one.run, one.damage) for one in found] == [("first", "run", None)]
+            assert found[0].bytes == manifest.bytes > 2 * 2 * 4 * SIZE
+            depot.put(manifest.entries[1].file, [b"short"])
+            found = listed(f"{bucket}/runs", check=False, moved=lambda _: None)
+            assert manifest.entries[1].file in str(found[0].damage)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await fetch(s, url, "third")
+            assert code_of(error.value) == "CHECKPOINT_DAMAGED"
+            assert manifest.entries[1].file in str(error.value)
+            assert not s.faults
+
+    asyncio.run(scenario())
+    for fragment in range(2):
+        ours = stored(tmp_path / "one", "run", fragment, 0)
+        assert same(ours, stored(tmp_path / "one", "second", fragment, 0))
+
+
+def test_what_the_store_refuses_is_told_in_a_sentence(bucket: str) -> None:
+    with pytest.raises(CheckpointError, match="s3://nobodys-bucket/folder"):
+        Depot("s3://nobodys-bucket/folder").put("file", [b"data"])
+    with pytest.raises(CheckpointError, match="is not there"):
+        Depot(f"{bucket}/none").manifest()
+    assert Depot(f"{bucket}/none").sizes() == {}

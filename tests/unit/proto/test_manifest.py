@@ -1,0 +1,139 @@
+"""A manifest is whole or told: every bit of it counts, and it names only files of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline_proto.depot import Depot
+from syncline_proto.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    ConfigError,
+    InvalidRequest,
+)
+from syncline_proto.layout import layout_to_json
+from syncline_proto.manifest import Manifest, file_name, manifest_of, sealed, unsealed
+from syncline_proto.settings import RunSettings
+from syncline_testing.service import flat_layout
+
+LAYOUT = flat_layout(10, 2)
+
+
+def rows() -> list[dict[str, Any]]:
+    return [
+        {
+            "fragment": fragment,
+            "file": file_name(fragment, 7),
+            "bytes": 100,
+            "crc32c": 7,
+            "revision": 3,
+            "committed_tokens": 40 + fragment,
+        }
+        for fragment in range(2)
+    ]
+
+
+def values(**changed: Any) -> dict[str, Any]:
+    return {
+        "id": "0" * 32,
+        "run": "first",
+        "revision": 3,
+        "committed_tokens": 41,
+        "created_at": 1.5,
+        "fingerprint": LAYOUT.fingerprint(),
+        "layout": json.loads(layout_to_json(LAYOUT)),
+        "settings": RunSettings().model_dump(),
+        "job": {"run": {"name": "first"}},
+        "entries": rows(),
+        **changed,
+    }
+
+
+WHOLE = sealed(Manifest.model_validate(values()))
+
+
+def test_it_comes_back_as_it_was() -> None:
+    back = unsealed(WHOLE, "there")
+    assert back == Manifest.model_validate(values())
+    assert back.cut == LAYOUT and back.bytes == 200
+    assert json.loads(WHOLE)["checkpoint"]["run"] == "first", "JSON for whoever looks into it"
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
+def test_no_changed_byte_goes_unnoticed(at: int, mask: int) -> None:
+    data = bytearray(WHOLE)
+    data[at] ^= mask
+    with pytest.raises(CheckpointDamaged, match="there"):
+        unsealed(bytes(data), "there")
+
+
+@given(st.integers(0, len(WHOLE) - 1))
+def test_no_torn_one_is_taken(end: int) -> None:
+    with pytest.raises(CheckpointDamaged, match="there"):
+        unsealed(WHOLE[:end], "there")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"fingerprint": "00"},
+        {"layout": {}},
+        {"entries": rows()[:1]},
+        {"entries": rows()[::-1]},
+        {"entries": [rows()[0], {**rows()[1], "revision": 4}]},
+        {"entries": [rows()[0], {**rows()[1], "file": "../00001-00000007.safetensors"}]},
+        {"entries": [rows()[0], {**rows()[1], "bytes": -1}]},
+        {"run": "../up"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_what_cannot_be_a_cut_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointDamaged, match="there"):
+        manifest_of(json.dumps(values(**changed)), "there")
+
+
+def test_a_store_whose_package_is_missing_is_told_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    import fsspec
+
+    monkeypatch.delitem(fsspec.registry, "s3", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'syncline\[s3\]'"):
+        Depot("s3://bucket/folder")
+
+
+@pytest.mark.parametrize(
+    "url", ["relative/path", "", "http://host/path", "/a/../b", "s3://b::file:///c", "/a\nb"]
+)
+def test_what_is_no_place_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest):
+        Depot(url)
+
+
+def test_a_directory_holds_what_was_put_and_what_failed_leaves_nothing(tmp_path: Path) -> None:
+    depot = Depot(str(tmp_path)).below("one")
+    depot.put("file", [b"a" * 10, b"b"])
+    depot.create("made", b"whole")
+    with pytest.raises(FileExistsError):
+        depot.create("made", b"another")
+    assert depot.sizes() == {"file": 11, "made": 5}
+    assert b"".join(depot.pieces("made")) == b"whole"
+
+    def broken() -> Any:
+        yield b"some"
+        raise CheckpointError("the source is gone")
+
+    with pytest.raises(CheckpointError, match="the source is gone"):
+        depot.put("torn", broken())
+    assert "torn" not in depot.sizes()
+    assert Depot(str(tmp_path)).folders() == ["one"]
+    with pytest.raises(InvalidRequest, match="is not a name"):
+        depot.below("..")
