@@ -76,6 +76,11 @@ class Depot:
         """The files in it with their bytes; none if it is not there."""
         return {name: size for name, kind, size in self._rows() if kind == "file"}
 
+    def size(self, name: str) -> int:
+        """A file's bytes."""
+        with self._told(name):
+            return int(self._files.info(f"{self._path}/{name}")["size"])
+
     def pieces(self, name: str) -> Iterator[bytes]:
         """A file's bytes, in order."""
         with self._told(name), self._open(name, "rb") as file:

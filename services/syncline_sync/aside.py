@@ -15,7 +15,7 @@ import json
 import mmap
 import shutil
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -108,14 +108,9 @@ class Aside:
             StoreDamaged: what is aside is not of this checkpoint, or there is nothing.
             StoreError: the disk refuses.
         """
-        if (self._place / MARK).exists():
+        if _id_of(self._place) == origin.id:
             return False
-        mark = self._store.folder / MARK
-        found: Any = None
-        if mark.exists():
-            with understood(mark):
-                found = cast(dict[str, Any], json.loads(unsealed(read(mark))))["id"]
-        if found != origin.id or self._place.exists():
+        if _id_of(self._store.folder) != origin.id or self._place.exists():
             raise StoreDamaged(
                 f"it is to begin from the checkpoint {origin.checkpoint}, which was not fetched "
                 "here; stop the run, and restore the checkpoint under another name."
@@ -131,14 +126,32 @@ class Aside:
         shutil.rmtree(self._store.folder, ignore_errors=True)
 
 
-def sweep_aside(root: Path) -> None:
-    """Remove what restores left that were killed, or never came to their run."""
+def sweep_aside(root: Path, under_way: Collection[str] = ()) -> None:
+    """Remove what restores left that were killed, or never came to their run.
+
+    Those of the runs ``under_way`` stay.
+    """
     folders: Iterable[Path] = (root / "restoring" / "runs").glob("*")
     for folder in folders:
+        if folder.name in under_way:
+            continue
         with contextlib.suppress(OSError):  # somebody else's business, or gone
             mark = folder / MARK
             if not mark.exists() or mark.stat().st_mtime < time.time() - KEPT_S:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _id_of(folder: Path) -> str | None:
+    """The checkpoint that a run's folder is of; None if it is of none, or not whole.
+
+    Raises:
+        StoreDamaged: what says so is damaged.
+    """
+    mark = folder / MARK
+    if not mark.exists():
+        return None
+    with understood(mark):
+        return str(cast(dict[str, Any], json.loads(unsealed(read(mark))))["id"])
 
 
 def _commit(store: FragmentStore, entry: Entry, data: mmap.mmap, where: str) -> None:

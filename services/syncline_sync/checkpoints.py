@@ -67,19 +67,31 @@ class Copying:
         self.done += count  # off by a piece at worst, where two threads meet: it is shown, not used
 
 
+Owned: TypeAlias = Callable[[Layout], Iterable[int]]
+
+
+def every(layout: Layout) -> Iterable[int]:
+    """All fragments of a run: there is one sync service."""
+    return range(len(layout.fragments))
+
+
 class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     """The calls of ``syncline.sync.v1.CheckpointService``."""
 
-    def __init__(self, host: Host, shared: Shared) -> None:
-        self._host, self._shared = host, shared
+    def __init__(self, host: Host, shared: Shared, owned: Owned = every) -> None:
+        """``owned`` says which fragments of a run that is yet to come are this service's."""
+        self._host, self._shared, self._owned = host, shared, owned
         self._statuses = Statuses(shared.fail)
         self._pool = ThreadPoolExecutor(COPIES, "checkpoints")
+        self._brief = ThreadPoolExecutor(CALLS_MAX, "checkpoints-brief")
+        """What is short does not stand in line behind copies."""
         self._calls = 0
         self._restoring: set[str] = set()
 
     def close(self) -> None:
         """Begin no more copies; those under way end at their next piece, as their calls do."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._brief):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def SaveFragments(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.SaveFragmentsRequest, context: Context
@@ -144,12 +156,12 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     ) -> AsyncGenerator[pb.RestoreFragmentsResponse]:
         depot = await self._do(_depot, request.url)
         manifest = await self._do(depot.manifest)
-        await self._shared.compute(sweep_aside, self._shared.root)
+        await self._shared.compute(sweep_aside, self._shared.root, set(self._restoring))
         aside = Aside(self._shared.root, request.run)
         is_whole = False
         try:
             places = await self._shared.compute(aside.begin, manifest)
-            mine = owned(manifest.cut)
+            mine = list(self._owned(manifest.cut))
             copying = Copying(sum(manifest.entries[f].bytes for f in mine))
             jobs = [
                 partial(_fetched, aside, places[f], manifest.entries[f], depot, copying)
@@ -185,7 +197,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
             await asyncio.gather(*pending, return_exceptions=True)
 
     async def _do(self, work: Callable[..., T], *args: Any) -> T:
-        return await compute(self._pool, work, *args)
+        return await compute(self._brief, work, *args)
 
     @contextmanager
     def _call(self) -> Generator[None]:
@@ -216,11 +228,6 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
             yield
         finally:
             self._restoring.discard(run)
-
-
-def owned(layout: Layout) -> Iterable[int]:
-    """The fragments of a run that is yet to come that this service owns: all of them."""
-    return range(len(layout.fragments))
 
 
 def _name(run: str) -> str:

@@ -46,7 +46,7 @@ class Pinned:
         """
         name = file_name(fragment, self.entry.crc32c)
         depot.put(name, self._checked(moved))
-        if depot.sizes().get(name) != self.entry.bytes:
+        if depot.size(name) != self.entry.bytes:
             raise CheckpointError(f"{depot.url}/{name} is shorter than what was written.")
         return name
 

@@ -183,6 +183,37 @@ def test_parts_from_several_services_make_one_checkpoint(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
+def test_each_service_fetches_the_fragments_that_it_owns(tmp_path: Path) -> None:
+    """Whatever services there were when it was saved: three instead of one here."""
+    layout = flat_layout(SIZE, 5)
+    url = str(tmp_path / "kept" / "whole")
+
+    async def scenario() -> None:
+        async with service(tmp_path / "all", SETTINGS) as s:
+            await s.members(MEMBERS)
+            await s.open(layout, "a")
+            for fragment in range(5):
+                await s.offer(values(fragment), "a", fragment=fragment)
+                await s.pull(fragment=fragment, revision=0, header_only=True)
+            manifest = await save(s, layout, url, 0)
+        for index in range(3):
+            mine = list(range(index, 5, 3))
+            root = tmp_path / f"part-{index}"
+            async with service(root, SETTINGS, owned=lambda _, mine=mine: mine) as s:
+                assert sorted(await fetch(s, url, "spread")) == mine
+                s.run = "spread"
+                await begin(s, url, manifest, {})
+                states = (await s.status()).fragments
+                assert [state.fragment for state in states if state.initialised] == mine
+                for fragment in mine:
+                    assert same(
+                        stored(tmp_path / "all", "run", fragment, 0),
+                        stored(root, "spread", fragment, 0),
+                    )
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("harm", ["flipped", "cut", "missing", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_nothing_is_restored(tmp_path: Path, harm: str) -> None:
     url = tmp_path / "kept" / "hurt"

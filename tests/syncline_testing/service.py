@@ -31,7 +31,7 @@ from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import checkpoints_pb2_grpc, sync_pb2_grpc
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
-from syncline_sync.checkpoints import CheckpointServicer
+from syncline_sync.checkpoints import CheckpointServicer, Owned, every
 from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
 from syncline_sync.pool import DISK_THREADS
@@ -208,6 +208,7 @@ async def service(
     settings: RunSettings,
     staging_bytes: int = 1 << 30,
     held_max: int = HELD_MAX,
+    owned: Owned = every,
 ) -> AsyncIterator[Service]:
     """Serve the folder ``root`` on a free port until the block ends; then everything stops."""
     reports: list[RoundReport | EventIn] = []
@@ -225,7 +226,7 @@ async def service(
     host = Host(shared)
     server = grpc.aio.server(interceptors=[Reader(held_max)], options=CHANNEL_OPTIONS)
     sync_pb2_grpc.add_SyncServiceServicer_to_server(SyncServicer(host, shared), server)
-    checkpoints = CheckpointServicer(host, shared)
+    checkpoints = CheckpointServicer(host, shared, owned)
     checkpoints_pb2_grpc.add_CheckpointServiceServicer_to_server(checkpoints, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

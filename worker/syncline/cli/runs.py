@@ -204,6 +204,8 @@ def run_facts(run: RunView) -> list[tuple[str, object]]:
         ("loss", output.decimals(run.loss)),
         ("settings version", run.settings_version),
     ]
+    if run.origin is not None:
+        facts.append(("began from", f"{run.origin.checkpoint}, revision {run.origin.revision}"))
     return facts + list(settings_in_words(run.settings).items())
 
 

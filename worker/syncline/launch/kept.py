@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 
 from syncline_proto.codec import crc32c_of
 from syncline_proto.depot import Depot
@@ -68,12 +69,13 @@ def read(depot: Depot, entry: Entry, moved: Moved) -> bytes:
         CheckpointDamaged: it is not what the manifest says; it is named.
         CheckpointError: the store refuses.
     """
-    data = bytearray()
+    data = BytesIO()
     for piece in depot.pieces(entry.file):
-        data += piece
+        data.write(piece)
         moved(len(piece))
-    _compare(depot, entry, len(data), crc32c_of(data))
-    return bytes(data)
+    whole = data.getvalue()
+    _compare(depot, entry, len(whole), crc32c_of(whole))
+    return whole
 
 
 def _looked_at(depot: Depot, name: str, check: bool, moved: Moved) -> Kept:
