@@ -101,7 +101,5 @@ def test_a_run_is_kept_found_and_begun_from(
         cluster.sync.kill()
         cluster.sync.start()
         assert pulled(cluster, "second", 2) == pulled(cluster, "first", 2)
-        code, said = refused("export", f"{place}/first-r0", "--out", str(tmp_path / "model"))
-        assert code == 10 and "names no model" in said
     assert refused("ls", "ftp://somewhere")[0] == 14
     assert done("ls", str(tmp_path / "nowhere")) == []

@@ -45,6 +45,26 @@ async def test_creating_a_run_twice_creates_it_once(api: httpx.AsyncClient) -> N
     assert [run["name"] for run in (await api.get("/v1/runs")).json()] == ["r"]
 
 
+async def test_a_run_that_began_from_a_checkpoint_says_so_and_is_joined_as_any(
+    api: httpx.AsyncClient,
+) -> None:
+    origin = {"checkpoint": "s3://bucket/first-r3", "id": "0" * 32, "revision": 3}
+    first = await api.post("/v1/runs", json={"name": "r", "origin": origin})
+    again = await api.post("/v1/runs", json={"name": "r", "origin": origin})
+    joined = await api.post("/v1/runs", json={"name": "r"})
+    assert [one.status_code for one in (first, again, joined)] == [201, 200, 200]
+    assert all(one.json()["origin"] == origin for one in (first, again, joined))
+    (row,) = (await api.get("/v1/membership")).json()["runs"]
+    assert row["origin"] == origin, "sync services begin it from there"
+    other = {"name": "r", "origin": {**origin, "id": "1" * 32}}
+    assert "another name" in problem_of(await api.post("/v1/runs", json=other), 409, "RUN_CONFLICT")
+    await api.post("/v1/runs", json={"name": "plain"})
+    late = {"name": "plain", "origin": origin}
+    assert problem_of(await api.post("/v1/runs", json=late), 409, "RUN_CONFLICT")
+    odd = {"name": "odd", "origin": {**origin, "colour": "red"}}
+    assert "colour" in problem_of(await api.post("/v1/runs", json=odd), 422, "INVALID_REQUEST")
+
+
 async def test_other_settings_are_a_conflict_that_names_the_first_difference(
     api: httpx.AsyncClient,
 ) -> None:
