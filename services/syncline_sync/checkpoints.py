@@ -182,19 +182,19 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         self, jobs: Sequence[Callable[[], T]], copying: Copying
     ) -> AsyncGenerator[list[T]]:
         """Do jobs on the threads for copies; yield what is done, at least every ``TELL_S``."""
-        loop = asyncio.get_running_loop()
-        pending = {loop.run_in_executor(self._pool, job) for job in jobs}
+        copies = [self._pool.submit(job) for job in jobs]
+        pending = {asyncio.wrap_future(copy) for copy in copies}
         try:
             while pending:
                 done, pending = await asyncio.wait(
                     pending, timeout=TELL_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                yield [job.result() for job in done]
+                yield await asyncio.gather(*done)
         finally:
             copying.is_over = True
-            for job in pending:
-                job.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+            # Those that have begun are waited for: they have files open, and may make others.
+            begun = [asyncio.wrap_future(copy) for copy in copies if not copy.cancel()]
+            await asyncio.gather(*begun, *pending, return_exceptions=True)
 
     async def _do(self, work: Callable[..., T], *args: Any) -> T:
         return await compute(self._brief, work, *args)

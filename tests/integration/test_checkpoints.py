@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
+from syncline_proto.manifest import file_name
 from syncline_proto.rest import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import checkpoints_pb2
@@ -66,6 +70,13 @@ async def round_of(s: Service, base: int) -> None:
         assert (await push).verdict == pb.VERDICT_ACCEPTED
     for fragment in FRAGMENTS:
         await s.pull(fragment=fragment, revision=base + 1, header_only=True)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what other threads bring about."""
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.01)
 
 
 def code(error: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> str:
@@ -324,6 +335,39 @@ def test_what_is_no_place_for_checkpoints_is_refused(tmp_path: Path) -> None:
                 assert code(error) == "INVALID_REQUEST"
             assert not s.faults
             assert not list((tmp_path / "store" / "pinned").iterdir())
+
+    asyncio.run(scenario())
+
+
+def test_a_save_that_is_called_off_lets_go_of_all(tmp_path: Path) -> None:
+    """A pipe stands for a store that takes nothing: the copy waits in the middle of it."""
+    place = tmp_path / "kept" / "one"
+    place.mkdir(parents=True)
+    pinned = tmp_path / "store" / "pinned"
+
+    async def scenario() -> None:
+        async with service(tmp_path / "store", SETTINGS) as s:
+            await started(s)
+            head = tmp_path / "store" / "runs" / "run" / "00000" / "head.json"
+            crc = json.loads(head.read_text())["body"]["files"][0]["crc32c"]
+            pipe = place / file_name(0, crc)
+            os.mkfifo(pipe)
+            request = checkpoints_pb2.SaveFragmentsRequest(
+                run="run", url=str(place), revision=0, fragments=FRAGMENTS
+            )
+            call = s.checkpoints.SaveFragments(request, timeout=60)
+            await anext(aiter(call))
+            assert len(list(pinned.rglob("*.safetensors"))) == 2
+            await round_of(s, 0)  # the run goes on meanwhile
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call.code()
+                await anext(aiter(call))
+            os.close(os.open(pipe, os.O_RDONLY))
+            await until(lambda: not list(pinned.iterdir()))
+            assert not pipe.exists()
+            await save(s, LAYOUT, str(place), 0)
+            assert not s.faults
 
     asyncio.run(scenario())
 

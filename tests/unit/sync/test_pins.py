@@ -1,0 +1,81 @@
+"""What is pinned outlasts every commit, and what is copied of it is checked on the way."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from syncline_proto.depot import Depot
+from syncline_proto.errors import CheckpointError, RevisionGone, StoreDamaged
+from syncline_sync.core.record import KEPT
+from syncline_sync.pins import Pinned, pin_all, pin_folder, unpin
+from syncline_sync.store import FragmentStore
+from syncline_testing.stored import fragment, revision
+
+
+def nothing(_: int) -> None:
+    pass
+
+
+def pinned(store: FragmentStore, root: Path, number: int) -> tuple[Path, Pinned]:
+    folder = pin_folder(root)
+    return folder, pin_all(folder, {0: partial(store.pin, number)})[0]
+
+
+def test_a_pinned_revision_outlasts_the_commits_that_remove_it(tmp_path: Path) -> None:
+    store = fragment(tmp_path / "f")
+    for number in range(KEPT):
+        revision(number)(store)
+    file = tmp_path / "f" / "r00000000.safetensors"
+    before = file.read_bytes()
+    folder, held = pinned(store, tmp_path, 0)
+    for number in range(KEPT, KEPT + 3):
+        revision(number)(store)
+    assert not file.exists()
+    depot = Depot(str(tmp_path / "kept"))
+    moved: list[int] = []
+    name = held.copy(7, depot, moved.append)
+    assert (tmp_path / "kept" / name).read_bytes() == before
+    assert name == f"00007-{held.entry.crc32c:08x}.safetensors"
+    assert sum(moved) == held.entry.bytes == len(before)
+    unpin(folder)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("number", [0, KEPT + 1])
+def test_only_what_is_kept_can_be_pinned(tmp_path: Path, number: int) -> None:
+    store = fragment(tmp_path / "f")
+    for kept in range(KEPT + 1):
+        revision(kept)(store)
+    with pytest.raises(RevisionGone):
+        pinned(store, tmp_path, number)
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut"])
+def test_a_damaged_file_is_not_copied_as_if_it_were_whole(tmp_path: Path, harm: str) -> None:
+    store = fragment(tmp_path / "f")
+    revision(0)(store)
+    _, held = pinned(store, tmp_path, 0)
+    data = bytearray(held.path.read_bytes())
+    data[100] ^= 1
+    held.path.write_bytes(data if harm == "flipped" else data[:-1])
+    depot = Depot(str(tmp_path / "kept"))
+    with pytest.raises(StoreDamaged, match="r00000000"):
+        held.copy(0, depot, nothing)
+    assert depot.sizes() == {}
+
+
+def test_a_copy_ends_where_it_is_told_to(tmp_path: Path) -> None:
+    store = fragment(tmp_path / "f")
+    revision(0)(store)
+    _, held = pinned(store, tmp_path, 0)
+
+    def enough(_: int) -> None:
+        raise CheckpointError("enough")
+
+    depot = Depot(str(tmp_path / "kept"))
+    with pytest.raises(CheckpointError, match="enough"):
+        held.copy(0, depot, enough)
+    assert depot.sizes() == {}
