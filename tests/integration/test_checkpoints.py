@@ -6,14 +6,18 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
-from syncline_proto.manifest import file_name
-from syncline_proto.rest import EventIn, RoundReport
+from syncline.launch.checkpoints import save as take
+from syncline.launch.copier import Copier
+from syncline.launch.kept import listed
+from syncline_proto.manifest import Manifest, file_name
+from syncline_proto.rest import EventIn, RoundReport, RunState, RunView
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import checkpoints_pb2
 from syncline_proto.v1 import sync_pb2 as pb
@@ -192,6 +196,51 @@ def test_parts_from_several_services_make_one_checkpoint(tmp_path: Path) -> None
             assert sorted(await fetch(two, url, "whole")) == list(FRAGMENTS)
 
     asyncio.run(scenario())
+
+
+def test_a_cut_that_moves_on_is_chosen_again(tmp_path: Path) -> None:
+    """By who asks two services, of which one is two revisions behind when they are looked at."""
+
+    async def scenario() -> tuple[str, Manifest]:
+        async with (
+            service(tmp_path / "ahead", SETTINGS) as ahead,
+            service(tmp_path / "behind", SETTINGS) as behind,
+        ):
+            for s, rounds in ((ahead, 3), (behind, 1)):
+                await started(s)
+                for base in range(rounds):
+                    await round_of(s, base)
+            loop = asyncio.get_running_loop()
+
+            class Behind(Copier):
+                looks = 0
+
+                def observe(self, run: str) -> pb.OpenRunResponse:
+                    self.looks += 1
+                    if self.looks == 2:
+                        catching_up = asyncio.run_coroutine_threadsafe(round_of(behind, 1), loop)
+                        catching_up.result(60)
+                    return super().observe(run)
+
+            view = RunView(
+                name="run", state=RunState.RUNNING, settings=SETTINGS,
+                settings_version=1, created_at=0.0,
+            )  # fmt: skip
+            with (
+                closing(Behind(behind.address, None)) as one,
+                closing(Copier(ahead.address, None)) as other,
+            ):
+                place = str(tmp_path / "kept")
+                return await asyncio.to_thread(
+                    take, view, [one, other], place, None, lambda *_: None
+                )
+
+    url, manifest = asyncio.run(scenario())
+    assert url == f"{tmp_path}/kept/run-r2"
+    assert [entry.revision for entry in manifest.entries] == [2, 2]
+    assert [
+        one.damage for one in listed(str(tmp_path / "kept"), check=True, moved=lambda _: None)
+    ] == [None]
 
 
 def test_each_service_fetches_the_fragments_that_it_owns(tmp_path: Path) -> None:

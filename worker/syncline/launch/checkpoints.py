@@ -226,7 +226,7 @@ def _begun(services: Sequence[Copier], run: str, fragments: int) -> None:
         for service in services:
             try:
                 answer = service.status(run)
-            except RunUnknown:  # it has not heard of it yet
+            except (RunUnknown, Unreachable):  # it has not heard of it yet, or starts again
                 continue
             owned |= {state.fragment for state in answer.fragments if state.initialised}
         if len(owned) == fragments:

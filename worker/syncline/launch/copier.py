@@ -32,7 +32,7 @@ class Copier(Link):
         self._is_called_off = False
 
     def call_off(self) -> None:
-        """End the stream that is under way, or the one that would begin."""
+        """End the stream that is under way, or was asked for and has not begun."""
         self._is_called_off = True
         if self._call is not None:
             self._call.cancel()
@@ -59,6 +59,10 @@ class Copier(Link):
         return manifest_of(answer.manifest, f"{url}'s manifest")
 
     def _stream(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
+        self._is_called_off = False
+        return self._answers(method, request)
+
+    def _answers(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
         with self._errors():
             self._call = method(request, metadata=self._metadata)
             try:
