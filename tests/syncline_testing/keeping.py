@@ -1,4 +1,4 @@
-"""Checkpoints by hand: the calls of CheckpointService, one by one, at services in this process."""
+"""Checkpoints by hand: a run of two replicas, and the calls of CheckpointService one by one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,64 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
+import pytest
 
 from syncline_proto.codec import Float32
 from syncline_proto.layout import Layout, layout_to_json
 from syncline_proto.manifest import Entry, Manifest
 from syncline_proto.rest import Origin
+from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import checkpoints_pb2 as pb
+from syncline_proto.v1 import sync_pb2
 from syncline_sync.files import parse_safetensors
-from syncline_testing.service import Service
+from syncline_testing.service import Service, code_of, flat_layout
+
+SIZE = 3000
+LAYOUT = flat_layout(SIZE, 2)
+FRAGMENTS = range(2)
+SETTINGS = RunSettings.model_validate(
+    {"min_replicas": 2, "expected_replicas": 2, "penalty": {"detector_rounds": 2}}
+)
+MEMBERS = {"a": 1, "b": 1}
+
+
+def values(*seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
+
+
+async def started(s: Service) -> None:
+    await s.members(MEMBERS)
+    for replica in MEMBERS:
+        await s.open(LAYOUT, replica)
+    for fragment in FRAGMENTS:
+        await s.offer(values(fragment), "a", fragment=fragment)
+        await s.pull(fragment=fragment, revision=0, header_only=True)
+
+
+async def round_of(s: Service, base: int) -> None:
+    """Both replicas push to both fragments; who is late to neither waits for the next revision."""
+    pushes = [
+        s.push(
+            values(base, fragment, number) * (1 + number),
+            replica,
+            fragment=fragment,
+            base_revision=base,
+            tokens=10,
+        )
+        for fragment in FRAGMENTS
+        for number, replica in enumerate(MEMBERS)
+    ]
+    for push in pushes:  # one after another: the order of folding is part of the result
+        assert (await push).verdict == sync_pb2.VERDICT_ACCEPTED
+    for fragment in FRAGMENTS:
+        await s.pull(fragment=fragment, revision=base + 1, header_only=True)
+
+
+def code(error: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> str:
+    """Our own code of a failed call."""
+    return code_of(error.value)
 
 
 async def copied(
