@@ -249,7 +249,7 @@ class Replica:
         if header.difference_from:
             assert header.difference_from == request.held and header.codec == INT8
             values = numbers.followed(flat(arrays, boxes), self._places(fragment, boxes), chunks)
-            self.differences += 1
+            self.differences += bool(boxes)
         else:
             values: Array = numbers.decode(numbers.joined(chunks, header.codec), header.codec)
         assert values.size == (header.elements if boxes else 0), (header.elements, len(boxes))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from syncline_proto.codec import Float32, Follower, UInt16, encode
-from syncline_proto.errors import RevisionGone
+from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved
@@ -236,3 +236,10 @@ def test_memory_is_three_arrays_a_half_and_a_quarter(tmp_path: Path) -> None:
             assert {id(a) for a in kept} == arrays
 
     run(tmp_path, scenario)
+
+
+def test_a_file_without_the_value_that_replicas_hold_is_no_whole_file(tmp_path: Path) -> None:
+    store = FragmentStore(tmp_path / "00000", PLACE)
+    store.commit(Saved(down="int8"), values(1), values(2))
+    with pytest.raises(StoreDamaged, match="r00000000.safetensors is damaged"):
+        FragmentStore(tmp_path / "00000", PLACE).load()

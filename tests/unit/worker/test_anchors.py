@@ -47,3 +47,38 @@ def test_without_progress_a_rebase_is_an_adoption(dtype: torch.dtype) -> None:
     other.adopt(0, values(held.shards[0].numel, 2), HEADER)
     assert held.parameters(0).tolist() == other.parameters(0).tolist()
     assert not held.pseudo_gradient(0).any()
+
+
+@pytest.mark.parametrize("codec", [pb.CODEC_BF16, pb.CODEC_INT8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_published_value_in_bf16_is_held_bit_for_bit(
+    dtype: torch.dtype, codec: pb.Codec.ValueType
+) -> None:
+    anchor = anchors(dtype)
+    assert anchor.held(0) is None, "nothing was published yet"
+    published = torch.from_numpy(values(anchor.shards[0].numel)).bfloat16()
+    anchor.adopt(0, published.float().numpy(), pb.PullHeader(codec=codec, value="here/1/3"))
+    held = anchor.held(0)
+    assert held is not None and held.name == "here/1/3"
+    assert held.bits.tobytes() == published.view(torch.int16).numpy().tobytes()
+    anchor.rebase(0, 2 * published.float().numpy(), pb.PullHeader(codec=codec, value="here/1/4"))
+    again = anchor.held(0)
+    assert again is not None and again.name == "here/1/4"
+    assert again.bits.tobytes() == (2 * published).view(torch.int16).numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codec", "name"),
+    [
+        (torch.float16, pb.CODEC_BF16, "a"),  # rounded to what the parameters hold
+        (torch.float32, pb.CODEC_FP32, "a"),
+        (torch.float32, pb.CODEC_BF16, ""),
+    ],
+)
+def test_what_no_difference_can_be_added_to_is_not_held(
+    dtype: torch.dtype, codec: pb.Codec.ValueType, name: str
+) -> None:
+    anchor = anchors(dtype)
+    published = torch.from_numpy(values(anchor.shards[0].numel)).bfloat16().float()
+    anchor.adopt(0, published.numpy(), pb.PullHeader(codec=codec, value=name))
+    assert anchor.held(0) is None
