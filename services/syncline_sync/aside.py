@@ -19,7 +19,7 @@ from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from syncline_proto.codec import crc32c_of
+from syncline_proto.codec import Float32, UInt16, crc32c_of
 from syncline_proto.depot import Depot
 from syncline_proto.errors import CheckpointDamaged, CheckpointError, StoreDamaged, StoreError
 from syncline_proto.manifest import Entry, Manifest
@@ -36,9 +36,10 @@ from syncline_sync.files import (
     unsealed,
     writing,
 )
+from syncline_sync.fragment_store import FragmentStore, check_arrays
 from syncline_sync.pins import Moved
 from syncline_sync.saved import saved_from_json
-from syncline_sync.store import FragmentStore, RunStore
+from syncline_sync.store import RunStore
 
 MARK = "origin.json"
 
@@ -164,16 +165,15 @@ def _commit(store: FragmentStore, entry: Entry, data: mmap.mmap, where: str) -> 
     try:
         tensors, metadata = parse_safetensors(data)
         saved = saved_from_json(metadata["saved"])
-        sizes = {name: values.size for name, values in tensors.items()}
-        if (
-            (metadata["fragment"], metadata["layout"]) != (str(place.fragment), place.layout)
-            or saved.revision != entry.revision
-            or sizes != {"parameters": place.numel, "momentum": place.numel}
-        ):
+        whose = (metadata["fragment"], metadata["layout"], saved.revision)
+        if whose != (str(place.fragment), place.layout, entry.revision):
             raise ValueError("it is of another fragment, revision or layout")
+        check_arrays(tensors, saved, place.numel)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointDamaged(f"{where} is no fragment of this version ({error}).") from error
-    store.commit(saved.restored(), tensors["parameters"], tensors["momentum"])
+    parameters, momentum = (cast(Float32, tensors[name]) for name in ("parameters", "momentum"))
+    published = cast(UInt16 | None, tensors.get("published"))
+    store.commit(saved.restored(), parameters, momentum, published)
 
 
 @contextlib.contextmanager

@@ -29,12 +29,12 @@ from syncline_proto.names import NAME_WORDS, valid_name
 from syncline_proto.v1 import checkpoints_pb2 as pb
 from syncline_proto.v1 import checkpoints_pb2_grpc
 from syncline_sync.aside import Aside, sweep_aside
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.host import Host
 from syncline_sync.pins import Pin, Pinned, pin_all, pin_folder, unpin
 from syncline_sync.pool import compute
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.statuses import Statuses
-from syncline_sync.store import FragmentStore
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")

@@ -18,7 +18,8 @@ from pathlib import Path
 from syncline_proto.errors import RunUnknown, StoreDamaged
 from syncline_proto.layout import Layout
 from syncline_sync.files import MEND
-from syncline_sync.store import Entry, FragmentStore, RunStore
+from syncline_sync.fragment_store import Entry, FragmentStore
+from syncline_sync.store import RunStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

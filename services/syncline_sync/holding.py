@@ -36,10 +36,10 @@ from syncline_proto.codec import (
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
 from syncline_sync.core.record import Closing, Kind, Saved
+from syncline_sync.fragment_store import Entry, FragmentStore
 from syncline_sync.pool import P, T, compute
 from syncline_sync.published import Published, Shelf
 from syncline_sync.sources import Difference, Plain, Sent
-from syncline_sync.store import Entry, FragmentStore
 
 _PIECE = 1 << 20
 """Elements encoded at a time."""

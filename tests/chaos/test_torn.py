@@ -17,7 +17,8 @@ from chaos.disk import Disk, left, restore
 from syncline_proto.errors import StoreDamaged
 from syncline_proto.settings import RunSettings
 from syncline_sync.core.record import Saved
-from syncline_sync.store import FragmentStore, Loaded, RunStore
+from syncline_sync.fragment_store import FragmentStore, Loaded
+from syncline_sync.store import RunStore
 from syncline_testing.service import flat_layout
 from syncline_testing.stored import SIZE, values
 

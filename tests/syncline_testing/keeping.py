@@ -12,14 +12,13 @@ import grpc
 import numpy as np
 import pytest
 
-from syncline_proto.codec import Float32
 from syncline_proto.layout import Layout, layout_to_json
 from syncline_proto.manifest import Entry, Manifest
 from syncline_proto.rest import Origin
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import checkpoints_pb2 as pb
 from syncline_proto.v1 import sync_pb2
-from syncline_sync.files import parse_safetensors
+from syncline_sync.files import Tensor, parse_safetensors
 from syncline_testing.service import Service, code_of, flat_layout
 
 SIZE = 3000
@@ -122,7 +121,7 @@ async def begin(s: Service, url: str, manifest: Manifest, members: dict[str, int
     await s.members(members)
 
 
-def stored(root: Path, run: str, fragment: int, revision: int) -> dict[str, Float32]:
+def stored(root: Path, run: str, fragment: int, revision: int) -> dict[str, Tensor]:
     """The arrays of a revision's file."""
     path = root / "runs" / run / f"{fragment:05d}" / f"r{revision:08d}.safetensors"
     return parse_safetensors(path.read_bytes())[0]

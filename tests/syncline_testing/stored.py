@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from syncline_sync.core.record import Saved
-from syncline_sync.store import FragmentStore, Place
+from syncline_sync.fragment_store import FragmentStore, Place
 
 SIZE = 600
 """Elements of the fragment."""

@@ -15,7 +15,7 @@ import pytest
 from syncline_proto.codec import CODEC_BY_NAME, encode
 from syncline_proto.errors import StoreError
 from syncline_sync.core.record import Kind
-from syncline_sync.store import FragmentStore
+from syncline_sync.fragment_store import FragmentStore
 from syncline_testing.held import PLACE, Fragment, run, values
 from syncline_testing.slow_disk import SlowDisk
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,59 +11,36 @@ from typing import Any
 import numpy as np
 import pytest
 
+import syncline_testing.held as kept
 from syncline_proto.codec import Float32, Follower, UInt16, encode
 from syncline_proto.errors import RevisionGone, StoreDamaged
-from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved
-from syncline_sync.holding import Holding, Stored
+from syncline_sync.core.record import Saved
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.published import Loan, Published
 from syncline_sync.sources import Difference, Spans
-from syncline_sync.store import FragmentStore, Place
-from syncline_testing.pure import payload_of
+from syncline_testing.held import NUMEL, PLACE, WHOLE
 
-NUMEL = 5_000
-WHOLE: Spans = np.array([[0, NUMEL]], np.int64)
-PLACE = Place(run="run", fragment=0, layout="layout", numel=NUMEL)
-AVERAGE = OuterSettings(lr=1.0, momentum=0.0, clip=None)
 ME = "instance"
 
 
 def values(seed: int, scale: float = 1.0) -> Float32:
-    return (scale * np.random.default_rng(seed).standard_normal(NUMEL)).astype(np.float32)
+    return (scale * kept.values(seed)).astype(np.float32)
 
 
-class Fragment:
-    """A holding over a folder, its service and its rounds."""
+class Fragment(kept.Fragment):
+    """What is published of it are differences, where a round does not say otherwise."""
 
-    def __init__(self, folder: Path, pool: ThreadPoolExecutor) -> None:
-        self.pool = pool
-        self.store = FragmentStore(folder / "00000", PLACE)
-        stored = Stored.read(self.store)
-        self.holding = Holding(0, NUMEL, stored, pool, contextlib.nullcontext)
-        self.revision = -1 if stored.saved is None else stored.saved.revision
+    def __init__(self, folder: Path, pool: ThreadPoolExecutor, behind: bool = False) -> None:
+        super().__init__(folder, pool, "int8", behind)
 
     async def offer(self, given: Float32, down: str = "int8") -> None:
-        await self.holding.place([payload_of(given)])
-        await self._finish(Kind.PARAMETERS, down)
+        self.down = down
+        await super().offer(given)
 
-    async def round(self, push: Float32, down: str = "int8") -> None:
-        await self.holding.fold([payload_of(push)], 1.0, 1.0)
-        await self._finish(Kind.PSEUDO_GRADIENT, down)
-
-    async def _finish(self, kind: Kind, down: str) -> None:
-        self.revision += 1
-        await self.holding.finish(
-            Closing(
-                kind=kind,
-                closed_by=ClosedBy.EVERYONE,
-                total_weight=1.0,
-                outer=AVERAGE,
-                saved=Saved(revision=self.revision, down=down),
-                opened_s=0.0,
-                effective_sample_size=None,
-            )
-        )
+    async def round(self, *pushes: Float32, down: str = "int8") -> None:
+        self.down = down
+        await super().round(*pushes)
 
     async def value(self) -> Published:
         return await self.holding.revisions.get(self.revision)
@@ -92,15 +68,16 @@ class Fragment:
         return np.frombuffer(encode(out, pb.CODEC_BF16), np.uint16)
 
 
-def run(folder: Path, scenario: Callable[[Fragment], Awaitable[Any]]) -> Any:
+def run(folder: Path, scenario: Callable[[Fragment], Awaitable[Any]], behind: bool = False) -> Any:
     async def main() -> Any:
         with ThreadPoolExecutor(2) as pool:
-            return await scenario(Fragment(folder, pool))
+            return await scenario(Fragment(folder, pool, behind))
 
     return asyncio.run(main())
 
 
-def test_who_adds_differences_holds_what_a_whole_pull_brings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("behind", [False, True])
+def test_who_adds_differences_holds_what_a_whole_pull_brings(tmp_path: Path, behind: bool) -> None:
     async def scenario(f: Fragment) -> None:
         await f.offer(values(1))
         assert await f.difference() is None
@@ -115,7 +92,7 @@ def test_who_adds_differences_holds_what_a_whole_pull_brings(tmp_path: Path) -> 
             published = (held.astype(np.uint32) << 16).view(np.float32)
             assert np.abs(published - theta).max() < 0.02
 
-    run(tmp_path, scenario)
+    run(tmp_path, scenario, behind)
 
 
 def test_a_restart_goes_on_from_the_value_that_replicas_hold(tmp_path: Path) -> None:
@@ -175,11 +152,11 @@ def test_a_change_of_the_codec_counts_from_the_next_round(tmp_path: Path, other:
         await f.round(values(3, 0.01))
         assert np.array_equal(await f.followed(held), await f.bits())
         kept = bytes(await f.bits())
-        await f.round(values(4, 0.01), other)
+        await f.round(values(4, 0.01), down=other)
         assert (await f.value()).codec == (pb.CODEC_BF16 if other == "bf16" else pb.CODEC_FP32)
         assert await f.difference() is None
         assert bytes(await f.bits(2)) == kept, "from its file"
-        await f.round(values(5, 0.01), other)
+        await f.round(values(5, 0.01), down=other)
         await f.round(values(6, 0.01))
         assert await f.difference() is None
 

@@ -10,8 +10,8 @@ import pytest
 from syncline_proto.depot import Depot
 from syncline_proto.errors import CheckpointError, RevisionGone, StoreDamaged
 from syncline_sync.core.record import KEPT
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.pins import Pinned, pin_all, pin_folder, unpin
-from syncline_sync.store import FragmentStore
 from syncline_testing.stored import fragment, revision
 
 

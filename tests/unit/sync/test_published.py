@@ -16,9 +16,9 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import staging
 from syncline_sync.core.record import Saved
+from syncline_sync.fragment_store import FragmentStore, Place
 from syncline_sync.published import CHUNKS_SMALLER, Loan, NewestNamed, Published, Shelf
 from syncline_sync.sources import FEW_SPANS, Plain, Sent, Source
-from syncline_sync.store import FragmentStore, Place
 from syncline_testing.service import service
 
 SIZE = 1_500_000

@@ -20,8 +20,8 @@ from syncline_proto.errors import StoreError
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Ema, ReplicaNorms, Statistics
 from syncline_sync.core.record import Contribution, LastPush, Saved
+from syncline_sync.fragment_store import Loaded
 from syncline_sync.saved import saved_from_json, saved_to_json
-from syncline_sync.store import Loaded
 from syncline_testing.stored import Commit, fragment, gradient, revision, values
 
 Files = dict[str, bytes]

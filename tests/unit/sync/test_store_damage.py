@@ -14,8 +14,9 @@ from syncline_proto.errors import StoreDamaged
 from syncline_proto.settings import RunSettings
 from syncline_sync.core.record import Saved
 from syncline_sync.files import sealed, unsealed
+from syncline_sync.fragment_store import FragmentStore, Place
 from syncline_sync.run import Recalled
-from syncline_sync.store import FragmentStore, Place, RunStore
+from syncline_sync.store import RunStore
 from syncline_testing.service import flat_layout
 from syncline_testing.stored import SIZE, fragment, gradient, revision, values
 

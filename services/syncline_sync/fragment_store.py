@@ -1,0 +1,329 @@
+"""The files of one fragment: what a commit writes, what its head names, what is read from them.
+
+Where they lie, and what is true of them at any kill, store.py says. Knows nothing of rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from syncline_proto.codec import Float32, UInt16, crc32c_of
+from syncline_proto.errors import CheckpointError, RevisionGone, StoreDamaged
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.record import KEPT, Saved
+from syncline_sync.files import (
+    MEND,
+    Tensor,
+    make_folder,
+    make_mark,
+    parse_safetensors,
+    read,
+    replace_file,
+    sealed,
+    understood,
+    unsealed,
+    write_safetensors,
+)
+from syncline_sync.saved import saved_from_json, saved_to_json
+from syncline_sync.sources import Filed
+
+_FILE = re.compile(r"[rg][0-9]{8,20}(\.[0-9]+)?\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file that a head names."""
+
+    file: str
+    revision: int
+    gradient_step: int
+    bytes: int
+    crc32c: int
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Entry:
+        """Read a row of a head.
+
+        Raises:
+            ValueError, TypeError: it is none.
+        """
+        entry = cls(**row)
+        numbers = (entry.revision, entry.gradient_step, entry.bytes, entry.crc32c)
+        if not all(type(n) is int and n >= 0 for n in numbers) or not _FILE.fullmatch(entry.file):
+            raise ValueError("a row of it names no file of ours")
+        return entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which fragment of which run a file is of; ``numel`` follows from the layout."""
+
+    run: str
+    fragment: int
+    layout: str
+    """The layout's fingerprint."""
+    numel: int
+
+    def metadata(self) -> dict[str, str]:
+        """What every file of the fragment says of itself."""
+        return {"run": self.run, "fragment": str(self.fragment), "layout": self.layout}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A fragment as the last commit left it.
+
+    ``revisions`` are the parameters of the kept revisions, each with what was saved beside it,
+    oldest first; ``gradients`` the kept mean gradients, only in the synchronous phase.
+    ``published`` is the newest revision's published value, bf16 as bits, where ``parameters`` do
+    not tell it.
+    """
+
+    saved: Saved
+    momentum: Float32
+    revisions: tuple[tuple[Saved, Float32], ...]
+    gradients: tuple[tuple[Saved, Float32], ...]
+    published: UInt16 | None = None
+
+    @property
+    def parameters(self) -> Float32:
+        return self.revisions[-1][1]
+
+
+def check_arrays(
+    tensors: Mapping[str, Tensor], saved: Saved, numel: int, *, is_gradient: bool = False
+) -> None:
+    """Check that a file holds the arrays that its kind has, of a fragment of ``numel`` elements.
+
+    Raises:
+        ValueError: it does not.
+    """
+    widths = {"gradient": 4} if is_gradient else {"parameters": 4, "momentum": 4}
+    if saved.down == "int8" and not is_gradient:
+        widths["published"] = 2
+    sizes = {name: width * numel for name, width in widths.items()}
+    if {name: values.nbytes for name, values in tensors.items()} != sizes:
+        raise ValueError(f"it does not hold {numel} elements, as the layout does")
+
+
+class FragmentStore:
+    """The files of one fragment. Not for two writers at once."""
+
+    def __init__(self, folder: Path, place: Place) -> None:
+        self.folder, self.place = folder, place
+        self._begun = folder.with_name(folder.name + ".begun")
+        self._behind = folder.with_name(folder.name + ".behind")
+        self._entries: list[Entry] = []
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether somebody has seen, or may have, a revision that was not committed."""
+        return self._behind.exists()
+
+    def fall_behind(self) -> None:
+        """Say, for who comes after a kill, that revisions are published before their commit."""
+        make_mark(self._behind)
+
+    def catch_up(self) -> None:
+        """Say that all that was published is here, or that who has seen more is refused."""
+        with contextlib.suppress(OSError):  # to say it in vain costs replicas a pull, and no more
+            self._behind.unlink(missing_ok=True)
+
+    def commit(
+        self,
+        saved: Saved,
+        parameters: Float32,
+        momentum: Float32,
+        published: UInt16 | None = None,
+    ) -> None:
+        """Make a revision durable: its parameters, momentum and everything remembered.
+
+        ``published`` is for int8 down: bf16 as bits, the value from which the next one follows.
+        """
+        name = self._unused(f"r{saved.revision:08d}")
+        tensors: dict[str, Tensor] = {"parameters": parameters, "momentum": momentum}
+        if published is not None:
+            tensors["published"] = published
+        # Mean gradients end with the synchronous phase: revision 1 and later name none.
+        kept = [e for e in self._entries if not e.gradient_step][: KEPT - 1]
+        self._commit(tensors, saved, Entry(name, saved.revision, 0, 0, 0), kept)
+
+    def commit_gradient(self, saved: Saved, gradient: Float32) -> None:
+        """Make a mean gradient durable; the parameters' file stays as it is."""
+        name = self._unused(f"g{saved.gradient_step:08d}")
+        gradients = [e for e in self._entries if 0 < e.gradient_step < saved.gradient_step]
+        kept = gradients[: KEPT - 1] + [e for e in self._entries if not e.gradient_step]
+        entry = Entry(name, saved.revision, saved.gradient_step, 0, 0)
+        self._commit({"gradient": gradient}, saved, entry, kept)
+
+    def filed(self, saved: Saved, codec: pb.Codec.ValueType, *, is_gradient: bool = False) -> Filed:
+        """A committed revision (or mean gradient) as a source for pulls; ``codec`` is the pulls'.
+
+        Raises:
+            RevisionGone: it is not kept.
+        """
+        step = saved.gradient_step if is_gradient else 0
+        for entry in self._entries:
+            if (entry.revision, entry.gradient_step) == (saved.revision, step):
+                at = 8 * self.place.numel if saved.down == "int8" and not is_gradient else None
+                return Filed(self.folder / entry.file, entry.bytes, entry.crc32c, codec, at)
+        raise RevisionGone(f"{self.folder} has no revision {saved.revision}, step {step}.")
+
+    def pin(self, revision: int, path: Path) -> Entry:
+        """Keep a committed revision's file as ``path``, too, whatever becomes of it here.
+
+        Raises:
+            RevisionGone: it is not kept.
+            CheckpointError: the disk refuses; nothing of the fragment has changed.
+        """
+        for entry in self._entries:
+            if (entry.revision, entry.gradient_step) == (revision, 0):
+                try:
+                    os.link(self.folder / entry.file, path)
+                    return entry
+                except FileNotFoundError:
+                    break  # a commit was quicker
+                except OSError as error:
+                    raise CheckpointError(
+                        f"Cannot pin {self.folder / entry.file}: {error.strerror or error}."
+                    ) from error
+        raise RevisionGone(f"{self.folder} has no revision {revision} any more.")
+
+    def load(self) -> Loaded | None:
+        """Read what the head names; None if nothing was ever committed.
+
+        Raises:
+            StoreDamaged: a file is missing, short, or fails its checksum, or another fragment's or
+                revision's; the message names it.
+        """
+        entries = self.head()
+        if entries is None:
+            return None
+        current = next(e for e in entries if not e.gradient_step)
+        revisions: list[tuple[Saved, Float32]] = []
+        gradients: list[tuple[Saved, Float32]] = []
+        momentum, published = np.empty(0, np.float32), None
+        for entry in reversed(entries):
+            try:
+                saved, tensors = self._read(entry)
+            except StoreDamaged as error:
+                raise StoreDamaged(f"{error.message}{self._way_out(entries)}") from error
+            if entry.gradient_step:
+                gradients.append((saved, cast(Float32, tensors["gradient"])))
+            else:
+                revisions.append((saved, cast(Float32, tensors["parameters"])))
+            if entry is current:
+                momentum = cast(Float32, tensors["momentum"])
+                published = cast(UInt16 | None, tensors.get("published"))
+        self._entries = entries
+        saved = (gradients or revisions)[-1][0]
+        return Loaded(saved, momentum, tuple(revisions), tuple(gradients), published)
+
+    def head(self) -> list[Entry] | None:
+        """The files that count, newest first, a revision among them; None before any commit.
+
+        Raises:
+            StoreDamaged: it is damaged or lost.
+        """
+        head = self.folder / "head.json"
+        begun = self._begun.exists()
+        if not head.exists():
+            if begun:
+                raise StoreDamaged(f"{head} is missing, but the fragment has begun. {MEND}")
+            return None
+        with understood(head):
+            rows = cast(list[dict[str, Any]], json.loads(unsealed(read(head)))["files"])
+            entries = [Entry.of(row) for row in rows]
+            if all(entry.gradient_step for entry in entries):
+                raise ValueError("it names no revision")
+            return entries
+
+    def name(self, entries: list[Entry]) -> None:
+        """Let these files, newest first, be the ones that count, in one step."""
+        head = json.dumps({"files": [asdict(e) for e in entries]})
+        replace_file(self.folder / "head.json", sealed(head))
+        self._entries = entries
+
+    def is_whole(self, entry: Entry) -> bool:
+        """Whether its file is what was committed, to the bit. Heavy."""
+        try:
+            self._read(entry)
+        except StoreDamaged:
+            return False
+        return True
+
+    def _way_out(self, entries: list[Entry]) -> str:
+        """What an operator may say where one of several revisions is damaged."""
+        if sum(not e.gradient_step for e in entries) < KEPT:
+            return ""
+        return (
+            f" Or start it with --fall-back {self.place.run}: the run then goes on from what is "
+            "whole, which may be the revision before."
+        )
+
+    def _commit(
+        self, tensors: Mapping[str, Tensor], saved: Saved, entry: Entry, kept: list[Entry]
+    ) -> None:
+        make_folder(self.folder)
+        self._sweep_leftovers()  # room on the disk first: a kill may have left whole files
+        metadata = {**self.place.metadata(), "saved": saved_to_json(saved)}
+        size, crc = write_safetensors(self.folder / entry.file, tensors, metadata)
+        entries = [replace(entry, bytes=size, crc32c=crc), *kept]
+        self.name(entries)
+        make_mark(self._begun)
+        self._sweep_leftovers()
+
+    def _unused(self, stem: str) -> str:
+        """A file name that the head does not name: what counts is never written over.
+
+        A synchronous phase that starts again counts its steps from 1 once more.
+        """
+        named = {e.file for e in self._entries}
+        tries = (f"{stem}{f'.{i}' if i else ''}.safetensors" for i in range(len(named) + 1))
+        return next(name for name in tries if name not in named)
+
+    def _read(self, entry: Entry) -> tuple[Saved, dict[str, Tensor]]:
+        path = self.folder / entry.file
+        data = read(path)
+        if len(data) != entry.bytes or crc32c_of(data) != entry.crc32c:
+            raise StoreDamaged(
+                f"{path} is damaged: {len(data)} bytes where the head names {entry.bytes}, or "
+                f"another checksum. {MEND}"
+            )
+        with understood(path):
+            tensors, metadata = parse_safetensors(data)
+            saved = saved_from_json(metadata.pop("saved"))
+            self._check(entry, saved, tensors, metadata)
+            return saved, tensors
+
+    def _check(
+        self, entry: Entry, saved: Saved, tensors: dict[str, Tensor], metadata: dict[str, str]
+    ) -> None:
+        """Check that a file is what its head says, and this fragment's.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if metadata != self.place.metadata():
+            raise ValueError(f"it is of {metadata}, not of {self.place.metadata()}")
+        step = entry.gradient_step
+        if saved.revision != entry.revision or (step and saved.gradient_step != step):
+            raise ValueError("it is of another revision or step than the head names")
+        check_arrays(tensors, saved, self.place.numel, is_gradient=bool(step))
+
+    def _sweep_leftovers(self) -> None:
+        """Remove what no head names: older files, and what a kill left behind."""
+        named = {"head.json", *(e.file for e in self._entries)}
+        with contextlib.suppress(OSError):  # an old file too many does no harm
+            for path in self.folder.iterdir():
+                if path.name not in named:
+                    path.unlink()
