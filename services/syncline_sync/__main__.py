@@ -40,6 +40,7 @@ from syncline_sync.run import Shared
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import address, bind
 from syncline_sync.settings import SyncSettings
+from syncline_sync.slabs import KEPT_BYTES, Slabs
 
 log = structlog.get_logger()
 
@@ -80,7 +81,8 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     reports = ReportQueue()
     budget = Budget(settings.staging_bytes)
     disk = ThreadPoolExecutor(DISK_THREADS, "disk")
-    shared = Shared(settings.data, pool, disk, budget, metrics, reports.put, end.come)
+    slabs = Slabs(min(KEPT_BYTES, settings.staging_bytes))
+    shared = Shared(settings.data, pool, disk, budget, metrics, reports.put, end.come, slabs)
     host = Host(shared)
     checkpoints = CheckpointServicer(host, shared)
     doors = bind(settings, SyncServicer(host, shared), checkpoints, metrics)

@@ -137,9 +137,13 @@ class Host:
         self._changed = asyncio.Event()
 
     async def sweep(self) -> None:
-        """Free the memory of runs that ended long ago, for ever; their files stay."""
+        """Free the memory that nobody has used for long, for ever.
+
+        That is what runs held that ended long ago (their files stay), and idle slabs.
+        """
         while True:
             await asyncio.sleep(SWEEP_S)
+            self._shared.slabs.trim()
             await self._put_away()
 
     async def _put_away(self) -> None:

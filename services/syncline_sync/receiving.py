@@ -24,6 +24,9 @@ from syncline_sync.run import RunHost, Shared
 from syncline_sync.shard import Shard
 from syncline_sync.staging import Staged, Staging
 
+TOGETHER = 4
+"""Chunks for which the pool is asked: to ask, and to be told of the end, costs as much as one."""
+
 Part: TypeAlias = pb.PushRequest | Chunk
 """What comes in a push: a message, or the chunk that it would have held."""
 
@@ -72,6 +75,7 @@ class Receiving:
             await self._read(first, parts)
             if self._digesting is not None:
                 await self._digesting
+            await self._digest()
         finally:
             first.cancel()
             if self._digesting is not None:
@@ -109,6 +113,8 @@ class Receiving:
         self._left -= chunk_count(part, self._shard.header.codec, self._left)
         self._staging.note(self._staged, self._shard, time.monotonic())
         self._waiting.append(part)
+        if len(self._waiting) < TOGETHER and self._left > 0:
+            return
         if self._digesting is None:
             self._digesting = asyncio.create_task(self._digest())
         elif self._digesting.done():

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError
@@ -25,6 +25,7 @@ from syncline_sync.holding import Stored
 from syncline_sync.metrics import Metrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.runner import Adopt, Runner, Surroundings
+from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
 
@@ -46,6 +47,8 @@ class Shared:
     metrics: Metrics
     report: Report
     fail: Callable[[BaseException], None]
+    slabs: Slabs = field(default_factory=Slabs)
+    """Memory of pushes in flight."""
 
     async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run heavy work in the pool."""

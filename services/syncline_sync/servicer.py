@@ -127,7 +127,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         runner, staging = _runner(run, header.fragment), run.staging
         assert staging is not None
         assert run.layout is not None
-        shard = await self._located(run, len(header.boxes), shard_of, run.layout, header)
+        slabs = self._shared.slabs
+        shard = await self._located(run, len(header.boxes), shard_of, run.layout, header, slabs)
         del header  # many boxes may be in it
         header = shard.header
         early = runner.core.fenced(run.members, header.replica, header.incarnation)

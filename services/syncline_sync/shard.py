@@ -1,7 +1,7 @@
 """One rank's part of a push: what its header may say, and its chunks as they come in.
 
-Keeps the payload encoded, in one piece of memory of its own; each chunk is decoded once, for the
-norm. Knows nothing of other ranks.
+Keeps the payload encoded, in slabs that are used again; each chunk is decoded once, for the norm.
+Knows nothing of other ranks.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from syncline_proto.codec import check_chunk, codec_of, pieces
+from syncline_proto.codec.base import UInt8
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import Layout, boxes_from_proto
 from syncline_proto.parts import Chunk
 from syncline_proto.spans import spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import PIECE, Payload, square_sum
+from syncline_sync.slabs import SLAB_BYTES, Slabs
 
 RANKS_MAX = 65_536
 
@@ -38,12 +40,14 @@ class Shard:
     """Without its boxes."""
     spans: npt.NDArray[np.int64]
     elements: int
+    slabs: Slabs
+    """Where its memory comes from."""
     received: int = 0
     square_sum: float = 0.0
-    encoded: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-    """The payload, filled up to where ``received`` ends; empty before the first chunk.
+    kept: list[UInt8] = field(default_factory=list[UInt8])
+    """The payload up to where ``received`` ends, in slabs cut at the codec's grain.
 
-    The chunks' own memory, fresh for each, costs the kernel more time than this copy of them does.
+    The last one is no longer than what is left for it: many shards are smaller than a slab.
     """
 
     def is_like(self, other: Shard) -> bool:
@@ -61,24 +65,52 @@ class Shard:
             InvalidRequest: one is damaged, or not what the header announced.
         """
         codec = codec_of(self.header.codec)
-        if not self.received:
-            self.encoded = np.empty(codec.size(self.elements), np.uint8)
         scratch = np.empty(PIECE, np.float32)
         for chunk in chunks:
             count = check_chunk(chunk, codec.number, self.elements - self.received)
-            self.square_sum += sum(
-                map(square_sum, pieces(chunk.data, codec.number, count, scratch))
-            )
-            at = codec.size(self.received)
-            self.encoded[at : at + len(chunk.data)] = np.frombuffer(chunk.data, np.uint8)
-            self.received += count
+            rest = np.frombuffer(chunk.data, np.uint8)
+            while count:
+                slab, before = divmod(self.received, self._in_slab)
+                here = min(count, self._in_slab - before)
+                if slab == len(self.kept):
+                    self.kept.append(self._memory())
+                at, size = codec.size(before), codec.size(here)
+                part = self.kept[slab][at : at + size]
+                part[:] = rest[:size]
+                self.square_sum += sum(
+                    map(square_sum, pieces(part.data, codec.number, here, scratch))
+                )
+                self.received += here
+                rest, count = rest[size:], count - here
+
+    def _memory(self) -> UInt8:
+        """For what comes next: a slab, or less where less is left."""
+        left = self.elements - self.received
+        if left >= self._in_slab:
+            return self.slabs.take()
+        return np.empty(codec_of(self.header.codec).size(left), np.uint8)
+
+    @property
+    def _in_slab(self) -> int:
+        """Elements, a multiple of the codec's grain."""
+        codec = codec_of(self.header.codec)
+        return SLAB_BYTES // codec.size(codec.grain) * codec.grain
 
     def payload(self) -> Payload:
-        return Payload(self.header.codec, self.encoded.data, self.spans)
+        full = codec_of(self.header.codec).size(self._in_slab)
+        parts = tuple(slab.data[:full] for slab in self.kept)
+        return Payload(self.header.codec, parts, self.spans)
+
+    def free(self) -> None:
+        """Let the next push have the slabs; nobody reads or writes them any more."""
+        self.slabs.give_back([slab for slab in self.kept if slab.size == SLAB_BYTES])
+        self.kept = []
 
 
-def shard_of(layout: Layout, header: pb.PushHeader) -> Shard:
+def shard_of(layout: Layout, header: pb.PushHeader, slabs: Slabs) -> Shard:
     """Check a header and find where its shard lies. May be heavy: call it in the pool.
+
+    ``slabs`` is where the shard's memory is to come from.
 
     Raises:
         InvalidRequest: a field is out of range; it is named.
@@ -113,7 +145,7 @@ def shard_of(layout: Layout, header: pb.PushHeader) -> Shard:
     elements = int(found[:, 1].sum())
     if elements > layout.fragments[header.fragment].numel:
         raise InvalidRequest("boxes: the shard has more elements than the fragment.")
-    return Shard(_without_boxes(header), found, elements)
+    return Shard(_without_boxes(header), found, elements, slabs)
 
 
 def _without_boxes(header: pb.PushHeader) -> pb.PushHeader:

@@ -207,6 +207,10 @@ class Staging:
         self._answered[fragment, replica] = (incarnation, seq, judgement)
         if not staged.answer.done():
             staged.answer.set_result(judgement)
+        if staged.submitted:
+            # All of it was in and has been folded. Of one that is cut off a thread may still write.
+            for shard in staged.shards.values():
+                shard.free()
         self._forget(staged)
 
     def drop(self, staged: Staged, why: SynclineError) -> None:

@@ -24,7 +24,7 @@ from syncline_sync.core.record import Closing, Judgement, Kind, WholePush
 def payload_of(values: Float32) -> merge.Payload:
     """A whole fragment as one shard, fp32."""
     spans = np.array([[0, values.size]], np.int64)
-    return merge.Payload(pb.CODEC_FP32, bytes(encode(values, pb.CODEC_FP32)), spans)
+    return merge.Payload(pb.CODEC_FP32, (bytes(encode(values, pb.CODEC_FP32)),), spans)
 
 
 def whole_push(replica: str, **given: Any) -> WholePush:

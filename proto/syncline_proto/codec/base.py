@@ -77,6 +77,15 @@ class Codec(ABC):
             )
         self._read(np.frombuffer(data, np.uint8), out)
 
+    def values_of(self, data: Bytes, scratch: Float32) -> Float32:
+        """The values of ``data``: decoded into ``scratch``, or ``data`` itself, for reading only.
+
+        Raises:
+            InvalidRequest: as for ``decode_into``.
+        """
+        self.decode_into(data, scratch)
+        return scratch
+
     @abstractmethod
     def _read(self, data: UInt8, out: Float32) -> None:
         """Decode; the sizes agree."""

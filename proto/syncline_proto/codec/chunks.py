@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import cast
 
 import google_crc32c  # pyright: ignore[reportMissingTypeStubs]
@@ -89,17 +90,41 @@ def check_sum(chunk: pb.Chunk | Chunk) -> None:
     Raises:
         InvalidRequest: it was damaged on the way.
     """
-    if crc32c(chunk.data) != chunk.crc32c:
+    if not _is_intact(chunk):
         raise InvalidRequest("chunk.crc32c: the data was damaged on the way; send the push again.")
+
+
+def _is_intact(chunk: pb.Chunk | Chunk) -> bool:
+    """Whether the checksum is the data's; without a copy of the data where it came in a message.
+
+    The library wants whole ``bytes``. So it is given the message, which must have the checksum that
+    it would have with such data: that of its head, as the data carries it on, with the data's own,
+    extended by its tail.
+    """
+    if isinstance(chunk, pb.Chunk) or not chunk.message:
+        return crc32c(bytes(chunk.data)) == chunk.crc32c
+    before_tail = _carried(chunk.head, len(chunk.data)) ^ chunk.crc32c
+    return crc32c_of(chunk.tail, before_tail) == crc32c(chunk.message)
+
+
+@lru_cache(maxsize=256)
+def _carried(head: bytes, size: int) -> int:
+    """What ``head`` and any ``size`` bytes have for a checksum, but for (xor) that of the bytes.
+
+    It is the same for all of them, since a CRC is linear; so zeros tell.
+    """
+    zeros = bytes(size)
+    return crc32c(head + zeros) ^ crc32c(zeros)
 
 
 def pieces(
     data: Bytes, number: pb.Codec.ValueType, elements: int, scratch: Float32
 ) -> Iterator[Float32]:
-    """Decode a chunk of so many elements, as much at a time as ``scratch`` holds, and into it.
+    """Decode a chunk of so many elements, as much at a time as ``scratch`` holds.
 
     ``scratch`` (fp32, flat) holds at least a grain, or all of them. So what a small chunk decodes
-    to is never in memory as a whole.
+    to is never in memory as a whole. What is yielded is for reading, until the next: it is in
+    ``scratch``, from its start, or where fp32 needs no decoding it is the data itself.
 
     Raises:
         InvalidRequest: as for ``decode_into``.
@@ -107,6 +132,6 @@ def pieces(
     codec, view = codec_of(number), memoryview(data)
     step = scratch.size // codec.grain * codec.grain or scratch.size
     for start in range(0, elements, step):
-        piece = scratch[: min(step, elements - start)]
-        codec.decode_into(view[codec.size(start) : codec.size(start + piece.size)], piece)
-        yield piece
+        count = min(step, elements - start)
+        data = view[codec.size(start) : codec.size(start + count)]
+        yield codec.values_of(data, scratch[:count])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncline_proto.codec.base import PIECE, Codec, Float32, UInt8, bf16_bits, bf16_values
+from syncline_proto.codec.base import PIECE, Bytes, Codec, Float32, UInt8, bf16_bits, bf16_values
 
 LARGE_PIECE = 4 * PIECE
 """Of reading, which needs no memory besides what it fills."""
@@ -34,6 +34,12 @@ class Fp32(Plain):
 
     def encode(self, values: Float32) -> memoryview:
         return values.data.cast("B")
+
+    def values_of(self, data: Bytes, scratch: Float32) -> Float32:
+        values = np.frombuffer(data, np.float32)
+        if not values.flags.aligned or values.size != scratch.size:
+            return super().values_of(data, scratch)
+        return values
 
     def _read(self, data: UInt8, out: Float32) -> None:
         out[:] = data.view(np.float32)

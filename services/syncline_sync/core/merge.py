@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import Bytes, Float32, pieces
+from syncline_proto.codec import Bytes, Float32, codec_of, pieces
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import is_finite
@@ -38,7 +38,8 @@ class Payload:
     """One rank's shard as it came, encoded, and where it lies in the flat vector."""
 
     codec: pb.Codec.ValueType
-    encoded: Bytes
+    parts: tuple[Bytes, ...]
+    """One after another they are the payload; cut at the codec's grain."""
     spans: npt.NDArray[np.int64]
     """[k, 2]: start and length, in payload order."""
 
@@ -60,9 +61,9 @@ def square_sum(values: Float32) -> float:
             whole = piece.size - piece.size % _ROW
             rows = piece[:whole].reshape(-1, _ROW)
             sums = np.matmul(rows[:, np.newaxis, :], rows[:, :, np.newaxis])
-            squares = float(sums.sum(dtype=np.float64)) + float(
-                np.dot(piece[whole:], piece[whole:])
-            )
+            squares = float(sums.sum(dtype=np.float64))
+            if whole < piece.size:
+                squares += float(np.dot(piece[whole:], piece[whole:]))
             if not _SQUARES[0] <= squares <= _SQUARES[1]:
                 exact = piece.astype(np.float64)
                 squares = float(np.dot(exact, exact))
@@ -95,8 +96,9 @@ def fold(
         if is_first:
             np.multiply(piece, factor, out=target)
         else:
-            np.multiply(piece, factor, out=piece)
-            np.add(target, piece, out=target)
+            weighed = scratch[: piece.size]
+            np.multiply(piece, factor, out=weighed)
+            np.add(target, weighed, out=target)
 
 
 def place(target: Float32, payloads: Iterable[Payload]) -> None:
@@ -153,11 +155,13 @@ def mean(accumulator: Float32, total_weight: float) -> None:
 
 
 def _pieces(payloads: Iterable[Payload], scratch: Float32) -> Iterable[tuple[int, Float32]]:
-    """Decode shards piece by piece: (position in the flat vector, fp32 values in ``scratch``)."""
+    """Decode shards piece by piece: (position in the flat vector, fp32 values).
+
+    The values are for reading only; they may be in ``scratch``, from its start, or the payload's.
+    """
     for payload in payloads:
         span, used = 0, 0  # the current one, and how much of it is done
-        elements = int(payload.spans[:, 1].sum())
-        for values in pieces(payload.encoded, payload.codec, elements, scratch):
+        for values in _decoded(payload, scratch):
             while values.size:
                 start, length = (int(n) for n in payload.spans[span])
                 piece = values[: length - used]
@@ -166,3 +170,13 @@ def _pieces(payloads: Iterable[Payload], scratch: Float32) -> Iterable[tuple[int
                 used += piece.size
                 if used == length:
                     span, used = span + 1, 0
+
+
+def _decoded(payload: Payload, scratch: Float32) -> Iterable[Float32]:
+    codec, left = codec_of(payload.codec), int(payload.spans[:, 1].sum())
+    for part in payload.parts:
+        # What is in a last block, which may be padded, the spans know.
+        count = left if len(part) == codec.size(left) else codec.elements(len(part))
+        assert count is not None
+        yield from pieces(part, codec.number, count, scratch)
+        left -= count

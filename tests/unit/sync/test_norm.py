@@ -18,6 +18,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.merge import PIECE
 from syncline_sync.shard import Shard, shard_of
+from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staged, Staging
 from syncline_testing.service import flat_layout
 
@@ -67,7 +68,8 @@ def staged_norm(
                     run="run", epoch=1, replica="a", incarnation=1, seq=1, base_revision=0,
                     rank=rank, ranks=len(spans), codec=codec, boxes=boxes, inner_steps=1,
                     kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
-                )
+                ),
+                Slabs(),
             )  # fmt: skip
         joined: list[Staged] = [staging.join(shard) for shard in shards.values()]
         payloads = {rank: encode(values[slice(*spans[rank])], codec) for rank in order}

@@ -1,0 +1,67 @@
+"""Memory for pushes in flight, in slabs that are used again.
+
+Memory that the kernel has just given costs more time than all arithmetic on what is put there: its
+pages are cleared one by one, and on a virtual machine fetched from the host first
+(`benchmarks/wire.py`). So the slabs of a settled push wait for the next one: no more of them than a
+bound, and none for long that nobody needs. Knows nothing of pushes.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+from syncline_proto.codec import CHUNK_BYTES_MAX
+from syncline_proto.codec.base import UInt8
+
+SLAB_BYTES = 2 * CHUNK_BYTES_MAX
+"""The size of a huge page: such a slab is fetched in one go where the kernel has one to give."""
+
+KEPT_BYTES = 256 << 20
+
+
+class Slabs:
+    """Idle slabs. Threads may take; one loop gives back and trims.
+
+    Who gives a slab back, or lets go of it, has the last use of it behind him: it may be another's
+    at once.
+    """
+
+    def __init__(self, kept_max: int = KEPT_BYTES) -> None:
+        """``kept_max``: bytes that may be idle."""
+        self._count_max = kept_max // SLAB_BYTES
+        self._idle: list[UInt8] = []
+        self._unused = 0
+        """So many of the idle ones have not been taken since the last ``trim``."""
+
+    @property
+    def idle(self) -> int:
+        """Bytes that wait to be taken."""
+        return len(self._idle) * SLAB_BYTES
+
+    def take(self) -> UInt8:
+        """A slab with anything in it: uint8 [SLAB_BYTES]."""
+        try:
+            slab = self._idle.pop()
+        except IndexError:
+            return _fresh()
+        self._unused = min(self._unused, len(self._idle))
+        return slab
+
+    def give_back(self, slabs: list[UInt8]) -> None:
+        """Keep slabs for the next push, as many as there may be."""
+        self._idle += slabs[: self._count_max - len(self._idle)]
+
+    def trim(self) -> None:
+        """Let go of what has not been taken since the last call. Call it now and then."""
+        del self._idle[: self._unused]
+        self._unused = len(self._idle)
+
+
+def _fresh() -> UInt8:
+    """From the kernel, and back to it with its last use: the allocator would keep it for long."""
+    memory = mmap.mmap(-1, SLAB_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
