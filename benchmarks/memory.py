@@ -1,0 +1,141 @@
+"""What the sync service's memory grows with: the model, and not the replicas that push it.
+
+Whole rounds of 2 and of 8 replicas, in bf16 both ways: all of them begin to push all fragments at
+once, and wait for room (`--staging-bytes`); when all are in, each pulls a fragment. Services are
+processes of their own, real ones, a new one for each count. The last line is one line of JSON:
+
+    {"ratio_2", "ratio_8", "growth", "empty_bytes", "parameter_bytes", "staging_bytes",
+     "durability"}
+
+`ratio_N` is the most memory that the service ever had resident (VmHWM), less what it had at most
+before there was a run, over the fp32 bytes of the parameters; `growth` is `ratio_8` over `ratio_2`.
+
+    python benchmarks/memory.py [--fragments 8] [--elements 8388608] [--rounds 4]
+
+run with PYTHONPATH=tests, whose helpers start the services; on Linux. As it is a ratio must be 3.5
+at most, and the growth 1.05; a sentence and exit code 1 say so if one is not. With other sizes
+nothing is asked of the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from syncline_testing.cluster import Cluster
+from wire_client import Client, folder, layout_of, messages_of, run_of
+
+RATIO_MAX, GROWTH_MAX = 3.5, 1.05
+COUNTS = (2, 8)
+RUN, CODEC = "memory", "bf16"
+SETTING = "durability"
+
+STAGING_SHARE = 16
+"""The room for pushes is this part of the parameters; of a 7B model's 28 GB the default is about
+as much, 2 GiB."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Peak memory of the sync service over that of its parameters.",
+        epilog="example: PYTHONPATH=tests python benchmarks/memory.py --elements 1048576",
+    )
+    parser.add_argument("--fragments", type=int, default=8)
+    parser.add_argument("--elements", type=int, default=1 << 23, help="of a fragment")
+    parser.add_argument("--rounds", type=int, default=4)
+    given = parser.parse_args()
+    parameter_bytes = given.fragments * given.elements * 4
+    staging_bytes = max(parameter_bytes // STAGING_SHARE, 1 << 20)
+    found = {count: peaks(count, staging_bytes, given) for count in COUNTS}
+    few, many = ((peak - empty) / parameter_bytes for empty, peak in found.values())
+    result: dict[str, Any] = {
+        "ratio_2": few,
+        "ratio_8": many,
+        "growth": many / few,
+        "empty_bytes": max(empty for empty, _ in found.values()),
+        "parameter_bytes": parameter_bytes,
+        "staging_bytes": staging_bytes,
+        SETTING: run_of(RUN, 2, CODEC)["settings"].get(SETTING, "commit"),
+    }
+    print(json.dumps(result))
+    usual = all(
+        getattr(given, name) == parser.get_default(name) for name in ("fragments", "elements")
+    )
+    missed = shortfall(result) if usual else None
+    if missed:
+        sys.exit(missed)
+
+
+def shortfall(result: dict[str, Any]) -> str | None:
+    """What the service owes: one sentence; None if it holds what is asked of it."""
+    limits = {"ratio_2": RATIO_MAX, "ratio_8": RATIO_MAX, "growth": GROWTH_MAX}
+    for name, most in limits.items():
+        if not result[name] <= most:
+            return f"{name} is {result[name]:.3f}, over {most}."
+    return None
+
+
+def peaks(count: int, staging_bytes: int, given: argparse.Namespace) -> tuple[int, int]:
+    """The most memory that a service ever had: before its run, and in rounds of ``count``."""
+    with (
+        folder() as store,
+        Cluster(store, "--staging-bytes", str(staging_bytes)) as cluster,
+    ):
+        empty = peak_bytes(cluster.sync.pid)
+        rounds(cluster, [f"r{i}" for i in range(count)], given)
+        peak = peak_bytes(cluster.sync.pid)
+    told = f"{count} replicas: {peak / 2**20:.0f} MiB at most, {empty / 2**20:.0f} without a run"
+    print(told, file=sys.stderr)
+    return empty, peak
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process ever had resident."""
+    told = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", told, flags=re.MULTILINE)
+    if found is None:
+        raise SystemExit("The kernel does not tell a process's peak of memory (VmHWM).")
+    return int(found[1]) << 10
+
+
+def rounds(cluster: Cluster, replicas: Sequence[str], given: argparse.Namespace) -> None:
+    """Whole rounds of all replicas, each on a connection of its own, all pushes at once."""
+    cluster.post("/runs", run_of(RUN, len(replicas), CODEC))
+    for replica in replicas:
+        cluster.post(f"/runs/{RUN}/replicas", {"replica": replica})
+    layout, fragments = layout_of(given.fragments, given.elements), range(given.fragments)
+    messages = messages_of(given.elements, CODEC)
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(Client(cluster.sync_address, RUN, replica, layout))
+            for replica in replicas
+        ]
+        all_at_once = len(clients) * given.fragments
+        pool = stack.enter_context(ThreadPoolExecutor(all_at_once))
+        offer = partial(clients[0].offer, messages=messages_of(given.elements, "fp32"))
+        list(pool.map(offer, fragments))
+        for base in range(given.rounds):
+            list(pool.map(clients[0].wait, fragments, [base] * given.fragments))
+            pushes = [
+                pool.submit(client.push, fragment, messages, CODEC, base)
+                for client in clients
+                for fragment in fragments
+            ]
+            pulls = [
+                pool.submit(clients[fragment % len(clients)].pull, fragment, base + 1)
+                for fragment in fragments
+            ]
+            for done in (*pushes, *pulls):
+                done.result()
+
+
+if __name__ == "__main__":
+    main()

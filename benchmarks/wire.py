@@ -1,0 +1,181 @@
+"""How near push and pull come to the limit of what Python's gRPC moves.
+
+A real sync service, fed by a real control plane, takes whole pushes (staged, checked, measured,
+judged, folded, answered) and serves pulls; a bare gRPC server takes the same messages and throws
+them away, and sends messages of the same sizes. Each is a process of its own on this machine, and
+so is the client, which has encoded everything beforehand and decodes nothing. The two take turns;
+a ratio is the median of those of neighbours, speeds are medians. The last line is one line of JSON:
+
+    {"push_ratio", "pull_ratio", "durability", "fp32": {...}, "bf16": {...}}
+
+`push_ratio` and `pull_ratio` are the service's bytes per second over the bare server's, the smaller
+of both codecs; under each codec they stand with the speeds they come from (bytes/s). Rounds are
+closed by a second replica, whose pushes are not in the figures, nor is the outer step. The store is
+in memory (/dev/shm), so that no disk is measured, and `durability` says what the run was set to.
+
+    python benchmarks/wire.py [--repeats 15] [--fragments 8] [--elements 8388608] [--streams 4]
+
+run with PYTHONPATH=tests, whose helpers start the services. As it is both must be 0.7 at least; a
+sentence and exit code 1 say so if they are not. With other sizes nothing is asked of the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from syncline_testing.cluster import Cluster
+from wire_client import OPTIONS, Client, folder, layout_of, messages_of, run_of
+
+RATIO_MIN = 0.7
+CODECS = ("fp32", "bf16")
+SETTING = "durability"
+
+Speeds = dict[str, list[float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Push and pull through the sync service, over a bare gRPC stream.",
+        epilog="example: PYTHONPATH=tests python benchmarks/wire.py --repeats 5",
+    )
+    parser.add_argument("--repeats", type=int, default=15, help="of each, after one to warm up")
+    parser.add_argument("--fragments", type=int, default=8)
+    parser.add_argument("--elements", type=int, default=1 << 23, help="of a fragment")
+    parser.add_argument("--streams", type=int, default=4, help="calls at a time, as a replica has")
+    given = parser.parse_args()
+    with services() as (cluster, bare):
+        found = {codec: measured(codec, cluster, bare, given) for codec in CODECS}
+    result: dict[str, Any] = {
+        name: min(found[codec][name] for codec in CODECS) for name in ("push_ratio", "pull_ratio")
+    }
+    settings = run_of("", 2, CODECS[0])["settings"]
+    print(json.dumps({**result, SETTING: settings.get(SETTING, "commit"), **found}))
+    usual = all(
+        getattr(given, name) == parser.get_default(name)
+        for name in ("fragments", "elements", "streams")
+    )
+    missed = shortfall(result) if usual else None
+    if missed:
+        sys.exit(missed)
+
+
+def shortfall(result: dict[str, Any]) -> str | None:
+    """What the service owes: one sentence; None if it holds what is asked of it."""
+    for name in ("push_ratio", "pull_ratio"):
+        if not result[name] >= RATIO_MIN:
+            return f"{name} is {result[name]:.2f}, under {RATIO_MIN}."
+    return None
+
+
+@contextmanager
+def services() -> Iterator[tuple[Cluster, grpc.Channel]]:
+    """The real ones, and a channel to the bare server, in a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name("wire_bare.py"))]
+    with (
+        folder() as store,
+        Cluster(store) as cluster,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            address = f"127.0.0.1:{int(process.stdout.readline())}"
+            with grpc.insecure_channel(address, options=OPTIONS) as channel:
+                yield cluster, channel
+        finally:
+            process.kill()
+
+
+def measured(
+    codec: str, cluster: Cluster, bare: grpc.Channel, given: argparse.Namespace
+) -> dict[str, float]:
+    """Speeds and ratios with one codec both ways, in a run of its own."""
+    speeds: Speeds = {}
+    cluster.post("/runs", run_of(codec, 2, codec))
+    for replica in ("measured", "other"):
+        cluster.post(f"/runs/{codec}/replicas", {"replica": replica})
+    layout = layout_of(given.fragments, given.elements)
+    with (
+        ThreadPoolExecutor(given.streams) as pool,
+        Client(cluster.sync_address, codec, "measured", layout) as client,
+        Client(cluster.sync_address, codec, "other", layout) as other,
+    ):
+        for repeat, seen in enumerate(rounds(codec, given, client, other, bare, pool)):
+            print(f"{codec} {repeat or 'warm-up'}: {told(seen)}", file=sys.stderr)
+            if repeat:
+                for name, speed in seen.items():
+                    speeds.setdefault(name, []).append(speed)
+    return summary(speeds)
+
+
+def rounds(
+    codec: str,
+    given: argparse.Namespace,
+    client: Client,
+    other: Client,
+    bare: grpc.Channel,
+    pool: ThreadPoolExecutor,
+) -> Iterator[dict[str, float]]:
+    """Whole rounds, in each of which service and bare server take turns: bytes/s of each."""
+    fragments = range(given.fragments)
+
+    def each(work: Callable[[int], Any]) -> list[Any]:
+        return list(pool.map(work, fragments))
+
+    bare_push, bare_pull = bare.stream_unary("/Bare/Push"), bare.unary_stream("/Bare/Pull")
+    messages = messages_of(given.elements, codec)
+    size = sum(map(len, messages)) * given.fragments
+    each(partial(client.offer, messages=messages_of(given.elements, "fp32")))
+    each(lambda f: client.wait(f, 0))
+    for base in range(given.repeats + 1):
+        seen: dict[str, float] = {}
+
+        def timed(name: str, work: Callable[[int], Any], seen: dict[str, float] = seen) -> None:
+            began = time.monotonic()
+            each(work)
+            seen[name] = size / (time.monotonic() - began)
+
+        timed("bare_push", lambda f: bare_push(iter(messages)))
+        timed("push", lambda f, base=base: client.push(f, messages, codec, base))
+        each(lambda f, base=base: other.push(f, messages, codec, base))
+        each(lambda f, base=base: client.wait(f, base + 1))
+        sizes = " ".join(map(str, client.pull(0, base + 1))).encode()
+        timed("bare_pull", lambda f, sizes=sizes: drained(bare_pull(sizes)))
+        timed("pull", lambda f, base=base: client.pull(f, base + 1))
+        yield seen
+
+
+def drained(messages: Iterator[bytes]) -> None:
+    for _ in messages:
+        pass
+
+
+def summary(speeds: Speeds) -> dict[str, float]:
+    """Medians: of the ratios of neighbours, and of the speeds."""
+    found: dict[str, float] = {}
+    for name in ("push", "pull"):
+        pairs = zip(speeds[name], speeds[f"bare_{name}"], strict=True)
+        found[f"{name}_ratio"] = statistics.median(ours / bare for ours, bare in pairs)
+        found[name] = statistics.median(speeds[name])
+        found[f"bare_{name}"] = statistics.median(speeds[f"bare_{name}"])
+    return found
+
+
+def told(speeds: dict[str, float]) -> str:
+    return ", ".join(f"{name} {speed / 1e6:.0f} MB/s" for name, speed in speeds.items())
+
+
+if __name__ == "__main__":
+    main()
