@@ -58,8 +58,10 @@ generate: $(INSTALLED)  ## Generate the gRPC stubs from the schema
 	  --mypy_grpc_out=quiet:proto syncline_proto/v1/sync.proto \
 	  syncline_proto/v1/checkpoints.proto
 
-benchmarks: $(INSTALLED)  ## Take the figures of the demo; ends in one line of JSON
+benchmarks: $(INSTALLED)  ## Take the figures: demo, wire, memory; each ends in one line of JSON
 	$(BIN)/python benchmarks/demo.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/wire.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/memory.py
 
 clean:  ## Remove .venv and what tools leave behind
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache dist build
