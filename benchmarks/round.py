@@ -1,0 +1,289 @@
+"""One whole round of averaging, ours beside others': push, merge, commit, pull, into the model.
+
+A 50M-parameter model in fp32, replicas and services in a process each. Every system takes its turn
+in the same run, one round at a time, on the same model; each result is compared with numpy's. A
+round lasts from "the inner steps are done" until the last participant's model holds the result.
+How each peer is driven stands in docs/benchmarks.md. The last line printed is one line of JSON:
+
+    {"round_s", "round_durable_s", "over_gloo", "over_torchft_diloco", "over_hivemind",
+     "over_flower", ...}
+
+`round_s` is ours with durability async, `round_durable_s` with durability commit: medians, as what
+`over_...` divides `round_s` by. A peer that could not be measured is null, and `missing` says why.
+
+    python benchmarks/round.py [--network loopback|1gbit|100mbit] [--replicas N] [--codec C]
+                               [--peers gloo,torchft,hivemind,flower]
+
+With two replicas and the whole model, on loopback: bf16 must take at most 1.0 of torchft's DiLoCo
+round, int8 0.6, either at most 0.5 of hivemind's and 0.2 of Flower's; at 1 Gbit/s int8 at most
+0.5 of gloo's. A sentence and exit code 1 say so where it does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any, get_args
+
+import systems
+from network import NETWORKS, NetworkUnavailable, network
+from peers.environments import PINS, CannotInstall, default_folder, python_of
+from syncline.launch.ports import free_ports
+from syncline.launch.processes import Crew, Process, describe_exit
+from syncline_proto.settings import DownCodecName, RunSettings
+from turns import Referee, Round, RoundFailed
+
+PARAMETERS = 50_000_000
+OFF_MAX = {"fp32": 1e-3, "bf16": 0.1, "int8": 0.1, "int4": 0.3}
+"""By codec: how far off a result may be, in distances that the model moves. Top-k is not here: one
+round of it is no average, since most of it goes into later pushes."""
+CODECS = tuple(OFF_MAX)
+PEER_OFF_MAX = {"gloo": 1e-3, "torchft": 1e-3, "hivemind": 0.05, "flower": 1e-3}
+LIMIT_S = {"loopback": 180.0, "1gbit": 300.0, "100mbit": 900.0}
+RATIOS = {"torchft": "over_torchft_diloco"}
+OURS, DURABLE = "syncline", "syncline-durable"
+
+
+def main() -> None:
+    given = arguments(sys.argv[1:])
+    try:
+        result = measured(given)
+    except (NetworkUnavailable, RoundFailed) as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("Interrupted; nothing of it is left.")
+    print(json.dumps(result))
+    if missed := shortfall(result):
+        sys.exit(missed)
+
+
+def arguments(words: list[str]) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description="One whole round, ours beside others'.")
+    parser.add_argument("--network", choices=NETWORKS, default="loopback")
+    parser.add_argument("--replicas", type=_at_least(2), default=2)
+    parser.add_argument("--codec", choices=CODECS, default="bf16")
+    parser.add_argument("--peers", type=_peers, default=list(systems.PEERS))
+    parser.add_argument("--repeats", type=_at_least(1), default=7)
+    parser.add_argument("--parameters", type=_at_least(1000), default=PARAMETERS)
+    parser.add_argument("--peers-folder", type=Path, default=default_folder(), metavar="FOLDER")
+    return parser.parse_args(words)
+
+
+def _peers(text: str) -> list[str]:
+    named = [word.strip() for word in text.split(",") if word.strip()]
+    for name in named:
+        if name not in systems.PEERS:
+            raise argparse.ArgumentTypeError(
+                f"{name} is no peer; those are {', '.join(systems.PEERS)}."
+            )
+    return list(dict.fromkeys(named))
+
+
+def _at_least(least: int) -> Any:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} on.")
+        return int(text)
+
+    return number
+
+
+def measured(given: argparse.Namespace) -> dict[str, Any]:
+    """Take all figures.
+
+    Raises:
+        NetworkUnavailable: the network could not be made.
+        RoundFailed: a round of ours failed.
+    """
+    pythons, missing = environments(given.peers, given.peers_folder)
+    settings, notes = our_settings(given.network, given.replicas, given.codec)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-round-")))
+        scene = systems.Scene(
+            network=stack.enter_context(network(given.network, given.replicas + 1)),
+            participants=given.replicas,
+            parameters=given.parameters,
+            folder=folder,
+            gate=folder / "gate",
+            pythons=pythons,
+        )
+        crew = stack.enter_context(Crew())
+        referee = stack.enter_context(Referee(scene.gate, given.replicas, LIMIT_S[given.network]))
+        peers = [name for name in given.peers if name not in missing]
+        course = Course(scene, crew, referee, given.codec)
+        course.start_ours(settings)
+        for peer in peers:
+            course.start_peer(peer)
+        rounds = course.run(given.repeats)
+    return {
+        **figures(rounds, {**missing, **course.failed}, given.peers),
+        "network": given.network,
+        "replicas": given.replicas,
+        "parameters": given.parameters,
+        "repeats": given.repeats,
+        **notes,
+    }
+
+
+def environments(peers: list[str], folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """The pythons of the peers that need one, and why some have none."""
+    pythons: dict[str, Path] = {}
+    missing: dict[str, str] = {}
+    for peer in peers:
+        if peer in PINS:
+            try:
+                pythons[peer] = python_of(peer, folder)
+            except CannotInstall as error:
+                missing[peer] = str(error)
+    return pythons, missing
+
+
+def our_settings(
+    over: str, replicas: int, codec: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """The settings of each run of ours, by system, and what the JSON says of them."""
+    down = codec if codec in get_args(DownCodecName) else "bf16"
+    settings: dict[str, Any] = {
+        "strategy": "diloco",
+        "sync_every": 1,
+        "min_replicas": replicas,
+        "codec": {"up": codec, "down": down},
+        "timeouts": {"profile": "wan" if over == "100mbit" else "lan"},
+    }
+    notes: dict[str, Any] = {"codec_up": codec, "codec_down": down, "durability": "commit"}
+    if "durability" not in RunSettings.model_fields:
+        return {OURS: settings}, notes
+    fast = {**settings, "durability": "async"}
+    return {OURS: fast, DURABLE: settings}, {**notes, "durability": "async"}
+
+
+class Course:
+    """The systems of one run of the benchmark, and their rounds."""
+
+    def __init__(self, scene: systems.Scene, crew: Crew, referee: Referee, codec: str) -> None:
+        self._scene, self._crew, self._referee = scene, crew, referee
+        self._ours_off_max = OFF_MAX[codec]
+        self._processes: dict[str, list[Process]] = {}
+        self.failed: dict[str, str] = {}
+        """Peers that did not come through, and why."""
+
+    def start_ours(self, settings: dict[str, dict[str, Any]]) -> None:
+        """The services, and the replicas of each run; wait until they are ready."""
+        control, sync = free_ports(2)
+        commands = systems.syncline_services(self._scene, control, sync)
+        services = [self._crew.start(command) for command in commands]
+        for system, its in settings.items():
+            replicas = systems.syncline_replicas(self._scene, system, control, its)
+            self._processes[system] = [*services, *map(self._crew.start, replicas)]
+        for system in settings:
+            self._referee.wait(system, lambda system=system: self._see_alive(system))
+            _say(f"{system} is ready.")
+
+    def start_peer(self, peer: str) -> None:
+        """Start a peer, and wait until it is ready; or know why it is not."""
+        commands = systems.PEERS[peer](self._scene)
+        self._processes[peer] = [self._crew.start(command) for command in commands]
+        try:
+            self._referee.wait(peer, lambda: self._see_alive(peer))
+            _say(f"{peer} is ready.")
+        except RoundFailed as error:
+            self._give_up(peer, error)
+
+    def run(self, repeats: int) -> dict[str, list[Round]]:
+        """One round of every system after the other, so often; the first round does not count.
+
+        Raises:
+            RoundFailed: in a round of ours; a peer's failure is remembered.
+        """
+        rounds: dict[str, list[Round]] = {system: [] for system in self._processes}
+        for repeat in range(repeats + 1):
+            for system in [one for one in rounds if one not in self.failed]:
+                try:
+                    rounds[system].append(self._round(system))
+                except RoundFailed as error:
+                    if system not in systems.PEERS:
+                        raise
+                    self._give_up(system, error)
+            took = {name: its[-1].seconds for name, its in rounds.items() if its}
+            words = ", ".join(f"{name} {seconds:.2f}" for name, seconds in took.items())
+            _say(f"Round {repeat} of {repeats}, in seconds: {words}")
+        return {name: its[1:] for name, its in rounds.items() if name not in self.failed}
+
+    def _round(self, system: str) -> Round:
+        done = self._referee.round(system, lambda: self._see_alive(system))
+        off_max = PEER_OFF_MAX.get(system, self._ours_off_max)
+        if not done.off <= off_max:
+            raise RoundFailed(
+                f"The result of {system} is off by {done.off:.3g} of what the round should have "
+                f"moved, over {off_max:g}."
+            )
+        return done
+
+    def _give_up(self, peer: str, error: RoundFailed) -> None:
+        self.failed[peer] = str(error)
+        _say(f"{peer} is left out. {error}")
+        for process in self._processes[peer]:
+            process.kill()
+
+    def _see_alive(self, system: str) -> None:
+        for process in self._processes[system]:
+            if process.exit_code not in (None, 0):
+                words = process.last_words(1) or ["its log is empty"]
+                raise RoundFailed(
+                    f"{process.name} ended with {describe_exit(process.exit_code)}: "
+                    f"{words[0].strip()}"
+                )
+
+
+def figures(
+    rounds: dict[str, list[Round]], missing: dict[str, str], peers: list[str]
+) -> dict[str, Any]:
+    """Medians and ratios; null for what is missing or was not asked for."""
+    seconds = {name: median(one.seconds for one in its) for name, its in rounds.items()}
+    ours = seconds[OURS]
+    ratios = {
+        RATIOS.get(peer, f"over_{peer}"): ours / seconds[peer] if peer in seconds else None
+        for peer in systems.PEERS
+    }
+    return {
+        "round_s": ours,
+        "round_durable_s": seconds.get(DURABLE, ours),
+        **ratios,
+        "seconds": seconds,
+        "off": {name: max(one.off for one in its) for name, its in rounds.items()},
+        "missing": {peer: missing[peer] for peer in peers if peer in missing},
+    }
+
+
+def shortfall(result: dict[str, Any]) -> str | None:
+    """What the round owes: one sentence; None if it holds what is asked of it."""
+    if result["parameters"] != PARAMETERS or result["replicas"] != 2:
+        return None
+    asked: dict[str, float] = {}
+    both = {result["codec_up"], result["codec_down"]}
+    if result["network"] == "loopback":
+        asked = {"over_hivemind": 0.5, "over_flower": 0.2}
+        asked |= {"over_torchft_diloco": 1.0} if both == {"bf16"} else {}
+        asked |= {"over_torchft_diloco": 0.6} if both == {"int8"} else {}
+    elif result["network"] == "1gbit" and both == {"int8"}:
+        asked = {"over_gloo": 0.5}
+    over = [
+        f"{name} is {result[name]:.2f}, over {limit:g}"
+        for name, limit in asked.items()
+        if result[name] is not None and result[name] > limit
+    ]
+    return f"The round is too slow: {'; '.join(over)}." if over else None
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

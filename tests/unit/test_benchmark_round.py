@@ -1,0 +1,225 @@
+"""What the benchmark of a whole round asks for, computes, and calls wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from network import NETWORKS
+from peers.gate import GATE, PARTICIPANT, SYSTEM, Gate
+from peers.values import AVERAGE, DILOCO, PATTERN, Outer, Trainee, shapes, sizes
+from round import CODECS, OURS, PARAMETERS, arguments, figures, our_settings, shortfall
+from syncline_proto.settings import RunSettings
+from turns import Referee, Round, RoundFailed
+
+SMALL = 2 * PATTERN + 5_000
+
+
+def test_without_options_it_is_two_replicas_on_loopback_beside_all_peers() -> None:
+    given = arguments([])
+    assert (given.network, given.replicas, given.codec) == ("loopback", 2, "bf16")
+    assert given.peers == ["gloo", "torchft", "hivemind", "flower"]
+    assert abs(sum(sizes(given.parameters)) / 50e6 - 1) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--peers", "gloo,ray"], "ray is no peer"),
+        (["--replicas", "1"], "1 is no whole number from 2 on"),
+        (["--network", "10gbit"], "invalid choice: '10gbit'"),
+        (["--codec", "topk"], "invalid choice: 'topk'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_words(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        arguments(words)
+    assert said in capsys.readouterr().err
+
+
+def test_a_ratio_is_of_medians_and_what_is_missing_is_null_with_a_reason() -> None:
+    def rounds(*seconds: float) -> list[Round]:
+        return [Round(seconds=each, off=each / 100) for each in seconds]
+
+    took = {OURS: rounds(1.0, 9.0, 2.0), "gloo": rounds(0.5, 0.5, 40.0)}
+    told = figures(took, {"flower": "No room."}, ["gloo", "flower"])
+    assert told["round_s"] == told["round_durable_s"] == 2.0
+    assert told["over_gloo"] == 4.0
+    assert told["over_flower"] is told["over_torchft_diloco"] is told["over_hivemind"] is None
+    assert told["missing"] == {"flower": "No room."}
+    assert told["off"]["syncline"] == 0.09
+
+
+@pytest.mark.parametrize(
+    ("differs", "said"),
+    [
+        ({}, None),
+        ({"over_torchft_diloco": 1.01}, "over_torchft_diloco is 1.01, over 1"),
+        ({"over_hivemind": 0.51, "over_flower": 0.3}, "over_hivemind is 0.51, over 0.5; over_flo"),
+        ({"over_hivemind": None}, None),
+        ({"over_torchft_diloco": 0.7}, None),
+        ({"over_torchft_diloco": 0.7, "codec_up": "int8", "codec_down": "int8"}, "over 0.6"),
+        ({"network": "1gbit", "over_hivemind": 0.9}, None),
+        ({"network": "1gbit", "codec_up": "int8", "codec_down": "int8"}, "over_gloo is 3.00"),
+        ({"over_torchft_diloco": 9.0, "parameters": 1000}, None),
+        ({"over_torchft_diloco": 9.0, "replicas": 4}, None),
+    ],
+)
+def test_too_slow_a_round_is_a_shortfall(differs: dict[str, Any], said: str | None) -> None:
+    result: dict[str, Any] = {
+        "network": "loopback",
+        "replicas": 2,
+        "parameters": PARAMETERS,
+        "codec_up": "bf16",
+        "codec_down": "bf16",
+        "over_gloo": 3.0,
+        "over_torchft_diloco": 1.0,
+        "over_hivemind": 0.5,
+        "over_flower": 0.2,
+    }
+    told = shortfall(result | differs)
+    assert told is None if said is None else told is not None and said in told
+
+
+@pytest.mark.parametrize("over", NETWORKS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_settings_are_those_of_a_run_and_one_of_its_runs_is_durable(
+    over: str, codec: str
+) -> None:
+    settings, notes = our_settings(over, 3, codec)
+    runs = {name: RunSettings.model_validate(its) for name, its in settings.items()}
+    assert all(run.min_replicas == 3 and run.sync_every == 1 for run in runs.values())
+    assert {run.codec.up for run in runs.values()} == {notes["codec_up"]} == {codec}
+    assert {run.codec.down for run in runs.values()} == {notes["codec_down"]}
+    kinds = [getattr(run, "durability", "commit") for run in runs.values()]
+    assert kinds[0] == notes["durability"]
+    assert kinds[-1] == "commit"
+
+
+def exchanged(trainees: list[Trainee]) -> None:
+    """What a perfect averaging does."""
+    mean = np.mean([one.flat for one in trainees], axis=0, dtype=np.float64)
+    for one in trainees:
+        np.copyto(one.flat, mean)
+
+
+def test_the_average_of_all_is_right_and_nothing_else_is() -> None:
+    trainees = [Trainee(SMALL, one, 3) for one in range(3)]
+    first, second, third = trainees
+    for _ in range(2):
+        before = first.flat.copy()
+        for one in trainees:
+            one.train()
+        own = first.flat.copy()
+        assert first.off() > 0.5, "its own progress is not the average"
+        np.copyto(first.flat, (own + second.flat) / 2)
+        assert first.off() > 0.3, "neither is the average of some"
+        np.copyto(first.flat, before)
+        assert first.off() == pytest.approx(1.0), "nor is a round that did nothing"
+        np.copyto(first.flat, own)
+        exchanged(trainees)
+        assert max(one.off() for one in trainees) < 1e-3
+    third.flat[PATTERN // 2] = np.nan
+    assert third.off() == float("inf")
+
+
+@pytest.mark.parametrize("outer", [AVERAGE, DILOCO])
+def test_the_outer_step_is_torchs_sgd(outer: Outer) -> None:
+    """On the average pseudo-gradient, over two rounds, so that momentum counts."""
+    trainees = [Trainee(SMALL, one, 2, outer) for one in range(2)]
+    kept = torch.nn.Parameter(torch.from_numpy(trainees[0].flat.copy()))
+    nesterov = outer.momentum > 0
+    sgd = torch.optim.SGD([kept], lr=outer.lr, momentum=outer.momentum, nesterov=nesterov)
+    for _ in range(2):
+        for one in trainees:
+            one.train()
+        with torch.no_grad():
+            exchanged(trainees)
+            kept.grad = kept - torch.from_numpy(trainees[0].flat)
+            sgd.step()
+        for one in trainees:
+            np.copyto(one.flat, kept.detach().numpy())
+            assert one.off() < 1e-3
+
+
+def test_who_comes_after_some_rounds_knows_what_the_last_of_them_made() -> None:
+    trainees = [Trainee(SMALL, one, 2) for one in range(2)]
+    for _ in range(3):
+        for one in trainees:
+            one.train()
+        exchanged(trainees)
+    stranger = Trainee(SMALL, 1, 2)
+    stranger.before_last(3)
+    assert stranger.off() == pytest.approx(1.0)
+    np.copyto(stranger.flat, trainees[0].flat)
+    assert stranger.off() < 1e-3
+    assert stranger.round == trainees[0].round == 3
+
+
+def test_a_models_tensors_are_its_whole_vector() -> None:
+    trainee = Trainee(20_000, 0, 2)
+    assert [array.shape for array in trainee.arrays] == shapes(20_000)
+    assert all(np.shares_memory(array, trainee.flat) for array in trainee.arrays)
+    assert sum(array.size for array in trainee.arrays) == trainee.flat.size
+
+
+@pytest.fixture
+def gate_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Gate]]:
+    """Makes the gate of a participant, whose referee listens at ``tmp_path / "gate"``."""
+    with ExitStack() as stack:
+
+        def gate(number: int) -> Gate:
+            told = {GATE: str(tmp_path / "gate"), SYSTEM: "one", PARTICIPANT: str(number)}
+            for name, text in told.items():
+                monkeypatch.setenv(name, text)
+            return stack.enter_context(closing(Gate()))
+
+        yield gate
+
+
+def test_a_round_lasts_from_the_first_beginning_to_the_last_end(
+    tmp_path: Path, gate_of: Callable[[int], Gate]
+) -> None:
+    with Referee(tmp_path / "gate", 2, limit_s=20.0) as referee:
+        gates = [gate_of(number) for number in range(2)]
+
+        def take_part(gate: Gate, took_s: float, off: float) -> None:
+            gate.ready()
+            with suppress(SystemExit):  # the referee has gone
+                gate.ready(gate.began + took_s, off)
+
+        threads = [
+            threading.Thread(target=take_part, args=(gates[0], 100.0, 0.25), daemon=True),
+            threading.Thread(target=take_part, args=(gates[1], 300.0, 0.5), daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        done = referee.round("one", lambda: None)
+        first, second = (gate.began for gate in gates)
+        assert done.seconds == max(first + 100.0, second + 300.0) - min(first, second)
+        assert done.off == 0.5
+    for thread in threads:
+        thread.join(20.0)
+
+
+def test_a_system_whose_process_ends_fails_and_its_participants_end_with_the_referee(
+    tmp_path: Path, gate_of: Callable[[int], Gate]
+) -> None:
+    def has_ended() -> None:
+        raise RoundFailed("It has ended.")
+
+    with Referee(tmp_path / "gate", 2, limit_s=20.0) as referee:
+        gate = gate_of(0)
+        with pytest.raises(RoundFailed, match="It has ended"):
+            referee.round("one", has_ended)
+    with pytest.raises((SystemExit, OSError)):
+        gate.ready()
