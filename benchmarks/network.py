@@ -176,5 +176,5 @@ def _run(*command: str) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    process.wait()
+    with process:  # waits for it, and closes its pipe
+        process.terminate()

@@ -1,15 +1,16 @@
 """One whole round of averaging, ours beside others': push, merge, commit, pull, into the model.
 
-A 50M-parameter model in fp32, replicas and services in a process each. Every system takes its turn
-in the same run, one round at a time, on the same model; each result is compared with numpy's. A
-round lasts from "the inner steps are done" until the last participant's model holds the result.
-How each peer is driven stands in docs/benchmarks.md. The last line printed is one line of JSON:
+A 50M-parameter model in fp32, replicas and services in a process each. Beside each peer, one after
+the other, ours takes turns with it, a round each, on the same model; each result is compared with
+numpy's. A round lasts from "the inner steps are done" until the last participant's model holds the
+result. How each peer is driven stands in docs/benchmarks.md. The last line is one line of JSON:
 
     {"round_s", "round_durable_s", "over_gloo", "over_torchft_diloco", "over_hivemind",
      "over_flower", ...}
 
-`round_s` is ours with durability async, `round_durable_s` with durability commit: medians, as what
-`over_...` divides `round_s` by. A peer that could not be measured is null, and `missing` says why.
+`round_s` is ours with durability async, `round_durable_s` with durability commit: medians over all
+of its rounds. `over_...` divides the median of ours beside that peer by the peer's; null is what
+was not asked for or could not be measured, and `missing` says why.
 
     python benchmarks/round.py [--network loopback|1gbit|100mbit] [--replicas N] [--codec C]
                                [--peers gloo,torchft,hivemind,flower]
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -45,11 +47,16 @@ round of it is no average, since most of it goes into later pushes."""
 CODECS = tuple(OFF_MAX)
 PEER_OFF_MAX = {"gloo": 1e-3, "torchft": 1e-3, "hivemind": 0.05, "flower": 1e-3}
 LIMIT_S = {"loopback": 180.0, "1gbit": 300.0, "100mbit": 900.0}
+LEASE_S = 60.0
+"""A machine so busy that heartbeats are late shows in the seconds; nobody need be lost for it."""
 RATIOS = {"torchft": "over_torchft_diloco"}
-OURS, DURABLE = "syncline", "syncline-durable"
+OURS, DURABLE, ALONE = "syncline", "syncline-durable", "alone"
+Rounds = dict[str, list[Round]]
+"""By system."""
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     given = arguments(sys.argv[1:])
     try:
         result = measured(given)
@@ -118,11 +125,11 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         peers = [name for name in given.peers if name not in missing]
         course = Course(scene, crew, referee, given.codec)
         course.start_ours(settings)
-        for peer in peers:
-            course.start_peer(peer)
-        rounds = course.run(given.repeats)
+        taken = {peer: course.beside(peer, given.repeats) for peer in peers}
+        if not any(taken.values()):
+            taken[ALONE] = course.beside(None, given.repeats)
     return {
-        **figures(rounds, {**missing, **course.failed}, given.peers),
+        **figures(taken, {**missing, **course.failed}),
         "network": given.network,
         "replicas": given.replicas,
         "parameters": given.parameters,
@@ -154,7 +161,7 @@ def our_settings(
         "sync_every": 1,
         "min_replicas": replicas,
         "codec": {"up": codec, "down": down},
-        "timeouts": {"profile": "wan" if over == "100mbit" else "lan"},
+        "timeouts": {"profile": "wan" if over == "100mbit" else "lan", "lease": LEASE_S},
     }
     notes: dict[str, Any] = {"codec_up": codec, "codec_down": down, "durability": "commit"}
     if "durability" not in RunSettings.model_fields:
@@ -185,35 +192,44 @@ class Course:
             self._referee.wait(system, lambda system=system: self._see_alive(system))
             _say(f"{system} is ready.")
 
-    def start_peer(self, peer: str) -> None:
+    def _start_peer(self, peer: str) -> bool:
         """Start a peer, and wait until it is ready; or know why it is not."""
         commands = systems.PEERS[peer](self._scene)
         self._processes[peer] = [self._crew.start(command) for command in commands]
         try:
             self._referee.wait(peer, lambda: self._see_alive(peer))
             _say(f"{peer} is ready.")
+            return True
         except RoundFailed as error:
             self._give_up(peer, error)
+            return False
 
-    def run(self, repeats: int) -> dict[str, list[Round]]:
-        """One round of every system after the other, so often; the first round does not count.
+    def beside(self, peer: str | None, repeats: int) -> Rounds:
+        """Rounds of ours and of a peer in turns, so many each; a first one does not count.
+
+        Nobody but these two is there: what waits for its turn has threads and memory too.
 
         Raises:
             RoundFailed: in a round of ours; a peer's failure is remembered.
         """
-        rounds: dict[str, list[Round]] = {system: [] for system in self._processes}
+        if peer is not None and not self._start_peer(peer):
+            return {}
+        there = [name for name in self._processes if name in (OURS, DURABLE, peer)]
+        rounds: Rounds = {name: [] for name in there}
         for repeat in range(repeats + 1):
-            for system in [one for one in rounds if one not in self.failed]:
+            for system in there:
                 try:
                     rounds[system].append(self._round(system))
                 except RoundFailed as error:
-                    if system not in systems.PEERS:
+                    if system != peer:
                         raise
                     self._give_up(system, error)
-            took = {name: its[-1].seconds for name, its in rounds.items() if its}
-            words = ", ".join(f"{name} {seconds:.2f}" for name, seconds in took.items())
-            _say(f"Round {repeat} of {repeats}, in seconds: {words}")
-        return {name: its[1:] for name, its in rounds.items() if name not in self.failed}
+                    return {}
+            took = ", ".join(f"{name} {rounds[name][-1].seconds:.2f}" for name in there)
+            _say(f"Round {repeat} of {repeats}, in seconds: {took}")
+        if peer is not None:
+            self._stop(peer)
+        return {name: its[1:] for name, its in rounds.items()}
 
     def _round(self, system: str) -> Round:
         done = self._referee.round(system, lambda: self._see_alive(system))
@@ -228,8 +244,11 @@ class Course:
     def _give_up(self, peer: str, error: RoundFailed) -> None:
         self.failed[peer] = str(error)
         _say(f"{peer} is left out. {error}")
-        for process in self._processes[peer]:
-            process.kill()
+        self._stop(peer)
+
+    def _stop(self, peer: str) -> None:
+        for process in self._processes.pop(peer):
+            self._crew.remove(process)
 
     def _see_alive(self, system: str) -> None:
         for process in self._processes[system]:
@@ -241,24 +260,30 @@ class Course:
                 )
 
 
-def figures(
-    rounds: dict[str, list[Round]], missing: dict[str, str], peers: list[str]
-) -> dict[str, Any]:
-    """Medians and ratios; null for what is missing or was not asked for."""
-    seconds = {name: median(one.seconds for one in its) for name, its in rounds.items()}
-    ours = seconds[OURS]
-    ratios = {
-        RATIOS.get(peer, f"over_{peer}"): ours / seconds[peer] if peer in seconds else None
-        for peer in systems.PEERS
-    }
+def figures(taken: dict[str, Rounds], missing: dict[str, str]) -> dict[str, Any]:
+    """Medians and ratios of what was taken beside each peer; null for what was not."""
+    all_of: Rounds = {}
+    for rounds in taken.values():
+        for name, its in rounds.items():
+            all_of.setdefault(name, []).extend(its)
+    seconds = {name: _median_s(its) for name, its in all_of.items()}
+    ratios: dict[str, float | None] = {}
+    for peer in systems.PEERS:
+        both = taken.get(peer)
+        ratio = _median_s(both[OURS]) / _median_s(both[peer]) if both else None
+        ratios[RATIOS.get(peer, f"over_{peer}")] = ratio
     return {
-        "round_s": ours,
-        "round_durable_s": seconds.get(DURABLE, ours),
+        "round_s": seconds[OURS],
+        "round_durable_s": seconds.get(DURABLE, seconds[OURS]),
         **ratios,
         "seconds": seconds,
-        "off": {name: max(one.off for one in its) for name, its in rounds.items()},
-        "missing": {peer: missing[peer] for peer in peers if peer in missing},
+        "off": {name: max(one.off for one in its) for name, its in all_of.items()},
+        "missing": missing,
     }
+
+
+def _median_s(rounds: list[Round]) -> float:
+    return median(one.seconds for one in rounds)
 
 
 def shortfall(result: dict[str, Any]) -> str | None:

@@ -6,6 +6,7 @@ nobody else's concern. One that cannot be installed has a reason in one sentence
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,14 +15,12 @@ import venv
 from pathlib import Path
 
 TORCH = "torch==2.13.0"
-FIRST = (TORCH, "numpy>=2", "setuptools", "wheel")
-"""Installed before the peer: one of them is built with what is there."""
-
 PINS = {
-    "torchft": "torchft==0.2.0",
-    "hivemind": "hivemind==1.1.12",
-    "flower": "flwr==1.41.0",
+    "torchft": ((TORCH, "numpy>=2"), (TORCH, "torchft==0.2.0")),
+    "hivemind": ((TORCH, "numpy>=2", "setuptools", "wheel"), (TORCH, "hivemind==1.1.12")),
+    "flower": (("numpy>=2",), ("flwr==1.41.0",)),
 }
+"""What is installed in each, one group after the other: hivemind is built with what is there."""
 INSTALL_S = 1800.0
 
 
@@ -41,17 +40,16 @@ def python_of(peer: str, folder: Path) -> Path:
     Raises:
         CannotInstall: it could not be.
     """
-    home, pin = folder / peer, PINS[peer]
-    python, mark = home / "bin" / "python", home / "installed.txt"
-    wanted = "\n".join((*FIRST, pin))
+    home, groups = folder / peer, PINS[peer]
+    python, mark = home / "bin" / "python", home / "installed.json"
+    wanted = json.dumps(groups)
     if mark.exists() and mark.read_text() == wanted:
         return python
+    pin = groups[-1][-1]
     print(f"Installing {pin} into {home}; this takes some minutes.", file=sys.stderr, flush=True)
     shutil.rmtree(home, ignore_errors=True)
     venv.create(home, with_pip=True)
-    constraint = home / "constraint.txt"
-    constraint.write_text(f"{TORCH}\n")
-    for wishes in (FIRST, ("--constraint", str(constraint), pin)):
+    for wishes in groups:
         _pip(python, pin, wishes)
     mark.write_text(wanted)
     return python

@@ -50,13 +50,18 @@ def test_a_ratio_is_of_medians_and_what_is_missing_is_null_with_a_reason() -> No
     def rounds(*seconds: float) -> list[Round]:
         return [Round(seconds=each, off=each / 100) for each in seconds]
 
-    took = {OURS: rounds(1.0, 9.0, 2.0), "gloo": rounds(0.5, 0.5, 40.0)}
-    told = figures(took, {"flower": "No room."}, ["gloo", "flower"])
-    assert told["round_s"] == told["round_durable_s"] == 2.0
-    assert told["over_gloo"] == 4.0
-    assert told["over_flower"] is told["over_torchft_diloco"] is told["over_hivemind"] is None
+    taken = {
+        "gloo": {OURS: rounds(1.0, 9.0, 2.0), "gloo": rounds(0.5, 0.5, 40.0)},
+        "torchft": {OURS: rounds(3.0, 3.0, 3.0), "torchft": rounds(6.0, 2.0, 7.0)},
+        "flower": {},
+    }
+    told = figures(taken, {"flower": "No room."})
+    assert told["round_s"] == told["round_durable_s"] == told["seconds"][OURS] == 3.0
+    assert told["over_gloo"] == 2.0 / 0.5, "of ours only what was taken beside it"
+    assert told["over_torchft_diloco"] == 0.5
+    assert told["over_flower"] is told["over_hivemind"] is None
     assert told["missing"] == {"flower": "No room."}
-    assert told["off"]["syncline"] == 0.09
+    assert told["off"] == {OURS: 0.09, "gloo": 0.4, "torchft": 0.07}
 
 
 @pytest.mark.parametrize(
