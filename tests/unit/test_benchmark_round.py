@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from course import CODECS, OURS
 from network import NETWORKS
 from peers.gate import GATE, PARTICIPANT, SYSTEM, Gate
 from peers.values import AVERAGE, DILOCO, PATTERN, Outer, Trainee, shapes, sizes
-from round import CODECS, OURS, PARAMETERS, arguments, figures, our_settings, shortfall
+from round import PARAMETERS, arguments, figures, our_settings, shortfall
 from syncline_proto.settings import RunSettings
 from turns import Referee, Round, RoundFailed
 

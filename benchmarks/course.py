@@ -1,0 +1,117 @@
+"""The systems of one run of ``round.py``: started, given their turns, looked at, and stopped.
+
+Knows what a round's result may be off by, and nothing of what is made of its seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import systems
+from syncline.launch.ports import free_ports
+from syncline.launch.processes import Crew, Process, describe_exit
+from turns import Referee, Round, RoundFailed
+
+OFF_MAX = {"fp32": 1e-3, "bf16": 0.1, "int8": 0.1, "int4": 0.3}
+"""By codec: how far off a result may be, in distances that the model moves. Top-k is not here: one
+round of it is no average, since most of it goes into later pushes."""
+CODECS = tuple(OFF_MAX)
+PEER_OFF_MAX = {"gloo": 1e-3, "torchft": 1e-3, "hivemind": 0.05, "flower": 1e-3}
+OURS, DURABLE = "syncline", "syncline-durable"
+Rounds = dict[str, list[Round]]
+"""By system."""
+
+
+class Course:
+    """The systems of one run of the benchmark, and their rounds."""
+
+    def __init__(self, scene: systems.Scene, crew: Crew, referee: Referee, codec: str) -> None:
+        self._scene, self._crew, self._referee = scene, crew, referee
+        self._ours_off_max = OFF_MAX[codec]
+        self._processes: dict[str, list[Process]] = {}
+        self.failed: dict[str, str] = {}
+        """Peers that did not come through, and why."""
+
+    def start_ours(self, settings: dict[str, dict[str, Any]]) -> None:
+        """The services, and the replicas of each run; wait until they are ready."""
+        control, sync = free_ports(2)
+        commands = systems.syncline_services(self._scene, control, sync)
+        services = [self._crew.start(command) for command in commands]
+        for system, its in settings.items():
+            replicas = systems.syncline_replicas(self._scene, system, control, its)
+            self._processes[system] = [*services, *map(self._crew.start, replicas)]
+        for system in settings:
+            self._referee.wait(system, lambda system=system: self._see_alive(system))
+            _say(f"{system} is ready.")
+
+    def _start_peer(self, peer: str) -> bool:
+        """Start a peer, and wait until it is ready; or know why it is not."""
+        commands = systems.PEERS[peer](self._scene)
+        self._processes[peer] = [self._crew.start(command) for command in commands]
+        try:
+            self._referee.wait(peer, lambda: self._see_alive(peer))
+            _say(f"{peer} is ready.")
+            return True
+        except RoundFailed as error:
+            self._give_up(peer, error)
+            return False
+
+    def beside(self, peer: str | None, repeats: int) -> Rounds:
+        """Rounds of ours and of a peer in turns, so many each; a first one does not count.
+
+        Nobody but these two is there: what waits for its turn has threads and memory too.
+
+        Raises:
+            RoundFailed: in a round of ours; a peer's failure is remembered.
+        """
+        if peer is not None and not self._start_peer(peer):
+            return {}
+        there = [name for name in self._processes if name in (OURS, DURABLE, peer)]
+        rounds: Rounds = {name: [] for name in there}
+        for repeat in range(repeats + 1):
+            for system in there:
+                try:
+                    rounds[system].append(self._round(system))
+                except RoundFailed as error:
+                    if system != peer:
+                        raise
+                    self._give_up(system, error)
+                    return {}
+            took = ", ".join(f"{name} {rounds[name][-1].seconds:.2f}" for name in there)
+            _say(f"Round {repeat} of {repeats}, in seconds: {took}")
+        if peer is not None:
+            self._stop(peer)
+        return {name: its[1:] for name, its in rounds.items()}
+
+    def _round(self, system: str) -> Round:
+        done = self._referee.round(system, lambda: self._see_alive(system))
+        off_max = PEER_OFF_MAX.get(system, self._ours_off_max)
+        if not done.off <= off_max:
+            raise RoundFailed(
+                f"The result of {system} is off by {done.off:.3g} of what the round should have "
+                f"moved, over {off_max:g}."
+            )
+        return done
+
+    def _give_up(self, peer: str, error: RoundFailed) -> None:
+        self.failed[peer] = str(error)
+        _say(f"{peer} is left out. {error}")
+        self._stop(peer)
+
+    def _stop(self, peer: str) -> None:
+        for process in self._processes.pop(peer):
+            self._crew.remove(process)
+
+    def _see_alive(self, system: str) -> None:
+        for process in self._processes[system]:
+            if process.exit_code not in (None, 0):
+                words = process.last_words(1) or ["its log is empty"]
+                raise RoundFailed(
+                    f"{process.name} ended with {describe_exit(process.exit_code)}: "
+                    f"{words[0].strip()}"
+                )
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
