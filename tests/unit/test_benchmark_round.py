@@ -16,7 +16,7 @@ from course import CODECS, OURS
 from network import NETWORKS
 from peers.gate import GATE, PARTICIPANT, SYSTEM, Gate
 from peers.values import AVERAGE, DILOCO, PATTERN, Outer, Trainee, shapes, sizes
-from round import PARAMETERS, arguments, figures, our_settings, shortfall
+from round import PARAMETERS, figures, options, our_settings, shortfall
 from syncline_proto.settings import RunSettings
 from turns import Referee, Round, RoundFailed
 
@@ -24,7 +24,7 @@ SMALL = 2 * PATTERN + 5_000
 
 
 def test_without_options_it_is_two_replicas_on_loopback_beside_all_peers() -> None:
-    given = arguments([])
+    given = options().parse_args([])
     assert (given.network, given.replicas, given.codec) == ("loopback", 2, "bf16")
     assert given.peers == ["gloo", "torchft", "hivemind", "flower"]
     assert abs(sum(sizes(given.parameters)) / 50e6 - 1) < 0.01
@@ -43,7 +43,7 @@ def test_what_cannot_be_measured_is_refused_in_words(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        arguments(words)
+        options().parse_args(words)
     assert said in capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.core import TyperGroup
 
+from round import options as benchmark_options
 from syncline.cli.commands import app
 from syncline.settings import Environment
 from syncline.train.config import JobConfig
@@ -144,6 +145,7 @@ def test_commands_in_sentences_exist() -> None:
 
 def test_flags_in_sentences_exist() -> None:
     known = set[str]().union(*(flags(command) for command in PROGRAMS.values()))
+    known |= set(re.findall(r"--[\w-]+", benchmark_options().format_help()))
     foreign = {"--scale"}  # of docker compose
     for page in PAGES:
         told = {span.split()[0].partition("=")[0] for span in spans(page) if span.startswith("--")}
