@@ -33,13 +33,14 @@ server = ServerApp()
 @client.train()
 def train(message: Message, context: Context) -> Message:
     """Take the last round's average, make inner steps, wait for the turn, and answer."""
+    (average,) = message.content["arrays"].to_numpy_ndarrays()
+    model = np.array(average)
+    ended = time.monotonic()
     participant, participants, parameters = me()
     number = int(message.content["config"]["server-round"])
     trainee = Trainee(parameters, participant, participants)
     trainee.before_last(number - 1)
-    (average,) = message.content["arrays"].to_numpy_ndarrays()
-    np.copyto(trainee.flat, average)
-    ended = time.monotonic()
+    np.copyto(trainee.flat, model)
     off = trainee.off() if number > 1 else None
     gate = Gate()
     trainee.train()
