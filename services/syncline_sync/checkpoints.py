@@ -133,6 +133,8 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     ) -> AsyncGenerator[pb.SaveFragmentsResponse]:
         run = await self._host.run(_name(request.run))
         pins, tokens = _pins(run, request.revision, request.fragments)
+        for fragment in pins:  # what is published may still be on its way to the disk
+            await run.runners[fragment].holding.written()
         folder = pin_folder(self._shared.root)
         taking = asyncio.ensure_future(self._shared.compute(pin_all, folder, pins))
         try:

@@ -74,7 +74,7 @@ class Watch:
     def chunk(self, staging: Staging) -> None:
         self.looks += 1
         held = sum(
-            len(shard.encoded)
+            sum(slab.size for slab in shard.kept)
             for staged in staging._staged.values()
             for shard in (*staged.coming.values(), *staged.shards.values())
         )

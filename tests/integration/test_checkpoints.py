@@ -15,6 +15,7 @@ from syncline.launch.copier import Copier
 from syncline.launch.kept import listed
 from syncline_proto.manifest import Manifest
 from syncline_proto.rest import EventIn, RoundReport, RunState, RunView
+from syncline_proto.settings import changed
 from syncline_proto.v1 import checkpoints_pb2
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.aside import MARK
@@ -38,19 +39,22 @@ from syncline_testing.keeping import (
     values,
 )
 from syncline_testing.service import flat_layout, service
+from syncline_testing.slow_disk import SlowDisk
 
 
-def test_a_run_from_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("down", ["bf16", "int8"])
+def test_a_run_from_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path, down: str) -> None:
     """The same pushes from then on give the same parameters, momentum, weights and verdicts."""
     url = str(tmp_path / "kept" / "first")
+    settings = changed(SETTINGS, {"codec": {"down": down}})
 
     async def scenario() -> None:
-        async with service(tmp_path / "one", SETTINGS) as one:
+        async with service(tmp_path / "one", settings) as one:
             await started(one)
             for base in range(4):
                 await round_of(one, base)
             manifest = await save(one, LAYOUT, url, 4)
-            async with service(tmp_path / "two", SETTINGS) as two:
+            async with service(tmp_path / "two", settings) as two:
                 two.run = "second"
                 assert sorted(await fetch(two, url, "second")) == list(FRAGMENTS)
                 await begin(two, url, manifest, MEMBERS)
@@ -80,6 +84,29 @@ def test_a_run_from_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
         ours = stored(tmp_path / "one", "run", fragment, 7)
         assert same(ours, stored(tmp_path / "two", "second", fragment, 7))
         assert np.abs(ours["momentum"]).max() > 0
+
+
+def test_what_is_published_before_it_is_written_is_copied_once_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SETTINGS.model_copy(update={"durability": "async"})
+    url = str(tmp_path / "kept" / "first")
+
+    async def scenario() -> None:
+        async with service(tmp_path / "one", settings) as s:
+            await started(s)
+            with SlowDisk(monkeypatch, "r00000001.safetensors") as disk:
+                await round_of(s, 0)
+                await disk.until(lambda disk: len(disk.at_once) == len(FRAGMENTS))
+                copying = asyncio.create_task(save(s, LAYOUT, url, 1))
+                await asyncio.sleep(0.1)
+                assert not copying.done()
+                disk.open()
+                manifest = await copying
+            assert [entry.revision for entry in manifest.entries] == [1, 1]
+            assert not s.faults
+
+    asyncio.run(scenario())
 
 
 def test_taking_one_changes_nothing_and_it_is_of_the_revision_that_was_named(
