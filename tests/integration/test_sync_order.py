@@ -18,6 +18,7 @@ import pytest
 from syncline_proto.codec import Float32
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.receiving import TOGETHER
 from syncline_testing.service import (
     Service,
     code_of,
@@ -29,7 +30,7 @@ from syncline_testing.service import (
 )
 
 ROOT = Path(__file__).parents[2]
-SIZE, CUT, GRAIN = 3000, 1100, 1024
+SIZE, CUT, GRAIN = 10_000, 4_500, 1024
 RULES = RunSettings.model_validate(
     {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}}
 )
@@ -202,8 +203,10 @@ def test_a_rank_that_dies_in_mid_push_and_comes_back_makes_it_whole(
             await call.write(ranks[dying][0])
             await call.initial_metadata()
             grain = np.frombuffer(ranks[dying][1].chunk.data[: 4 * GRAIN], np.float32)
-            await call.write(list(iter_push(ranks[dying][0].header, grain))[1])
-            await staged(s, size + GRAIN)
+            chunk = list(iter_push(ranks[dying][0].header, grain))[1]
+            for _ in range(TOGETHER):
+                await call.write(chunk)
+            await staged(s, size + TOGETHER * GRAIN)
             call.cancel()
             await staged(s, size)
             assert not waits.done()
