@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,21 +103,12 @@ class Depot:
         return unsealed(data, f"{self.url}/{MANIFEST}")
 
     def put(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write a file, over one that is there; on failure nothing of it stays."""
+        """Write a file in one step, over one that is there; on failure that one stays."""
         with self._told(name):
             if self._is_local:
-                Path(self._path).mkdir(parents=True, exist_ok=True)
-            try:
-                with self._open(name, "wb") as file:
-                    for piece in pieces:
-                        file.write(piece)
-                    if self._is_local:
-                        file.flush()
-                        os.fsync(file.fileno())
-            except BaseException:
-                with contextlib.suppress(Exception):  # what no manifest names does no harm
-                    self._files.rm_file(f"{self._path}/{name}")
-                raise
+                _put(Path(self._path, name), pieces)
+            else:
+                self._upload(name, pieces)
 
     def create(self, name: str, data: bytes) -> None:
         """Write a file that must not be there yet, whole or not at all.
@@ -129,6 +121,18 @@ class Depot:
                 _create(Path(self._path, name), data)
             else:
                 self._files.pipe_file(f"{self._path}/{name}", data, mode="create")
+
+    def _upload(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        file = self._open(name, "wb")
+        try:
+            for piece in pieces:
+                file.write(piece)
+            file.close()
+        except BaseException:
+            with contextlib.suppress(Exception):  # what has not been closed is no file
+                file.discard()
+            file.closed = True  # or its end would take what came for the whole
+            raise
 
     def _open(self, name: str, mode: str) -> Any:
         return self._files.open(f"{self._path}/{name}", mode, block_size=PART_BYTES)
@@ -188,11 +192,28 @@ def _file_system(url: str, scheme: str) -> Any:
         raise CheckpointError(f"{url}: {str(error)[:300] or type(error).__name__}") from error
 
 
+def _put(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a file beside its place, and move it there once it is on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f"{path.name}.{uuid.uuid4().hex}.half")
+    try:
+        with half.open("xb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        half.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # what no manifest names does no harm
+            half.unlink(missing_ok=True)
+        raise
+
+
 def _create(path: Path, data: bytes) -> None:
     """Write a file that must not be there, so that it is whole even after a power cut."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.new")
     try:
-        with beside.open("wb") as file:
+        with beside.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

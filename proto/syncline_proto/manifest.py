@@ -5,8 +5,8 @@
     URL/NAME/checkpoint.json               the manifest; where there is none, there is no checkpoint
 
 A file's name ends with its CRC-32C, so a second attempt writes the same bytes under the same name,
-and two checkpoints of one name never mix. The manifest is sealed with a CRC-32C of its own. Pure:
-where the bytes come from is the depot's business.
+in one step, and two checkpoints of one name never mix. The manifest is sealed with a CRC-32C of its
+own. Pure: where the bytes come from is the depot's business.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ FORMAT = 1
 
 FILE_PATTERN = r"^[0-9]{5,6}-[0-9a-f]{8}\.safetensors$"
 
-_SEALED = re.compile(rb'\{"format":(\d+),"crc32c":"([0-9a-f]{8})","checkpoint":(.*)\}\n', re.DOTALL)
+_SEALED = re.compile(
+    rb'\{"format":(\d{1,9}),"crc32c":"([0-9a-f]{8})","checkpoint":(.*)\}\n', re.DOTALL
+)
 
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 

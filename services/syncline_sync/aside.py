@@ -15,6 +15,7 @@ import json
 import mmap
 import shutil
 import time
+import uuid
 from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -81,7 +82,7 @@ class Aside:
                 crc, size = crc32c_of(piece, crc), size + len(piece)
                 file.write(piece)
                 moved(len(piece))
-            if (size, crc) != (entry.bytes, entry.crc32c):
+            if (size, crc) != (entry.bytes, entry.crc32c) or not size:
                 raise CheckpointDamaged(
                     f"{where} is damaged: {size} bytes where the manifest says {entry.bytes}, or "
                     "another checksum."
@@ -123,8 +124,11 @@ class Aside:
         return True
 
     def drop(self) -> None:
-        """Remove what is here."""
-        shutil.rmtree(self._store.folder, ignore_errors=True)
+        """Remove what is here: out of sight first, since it may be adopted at this moment."""
+        gone = self._store.folder.with_name(f".{uuid.uuid4().hex}")
+        with contextlib.suppress(OSError):  # there is nothing, or it is in its place by now
+            self._store.folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
 
 
 def sweep_aside(root: Path, under_way: Collection[str] = ()) -> None:

@@ -136,7 +136,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         for fragment in pins:  # what is published may still be on its way to the disk
             await run.runners[fragment].holding.written()
         folder = pin_folder(self._shared.root)
-        taking = asyncio.ensure_future(self._shared.compute(pin_all, folder, pins))
+        taking = asyncio.ensure_future(self._do(pin_all, folder, pins))
         try:
             held = await asyncio.shield(taking)
             depot = await self._do(_depot, request.url)
@@ -151,18 +151,18 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
                     )
         finally:
             await asyncio.gather(taking, return_exceptions=True)
-            await self._shared.compute(unpin, folder)
+            await self._do(unpin, folder)
 
     async def _restore(
         self, request: pb.RestoreFragmentsRequest
     ) -> AsyncGenerator[pb.RestoreFragmentsResponse]:
         depot = await self._do(_depot, request.url)
         manifest = await self._do(depot.manifest)
-        await self._shared.compute(sweep_aside, self._shared.root, set(self._restoring))
+        await self._do(sweep_aside, self._shared.root, set(self._restoring))
         aside = Aside(self._shared.root, request.run)
         is_whole = False
         try:
-            places = await self._shared.compute(aside.begin, manifest)
+            places = await self._do(aside.begin, manifest)
             mine = list(self._owned(manifest.cut))
             copying = Copying(sum(manifest.entries[f].bytes for f in mine))
             jobs = [
@@ -174,11 +174,11 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
                     yield pb.RestoreFragmentsResponse(
                         bytes_done=copying.done, bytes_total=copying.total, restored=restored
                     )
-            await self._shared.compute(aside.finish, manifest)
+            await self._do(aside.finish, manifest)
             is_whole = True
         finally:
             if not is_whole:
-                await self._shared.compute(aside.drop)
+                await self._do(aside.drop)
 
     async def _followed(
         self, jobs: Sequence[Callable[[], T]], copying: Copying

@@ -85,17 +85,26 @@ def write_safetensors(
 
 
 def parse_safetensors(data: bytes | mmap.mmap) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Views (read-only) of the tensors of a file whose checksum is right, and its metadata."""
+    """Views (read-only) of the tensors of a file whose checksum is right, and its metadata.
+
+    Raises:
+        ValueError: it is no such file, whatever its checksum.
+    """
     start = 8 + int.from_bytes(data[:8], "little")
-    header = cast(dict[str, Any], json.loads(data[8:start]))
-    metadata = cast(dict[str, str], header.pop("__metadata__", {}))
     tensors: dict[str, Tensor] = {}
-    for name, row in header.items():
-        begin, end = row["data_offsets"]
-        if row["dtype"] == "BF16":
-            tensors[name] = np.frombuffer(data, np.uint16, (end - begin) // 2, start + begin)
-        else:
-            tensors[name] = np.frombuffer(data, np.float32, (end - begin) // 4, start + begin)
+    try:
+        header = cast(dict[str, Any], json.loads(data[8:start]))
+        metadata = cast(dict[str, str], header.pop("__metadata__", {}))
+        for name, row in header.items():
+            begin, end = row["data_offsets"]
+            if row["dtype"] == "BF16":
+                tensors[name] = np.frombuffer(data, np.uint16, (end - begin) // 2, start + begin)
+            elif row["dtype"] == "F32":
+                tensors[name] = np.frombuffer(data, np.float32, (end - begin) // 4, start + begin)
+            else:
+                raise ValueError(f"an array of it is of {row['dtype']!r:.80}")
+    except (AttributeError, LookupError, OverflowError, RecursionError, TypeError) as error:
+        raise ValueError(f"it is no file of safetensors ({error})") from error
     return tensors, metadata
 
 

@@ -107,11 +107,11 @@ def check_arrays(
     Raises:
         ValueError: it does not.
     """
-    widths = {"gradient": 4} if is_gradient else {"parameters": 4, "momentum": 4}
+    names = ["gradient"] if is_gradient else ["parameters", "momentum"]
+    forms: dict[str, tuple[str, int]] = dict.fromkeys(names, ("float32", numel))
     if saved.down == "int8" and not is_gradient:
-        widths["published"] = 2
-    sizes = {name: width * numel for name, width in widths.items()}
-    if {name: values.nbytes for name, values in tensors.items()} != sizes:
+        forms["published"] = ("uint16", numel)
+    if {name: (values.dtype.name, values.size) for name, values in tensors.items()} != forms:
         raise ValueError(f"it does not hold {numel} elements, as the layout does")
 
 

@@ -10,9 +10,13 @@ import json
 from dataclasses import asdict
 from typing import Any, cast
 
-from syncline_sync.core.detector import Ema, ReplicaNorms, Statistics
-from syncline_sync.core.record import Contribution, LastPush, Saved
+from pydantic import TypeAdapter
+
+from syncline_proto.codec import CODEC_BY_NAME
+from syncline_sync.core.record import Saved
 from syncline_sync.files import VERSION
+
+_SAVED = TypeAdapter(Saved)
 
 
 def saved_to_json(saved: Saved) -> str:
@@ -25,17 +29,9 @@ def saved_from_json(text: str) -> Saved:
     Raises:
         ValueError, KeyError, TypeError: it is not of this version.
     """
-    raw = cast(dict[str, Any], json.loads(text))
-    if raw.pop("version") != VERSION:
+    if cast(dict[str, Any], json.loads(text))["version"] != VERSION:
         raise ValueError("the stored state is of another version")
-    norms = raw.pop("statistics")
-    replicas = {
-        name: ReplicaNorms(Ema(**row["ema"]), row["rounds"], tuple(row["excluded"]))
-        for name, row in norms.pop("replicas").items()
-    }
-    statistics = Statistics(
-        Ema(**norms.pop("pooled")), Ema(**norms.pop("norms")), **norms, replicas=replicas
-    )
-    last = {name: LastPush(**row) for name, row in raw.pop("last").items()}
-    contributions = tuple(Contribution(**row) for row in raw.pop("contributions"))
-    return Saved(**raw, statistics=statistics, last=last, contributions=contributions)
+    saved = _SAVED.validate_json(text, strict=True)
+    if saved.down not in CODEC_BY_NAME:
+        raise ValueError(f"there is no codec {saved.down[:80]!r}")
+    return saved

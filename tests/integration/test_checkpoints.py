@@ -13,6 +13,8 @@ import pytest
 from syncline.launch.checkpoints import save as take
 from syncline.launch.copier import Copier
 from syncline.launch.kept import listed
+from syncline.train.export_kept import parameters_of
+from syncline_proto.depot import Depot
 from syncline_proto.manifest import Manifest
 from syncline_proto.rest import EventIn, RoundReport, RunState, RunView
 from syncline_proto.settings import changed
@@ -54,6 +56,10 @@ def test_a_run_from_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path, down: str) 
             for base in range(4):
                 await round_of(one, base)
             manifest = await save(one, LAYOUT, url, 4)
+            kept = parameters_of(Depot(url), manifest, lambda _: None)
+            for fragment, ours in enumerate(kept):
+                theirs = stored(tmp_path / "one", one.run, fragment, 4)["parameters"]
+                assert np.array_equal(ours, theirs)
             async with service(tmp_path / "two", settings) as two:
                 two.run = "second"
                 assert sorted(await fetch(two, url, "second")) == list(FRAGMENTS)

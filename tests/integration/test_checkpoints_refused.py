@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
 
-from syncline_proto.manifest import file_name
+from syncline.launch.kept import listed
 from syncline_proto.v1 import checkpoints_pb2
 from syncline_sync.pins import sweep_pins
 from syncline_testing.keeping import (
@@ -28,6 +26,7 @@ from syncline_testing.keeping import (
     started,
 )
 from syncline_testing.service import service
+from syncline_testing.slow_disk import SlowDisk
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -97,34 +96,63 @@ def test_what_is_no_place_for_checkpoints_is_refused(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_save_that_is_called_off_lets_go_of_all(tmp_path: Path) -> None:
-    """A pipe stands for a store that takes nothing: the copy waits in the middle of it."""
+def test_a_save_that_is_called_off_lets_go_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = tmp_path / "kept" / "one"
-    place.mkdir(parents=True)
     pinned = tmp_path / "store" / "pinned"
 
     async def scenario() -> None:
         async with service(tmp_path / "store", SETTINGS) as s:
             await started(s)
-            head = tmp_path / "store" / "runs" / "run" / "00000" / "head.json"
-            crc = json.loads(head.read_text())["body"]["files"][0]["crc32c"]
-            pipe = place / file_name(0, crc)
-            os.mkfifo(pipe)
+            await save(s, LAYOUT, str(tmp_path / "kept" / "other"), 0)
             request = checkpoints_pb2.SaveFragmentsRequest(
                 run="run", url=str(place), revision=0, fragments=FRAGMENTS
             )
-            call = s.checkpoints.SaveFragments(request, timeout=60)
-            await anext(aiter(call))
-            assert len(list(pinned.rglob("*.safetensors"))) == 2
-            await round_of(s, 0)  # the run goes on meanwhile
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call.code()
+            with SlowDisk(monkeypatch, str(place)) as disk:  # a store that takes its time
+                call = s.checkpoints.SaveFragments(request, timeout=60)
                 await anext(aiter(call))
-            os.close(os.open(pipe, os.O_RDONLY))
+                await disk.until(lambda disk: len(disk.at_once) == len(FRAGMENTS))
+                assert len(list(pinned.rglob("*.safetensors"))) == 2
+                await round_of(s, 0)  # the run goes on meanwhile
+                call.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await call.code()
+                    await anext(aiter(call))
             await until(lambda: not list(pinned.iterdir()))
-            assert not pipe.exists()
+            assert not list(place.glob("*.half"))
             await save(s, LAYOUT, str(place), 0)
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_a_save_that_fails_beside_one_that_is_sealed_takes_nothing_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both write the same files, since they copy the same revision."""
+    url = str(tmp_path / "kept" / "one")
+
+    async def scenario() -> None:
+        async with service(tmp_path / "store", SETTINGS) as s:
+            await started(s)
+            request = checkpoints_pb2.SaveFragmentsRequest(
+                run="run", url=url, revision=0, fragments=[0]
+            )
+            with SlowDisk(monkeypatch, url) as disk:
+                call = s.checkpoints.SaveFragments(request, timeout=60)
+                await anext(aiter(call))
+                await disk.until(lambda disk: len(disk.at_once) == 1)
+                disk.words = ()
+                await save(s, LAYOUT, url, 0)
+                disk.error = OSError(28, "No space left on device")
+                disk.open()
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    while True:
+                        await anext(aiter(call))
+                assert code(error) == "CHECKPOINT"
+            (kept,) = listed(str(tmp_path / "kept"), check=True, moved=lambda _: None)
+            assert kept.damage is None
             assert not s.faults
 
     asyncio.run(scenario())

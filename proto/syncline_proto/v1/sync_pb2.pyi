@@ -707,7 +707,7 @@ class PullHeader(_message.Message):
     """Tokens of all pushes folded up to and including this revision (or gradient step)."""
     instance: _builtins.str
     value: _builtins.str
-    """Names this published value of the fragment, for `held`; empty for a mean gradient. Whoever is
+    """Names this published value of the fragment, for `held`; of no use for mean gradients. Whoever is
     not told the same name may be told another value.
     """
     difference_from: _builtins.str

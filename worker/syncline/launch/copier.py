@@ -34,8 +34,9 @@ class Copier(Link):
     def call_off(self) -> None:
         """End the stream that is under way, or was asked for and has not begun."""
         self._is_called_off = True
-        if self._call is not None:
-            self._call.cancel()
+        call = self._call  # its own thread may forget it meanwhile
+        if call is not None:
+            call.cancel()
 
     def save(
         self, run: str, url: str, revision: int, fragments: list[int]

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from safetensors.numpy import load
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from syncline.launch.kept import Moved, opened, read
 from syncline.train.export import Exported, export_model, recorded_job
 from syncline.train.exported import Origin, check_free
 from syncline.train.observe import assembled
 from syncline_proto.codec import Float32
+from syncline_proto.depot import Depot
 from syncline_proto.errors import CheckpointDamaged
+from syncline_proto.manifest import Entry, Manifest
 
 
 def export_kept(
@@ -45,13 +49,7 @@ def export_kept(
     depot, manifest = opened(url)
     job = recorded_job(manifest.job, manifest.run, data)
     layout = manifest.cut
-    fragments: list[Float32] = []
-    for spec, entry in zip(layout.fragments, manifest.entries, strict=True):
-        values = load(read(depot, entry, moved)).get("parameters")
-        if values is None or values.shape != (spec.numel,):
-            raise CheckpointDamaged(f"{depot.url}/{entry.file} is no file of {spec.name}.")
-        fragments.append(values)
-    tensors = assembled(layout, fragments)
+    tensors = assembled(layout, parameters_of(depot, manifest, moved))
     say(f"Writing revision {manifest.revision} to {out} ...")
     return Exported(
         folder=export_model(
@@ -66,3 +64,25 @@ def export_kept(
         committed_tokens=manifest.committed_tokens,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
     )
+
+
+def parameters_of(depot: Depot, manifest: Manifest, moved: Moved) -> list[Float32]:
+    """The service's own parameters of each fragment, fp32 [numel].
+
+    Raises:
+        CheckpointError, CheckpointDamaged: a file is not there, or not what the manifest says.
+    """
+    found: list[Float32] = []
+    for spec, entry in zip(manifest.cut.fragments, manifest.entries, strict=True):
+        try:
+            values = load(read(depot, entry, moved))["parameters"]
+        except (KeyError, SafetensorError) as error:
+            raise _no_file(depot, entry, spec.name) from error
+        if values.shape != (spec.numel,) or values.dtype != torch.float32:
+            raise _no_file(depot, entry, spec.name)
+        found.append(values.numpy())
+    return found
+
+
+def _no_file(depot: Depot, entry: Entry, fragment: str) -> CheckpointDamaged:
+    return CheckpointDamaged(f"{depot.url}/{entry.file} is no file of {fragment}.")
