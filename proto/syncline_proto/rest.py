@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, FiniteFloat
 
 from syncline_proto.names import KIND_PATTERN, LINE_PATTERN, NAME_PATTERN
+from syncline_proto.owners import SHARDS_MAX
 from syncline_proto.settings import RunSettings
 
 WHY_CHARACTERS_MAX = 300
@@ -126,7 +127,10 @@ class ReplicaRegister(Request):
 
 
 class SyncEndpoint(Answer):
-    """One sync service; ``index`` of ``shards`` says which fragments it owns: 0 of 1, all."""
+    """One sync service; ``index`` of ``shards`` says which part of the fragments it owns.
+
+    0 of 1: all of them. Otherwise there are others, and which are whose each says in OpenRun.
+    """
 
     name: str
     address: str
@@ -231,6 +235,10 @@ class RunMembership(Answer):
     settings_version: int
     members: list[Member]
     origin: Origin | None = None
+    phase: int = 0
+    """How often the synchronous phase has started again, where several services share the run."""
+    phase_ended: bool = False
+    """Every service has all its offers of this phase: each may become revision 1."""
 
 
 class Membership(Answer):
@@ -240,14 +248,34 @@ class Membership(Answer):
     runs: list[RunMembership]
 
 
+class PhaseVote(Request):
+    """How a run's synchronous phase stands at one of the services that share the run.
+
+    Said until the membership tells what follows from it: the phase has ended, or the next began.
+    """
+
+    run: str = Field(pattern=NAME_PATTERN)
+    phase: Count
+    offered: bool
+    """True: all its fragments have their offer, and keep it. False: everyone in it is gone."""
+
+
 class SyncServiceHello(Request):
-    """A sync service announces itself, and says so again within every ``lease_s``."""
+    """A sync service announces itself, and says so again within every ``lease_s``.
+
+    Services that share the runs' fragments (``index`` of ``shards``) agree on their number, and
+    each has an index of its own.
+    """
 
     name: str = Field(pattern=NAME_PATTERN, examples=["sync-0"])
     address: str = Field(max_length=255, pattern=LINE_PATTERN, examples=["127.0.0.1:50051"])
     index: Count = 0
-    shards: Count = Field(default=1, ge=1)
+    shards: int = Field(default=1, ge=1, le=SHARDS_MAX)
     instance: str = Field(max_length=128, pattern=LINE_PATTERN)
+    votes: Annotated[list[PhaseVote], FailFast()] = Field(
+        default_factory=list[PhaseVote], max_length=10_000
+    )
+    """Where several services share runs whose synchronous phase is about to end."""
 
 
 class SyncServiceAnswer(Answer):

@@ -31,7 +31,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from syncline_proto import locks
 from syncline_proto.errors import ConfigError, StoreError
 
-SCHEMA = 3
+SCHEMA = 4
 """Grows when the tables change; another number is refused rather than guessed at."""
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")
@@ -72,6 +72,11 @@ class Run(Table):
     exclusions: Mapped[int] = mapped_column(default=0)
     committed_tokens: Mapped[int] = mapped_column(default=0)
     leases_lost: Mapped[int] = mapped_column(default=0)
+    phase: Mapped[int] = mapped_column(default=0)
+    """Of the synchronous phase, where several sync services share the run: how often it began."""
+    phase_ended: Mapped[bool] = mapped_column(default=False)
+    phase_offered: Mapped[str] = mapped_column(default="[]")
+    """JSON: index of each service that has all its offers."""
 
 
 class Replica(Table):
@@ -170,6 +175,8 @@ class SyncService(Table):
 
     name: Mapped[str] = mapped_column(String(63), primary_key=True)
     address: Mapped[str]
+    index: Mapped[int]
+    shards: Mapped[int]
     instance: Mapped[str]
     lease_until: Mapped[float]
     alive: Mapped[bool]

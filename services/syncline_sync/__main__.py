@@ -37,10 +37,12 @@ from syncline_sync.metrics import Metrics
 from syncline_sync.pins import sweep_pins
 from syncline_sync.pool import DISK_THREADS
 from syncline_sync.run import Shared
+from syncline_sync.seating import take_seat
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import address, bind
 from syncline_sync.settings import SyncSettings
 from syncline_sync.slabs import KEPT_BYTES, Slabs
+from syncline_sync.supervisor import ChildFailed, outlived, supervise
 
 log = structlog.get_logger()
 
@@ -82,17 +84,32 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     budget = Budget(settings.staging_bytes)
     disk = ThreadPoolExecutor(DISK_THREADS, "disk")
     slabs = Slabs(min(KEPT_BYTES, settings.staging_bytes))
-    shared = Shared(settings.data, pool, disk, budget, metrics, reports.put, end.come, slabs)
+    link: ControlLink | None = None
+    shared = Shared(
+        settings.data,
+        pool,
+        disk,
+        budget,
+        metrics,
+        reports.put,
+        end.come,
+        slabs,
+        settings.seat,
+        lambda: link.hurry() if link else None,
+    )
     host = Host(shared)
     checkpoints = CheckpointServicer(host, shared)
     doors = bind(settings, SyncServicer(host, shared), checkpoints, metrics)
     data = _data_folder(settings.data)  # not earlier: a start in vain leaves none behind
     # A store has one writer.
     mine = only_owner(data / "lock", f"Another sync service keeps its store in {data}", "--data")
+    take_seat(data, settings.seat.index, settings.shards)
     sweep_pins(data)
     sweep_aside(data)
     hello = SyncServiceHello(
-        name=settings.name,
+        name=settings.own_name,
+        index=settings.seat.index,
+        shards=settings.shards,
         address=settings.advertise or address(settings.host, doors.port),
         instance=host.instance,
     )
@@ -100,15 +117,19 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     async with httpx.AsyncClient(
         base_url=settings.control, headers=headers, trust_env=False
     ) as client:
-        link = ControlLink(client, hello, host.follow, reports, data / "membership.json")
+        snapshot = data / "membership.json"
+        link = ControlLink(client, hello, host.follow, reports, snapshot, host.votes)
         if settings.fall_back:
             await host.fall_back(settings.fall_back)
         await link.adopt_snapshot()
         await doors.open()
-        log.info("listening", address=hello.address, data=str(data))
-        tasks = [asyncio.create_task(_guard(work, end)) for work in (link.run, host.sweep)]
+        log.info("listening", address=hello.address, data=str(data), seat=str(settings.seat))
+        works = [link.run, host.sweep]
+        if settings.parent:
+            works.append(lambda: _until_alone(settings, end))
+        tasks = [asyncio.create_task(_guard(work, end)) for work in works]
         await end.came.wait()
-        why = end.sign.name if end.sign else type(end.error).__name__
+        why = end.sign.name if end.sign else type(end.error).__name__ if end.error else "alone"
         log.info("ending: no more calls are taken, commits are finished", why=why)
         for task in tasks:
             task.cancel()
@@ -136,6 +157,11 @@ async def _guard(work: Callable[[], Awaitable[None]], end: End) -> None:
         end.come(error)
 
 
+async def _until_alone(settings: SyncSettings, end: End) -> None:
+    await outlived(settings.parent)
+    end.come()
+
+
 def _data_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -149,11 +175,17 @@ def _data_folder(path: Path) -> Path:
     return path
 
 
-def _configure_logging(as_json: bool) -> None:
+def _configure_logging(as_json: bool, name: str = "") -> None:
+    """``name`` goes into every line: that of a service whose lines stand among others'."""
+
+    def named(_logger: Any, _method: str, line: Any) -> Any:
+        return {**line, "service": name} if name else line
+
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each poll tells nothing
     structlog.configure(
         processors=[
+            named,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,  # without locals: a token is among them
@@ -191,8 +223,16 @@ def run(
     data: Annotated[
         Path | None, _shown("DIR", "The store: the checkpoint. [default: syncline-data]")
     ] = None,
+    shards: Annotated[
+        int | None,
+        _shown("K", "Services that share the fragments; without --index all, here. [default: 1]"),
+    ] = None,
+    index: Annotated[
+        str | None,
+        _shown("I", "Which of them this is, from 0; host: as its host name ends (sync-2)."),
+    ] = None,
     name: Annotated[
-        str | None, _shown("NAME", "Its name among the sync services. [default: sync-0]")
+        str | None, _shown("NAME", "Its name among the sync services. [default: sync-I]")
     ] = None,
     staging_bytes: Annotated[
         int | None, _shown("BYTES", "Room for pushes in flight. [default: 2147483648]")
@@ -211,20 +251,23 @@ def run(
     Examples:
       syncline-sync
       syncline-sync --control http://control:8500 --data /var/lib/syncline
+      syncline-sync --shards 4
       SYNCLINE_SYNC_TOKEN=secret syncline-sync --host 0.0.0.0 --advertise sync-0:50051
 
     \b
     Environment, under the flags:
       SYNCLINE_SYNC_CONTROL, _HOST, _PORT, _HEALTH_PORT, _METRICS_PORT, _ADVERTISE,
-      _DATA, _NAME, _STAGING_BYTES, _FALL_BACK, _INSECURE, _LOG_JSON; and without a flag
+      _DATA, _SHARDS, _INDEX, _NAME, _STAGING_BYTES, _FALL_BACK, _INSECURE, _LOG_JSON;
+      and without a flag
       SYNCLINE_SYNC_TOKEN    sent to the control plane, and asked of all callers
       SYNCLINE_SYNC_THREADS  for arithmetic; 0: one per core, at least 4
+      SYNCLINE_SYNC_PARENT   a process id: end once that is not our parent any more
 
     \b
     Exit codes (all of them: syncline exit-codes):
       0 told to end (SIGTERM), 130 Ctrl+C, 1 a fault of ours, 2 wrong usage,
       10 a setting is wrong, 11 a port is in use, 19 the control plane's token is
-      another, 40 the disk refuses or hangs
+      another, 40 the disk refuses or hangs, 60 one of --shards dies again and again
     """
     given = {key: value for key, value in locals().items() if value is not None}
     try:
@@ -232,7 +275,10 @@ def run(
     except ValidationError as error:
         said = sentence(error, name=lambda key: "--" + key.replace("_", "-"))
         raise ConfigError(said) from None
-    _configure_logging(settings.log_json)
+    whole = settings.shards > 1 and settings.index is None
+    _configure_logging(settings.log_json, settings.own_name if settings.parent else "")
+    if whole:
+        raise typer.Exit(130 if asyncio.run(supervise(settings)) is signal.SIGINT else 0)
     raise_limit()
     keep_freed_memory()
     sign = asyncio.run(serve(settings))
@@ -248,6 +294,8 @@ def main() -> None:
         app()
     except SynclineError as error:
         _say(error.message)
+        if isinstance(error, ChildFailed):
+            sys.exit(error.ended_with)
         if isinstance(error, DiskHangs):
             os._exit(error.exit_code)  # to wait for the thread at the disk would be for ever
         sys.exit(error.exit_code)

@@ -23,7 +23,6 @@ from syncline_proto.errors import (
     Overloaded,
     RunConflict,
 )
-from syncline_proto.layout import Layout
 from syncline_proto.manifest import MANIFEST, Entry, manifest_of, sealed
 from syncline_proto.names import NAME_WORDS, valid_name
 from syncline_proto.v1 import checkpoints_pb2 as pb
@@ -67,20 +66,11 @@ class Copying:
         self.done += count  # off by a piece at worst, where two threads meet: it is shown, not used
 
 
-Owned: TypeAlias = Callable[[Layout], Iterable[int]]
-
-
-def every(layout: Layout) -> Iterable[int]:
-    """All fragments of a run: there is one sync service."""
-    return range(len(layout.fragments))
-
-
 class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     """The calls of ``syncline.sync.v1.CheckpointService``."""
 
-    def __init__(self, host: Host, shared: Shared, owned: Owned = every) -> None:
-        """``owned`` says which fragments of a run that is yet to come are this service's."""
-        self._host, self._shared, self._owned = host, shared, owned
+    def __init__(self, host: Host, shared: Shared) -> None:
+        self._host, self._shared = host, shared
         self._statuses = Statuses(shared.fail)
         self._pool = ThreadPoolExecutor(COPIES, "checkpoints")
         self._brief = ThreadPoolExecutor(CALLS_MAX, "checkpoints-brief")
@@ -163,7 +153,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         is_whole = False
         try:
             places = await self._do(aside.begin, manifest)
-            mine = list(self._owned(manifest.cut))
+            mine = self._shared.seat.owned(manifest.cut)
             copying = Copying(sum(manifest.entries[f].bytes for f in mine))
             jobs = [
                 partial(_fetched, aside, places[f], manifest.entries[f], depot, copying)
@@ -250,13 +240,14 @@ def _pins(
     """How each fragment's file of a published revision is pinned, and its committed tokens.
 
     Raises:
-        InvalidRequest: a fragment is not the run's, or there is none.
+        InvalidRequest: a fragment is not this service's, or there is none.
         RevisionGone: a fragment has not published this revision, or does not keep it.
     """
     wanted = list(fragments)
-    if not wanted or len(set(wanted)) < len(wanted) or max(wanted) >= len(run.runners):
+    if not wanted or len(set(wanted)) < len(wanted) or not run.runners.keys() >= set(wanted):
         raise InvalidRequest(
-            f"fragments: name each once, of the {len(run.runners)} of run {run.name}."
+            f"fragments: name each once, of the {len(run.runners)} of run {run.name} that are "
+            "this sync service's."
         )
     pins: dict[int, Pin] = {}
     tokens: dict[int, int] = {}

@@ -10,6 +10,7 @@ a forwarder does so while there is none behind it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections import deque
@@ -24,6 +25,7 @@ from syncline_proto.errors import ConfigError, Forbidden, InvalidRequest
 from syncline_proto.rest import (
     EventIn,
     Membership,
+    PhaseVote,
     Problem,
     Reports,
     RoundReport,
@@ -52,6 +54,9 @@ AWAY = frozenset({408, 429, 502, 503, 504})
 
 HUNG_UP = "Server disconnected"
 """So httpx calls an end of the connection before the first byte of an answer."""
+
+VOTES_MAX = 10_000
+"""That one hello takes; the others are said once some of these are settled."""
 
 QUEUE_MAX = 20_000
 BATCH_MAX = 500
@@ -115,8 +120,11 @@ class ControlLink:
         adopt: Callable[[Membership], Awaitable[None]],
         reports: ReportQueue,
         snapshot: Path,
+        votes: Callable[[], list[PhaseVote]] = list,
     ) -> None:
-        self._client, self._hello, self._adopt = client, hello, adopt
+        """``votes`` go with every hello; ``hurry`` says that there are others."""
+        self._client, self._hello, self._adopt, self._votes = client, hello, adopt, votes
+        self._hurry = asyncio.Event()
         self._reports, self._snapshot = reports, snapshot
         self._connected: bool | None = None
         """Whether the last call was answered; None before the first has come to anything."""
@@ -150,11 +158,18 @@ class ControlLink:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
 
+    def hurry(self) -> None:
+        """Let the next hello come at once; of the loop."""
+        self._hurry.set()
+
     async def _say_hello(self) -> None:
         path = f"/v1/sync-services/{self._hello.name}"
         while True:
-            await self._try("PUT", path, self._hello.model_dump_json())
-            await asyncio.sleep(HELLO_S)
+            self._hurry.clear()
+            hello = self._hello.model_copy(update={"votes": self._votes()[:VOTES_MAX]})
+            await self._try("PUT", path, hello.model_dump_json())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), HELLO_S)
 
     async def _follow(self) -> None:
         version = -1

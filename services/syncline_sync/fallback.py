@@ -45,10 +45,10 @@ class Kept:
             return None
         whole = [entry for entry in entries if fragment.is_whole(entry)]
         return cls(
-            newest=next(e.revision for e in entries if not e.gradient_step),
-            whole=tuple(e for e in whole if not e.gradient_step),
+            newest=next(e.revision for e in entries if not e.alone),
+            whole=tuple(e for e in whole if not e.alone),
             damaged=tuple(fragment.folder / e.file for e in entries if e not in whole),
-            is_synchronous=any(e.gradient_step for e in entries),
+            is_synchronous=any(e.alone for e in entries),
         )
 
     @property

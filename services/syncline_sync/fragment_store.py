@@ -36,7 +36,7 @@ from syncline_sync.files import (
 from syncline_sync.saved import saved_from_json, saved_to_json
 from syncline_sync.sources import Filed
 
-_FILE = re.compile(r"[rg][0-9]{8,20}(\.[0-9]+)?\.safetensors")
+_FILE = re.compile(r"[rgo][0-9]{8,20}(\.[0-9]+)?\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,13 @@ class Entry:
     gradient_step: int
     bytes: int
     crc32c: int
+
+    @property
+    def alone(self) -> str | None:
+        """What the file holds, where that is one array of fp32 that is no revision."""
+        if self.file.startswith("o"):
+            return "offer"
+        return "gradient" if self.gradient_step else None
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Entry:
@@ -83,9 +90,9 @@ class Loaded:
     """A fragment as the last commit left it.
 
     ``revisions`` are the parameters of the kept revisions, each with what was saved beside it,
-    oldest first; ``gradients`` the kept mean gradients, only in the synchronous phase.
-    ``published`` is the newest revision's published value, bf16 as bits, where ``parameters`` do
-    not tell it.
+    oldest first; ``gradients`` the kept mean gradients, and ``offer`` what waits for the offers of
+    other fragments, only in the synchronous phase. ``published`` is the newest revision's published
+    value, bf16 as bits, where ``parameters`` do not tell it.
     """
 
     saved: Saved
@@ -93,6 +100,7 @@ class Loaded:
     revisions: tuple[tuple[Saved, Float32], ...]
     gradients: tuple[tuple[Saved, Float32], ...]
     published: UInt16 | None = None
+    offer: tuple[Saved, Float32] | None = None
 
     @property
     def parameters(self) -> Float32:
@@ -100,16 +108,18 @@ class Loaded:
 
 
 def check_arrays(
-    tensors: Mapping[str, Tensor], saved: Saved, numel: int, *, is_gradient: bool = False
+    tensors: Mapping[str, Tensor], saved: Saved, numel: int, alone: str | None = None
 ) -> None:
     """Check that a file holds the arrays that its kind has, of a fragment of ``numel`` elements.
+
+    ``alone`` is the name of the only one, in a file that is no revision's.
 
     Raises:
         ValueError: it does not.
     """
-    names = ["gradient"] if is_gradient else ["parameters", "momentum"]
+    names = [alone] if alone else ["parameters", "momentum"]
     forms: dict[str, tuple[str, int]] = dict.fromkeys(names, ("float32", numel))
-    if saved.down == "int8" and not is_gradient:
+    if saved.down == "int8" and not alone:
         forms["published"] = ("uint16", numel)
     if {name: (values.dtype.name, values.size) for name, values in tensors.items()} != forms:
         raise ValueError(f"it does not hold {numel} elements, as the layout does")
@@ -153,17 +163,25 @@ class FragmentStore:
         tensors: dict[str, Tensor] = {"parameters": parameters, "momentum": momentum}
         if published is not None:
             tensors["published"] = published
-        # Mean gradients end with the synchronous phase: revision 1 and later name none.
-        kept = [e for e in self._entries if not e.gradient_step][: KEPT - 1]
+        # Mean gradients and offers end with the synchronous phase: no later revision names any.
+        kept = [e for e in self._entries if not e.alone][: KEPT - 1]
         self._commit(tensors, saved, Entry(name, saved.revision, 0, 0, 0), kept)
 
     def commit_gradient(self, saved: Saved, gradient: Float32) -> None:
         """Make a mean gradient durable; the parameters' file stays as it is."""
         name = self._unused(f"g{saved.gradient_step:08d}")
-        gradients = [e for e in self._entries if 0 < e.gradient_step < saved.gradient_step]
-        kept = gradients[: KEPT - 1] + [e for e in self._entries if not e.gradient_step]
+        mine = [e for e in self._entries if e.alone == "gradient"]
+        gradients = [e for e in mine if e.gradient_step < saved.gradient_step]
+        kept = gradients[: KEPT - 1] + [e for e in self._entries if not e.alone]
         entry = Entry(name, saved.revision, saved.gradient_step, 0, 0)
         self._commit({"gradient": gradient}, saved, entry, kept)
+
+    def commit_offer(self, saved: Saved, parameters: Float32) -> None:
+        """Make an offer durable, beside all that is there; the next commit takes it away."""
+        name = self._unused(f"o{saved.phase:08d}")
+        kept = [e for e in self._entries if e.alone != "offer"]
+        entry = Entry(name, saved.revision, saved.gradient_step, 0, 0)
+        self._commit({"offer": parameters}, saved, entry, kept)
 
     def filed(self, saved: Saved, codec: pb.Codec.ValueType, *, is_gradient: bool = False) -> Filed:
         """A committed revision (or mean gradient) as a source for pulls; ``codec`` is the pulls'.
@@ -171,9 +189,10 @@ class FragmentStore:
         Raises:
             RevisionGone: it is not kept.
         """
-        step = saved.gradient_step if is_gradient else 0
+        step, alone = (saved.gradient_step, "gradient") if is_gradient else (0, None)
         for entry in self._entries:
-            if (entry.revision, entry.gradient_step) == (saved.revision, step):
+            at = entry.revision, entry.gradient_step, entry.alone
+            if at == (saved.revision, step, alone):
                 at = 8 * self.place.numel if saved.down == "int8" and not is_gradient else None
                 return Filed(self.folder / entry.file, entry.bytes, entry.crc32c, codec, at)
         raise RevisionGone(f"{self.folder} has no revision {saved.revision}, step {step}.")
@@ -186,7 +205,7 @@ class FragmentStore:
             CheckpointError: the disk refuses; nothing of the fragment has changed.
         """
         for entry in self._entries:
-            if (entry.revision, entry.gradient_step) == (revision, 0):
+            if entry.revision == revision and not entry.alone:
                 try:
                     os.link(self.folder / entry.file, path)
                     return entry
@@ -208,16 +227,19 @@ class FragmentStore:
         entries = self.head()
         if entries is None:
             return None
-        current = next(e for e in entries if not e.gradient_step)
+        current = next(e for e in entries if not e.alone)
         revisions: list[tuple[Saved, Float32]] = []
         gradients: list[tuple[Saved, Float32]] = []
         momentum, published = np.empty(0, np.float32), None
+        offer: tuple[Saved, Float32] | None = None
         for entry in reversed(entries):
             try:
                 saved, tensors = self._read(entry)
             except StoreDamaged as error:
                 raise StoreDamaged(f"{error.message}{self._way_out(entries)}") from error
-            if entry.gradient_step:
+            if entry.alone == "offer":
+                offer = (saved, cast(Float32, tensors["offer"]))
+            elif entry.alone:
                 gradients.append((saved, cast(Float32, tensors["gradient"])))
             else:
                 revisions.append((saved, cast(Float32, tensors["parameters"])))
@@ -226,7 +248,7 @@ class FragmentStore:
                 published = cast(UInt16 | None, tensors.get("published"))
         self._entries = entries
         saved = (gradients or revisions)[-1][0]
-        return Loaded(saved, momentum, tuple(revisions), tuple(gradients), published)
+        return Loaded(saved, momentum, tuple(revisions), tuple(gradients), published, offer)
 
     def head(self) -> list[Entry] | None:
         """The files that count, newest first, a revision among them; None before any commit.
@@ -243,7 +265,7 @@ class FragmentStore:
         with understood(head):
             rows = cast(list[dict[str, Any]], json.loads(unsealed(read(head)))["files"])
             entries = [Entry.of(row) for row in rows]
-            if all(entry.gradient_step for entry in entries):
+            if all(entry.alone for entry in entries):
                 raise ValueError("it names no revision")
             return entries
 
@@ -263,7 +285,7 @@ class FragmentStore:
 
     def _way_out(self, entries: list[Entry]) -> str:
         """What an operator may say where one of several revisions is damaged."""
-        if sum(not e.gradient_step for e in entries) < KEPT:
+        if sum(not e.alone for e in entries) < KEPT:
             return ""
         return (
             f" Or start it with --fall-back {self.place.run}: the run then goes on from what is "
@@ -318,7 +340,7 @@ class FragmentStore:
         step = entry.gradient_step
         if saved.revision != entry.revision or (step and saved.gradient_step != step):
             raise ValueError("it is of another revision or step than the head names")
-        check_arrays(tensors, saved, self.place.numel, is_gradient=bool(step))
+        check_arrays(tensors, saved, self.place.numel, entry.alone)
 
     def _sweep_leftovers(self) -> None:
         """Remove what no head names: older files, and what a kill left behind."""

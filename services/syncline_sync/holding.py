@@ -64,6 +64,8 @@ class Stored:
     revisions: tuple[Published, ...]
     gradients: tuple[Published, ...]
     epoch: int = 1
+    offer: tuple[Saved, Float32] | None = None
+    """Parameters that wait for those of other fragments, at the end of the synchronous phase."""
 
     @classmethod
     def read(cls, store: FragmentStore, epoch: int = 1) -> Stored:
@@ -97,7 +99,8 @@ class Stored:
             gradients.append(Published(_of(s, epoch), pb.CODEC_FP32, source))
         saved, momentum = _of(loaded.saved, epoch), loaded.momentum.copy()
         shelves = tuple(revisions), tuple(gradients)
-        return cls(store, saved, parameters, momentum, spare, sent, *shelves, epoch)
+        offer = loaded.offer and (_of(loaded.offer[0], epoch), loaded.offer[1].copy())
+        return cls(store, saved, parameters, momentum, spare, sent, *shelves, epoch, offer)
 
 
 class Holding:
@@ -130,7 +133,7 @@ class Holding:
         self._momentum: Float32 = stored.momentum
         # The third array is one of these two, according to the life it is in, or not made yet.
         self._spare: Float32 | None = stored.spare
-        self._accumulator: Float32 | None = None
+        self._accumulator: Float32 | None = stored.offer[1] if stored.offer else None
         self._sent: UInt16 | None = stored.sent
         for value in stored.revisions:
             self.revisions.put(value.saved.revision, value)
@@ -150,6 +153,15 @@ class Holding:
     async def place(self, push: Sequence[merge.Payload]) -> None:
         """Put a push in the place of the round's sum: it is the parameters to be."""
         await self._compute(merge.place, await self._opened(), push)
+
+    async def keep_offer(self, saved: Saved) -> None:
+        """Store what was placed: it waits for other fragments', over a restart too.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        assert self._accumulator is not None, "nothing was placed"
+        await self._write(self._store.commit_offer, saved, self._accumulator)
 
     def forget(self) -> None:
         """The round is given up, with all that was folded."""

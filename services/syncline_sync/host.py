@@ -13,7 +13,14 @@ import uuid
 import structlog
 
 from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged, StoreError
-from syncline_proto.rest import EventIn, Membership, Origin, RoundReport, RunMembership
+from syncline_proto.rest import (
+    EventIn,
+    Membership,
+    Origin,
+    PhaseVote,
+    RoundReport,
+    RunMembership,
+)
 from syncline_proto.settings import RunSettings
 from syncline_sync.aside import Aside
 from syncline_sync.fallback import fall_back
@@ -136,6 +143,10 @@ class Host:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def votes(self) -> list[PhaseVote]:
+        """What the control plane is to hear of synchronous phases that are about to end."""
+        return [vote for host in self._runs.values() if (vote := host.vote) is not None]
+
     async def sweep(self) -> None:
         """Free the memory that nobody has used for long, for ever.
 
@@ -246,7 +257,7 @@ class Host:
                 await asyncio.wait({self._stops[name]})
             begins = origin and await self._shared.at_disk(Aside(store.root, name).adopt, origin)
             settings = settings or await self._shared.at_disk(store.load_settings)
-            recalled = await self._shared.at_disk(Recalled.read, store)
+            recalled = await self._shared.at_disk(Recalled.read, store, self._shared.seat)
             if recalled.went_back:
                 self._tell(name, "run.went_back", WENT_BACK.format(recalled.epoch))
             host = self._runs[name] = RunHost(name, settings, recalled, self._shared)
@@ -262,7 +273,7 @@ class Host:
 
     def _tell_origin(self, host: RunHost, origin: Origin) -> None:
         """Tell the control plane where a run stands that has just begun from a checkpoint."""
-        for runner in host.runners:
+        for runner in host.runners.values():
             self._shared.report(
                 host.name,
                 RoundReport(

@@ -16,11 +16,13 @@ from pathlib import Path
 
 from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError
 from syncline_proto.layout import Layout, difference
-from syncline_proto.rest import EventIn, RoundReport, RunMembership, RunState
+from syncline_proto.owners import Seat
+from syncline_proto.rest import EventIn, PhaseVote, RoundReport, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
-from syncline_sync.core.ending import Ending
+from syncline_sync.core.ending import Ending, Vote
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.holding import Stored
 from syncline_sync.metrics import Metrics
 from syncline_sync.pool import P, T, compute
@@ -31,6 +33,8 @@ from syncline_sync.store import RunStore
 
 LOOKS = 8
 """At pushes that may stand still, in the time after which they are cut."""
+
+ALONE = Seat()
 
 Report = Callable[[str, RoundReport | EventIn], None]
 """(run, what): goes to the control plane when it can."""
@@ -49,6 +53,10 @@ class Shared:
     fail: Callable[[BaseException], None]
     slabs: Slabs = field(default_factory=Slabs)
     """Memory of pushes in flight."""
+    seat: Seat = ALONE
+    """Which fragments of every run are ours."""
+    vote: Callable[[], None] = lambda: None
+    """How a run's synchronous phase stands has changed: the control plane should hear of it."""
 
     async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run heavy work in the pool."""
@@ -64,13 +72,14 @@ class Recalled:
     """What the store has of a run; nothing if no replica has ever opened it."""
 
     layout: Layout | None
-    fragments: tuple[Stored, ...]
+    fragments: dict[int, Stored]
+    """Those that are ours, by number."""
     epoch: int = 1
     went_back: bool = False
     """Whether something that was published may be lost, so that the epoch is a new one."""
 
     @classmethod
-    def read(cls, store: RunStore) -> Recalled:
+    def read(cls, store: RunStore, seat: Seat = ALONE) -> Recalled:
         """Heavy where there is something: call it in the pool.
 
         Where a service was killed that published before it wrote, nobody knows what replicas have
@@ -83,10 +92,11 @@ class Recalled:
         """
         layout, epoch = store.load_layout(), store.load_epoch()
         if layout is None:
-            return cls(None, (), epoch)
-        behind = [fragment for fragment in store.fragments(layout) if fragment.is_behind]
+            return cls(None, {}, epoch)
+        fragments = store.fragments(layout, seat.owned(layout))
+        behind = [fragment for fragment in fragments if fragment.is_behind]
         epoch += bool(behind)
-        recalled = cls(layout, _stored(store, layout, epoch), epoch, bool(behind))
+        recalled = cls(layout, _stored(fragments, epoch), epoch, bool(behind))
         if behind:
             store.save_epoch(epoch)
             for fragment in behind:
@@ -94,8 +104,8 @@ class Recalled:
         return recalled
 
 
-def _stored(store: RunStore, layout: Layout, epoch: int) -> tuple[Stored, ...]:
-    return tuple(Stored.read(fragment, epoch) for fragment in store.fragments(layout))
+def _stored(fragments: Sequence[FragmentStore], epoch: int) -> dict[int, Stored]:
+    return {one.place.fragment: Stored.read(one, epoch) for one in fragments}
 
 
 class RunHost:
@@ -113,7 +123,8 @@ class RunHost:
         self.layout: Layout | None = None
         self.fingerprint = ""
         self.staging: Staging | None = None
-        self.runners: list[Runner] = []
+        self.runners: dict[int, Runner] = {}
+        """Of the fragments that are ours, by number, ascending."""
         self.metrics = shared.metrics.of(name)
         self._kept: RunSettings | None = None
         """The settings that this process has put into the store."""
@@ -122,6 +133,10 @@ class RunHost:
         self._shared = shared
         self._store, self.epoch = RunStore(shared.root, name), recalled.epoch
         self._running = True
+        self._phase = (0, False)
+        """The control plane's last word on the synchronous phase: its number, whether it ended."""
+        self._ending = Ending(())
+        self._voted: Vote | None = None
         if recalled.layout is not None:
             self._start(recalled.layout, recalled.fragments)
 
@@ -144,13 +159,21 @@ class RunHost:
         self.members = {m.replica: m.incarnation for m in membership.members}
         self._running = membership.state is RunState.RUNNING
         self.ended_at_s = None
-        self._spread()
+        self._phase = (membership.phase, membership.phase_ended)
+        self._ending.hear(*self._phase)
+        self._look()
 
     def end(self, now_s: float) -> None:
         """The control plane does not name the run any more: nobody is a member."""
         if self.ended_at_s is None:
             self.ended_at_s, self.members, self._running = now_s, {}, False
             self._spread()
+
+    @property
+    def vote(self) -> PhaseVote | None:
+        """What we have to say, to all who share the run, of the end of its synchronous phase."""
+        vote = self._ending.vote if self.settings.warmup_steps and self.ended_at_s is None else None
+        return vote and PhaseVote(run=self.name, phase=vote.phase, offered=vote.offered)
 
     async def open(self, layout: Layout) -> None:
         """Set the run's layout, or compare with it. The first to come sets it.
@@ -170,7 +193,7 @@ class RunHost:
             )
 
     def states(self) -> list[pb.FragmentState]:
-        """Where every fragment stands, as published."""
+        """Where each of our fragments stands, as published."""
         return [
             pb.FragmentState(
                 fragment=r.number,
@@ -181,7 +204,7 @@ class RunHost:
                 arrived=r.core.arrived,
                 expected=r.core.expected,
             )
-            for r in self.runners
+            for r in self.runners.values()
         ]
 
     async def stop(self) -> None:
@@ -190,16 +213,17 @@ class RunHost:
             await asyncio.gather(self._opening, return_exceptions=True)
         if self._cutting is not None:
             self._cutting.cancel()
-        await asyncio.gather(*(runner.stop() for runner in self.runners))
+        await asyncio.gather(*(runner.stop() for runner in self.runners.values()))
         self.metrics.close()
 
     async def _begin(self, layout: Layout) -> None:
         """Make a layout the run's: durable first, then at work."""
         try:
-            at_disk = self._shared.at_disk
+            at_disk, mine = self._shared.at_disk, self._shared.seat.owned(layout)
             await at_disk(self._store.save_layout, layout)
-            self._start(layout, await at_disk(_stored, self._store, layout, self.epoch))
-            self._spread()
+            fragments = self._store.fragments(layout, mine)
+            self._start(layout, await at_disk(_stored, fragments, self.epoch))
+            self._look()
         except StoreError as error:
             if not isinstance(error, StoreDamaged):
                 self._shared.fail(error)  # whoever asked may be gone, and would not tell
@@ -207,10 +231,16 @@ class RunHost:
         finally:
             self._opening = None
 
-    def _start(self, layout: Layout, fragments: Sequence[Stored]) -> None:
+    def _start(self, layout: Layout, fragments: Mapping[int, Stored]) -> None:
         self.layout, self.fingerprint = layout, layout.fingerprint()
         self.staging = Staging(self.name, layout, self._shared.budget)
         self._cutting = asyncio.create_task(self._cut(self.staging))
+        self._ending = Ending(
+            fragments,
+            is_alone=self._shared.seat.shards == 1,
+            phase=max((one.saved.phase for one in fragments.values() if one.saved), default=0),
+        )
+        self._ending.hear(*self._phase)
         around = Surroundings(
             run=self.name,
             staging=self.staging,
@@ -219,14 +249,15 @@ class RunHost:
             metrics=self.metrics,
             tell_round=lambda report: self._shared.report(self.name, report),
             tell=lambda event: self._shared.report(self.name, event),
-            ending=Ending(len(layout.fragments)),
-            look=self._spread,
+            ending=self._ending,
+            look=self._look,
             fail=self._shared.fail,
         )
-        self.runners = [
-            Runner(i, spec.name, spec.numel, self.settings, stored, around)
-            for i, (spec, stored) in enumerate(zip(layout.fragments, fragments, strict=True))
-        ]
+        specs = layout.fragments
+        self.runners = {
+            i: Runner(i, specs[i].name, specs[i].numel, self.settings, stored, around)
+            for i, stored in fragments.items()
+        }
 
     async def _cut(self, staging: Staging) -> None:
         """Drop pushes that stand still, for ever."""
@@ -239,11 +270,18 @@ class RunHost:
         except Exception as error:  # the outermost loop of this task
             self._shared.fail(error)
 
+    def _look(self) -> None:
+        """Tell the control plane how the phase stands, if that is new, and all fragments."""
+        if self._ending.vote != self._voted:
+            self._voted = self._ending.vote
+            self._shared.vote()
+        self._spread()
+
     def _spread(self) -> None:
         self.metrics.members(set(self.members))
         if self.staging is not None:
             self.staging.fence(
                 lambda f, r, incarnation: self.runners[f].core.fenced(self.members, r, incarnation)
             )
-        for runner in self.runners:
+        for runner in self.runners.values():
             runner.adopt(Adopt(self.members, self.settings, self._running))

@@ -57,7 +57,7 @@ class Surroundings:
     ending: Ending
     """Of the run's synchronous phase; its fragments share it."""
     look: Callable[[], None]
-    """Let every fragment of the run see whether its round may close now."""
+    """Tell others how the phase stands, and let every fragment see whether it may close now."""
     fail: Callable[[BaseException], None]
     """Stop the whole process: a fragment that cannot go on must not pretend to."""
 
@@ -84,8 +84,14 @@ class Runner:
         self._inbox: asyncio.Queue[Staged | Adopt] = asyncio.Queue()
         self._at_work = asyncio.Lock()
         """Held from one event to the next wait: the end does not come in between."""
+        offer = stored.offer[0] if stored.offer else None
         self.core = Fragment(
-            settings, stored.saved, number=number, ending=around.ending, epoch=stored.epoch
+            settings,
+            stored.saved,
+            number=number,
+            ending=around.ending,
+            epoch=stored.epoch,
+            offer=offer,
         )
         self.latest = self.core.saved
         """Where the fragment stands, as published."""
@@ -151,7 +157,8 @@ class Runner:
             return None
 
     def _adopt(self, change: Adopt) -> None:
-        now_s = time.monotonic()
+        now_s, ending = time.monotonic(), self._around.ending
+        before = ending.phase, ending.vote
         for sentence in self.core.adopt(now_s, change.members, change.settings, change.running):
             self._tell("fragment.changed", sentence)
         if not self.core.arrived:
@@ -159,6 +166,8 @@ class Runner:
         if self.core.synchronous and self.core.saved.gradient_step == 0:
             self.holding.gradients.clear()
             self.latest = replace(self.latest, gradient_step=0)
+        if (ending.phase, ending.vote) != before:
+            self._around.look()
 
     async def _take(self, staged: Staged) -> None:
         """Judge a whole push, fold it, answer it."""
@@ -171,7 +180,9 @@ class Runner:
             return
         if judgement.sets:
             await self.holding.place(staged.payloads())
-            if self._around.ending.decided:
+            if (offer := self.core.offer) is not None:
+                await self.holding.keep_offer(offer)
+                self.core.keep_offer()
                 self._around.look()
         elif judgement.weight > 0.0:
             await self.holding.fold(staged.payloads(), judgement.weight, judgement.rescale)

@@ -19,6 +19,7 @@ from syncline_proto.errors import (
 )
 from syncline_proto.layout import Layout, boxes_from_proto, layout_from_proto
 from syncline_proto.names import NAME_WORDS, valid_name
+from syncline_proto.owners import owners
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.spans import spans
 from syncline_proto.v1 import sync_pb2 as pb
@@ -124,7 +125,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         header = await _header(parts)
         _name("replica", header.replica)
         run = await self._host.run(_name("run", header.run))
-        runner, staging = _runner(run, header.fragment), run.staging
+        runner, staging = self._runner(run, header.fragment), run.staging
         assert staging is not None
         assert run.layout is not None
         slabs = self._shared.slabs
@@ -156,7 +157,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
 
     async def _pull(self, request: pb.PullRequest, write: Write) -> None:
         run = await self._host.run(_name("run", request.run))
-        runner = _runner(run, request.fragment)
+        runner = self._runner(run, request.fragment)
         if request.replica:
             _still_alive(run, _name("replica", request.replica), request.incarnation)
         if request.epoch and request.epoch != _epoch(run):
@@ -177,6 +178,24 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         with Loan(shelf, named, value, difference) as loan:
             sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
             await sending.send(where, self._senders)
+
+    def _runner(self, run: RunHost, fragment: int) -> Runner:
+        """
+        Raises:
+            InvalidRequest: there is no such fragment, or another service has it.
+        """
+        if run.layout is None:
+            raise InvalidRequest(f"run: {run.name} has no layout yet; call OpenRun first.")
+        fragments, seat = run.layout.fragments, self._shared.seat
+        if fragment >= len(fragments):
+            raise InvalidRequest(f"fragment: {fragment} where the run has {len(fragments)}.")
+        if fragment not in run.runners:
+            owner = owners([one.numel for one in fragments], seat.shards)[fragment]
+            raise InvalidRequest(
+                f"fragment: {fragment} is owned by sync service {owner} of {seat.shards}, and this "
+                f"is {seat}; OpenRun says what a service owns."
+            )
+        return run.runners[fragment]
 
     async def _located(
         self, run: RunHost, boxes: int, find: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -209,14 +228,6 @@ def _name(field: str, value: str) -> str:
     if not valid_name(value):
         raise InvalidRequest(f"{field}: {value[:80]!r} is not a name ({NAME_WORDS}).")
     return value
-
-
-def _runner(run: RunHost, fragment: int) -> Runner:
-    if not run.runners:
-        raise InvalidRequest(f"run: {run.name} has no layout yet; call OpenRun first.")
-    if fragment >= len(run.runners):
-        raise InvalidRequest(f"fragment: {fragment} where the run has {len(run.runners)}.")
-    return run.runners[fragment]
 
 
 def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -12,7 +13,11 @@ from syncline_proto.addresses import control_url, sync_address
 from syncline_proto.errors import ConfigError
 from syncline_proto.layout import shown
 from syncline_proto.names import NAME_PATTERN
+from syncline_proto.owners import SHARDS_MAX, Seat, ordinal
 from syncline_proto.settings import is_loopback
+
+OF_HOST = "host"
+"""Instead of an index: the number at the end of the host's name, as in a StatefulSet."""
 
 
 class SyncSettings(BaseSettings):
@@ -34,7 +39,14 @@ class SyncSettings(BaseSettings):
     advertise: str = ""
     """The address that replicas connect to; empty: host and port."""
     data: Path = Path("syncline-data")
-    name: str = Field(default="sync-0", pattern=NAME_PATTERN)
+    shards: int = Field(default=1, ge=1, le=SHARDS_MAX)
+    """How many services share the fragments of every run."""
+    index: int | None = Field(default=None, ge=0)
+    """Which of them this is, from 0; None: all of them, each in a process of its own."""
+    parent: int = 0
+    """The process that began this one, and without which it ends; 0: nobody."""
+    name: str = Field(default="", pattern=f"{NAME_PATTERN}|^$")
+    """Empty: sync- and the index."""
     staging_bytes: int = Field(default=2 << 30, ge=1 << 20)
     """Encoded pushes that may be in flight; the largest fragment's push always fits."""
     threads: int = Field(default=0, ge=0, le=256)
@@ -42,6 +54,24 @@ class SyncSettings(BaseSettings):
     fall_back: str = Field(default="", pattern=f"^$|{NAME_PATTERN}")
     """A run whose damaged files give way to the revisions before them, as this process starts."""
     log_json: bool = False
+
+    @property
+    def seat(self) -> Seat:
+        return Seat(self.index or 0, self.shards)
+
+    @property
+    def own_name(self) -> str:
+        return self.name or f"sync-{self.seat.index}"
+
+    @field_validator("index", mode="before")
+    @classmethod
+    def _is_a_number_or_the_hosts(cls, index: Any) -> Any:
+        if index != OF_HOST:
+            return index
+        host = socket.gethostname()
+        if (number := ordinal(host)) is None:
+            raise ValueError(f"the host's name, {shown(repr(host))}, does not end in -NUMBER")
+        return number
 
     @field_validator("control")
     @classmethod
@@ -60,6 +90,15 @@ class SyncSettings(BaseSettings):
             raise ValueError(
                 f"{shown(repr(advertise))} is not HOST:PORT, which replicas could connect to"
             ) from None
+
+    @model_validator(mode="after")
+    def _index_below_shards(self) -> Self:
+        if self.index is not None and self.index >= self.shards:
+            raise ValueError(
+                f"index {self.index} is not below shards ({self.shards}): services are counted "
+                "from 0; say the same number of shards to all of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _no_open_doors(self) -> Self:

@@ -6,6 +6,7 @@
     ROOT/runs/RUN/FRAGMENT/r00000012.safetensors  parameters, momentum; the rest as metadata
                                                   (int8 down: in bf16, what is published, too)
     ROOT/runs/RUN/FRAGMENT/g00000003.safetensors  mean gradient of a step of the synchronous phase
+    ROOT/runs/RUN/FRAGMENT/o00000000.safetensors  parameters offered at the end of that phase
     ROOT/runs/RUN/FRAGMENT/head.json              the files that count, newest first, with CRC-32C
     ROOT/runs/RUN/FRAGMENT.begun                  empty: the fragment has a head, or is damaged
     ROOT/runs/RUN/FRAGMENT.behind                 empty: the newest published may not be here
@@ -22,6 +23,7 @@ another's place is taken for what was committed.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from syncline_proto.errors import StoreDamaged
@@ -93,12 +95,14 @@ class RunStore:
     def save_epoch(self, epoch: int) -> None:
         self._save("epoch.json", json.dumps({"epoch": epoch}))
 
-    def fragments(self, layout: Layout) -> list[FragmentStore]:
-        """The stores of all fragments, by number."""
+    def fragments(
+        self, layout: Layout, numbers: Sequence[int] | None = None
+    ) -> list[FragmentStore]:
+        """The stores of the fragments of these numbers, in their order; of all by default."""
         fingerprint = layout.fingerprint()
         places = [
-            Place(run=self.run, fragment=i, layout=fingerprint, numel=spec.numel)
-            for i, spec in enumerate(layout.fragments)
+            Place(run=self.run, fragment=i, layout=fingerprint, numel=layout.fragments[i].numel)
+            for i in (range(len(layout.fragments)) if numbers is None else numbers)
         ]
         return [FragmentStore(self.folder / f"{place.fragment:05d}", place) for place in places]
 

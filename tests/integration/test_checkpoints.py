@@ -16,6 +16,7 @@ from syncline.launch.kept import listed
 from syncline.train.export_kept import parameters_of
 from syncline_proto.depot import Depot
 from syncline_proto.manifest import Manifest
+from syncline_proto.owners import Seat
 from syncline_proto.rest import EventIn, RoundReport, RunState, RunView
 from syncline_proto.settings import changed
 from syncline_proto.v1 import checkpoints_pb2
@@ -243,14 +244,15 @@ def test_each_service_fetches_the_fragments_that_it_owns(tmp_path: Path) -> None
                 await s.pull(fragment=fragment, revision=0, header_only=True)
             manifest = await save(s, layout, url, 0)
         for index in range(3):
-            mine = list(range(index, 5, 3))
-            root = tmp_path / f"part-{index}"
-            async with service(root, SETTINGS, owned=lambda _, mine=mine: mine) as s:
+            root, seat = tmp_path / f"part-{index}", Seat(index, 3)
+            mine = list(seat.owned(layout))
+            async with service(root, SETTINGS, seat=seat) as s:
                 assert sorted(await fetch(s, url, "spread")) == mine
                 s.run = "spread"
                 await begin(s, url, manifest, {})
                 states = (await s.status()).fragments
-                assert [state.fragment for state in states if state.initialised] == mine
+                assert [state.fragment for state in states] == mine
+                assert all(state.initialised for state in states)
                 for fragment in mine:
                     assert same(
                         stored(tmp_path / "all", "run", fragment, 0),

@@ -301,7 +301,9 @@ async def test_sync_services_have_leases_too(
     [
         ("sync-1", {}),
         ("sync-0", {"index": 1}),
-        ("sync-0", {"shards": 2}),
+        ("sync-0", {"shards": 0}),
+        ("sync-0", {"shards": 1_001}),
+        ("sync-0", {"votes": [{"run": "r", "phase": -1, "offered": True}]}),
         ("sync-0", {"address": "x" * 300}),
     ],
 )

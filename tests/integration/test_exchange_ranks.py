@@ -76,7 +76,8 @@ def exchanges(
             )
             shards = tuple(shard(Box(i, (rank * size,), (size,))) for i in range(FRAGMENTS))
             links = dict.fromkeys(range(FRAGMENTS), link)
-            made.append(Exchange(me, LAYOUT, shards, links, epoch, Hurried()))
+            epochs = dict.fromkeys(links, epoch)
+            made.append(Exchange(me, LAYOUT, shards, links, epochs, Hurried()))
         yield made
     finally:
         for exchange in made:

@@ -13,6 +13,7 @@ import pytest
 
 from syncline_proto.codec import check_chunk, decode, published
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
+from syncline_proto.owners import Seat
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import host
@@ -210,9 +211,9 @@ def test_an_ended_run_is_read_once_off_the_loop_and_few_stay_in_memory(
     threads: list[tuple[str, threading.Thread]] = []
     read = Recalled.read
 
-    def watched(store: RunStore) -> Recalled:
+    def watched(store: RunStore, seat: Seat) -> Recalled:
         threads.append((store.folder.name, threading.current_thread()))
-        return read(store)
+        return read(store, seat)
 
     async def scenario() -> None:
         for name in ("x", "y", "z"):

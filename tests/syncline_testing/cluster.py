@@ -1,6 +1,6 @@
-"""A control plane and a sync service as real processes, for tests that need the whole system.
+"""A control plane and sync services as real processes, for tests that need the whole system.
 
-Both listen on free ports of 127.0.0.1 and keep their data under one folder, so either can be
+All listen on free ports of 127.0.0.1 and keep their data under one folder, so each can be
 killed and started again where it was. ``Cluster`` is a context manager that leaves no process.
 """
 
@@ -93,35 +93,43 @@ class Service:
 
 
 class Cluster:
-    """``with Cluster(tmp_path) as cluster``: both services are ready, and stopped at the end."""
+    """``with Cluster(tmp_path) as cluster``: all services are ready, and stopped at the end.
 
-    def __init__(self, folder: Path, *sync_options: str) -> None:
-        control, sync, health, metrics = free_ports(4)
+    With ``shards`` over 1 ``syncs`` share the fragments; ``sync`` is the first of them.
+    """
+
+    def __init__(self, folder: Path, *sync_options: str, shards: int = 1) -> None:
+        control, *ports = free_ports(1 + 3 * shards)
         self.control_url = f"http://127.0.0.1:{control}"
-        self.sync_address = f"127.0.0.1:{sync}"
-        self.sync_metrics_url = f"http://127.0.0.1:{metrics}/metrics"
+        self.sync_address = f"127.0.0.1:{ports[0]}"
+        self.sync_metrics_url = f"http://127.0.0.1:{ports[2]}/metrics"
         self.control = Service(
             "syncline_control",
             f"{self.control_url}/readyz",
             ["--host", "127.0.0.1", "--port", str(control), "--database", str(folder / "control")],
             folder / "control.log",
         )
-        self.sync = Service(
-            "syncline_sync",
-            self.sync_metrics_url,
-            [
+        self.syncs: list[Service] = []
+        for index in range(shards):
+            sync, health, metrics = ports[3 * index : 3 * index + 3]
+            name = f"sync-{index}" if index else "sync"
+            options = [
                 *("--control", self.control_url, "--host", "127.0.0.1", "--port", str(sync)),
                 *("--health-port", str(health), "--metrics-port", str(metrics)),
-                *("--data", str(folder / "store"), "--name", "sync-0", *sync_options),
-            ],
-            folder / "sync.log",
-        )
+                *("--data", str(folder / name.replace("sync", "store")), *sync_options),
+                *("--shards", str(shards), "--index", str(index)),
+            ]
+            ready = f"http://127.0.0.1:{metrics}/metrics"
+            log = folder / f"{name}.log"
+            self.syncs.append(Service("syncline_sync", ready, options, log))
+        self.sync = self.syncs[0]
         self.http = httpx.Client(base_url=f"{self.control_url}/v1", timeout=10.0, trust_env=False)
 
     def __enter__(self) -> Self:
         try:
             self.control.start()
-            self.sync.start()
+            for sync in self.syncs:
+                sync.start()
             wait_until(self._knows_sync, START_S, "the sync service has announced itself")
         except BaseException:
             self.stop()
@@ -133,7 +141,8 @@ class Cluster:
 
     def stop(self) -> None:
         self.http.close()
-        self.sync.stop()
+        for sync in self.syncs:
+            sync.stop()
         self.control.stop()
 
     def get(self, path: str) -> Any:
@@ -145,7 +154,7 @@ class Cluster:
         return self.http.post(path, json=body).raise_for_status().json()
 
     def _knows_sync(self) -> bool:
-        return any(service["alive"] for service in self.get("/sync-services"))
+        return sum(one["alive"] for one in self.get("/sync-services")) == len(self.syncs)
 
 
 @cache

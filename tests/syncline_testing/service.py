@@ -16,6 +16,7 @@ import numpy as np
 
 from syncline_proto.codec import Float32, chunks, decode, encode
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
+from syncline_proto.owners import Seat
 from syncline_proto.parts import write_chunk
 from syncline_proto.rest import (
     EventIn,
@@ -31,7 +32,7 @@ from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import checkpoints_pb2_grpc, sync_pb2_grpc
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
-from syncline_sync.checkpoints import CheckpointServicer, Owned, every
+from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
 from syncline_sync.pool import DISK_THREADS
@@ -41,6 +42,8 @@ from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import CHANNEL_OPTIONS
 
 RUN = "run"
+
+ALONE = Seat()
 
 BROKEN, BROKEN_MAX = "Internal error from Core", 10
 """What grpc.aio says in place of the status of a call that ends while it is sending: ask again."""
@@ -73,8 +76,13 @@ class Service:
     origin: Origin | None = None
     """The checkpoint from which the run began."""
 
-    async def members(self, members: Mapping[str, int], state: RunState = RunState.RUNNING) -> None:
-        """Say who holds a lease, as the control plane would."""
+    async def members(
+        self,
+        members: Mapping[str, int],
+        state: RunState = RunState.RUNNING,
+        phase: tuple[int, bool] = (0, False),
+    ) -> None:
+        """Say who holds a lease, as the control plane would, and how the phase stands."""
         self.version += 1
         run = RunMembership(
             run=self.run,
@@ -83,6 +91,8 @@ class Service:
             settings_version=1,
             members=[Member(replica=r, incarnation=i) for r, i in members.items()],
             origin=self.origin,
+            phase=phase[0],
+            phase_ended=phase[1],
         )
         await self.host.follow(Membership(version=self.version, runs=[run]))
 
@@ -208,7 +218,7 @@ async def service(
     settings: RunSettings,
     staging_bytes: int = 1 << 30,
     held_max: int = HELD_MAX,
-    owned: Owned = every,
+    seat: Seat = ALONE,
 ) -> AsyncIterator[Service]:
     """Serve the folder ``root`` on a free port until the block ends; then everything stops."""
     reports: list[RoundReport | EventIn] = []
@@ -222,11 +232,12 @@ async def service(
         Metrics(),
         lambda _run, what: reports.append(what),
         faults.append,
+        seat=seat,
     )
     host = Host(shared)
     server = grpc.aio.server(interceptors=[Reader(held_max)], options=CHANNEL_OPTIONS)
     sync_pb2_grpc.add_SyncServiceServicer_to_server(SyncServicer(host, shared), server)
-    checkpoints = CheckpointServicer(host, shared, owned)
+    checkpoints = CheckpointServicer(host, shared)
     checkpoints_pb2_grpc.add_CheckpointServiceServicer_to_server(checkpoints, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -80,16 +80,25 @@ class ControlClient:
         return self._rest.call("GET", "/v1/sync-services", list[SyncEndpoint])
 
 
-def first_alive(services: Iterable[SyncEndpoint], url: str) -> list[SyncEndpoint]:
-    """The sync services that can be asked.
+def all_alive(services: Iterable[SyncEndpoint], url: str) -> list[SyncEndpoint]:
+    """The sync services that own every fragment together.
 
     Raises:
-        Unreachable: there is none.
+        Unreachable: there is none, or one of them is missing; it is named.
     """
     alive = [service for service in services if service.alive]
     if not alive:
         raise Unreachable(
             f"There is no sync service yet at {url}; start one: syncline-sync --control {url}"
+        )
+    shards = alive[0].shards
+    missing = sorted(set(range(shards)) - {service.index for service in alive})
+    if missing:
+        these = ", ".join(map(str, missing))
+        raise Unreachable(
+            f"Of the {shards} sync services at {url} that share the fragments, {these} (counted "
+            f"from 0) {'is' if len(missing) == 1 else 'are'} missing; start it again: "
+            f"syncline-sync --control {url} --shards {shards} --index {missing[0]}"
         )
     return alive
 

@@ -64,12 +64,16 @@ class Entry:
             RunOver, SynclineError: as ``Waiting.settled`` does.
         """
         pull, fragments = self._exchange.begin_pull, self._rounds.fragments
+        torn = False
         while True:
             states = self._ranks.share(self._look)
             warm_up: WarmUp | None = None
             if self._warmup_steps == 0 or all(revision for revision, _ in states):
                 taken = self._rounds.take([pull(f, Wanted()) for f in fragments])
             elif any(revision for revision, _ in states) and (0, 0) in states:
+                if not torn:  # services are asked one after another: the phase may have ended
+                    torn = True
+                    continue
                 raise RunConflict(
                     "Everybody was lost while the synchronous phase ended, and a part of the "
                     "parameters with them: start another run."

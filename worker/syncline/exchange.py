@@ -26,8 +26,7 @@ from syncline.core.agreement import Answer
 from syncline.layout import RankShard
 from syncline.line import Place, PushLine
 from syncline.link import Link, Pulled, Stalled
-from syncline.outage import Outage
-from syncline.patience import Pauses, RoundPatience, patiently
+from syncline.patience import Pauses, RoundPatience
 from syncline.push import (
     Identity,
     Outcome,
@@ -40,14 +39,13 @@ from syncline.push import (
     verdict_of,
     wanted_by,
 )
-from syncline.voice import voice
+from syncline.services import Services
 from syncline_proto.codec import Float32, Follower
 from syncline_proto.errors import (
     EpochChanged,
     LeaseLost,
     Overloaded,
     RevisionGone,
-    RunUnknown,
     SynclineError,
     Unreachable,
 )
@@ -87,41 +85,36 @@ class Exchange:
         layout: Layout,
         shards: tuple[RankShard, ...],
         links: dict[int, Link],
-        epoch: int,
+        epochs: dict[int, int],
         timeouts: TimeoutSettings,
     ) -> None:
-        """``links`` gives the service that owns each fragment."""
+        """``links`` gives the service that owns each fragment, ``epochs`` that service's epoch."""
         self.pauses = Pauses()
         """While the run stands still, waiting for a round costs no patience.
 
         Told by the training thread, read by exchanges.
         """
-        self._identity, self._layout, self._shards, self._links = identity, layout, shards, links
-        self._epoch = epoch
-        self._epoch_lock = threading.Lock()
+        self._identity, self._layout, self._shards = identity, layout, shards
         self._timeouts = timeouts
         self._seqs = [0] * len(shards)
-        so = f"waiting up to {timeouts.give_up_s:g} s; start it again on the same data folder"
-        say = voice(identity.rank)
-        self._outages = {link: Outage("sync", so, say) for link in set(links.values())}
         self._judged_pushes: set[int] = set()
         """Fragments whose newest push was judged: what is missing is the result."""
         self._line = PushLine(PUSHES_MAX, IDLE_SHARE * timeouts.call_s)
         self._stop = threading.Event()
+        self._services = Services(identity, layout, links, epochs, timeouts, self._stop)
         self._threads: list[threading.Thread] = []
 
     @property
     def bytes_up(self) -> int:
-        return sum(link.bytes_up for link in set(self._links.values()))
+        return self._services.bytes_up
 
     @property
     def bytes_down(self) -> int:
-        return sum(link.bytes_down for link in set(self._links.values()))
+        return self._services.bytes_down
 
     def waits_for_others(self, fragment: int) -> bool:
         """Whether a fragment's push is in, and its service there, as far as this rank knows."""
-        away = self._outages[self._links[fragment]].is_on
-        return fragment in self._judged_pushes and not away
+        return fragment in self._judged_pushes and not self._services.is_away(fragment)
 
     def close(self) -> None:
         """End every exchange under way, and see its thread out.
@@ -130,8 +123,7 @@ class Exchange:
         """
         self._stop.set()
         self._line.close()
-        for link in set(self._links.values()):
-            link.close()
+        self._services.close()
         end = time.monotonic() + CLOSE_S
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
@@ -164,17 +156,12 @@ class Exchange:
 
     def states(self) -> dict[int, pb.FragmentState]:
         """Where each fragment stands, asked anew."""
-        run = self._identity.run
-        found: dict[int, pb.FragmentState] = {}
-        for link in set(self._links.values()):
-            status = self._keep_asking(link, lambda link=link: link.status(run))
-            found.update({state.fragment: state for state in status.fragments})
-        return found
+        return self._services.states()
 
     def look(self, fragment: int, tell: Callable[[pb.FragmentState], None]) -> None:
         """Tell, on rank 0, where a fragment stands: in the background, once that is known."""
         if self._identity.rank == 0:
-            self._in_background(lambda: tell(self.states()[fragment]))
+            self._in_background(lambda: tell(self._services.state(fragment)))
 
     def _push(self, push: Push, header: pb.PushHeader, place: Place) -> Outcome:
         """Push and pull until a result is known; a broken pull means that both come again."""
@@ -206,22 +193,22 @@ class Exchange:
         self, push: Push, header: pb.PushHeader, place: Place
     ) -> tuple[pb.PushResponse, str]:
         """Send until the push is judged: the answer, and who the service was before it."""
-        link, waited_s = self._links[push.fragment], place.waited_s
-        instance = ""
+        services, fragment, waited_s = self._services, push.fragment, place.waited_s
+        link, instance = services.link(fragment), ""
 
         def send() -> pb.PushResponse:
             nonlocal instance
             with self._line.turn(place) as sending:
                 instance = link.instance
-                epoch = self._epoch
+                epoch = services.epoch(fragment)
                 # A base of another epoch may bear the number of one that is here, and be another.
                 header.epoch = epoch if push.epoch is None else push.epoch
                 answer = link.push(header, push.values, sending)
-            self._learn_epoch(epoch, answer.epoch or epoch)
+            services.learn_epoch(fragment, epoch, answer.epoch or epoch)
             return answer
 
         # The time in line is our own.
-        answer = self._keep_asking(link, send, lambda: place.waited_s - waited_s)
+        answer = services.keep_asking(fragment, send, lambda: place.waited_s - waited_s)
         return answer, instance
 
     def _result(
@@ -232,44 +219,39 @@ class Exchange:
         Raises:
             RevisionGone: the gradient step is no longer kept.
         """
-        link = self._links[push.fragment]
+        services, fragment = self._services, push.fragment
         while True:
-            epoch = self._epoch
+            epoch = services.epoch(fragment)
             try:
-                return self._pull(push.fragment, wanted, push.held)
+                return self._pull(fragment, wanted, push.held)
             except Stalled:
-                patience.check(self._name(push.fragment))
-                status = self._keep_asking(link, lambda: link.status(self._identity.run))
-                if status.instance != instance:
+                patience.check(self._name(fragment))
+                if services.instance(fragment) != instance:
                     return "the sync service has started anew"
             except (Unreachable, Overloaded) as error:
                 return f"the pull was broken off: {error.message.rstrip('.')}"
             except EpochChanged:
-                self._learn_epoch(epoch, 0)
+                services.learn_epoch(fragment, epoch, 0)
                 return "the sync service has restored the run"
             except RevisionGone:
                 if wanted.gradient_step is not None:
                     raise
                 # Others went on without us; what we pushed is in the newest, or was judged.
-                wanted = self._newest_instead(push.fragment, wanted, patience)
-
-    def _learn_epoch(self, asked_in: int, told: int) -> None:
-        """Take up an answer's epoch (0: any), unless another exchange has learnt one since."""
-        with self._epoch_lock:
-            if self._epoch == asked_in:
-                self._epoch = told
+                wanted = self._newest_instead(fragment, wanted, patience)
 
     def _pulled(self, fragment: int, wanted: Wanted) -> Outcome:
-        link, patience = self._links[fragment], self._patience()
+        services, patience = self._services, self._patience()
         while True:
-            epoch = self._epoch
+            epoch = services.epoch(fragment)
             try:
-                pulled = self._keep_asking(link, lambda wanted=wanted: self._pull(fragment, wanted))
+                pulled = services.keep_asking(
+                    fragment, lambda wanted=wanted: self._pull(fragment, wanted)
+                )
                 return Outcome(answer=Answer.MERGED, pulled=pulled)
             except RevisionGone:
                 wanted = self._newest_instead(fragment, wanted, patience)
             except EpochChanged:
-                self._learn_epoch(epoch, 0)
+                services.learn_epoch(fragment, epoch, 0)
                 wanted = self._newest_instead(fragment, wanted, patience)
 
     def _newest_instead(self, fragment: int, gone: Wanted, patience: RoundPatience) -> Wanted:
@@ -283,19 +265,19 @@ class Exchange:
         return RoundPatience(self._timeouts, lambda: self.pauses.seconds)
 
     def _wait_for_first(self, fragment: int) -> Outcome:
-        patience = self._patience()
+        services, patience = self._services, self._patience()
         wanted, step = Wanted(revision=1), 0
         while True:
-            epoch = self._epoch
+            epoch = services.epoch(fragment)
             try:
                 return Outcome(answer=Answer.MERGED, pulled=self._pull(fragment, wanted))
             except RevisionGone:
                 wanted = self._newest_instead(fragment, wanted, patience)
             except EpochChanged:
-                self._learn_epoch(epoch, 0)
+                services.learn_epoch(fragment, epoch, 0)
                 patience.check(self._name(fragment))
             except (Stalled, Unreachable, Overloaded):
-                state = self.states()[fragment]
+                state = services.state(fragment)
                 if state.revision == 0 and state.gradient_step == 0:
                     return Outcome(answer=Answer.GONE)
                 if state.gradient_step != step:
@@ -309,43 +291,13 @@ class Exchange:
         # No boxes would mean the whole fragment; a rank with an empty shard wants none of it.
         wanted = replace(wanted, values=wanted.values and bool(shard.pieces))
         boxes, name = shard.boxes, held.name if held and wanted.values else ""
-        request = request_of(wanted, self._identity, fragment, self._epoch, boxes, name)
+        epoch = self._services.epoch(fragment)
+        request = request_of(wanted, self._identity, fragment, epoch, boxes, name)
         follower = None
         if held is not None and name:
             follower = Follower(held.bits, spans(self._layout, fragment, boxes))
-        return self._links[fragment].pull(request, shard.numel if wanted.values else None, follower)
-
-    def _keep_asking(
-        self, link: Link, act: Callable[[], Value], excused_s: Callable[[], float] = lambda: 0.0
-    ) -> Value:
-        """Do ``act`` until ``link``'s service answers; ``excused_s`` of the time are not its own.
-
-        Raises:
-            Unreachable: it has not for ``give_up_s``.
-        """
-        give_up_s = self._timeouts.give_up_s
-        try:
-            return patiently(lambda: self._once(link, act), give_up_s, self._stop, excused_s)
-        except (Unreachable, Overloaded) as error:
-            raise Unreachable(
-                f"{error.message} It was asked for {give_up_s:g} s; "
-                "see that it runs, then start the replica again."
-            ) from None
-
-    def _once(self, link: Link, act: Callable[[], Value]) -> Value:
-        outage = self._outages[link]
-        try:
-            with outage.noted():
-                return act()
-        except Stalled:
-            outage.answered()  # it took the call, and has no room or waits for others
-            raise Unreachable("The sync service took a call and did not answer it.") from None
-        except RunUnknown:
-            # A service that lost its disk before the first commit must hear of the run anew.
-            me = self._identity
-            for link in set(self._links.values()):
-                link.open_run(me.run, me.replica, me.incarnation, self._layout)
-            raise Unreachable("The sync service had not heard of the run.") from None
+        link = self._services.link(fragment)
+        return link.pull(request, shard.numel if wanted.values else None, follower)
 
     def _exchanged(self, act: Callable[[], Outcome]) -> Future[Outcome]:
         """Begin ``act``; an error of ours becomes an outcome, a fault is raised to who reads it."""

@@ -9,24 +9,28 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import Any
 
 import structlog
 
-from syncline.control import ControlClient, first_alive
+from syncline.background import in_background
+from syncline.control import ControlClient, all_alive
 from syncline.link import Link
 from syncline.outage import Outage
 from syncline.patience import patiently
 from syncline.ranks import Ranks
 from syncline.recall import CALLED_OFF, unless_recalled
 from syncline.settings import Environment, checked_name, default_replica
+from syncline.standing import owners_of
 from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.errors import CalledOff, RunConflict, RunUnknown, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.rest import Registration, ReplicaRegister, RunCreate, RunView, SyncEndpoint
 from syncline_proto.settings import LIVE, RunSettings, TimeoutSettings
+from syncline_proto.v1 import sync_pb2 as pb
 
 log = structlog.get_logger()
 
@@ -77,7 +81,8 @@ class Joined:
     registration: Registration
     links: dict[int, Link]
     """By fragment."""
-    epoch: int
+    epochs: dict[int, int]
+    """By fragment: of the service that owns it."""
     initialised: frozenset[int]
     """Fragments that had a revision 0 when we came."""
 
@@ -105,38 +110,46 @@ def register(wish: Wish, ranks: Ranks, fingerprint: str, recall: Event) -> Regis
 def open_run(
     wish: Wish, registration: Registration, ranks: Ranks, layout: Layout, recall: Event
 ) -> Joined:
-    """Open the run at every sync service; on all ranks. The links that it gives are open.
+    """Open the run at all sync services at once; on all ranks. The links that it gives are open.
 
     Raises:
         CalledOff: ``recall`` was set on rank 0.
         LayoutMismatch: the run trains another model; the first difference is named.
-        Unreachable: a service does not answer, or a fragment has none.
+        RunConflict: a service has lost its part of a run that others have gone on with.
+        Unreachable: a service does not answer, or a fragment has none, or two.
     """
     timeouts = registration.run.settings.timeouts
     links = _Links(timeouts, wish.token)
 
+    def ask(address: str) -> pb.OpenRunResponse:
+        if recall.is_set():
+            raise CalledOff(CALLED_OFF)
+        return patiently(
+            lambda: links.to(address).open_run(
+                registration.run.name, registration.replica, registration.incarnation, layout
+            ),
+            timeouts.call_s,
+            recall,
+            outage=_sync_outage(timeouts.call_s),
+        )
+
     def opened() -> dict[str, Any]:
-        owners: dict[str, str] = {}
-        initialised: list[int] = []
-        epoch = 0
-        for service in _services(wish, registration, recall):
-            if recall.is_set():
-                raise CalledOff(CALLED_OFF)
-            answer = patiently(
-                lambda at=service.address: links.to(at).open_run(
-                    registration.run.name, registration.replica, registration.incarnation, layout
-                ),
-                timeouts.call_s,
-                recall,
-                outage=_sync_outage(timeouts.call_s),
-            )
-            epoch = answer.epoch
-            owners.update({str(state.fragment): service.address for state in answer.fragments})
-            initialised += [state.fragment for state in answer.fragments if state.initialised]
-        for number, fragment in enumerate(layout.fragments):
-            if str(number) not in owners:
-                raise Unreachable(f"No sync service that is alive owns fragment {fragment.name}.")
-        return {"owners": owners, "initialised": initialised, "epoch": epoch}
+        addresses = [service.address for service in _services(wish, registration, recall)]
+        asked = [in_background(lambda at=at: ask(at), "syncline-opening") for at in addresses]
+        answers = {at: one.future.result() for at, one in zip(addresses, asked, strict=True)}
+        owners = owners_of(layout, answers)
+        if any(s.revision or s.gradient_step for one in answers.values() for s in one.fragments):
+            # Whoever trains has found revision 0 everywhere; but some were asked before others.
+            for at in [at for at, one in answers.items() if _empty(one)]:
+                answers[at] = ask(at)
+                _see_nothing_lost(layout, at, answers[at])
+        return {
+            "owners": {str(number): address for number, address in owners.items()},
+            "initialised": [
+                s.fragment for one in answers.values() for s in one.fragments if s.initialised
+            ],
+            "epochs": {str(number): answers[at].epoch for number, at in owners.items()},
+        }
 
     try:
         told = ranks.share(lambda: unless_recalled(opened, recall))
@@ -148,9 +161,27 @@ def open_run(
     return Joined(
         registration=registration,
         links=owners,
-        epoch=told["epoch"],
+        epochs={int(number): epoch for number, epoch in told["epochs"].items()},
         initialised=frozenset(told["initialised"]),
     )
+
+
+def _empty(answer: pb.OpenRunResponse) -> list[int]:
+    """The fragments of a service that have no revision yet."""
+    return [state.fragment for state in answer.fragments if not state.initialised]
+
+
+def _see_nothing_lost(layout: Layout, address: str, answer: pb.OpenRunResponse) -> None:
+    """Look at a service of a run that has gone on.
+
+    Raises:
+        RunConflict: it has nothing of a fragment. To offer ours would mix two models.
+    """
+    for number in _empty(answer):
+        raise RunConflict(
+            f"The sync service at {address} has nothing of fragment {layout.fragments[number].name}"
+            ", and others of the run have gone on: bring its store back, or start another run."
+        )
 
 
 class _Links:
@@ -226,10 +257,9 @@ def _fixed(settings: RunSettings) -> dict[str, Any]:
 
 
 def _services(wish: Wish, registration: Registration, recall: Event) -> list[SyncEndpoint]:
-    """The sync services; one that starts together with us is given a little time to show up."""
-    alive = [service for service in registration.sync_services if service.alive]
-    if alive:
-        return alive
+    """All sync services; one that starts together with us is given a little time to show up."""
+    with suppress(Unreachable):
+        return all_alive(registration.sync_services, wish.control)
     timeouts = registration.run.settings.timeouts
     client = ControlClient(wish.control, wish.token, timeouts.call_s)
     control, sync = _control_outage(wish, timeouts.call_s), _sync_outage(timeouts.call_s)
@@ -238,7 +268,7 @@ def _services(wish: Wish, registration: Registration, recall: Event) -> list[Syn
         with control.noted():
             services = client.sync_services()
         with sync.noted():
-            return first_alive(services, wish.control)
+            return all_alive(services, wish.control)
 
     try:
         return patiently(ask, timeouts.call_s, recall)

@@ -137,7 +137,7 @@ class Life:
         )
         layout, shards = described.layout, described.shards
         timeouts = joined.settings.timeouts
-        exchange = Exchange(identity, layout, shards, joined.links, joined.epoch, timeouts)
+        exchange = Exchange(identity, layout, shards, joined.links, joined.epochs, timeouts)
         self._exchange = exchange
         self._hooks = Hooks(model, described)
         say = voice(ranks.index)

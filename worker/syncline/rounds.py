@@ -269,7 +269,7 @@ class Rounds:
 
         The last fragment in forward order is the one whose tokens count for the run.
         """
-        self._residuals.see_epoch(header.epoch)
+        self._residuals.see_epoch(fragment, header.epoch)
         if fragment == self.fragments[-1]:
             self.tally.growth = header.committed_tokens - self.tally.committed
             self.tally.committed = header.committed_tokens

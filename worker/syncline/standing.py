@@ -1,15 +1,17 @@
-"""Where a run stands, over all its sync services: the newest revision that every fragment has."""
+"""Where a run stands, over all its sync services: who owns what, and the revision that all have."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from syncline.link import Link
 from syncline_proto.errors import RunConflict, Unreachable
 from syncline_proto.layout import Layout, layout_from_proto
+from syncline_proto.v1 import sync_pb2 as pb
 
 AnyLink = TypeVar("AnyLink", bound=Link)
+Key = TypeVar("Key")
 
 
 def standing(run: str, links: Sequence[AnyLink]) -> tuple[Layout, dict[int, AnyLink], int]:
@@ -17,23 +19,40 @@ def standing(run: str, links: Sequence[AnyLink]) -> tuple[Layout, dict[int, AnyL
 
     Raises:
         RunConflict: nobody has set the run's parameters yet.
-        Unreachable: a sync service does not answer, or no living one owns a fragment.
+        Unreachable: a sync service does not answer, or a fragment has no owner, or two.
     """
     layout: Layout | None = None
-    owners: dict[int, AnyLink] = {}
-    revisions: list[int] = []
+    answers: dict[AnyLink, pb.OpenRunResponse] = {}
     for link in links:
-        answer = link.observe(run)
+        answer = answers[link] = link.observe(run)
         if not all(state.initialised for state in answer.fragments) or not answer.layout.tensors:
             raise RunConflict(
                 f"the run {run} has no parameters yet; wait until a replica has joined it."
             )
         layout = layout or layout_from_proto(answer.layout)
-        for state in answer.fragments:
-            owners[state.fragment] = link
-            revisions.append(state.revision)
     assert layout is not None
+    owners = owners_of(layout, answers)
+    revision = min(state.revision for answer in answers.values() for state in answer.fragments)
+    return layout, owners, revision
+
+
+def owners_of(layout: Layout, answers: Mapping[Key, pb.OpenRunResponse]) -> dict[int, Key]:
+    """Who owns each fragment, from what every sync service has said of itself.
+
+    Raises:
+        Unreachable: a fragment has no owner, or two; it is named.
+    """
+    owners: dict[int, Key] = {}
+    for key, answer in answers.items():
+        for state in answer.fragments:
+            if state.fragment in owners:
+                name = layout.fragments[state.fragment].name
+                raise Unreachable(
+                    f"Two sync services own fragment {name}; give all of them the same --shards, "
+                    "and each an --index of its own."
+                )
+            owners[state.fragment] = key
     for number, fragment in enumerate(layout.fragments):
         if number not in owners:
             raise Unreachable(f"No sync service that is alive owns fragment {fragment.name}.")
-    return layout, owners, min(revisions)
+    return owners

@@ -36,6 +36,8 @@ def view(tx: Transaction, run: str | None = None) -> Membership:
                 settings_version=row.settings_version,
                 members=members[row.id],
                 origin=runs.origin_of(row),
+                phase=row.phase,
+                phase_ended=row.phase_ended,
             )
             for row in rows
         ],

@@ -1,12 +1,17 @@
-"""Sync services: they say where they listen, and say so again before their lease ends."""
+"""Sync services: they say where they listen, and say so again before their lease ends.
+
+All that are known share the runs' fragments: they agree on how many they are, and no two have the
+same index. Whoever contradicts a living one is refused, and for him a dead one is forgotten.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, or_, select
 
 from syncline_control.database import SyncService
+from syncline_control.operations import phases
 from syncline_control.transaction import Transaction
-from syncline_proto.errors import InvalidRequest, Overloaded
+from syncline_proto.errors import InvalidRequest, Overloaded, RunConflict
 from syncline_proto.rest import SyncEndpoint, SyncServiceAnswer, SyncServiceHello
 
 LEASE_S = 15.0
@@ -20,13 +25,15 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
     """Write down where the service listens and renew its lease.
 
     Raises:
-        InvalidRequest: the names in path and body differ, or it owns a part of the fragments only.
+        InvalidRequest: the names in path and body differ, or its index is none.
+        RunConflict: it contradicts a service that is alive.
         Overloaded: there are too many sync services.
     """
     if body.name != name:
         raise InvalidRequest(f"name: the body says {body.name} and the path {name}.")
-    if (body.index, body.shards) != (0, 1):
-        raise InvalidRequest("shards: each sync service owns every fragment; say index 0 of 1.")
+    if body.index >= body.shards:
+        raise InvalidRequest(f"index: {body.index} is not below shards ({body.shards}).")
+    _make_room(tx, body)
     row = tx.session.get(SyncService, name)
     if row is None:
         if (tx.session.scalar(select(func.count()).select_from(SyncService)) or 0) >= SERVICES_MAX:
@@ -39,20 +46,24 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
     elif not row.alive:
         tx.record("sync.back", f"Sync service {name} answers again at {body.address}.")
     row.address = body.address
+    row.index, row.shards = body.index, body.shards
     row.instance = body.instance
     row.lease_until = tx.now + LEASE_S
     row.alive = True
+    phases.take(tx, body)
     return SyncServiceAnswer(lease_s=LEASE_S)
 
 
 def endpoints(tx: Transaction) -> list[SyncEndpoint]:
-    """Return where sync services listen, by name."""
-    rows = tx.session.scalars(select(SyncService).order_by(SyncService.name))
+    """Return where sync services listen, by index."""
+    rows = tx.session.scalars(select(SyncService).order_by(SyncService.index))
     return [
         SyncEndpoint(
             name=row.name,
             address=row.address,
-            alive=row.alive and tx.now < row.lease_until,
+            index=row.index,
+            shards=row.shards,
+            alive=_is_alive(tx, row),
         )
         for row in rows
     ]
@@ -69,6 +80,29 @@ def review(tx: Transaction) -> None:
             tx.record("sync.lost", f"Sync service {row.name} has not answered for {LEASE_S:g} s.")
     gone = SyncService.lease_until <= tx.now - FORGET_S
     tx.session.execute(delete(SyncService).where(~SyncService.alive, gone))
+
+
+def _make_room(tx: Transaction, body: SyncServiceHello) -> None:
+    """Forget the dead that say otherwise than this service.
+
+    Raises:
+        RunConflict: one that does is alive.
+    """
+    other = or_(SyncService.shards != body.shards, SyncService.index == body.index)
+    query = select(SyncService).where(SyncService.name != body.name, other)
+    for row in tx.session.scalars(query.order_by(SyncService.index)).all():
+        if _is_alive(tx, row):
+            raise RunConflict(
+                f"Sync service {row.name} at {row.address} is {row.index} of {row.shards}, and "
+                f"{body.name} says {body.index} of {body.shards}; give all of them the same "
+                "--shards, and each an --index of its own."
+            )
+        tx.session.delete(row)
+        tx.record("sync.replaced", f"Sync service {row.name} is forgotten for {body.name}.")
+
+
+def _is_alive(tx: Transaction, row: SyncService) -> bool:
+    return row.alive and tx.now < row.lease_until
 
 
 def extend_all(tx: Transaction) -> None:

@@ -18,7 +18,17 @@ HELLO: dict[str, Example] = {
     "one": {
         "summary": "The only sync service",
         "value": {"name": "sync-0", "address": "10.0.0.5:50051", "instance": "5b0c2f"},
-    }
+    },
+    "second of two": {
+        "summary": "One of two that share the fragments",
+        "value": {
+            "name": "sync-1",
+            "address": "10.0.0.6:50051",
+            "index": 1,
+            "shards": 2,
+            "instance": "93aa10",
+        },
+    },
 }
 
 
@@ -34,5 +44,5 @@ async def hello(
 
 @router.get("")
 async def list_services(state: Control) -> list[SyncEndpoint]:
-    """List the sync services, by name."""
+    """List the sync services, by index. Together they own every fragment once all are there."""
     return await state.do(services.endpoints)

@@ -18,18 +18,9 @@ from dataclasses import replace
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core import detector, refusals, weights
+from syncline_sync.core import detector, ended, refusals, weights
 from syncline_sync.core.ending import Ending
-from syncline_sync.core.record import (
-    ClosedBy,
-    Closing,
-    Judgement,
-    Kind,
-    LastPush,
-    Saved,
-    WholePush,
-    remembered,
-)
+from syncline_sync.core.record import ClosedBy, Closing, Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
 
 ACCEPTED = pb.VERDICT_ACCEPTED
@@ -47,10 +38,12 @@ class Fragment:
         number: int = 0,
         ending: Ending | None = None,
         epoch: int = 1,
+        offer: Saved | None = None,
     ) -> None:
         """Fragment ``number`` of a run, whose fragments share ``ending``; or the only one.
 
-        ``epoch`` is the run's; where something is ``saved``, it is of that epoch, too.
+        ``epoch`` is the run's; where something is ``saved``, it is of that epoch, too. ``offer``
+        is what was stored beside an offer, if there is one.
         """
         self.settings = settings
         self._number, self._ending = number, ending or Ending()
@@ -63,8 +56,9 @@ class Fragment:
         self._taking_part: dict[str, int] = dict(self.saved.taking_part)
         self._gone: set[str] = set()
         """Who came before the first round closed, and has lost its lease or left before it."""
+        self._offer = offer
         if self.saved.revision > 0:
-            self._ending.offered(number)
+            self._ending.offered(number, self._ending.phase)
 
     @property
     def synchronous(self) -> bool:
@@ -85,6 +79,18 @@ class Fragment:
         return tuple(sorted(self._round.expected)) if self._round else ()
 
     @property
+    def offer(self) -> Saved | None:
+        """What to store beside an offer that waits for those of other fragments."""
+        r = self._round
+        if r is None or r.kind is not Kind.PARAMETERS or r.result == 0:
+            return None
+        return replace(self.saved, contributions=r.contributions())
+
+    def keep_offer(self) -> None:
+        """The offer is stored; from now on it counts."""
+        self._ending.offered(self._number, self.saved.phase)
+
+    @property
     def deadline_s(self) -> float | None:
         """When the open round should be looked at again; None while nothing is pending."""
         if self._round is None or not self.running:
@@ -103,6 +109,7 @@ class Fragment:
         if self._begins:
             self._gone = (self._gone | self.members.keys()) - members.keys()
         self._next_settings, self.members, self.running = settings, dict(members), running
+        self._take_up_offer(now_s)
         told = list(self._take_settings()) if self._round is None else []
         self._taking_part = self._alive(self._taking_part)
         r = self._round
@@ -110,10 +117,13 @@ class Fragment:
             r.lose(r.expected - self._taking_part.keys())
             r.waits_from_s = now_s if goes_on else r.waits_from_s
         if self._phase_is_lost():
-            self._ending.withdrawn(self._number)
-            self.saved = replace(self.saved, gradient_step=0, contributions=())
-            self._round = None
-            told.append("everyone in the synchronous phase is gone: it starts again")
+            self._ending.lost(self.saved.phase)
+        if self.synchronous and self.saved.phase < self._ending.phase:
+            if self.saved.gradient_step or self._round is not None:
+                told.append("everyone in the synchronous phase is gone: it starts again")
+            phase = self._ending.phase
+            self.saved = replace(self.saved, gradient_step=0, contributions=(), phase=phase)
+            self._round, self._taking_part = None, {}
         return tuple(told)
 
     def fenced(
@@ -191,34 +201,12 @@ class Fragment:
         """End the open round; the fragment now stands at its result, which is yet to be stored."""
         r = self._round
         assert r is not None, "no round is open"
-        contributions = r.contributions()
-        squares = sum(c.weight**2 for c in contributions)
-        statistics, told = self.saved.statistics, ()
-        if r.kind is Kind.PSEUDO_GRADIENT:
-            seen = [
-                detector.Seen(c.replica, c.norm, c.inner_steps, c.verdict == ANOMALOUS)
-                for c in contributions
-            ]
-            statistics, told = detector.closed(statistics, self.settings.penalty, seen)
-        pushes = {c.replica: LastPush.of(c, r.result) for c in contributions}
-        inside = [c.replica for c in contributions]
-        accepted = [c for c in contributions if c.verdict == ACCEPTED]
-        gradient = r.kind is Kind.GRADIENT
         if r.kind is not Kind.PARAMETERS:
             # Who has lost its lease since it pushed must not be waited for in the next round.
+            accepted = [c for c in r.contributions() if c.verdict == ACCEPTED]
             self._taking_part |= self._alive({c.replica: c.incarnation for c in accepted})
-        self.saved = replace(
-            self.saved,
-            revision=self.saved.revision if gradient else r.result,
-            gradient_step=r.result if gradient else self.saved.gradient_step,
-            committed_tokens=self.saved.committed_tokens + sum(c.tokens for c in accepted),
-            statistics=replace(
-                statistics, replicas=remembered(statistics.replicas, inside, self.members)
-            ),
-            last=remembered({**self.saved.last, **pushes}, inside, self.members),
-            contributions=contributions,
-            down=self.settings.codec.down,
-            taking_part=dict(self._taking_part),
+        self.saved, told = ended.after(
+            self.saved, r, self.settings, self.members, self._taking_part
         )
         self.initialised = True
         self._round = None
@@ -233,7 +221,7 @@ class Fragment:
             outer=outer,
             saved=self.saved,
             opened_s=r.opened_s,
-            effective_sample_size=1.0 / squares if squares else None,
+            effective_sample_size=ended.effective_sample_size(r),
             behind=behind,
             told=told,
         )
@@ -328,9 +316,17 @@ class Fragment:
             raise InvalidRequest("push: the offered parameters are not finite.")
         r = self._round = self._new_round(now_s, push.kind, 0 if first else 1)
         r.enter(push, detector.Finding(False, 0.0), self.settings)
-        if last:
-            self._ending.offered(self._number)
         return Judgement(verdict=ACCEPTED, judged=ACCEPTED, result=r.result, sets=True)
+
+    def _take_up_offer(self, now_s: float) -> None:
+        """Go on with an offer that was stored before a restart, unless it is of another phase."""
+        offer, self._offer = self._offer, None
+        if offer is None or not self.synchronous or self._round is not None:
+            return
+        if (offer.phase, offer.gradient_step) == (self.saved.phase, self.saved.gradient_step):
+            r = self._round = self._new_round(now_s, Kind.PARAMETERS, 1)
+            r.arrived, r.total = {c.replica: c for c in offer.contributions}, 1.0
+            self.keep_offer()
 
     def _opened(self, now_s: float, kind: Kind) -> Round:
         """The open round, opened now if there is none."""

@@ -154,6 +154,8 @@ class Saved:
     """The downlink codec of this revision: its published value is what that decodes to."""
     taking_part: Mapping[str, int] = field(default_factory=dict[str, int])
     """Replica -> incarnation of those whose push was accepted and who have not gone since."""
+    phase: int = 0
+    """How often the synchronous phase has started again before this."""
 
     def restored(self) -> Saved:
         """What another run that begins here knows: all but whose pushes made it.
@@ -161,7 +163,7 @@ class Saved:
         Norms stay under the names of their replicas; lives and numbers of pushes begin anew, so
         that nobody's first push there is taken for a duplicate.
         """
-        return replace(self, epoch=1, last={}, contributions=(), taking_part={})
+        return replace(self, epoch=1, last={}, contributions=(), taking_part={}, phase=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

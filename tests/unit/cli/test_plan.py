@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from syncline.launch.commands import devices, replica_names, trainer
+from syncline.launch.commands import (
+    Place,
+    SyncPorts,
+    devices,
+    replica_names,
+    sync_service,
+    trainer,
+)
 from syncline.launch.plan import locked, plan_demo, plan_up
 from syncline.train.exported import ORIGIN, Origin, sign
 from syncline_proto.errors import ConfigError, FileMissing, StoreError
@@ -168,3 +175,18 @@ def test_only_an_export_of_the_same_run_is_replaced(job: str, tmp_path: Path) ->
 def test_fewer_replicas_than_a_round_needs_are_refused(job: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no round would ever close"):
         plan_up(job, str(tmp_path), ["run.min_replicas=3"], 2, 0, None)
+
+
+def test_sync_services_that_share_have_places_of_their_own(job: str, tmp_path: Path) -> None:
+    assert plan_up(job, str(tmp_path), [], None, 3, None).shards == 1
+    launch = plan_up(job, str(tmp_path), ["up.shards=2"], None, 3, None)
+    syncs = [SyncPorts(port=i, health_port=i + 1, metrics_port=i + 2) for i in (1, 4)]
+    place = Place(folder=launch.folder, control_port=9, syncs=tuple(syncs[: launch.shards]))
+    both = [sync_service(place, index) for index in range(2)]
+    assert [one.name for one in both] == ["sync-0", "sync-1"]
+    given = [dict(zip(one.argv[3::2], one.argv[4::2], strict=True)) for one in both]
+    assert [one["--shards"] for one in given] == ["2", "2"]
+    for flag in ("--index", "--port", "--health-port", "--metrics-port", "--data", "--name"):
+        assert given[0][flag] != given[1][flag]
+    alone = Place(folder=launch.folder, control_port=9, syncs=tuple(syncs[:1]))
+    assert str(launch.folder / "store") in sync_service(alone).argv

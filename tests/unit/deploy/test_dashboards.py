@@ -111,9 +111,11 @@ def test_prometheus_scrapes_services_of_compose() -> None:
     targets = {
         target
         for job in config["scrape_configs"]
-        for one in job["static_configs"]
+        for one in job.get("static_configs", [])
         for target in one["targets"]
     }
+    found = [one for job in config["scrape_configs"] for one in job.get("dns_sd_configs", [])]
+    targets |= {f"{name}:{one['port']}" for one in found for name in one["names"]}
     hosts = {target.split(":")[0] for target in targets} - {"localhost"}
     assert hosts <= load(COMPOSE)["services"].keys()
     assert f"sync:{SyncSettings.model_fields['metrics_port'].default}" in targets

@@ -14,6 +14,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from syncline_proto.owners import ordinal
+from syncline_sync.settings import OF_HOST
 from syncline_testing.deploy import (
     DASHBOARDS,
     K8S,
@@ -241,3 +243,17 @@ def test_compose_and_kubernetes_show_the_same_dashboards() -> None:
     ]
     named = {Path(file).name for file in generator["files"]}
     assert named == {path.name for path in DASHBOARDS.glob("*.json")}
+
+
+def test_sync_pods_know_how_many_they_are_and_which_of_them_each_is() -> None:
+    workload = WORKLOADS["sync"]
+    (container,) = PODS["sync"]["containers"]
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    assert int(env["SYNCLINE_SYNC_SHARDS"]) == workload["spec"]["replicas"]
+    assert env["SYNCLINE_SYNC_INDEX"] == OF_HOST
+    patched = re.search(r"containers/0/env/(\d+)/value", (ROOT / "docs/deployment.md").read_text())
+    assert patched and container["env"][int(patched[1])]["name"] == "SYNCLINE_SYNC_SHARDS"
+    for index in range(3):
+        assert ordinal(f"{workload['metadata']['name']}-{index}") == index
+    # A pod that waits for the one before it would wait for ever where that is the broken one.
+    assert workload["spec"]["podManagementPolicy"] == "Parallel"

@@ -48,7 +48,11 @@ class Phase:
         return self.push(replica, kind=Kind.GRADIENT, gradient_step=step, base=None, **given)
 
     def offer(self, replica: str, base: int | None) -> Judgement:
-        return self.push(replica, kind=Kind.PARAMETERS, base=base)
+        judgement = self.push(replica, kind=Kind.PARAMETERS, base=base)
+        if judgement.sets and self.core.offer is not None:
+            self.stored = self.core.offer
+            self.core.keep_offer()
+        return judgement
 
     def close(self) -> Closing:
         closed_by = self.core.due(0.0)
@@ -181,7 +185,7 @@ def test_who_has_followed_into_the_open_step_keeps_the_phase_alive() -> None:
 
 def two_fragments() -> tuple[Phase, Phase]:
     """Two fragments of one run at the end of their phase; nothing is offered yet."""
-    ending = Ending(2)
+    ending = Ending(range(2))
     one, other = (Phase("a", "b", number=number, ending=ending) for number in (0, 1))
     for step in range(1, STEPS + 1):
         for w in (one, other):
@@ -230,10 +234,44 @@ def test_a_fragment_that_was_committed_before_a_restart_is_not_waited_for() -> N
     one.offer("a", 0)
     other.offer("a", 0)
     committed = one.close().saved
-    ending = Ending(2)
+    ending = Ending(range(2))
     Fragment(one.settings, committed, number=0, ending=ending)
     again = Fragment(other.settings, other.core.saved, number=1, ending=ending)
     again.adopt(0.0, other.members, other.settings, True)
     assert again.due(0.0) is None
     again.judge(0.0, whole_push("a", seq=9, kind=Kind.PARAMETERS, base=0))
+    assert again.due(0.0) is None, "it is not stored yet"
+    again.keep_offer()
     assert again.due(0.0) == ClosedBy.OFFER
+
+
+def test_an_offer_that_was_stored_is_still_there_after_a_restart() -> None:
+    one, other = two_fragments()
+    one.offer("a", 0)
+    ending = Ending(range(2))
+    again = [
+        Fragment(w.settings, w.core.saved, number=number, ending=ending, offer=offer)
+        for number, (w, offer) in enumerate([(one, one.stored), (other, None)])
+    ]
+    for core in again:
+        core.adopt(0.0, one.members, one.settings, True)
+    assert again[0].arrived == ("a",)
+    assert (
+        again[0].judge(0.0, whole_push("b", seq=9, kind=Kind.PARAMETERS, base=0)).verdict == STALE
+    )
+    again[1].judge(0.0, whole_push("a", seq=9, kind=Kind.PARAMETERS, base=0))
+    again[1].keep_offer()
+    assert [core.close(ClosedBy.OFFER).saved.revision for core in again] == [1, 1]
+
+
+def test_an_offer_of_a_phase_that_was_given_up_is_passed_over() -> None:
+    one, other = two_fragments()
+    one.offer("a", 0)
+    for w in (one, other):
+        w.adopt(a=2, b=2)
+        w.seqs.clear()
+        w.step(1, "a", "b")
+    ending = Ending(range(2), phase=one.core.saved.phase)
+    again = Fragment(one.settings, one.core.saved, number=0, ending=ending, offer=one.stored)
+    again.adopt(0.0, one.members, one.settings, True)
+    assert again.arrived == () and again.saved.gradient_step == 1

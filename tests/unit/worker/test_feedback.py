@@ -54,7 +54,7 @@ class Books:
 
     codec: CodecName
     residuals: Residuals = field(default_factory=Residuals)
-    epoch: int = 1
+    epochs: list[int] = field(default_factory=lambda: [1] * FRAGMENTS)
     made: list[Wide] = field(default_factory=zeros)
     accepted: list[Wide] = field(default_factory=zeros)
     discarded: list[Wide] = field(default_factory=zeros)
@@ -63,7 +63,8 @@ class Books:
     largest: float = 0.0
 
     def __post_init__(self) -> None:
-        self.residuals.see_epoch(self.epoch)  # the first anchor
+        for fragment, epoch in enumerate(self.epochs):
+            self.residuals.see_epoch(fragment, epoch)  # the first anchors
 
     def residual(self, fragment: int) -> Wide:
         """What the next push would carry besides its own progress."""
@@ -95,10 +96,9 @@ class Books:
         if judged != RESTORE:
             self.progress[fragment] -= progress
         if event.endswith("restored"):
-            before = self.all_residuals()
-            self.epoch += 1
-            self.discard(before)
-        self.residuals.see_epoch(self.epoch)
+            self.discarded[fragment] += self.residual(fragment)  # others may be another service's
+            self.epochs[fragment] += 1
+        self.residuals.see_epoch(fragment, self.epochs[fragment])
 
     def discard(self, residuals: list[Wide]) -> None:
         for discarded, residual in zip(self.discarded, residuals, strict=True):
@@ -180,10 +180,10 @@ def test_a_life_begins_with_nothing_and_an_older_epochs_anchor_leaves_nothing() 
     made = np.arange(SIZE, dtype=np.float32)
     assert not books.residual(0).any()
     books.push(0, "late, restored", made, exact=False)
-    assert books.epoch == 2
+    assert books.epochs[0] == 2
     books.push(0, "accepted", made, exact=False)
     assert books.residual(0).any()
-    books.residuals.see_epoch(1)  # fetched before the restore that others have told of
+    books.residuals.see_epoch(0, 1)  # fetched before the restore that others have told of
     assert not books.residual(0).any()
     books.push(0, "accepted", made, exact=False)
     assert books.residual(0).any(), "the epoch is still the newer one"

@@ -63,7 +63,7 @@ def pulling(service: MovesOn, timeouts: TimeoutSettings) -> Iterator[Exchange]:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     made = Exchange(
-        ME, LAYOUT, (EMPTY,), {0: Link(f"127.0.0.1:{port}", timeouts, None)}, 0, timeouts
+        ME, LAYOUT, (EMPTY,), {0: Link(f"127.0.0.1:{port}", timeouts, None)}, {0: 0}, timeouts
     )
     try:
         yield made

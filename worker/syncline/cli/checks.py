@@ -228,6 +228,14 @@ def _sync_services(client: OperatorClient, token: str | None) -> Iterator[Findin
             what="none has announced itself",
             advice="Start one with syncline-sync --control, or nobody can train.",
         )
+    shards = max((one.shards for one in found), default=0)
+    for index in sorted(set(range(shards)) - {one.index for one in found}):
+        yield Finding(
+            check="sync service",
+            verdict="fail",
+            what=f"number {index} of {shards} (from 0) has never announced itself",
+            advice=f"Start it with --shards {shards} --index {index}, or nobody can train.",
+        )
     for one in found:
         name = f"{one.name} at {one.address}"
         verdict: Verdict = "fail"

@@ -192,8 +192,11 @@ def _pictures(client: OperatorClient, every: float) -> Iterator[RenderableType]:
 
 
 def _services_table(services: Sequence[SyncEndpoint]) -> RenderableType:
-    rows = ((one.name, one.address, "yes" if one.alive else "no") for one in services)
-    columns = ("sync service", "address", "alive")
+    rows = (
+        (one.name, one.address, f"{one.index} of {one.shards}", "yes" if one.alive else "no")
+        for one in services
+    )
+    columns = ("sync service", "address", "index", "alive")
     return output.table(columns, rows, empty="No sync service has announced itself yet.")
 
 

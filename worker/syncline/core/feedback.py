@@ -31,13 +31,13 @@ class Residuals:
 
     Invariants:
         Only a codec that is ``with_feedback`` leaves anything, one fp32 array for each fragment.
-        All that is held was lost by one codec, and in one epoch.
+        All that is held was lost by one codec, and of a fragment in one epoch.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, Float32] = {}
         self._codec: CodecName | None = None
-        self._epoch = 0
+        self._epochs: dict[int, int] = {}
 
     def load(self, fragment: int, codec: CodecName, delta: Float32) -> None:
         """Turn ``delta`` (fp32, flat) into what is to be sent of it by ``codec``, in place."""
@@ -60,14 +60,16 @@ class Residuals:
         elif action == pb.RESIDUAL_ACTION_CLEAR:
             self._held.pop(fragment, None)
 
-    def see_epoch(self, epoch: int) -> None:
-        """Take the epoch of a new anchor: in another one nothing is owed any more.
+    def see_epoch(self, fragment: int, epoch: int) -> None:
+        """Take the epoch of a new anchor: in another one nothing is owed of it any more.
 
-        Epochs only grow; an anchor of an older one was fetched while the run was restored.
+        Epochs are of the service that owns the fragment, and only grow; an anchor of an older one
+        was fetched while the service went back.
         """
-        if epoch != self._epoch:
-            self.clear()
-            self._epoch = max(self._epoch, epoch)
+        known = self._epochs.get(fragment, 0)
+        if epoch != known:
+            self._held.pop(fragment, None)
+            self._epochs[fragment] = max(known, epoch)
 
     def clear(self) -> None:
         """Hold nothing."""

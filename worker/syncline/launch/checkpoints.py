@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, TypeVar
 
-from syncline.control import first_alive
+from syncline.control import all_alive
 from syncline.launch.client import OperatorClient
 from syncline.launch.copier import Copier
 from syncline.standing import standing
@@ -48,13 +48,13 @@ LOOK_S = 0.2
 
 @contextmanager
 def copiers(client: OperatorClient, token: str | None) -> Generator[list[Copier]]:
-    """Connect to every sync service that is alive.
+    """Connect to all sync services.
 
     Raises:
-        Unreachable: there is none.
+        Unreachable: there is none, or one of them is missing; it is named.
     """
     with ExitStack() as stack:
-        alive = first_alive(client.sync_services(), client.url)
+        alive = all_alive(client.sync_services(), client.url)
         yield [stack.enter_context(closing(Copier(one.address, token))) for one in alive]
 
 

@@ -24,26 +24,34 @@ SYNC_GRACE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SyncPorts:
+    """One sync service's, on this machine."""
+
+    port: int
+    health_port: int
+    metrics_port: int
+
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def health_address(self) -> str:
+        return f"{LOOPBACK}:{self.health_port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where one launch lives: its folder, and its services' ports on this machine."""
 
     folder: Path
     control_port: int
-    sync_port: int
-    sync_health_port: int
-    sync_metrics_port: int
+    syncs: tuple[SyncPorts, ...]
+    """Of the sync services, by index; together they own every fragment."""
 
     @property
     def control_url(self) -> str:
         return f"http://{LOOPBACK}:{self.control_port}"
-
-    @property
-    def sync_address(self) -> str:
-        return f"{LOOPBACK}:{self.sync_port}"
-
-    @property
-    def sync_health_address(self) -> str:
-        return f"{LOOPBACK}:{self.sync_health_port}"
 
     @property
     def logs(self) -> Path:
@@ -67,18 +75,21 @@ def control_plane(place: Place) -> Command:
     )
 
 
-def sync_service(place: Place) -> Command:
-    """The sync service, with its store in the launch's folder."""
+def sync_service(place: Place, index: int = 0) -> Command:
+    """A sync service, with its store in the launch's folder."""
     token = os.environ.get("SYNCLINE_TOKEN")
+    name, shards, ports = f"sync-{index}", len(place.syncs), place.syncs[index]
+    store = place.folder / "store"
     return Command(
-        name="sync",
+        name=name if shards > 1 else "sync",
         argv=[
             *_module("syncline_sync"),
-            *("--control", place.control_url, "--name", "sync-0", "--host", LOOPBACK),
-            *("--port", str(place.sync_port), "--health-port", str(place.sync_health_port)),
-            *("--metrics-port", str(place.sync_metrics_port)),
-            *("--advertise", place.sync_address),
-            *("--data", str(place.folder / "store")),
+            *("--control", place.control_url, "--name", name, "--host", LOOPBACK),
+            *("--shards", str(shards), "--index", str(index)),
+            *("--port", str(ports.port), "--health-port", str(ports.health_port)),
+            *("--metrics-port", str(ports.metrics_port)),
+            *("--advertise", ports.address),
+            *("--data", str(store / name if shards > 1 else store)),
         ],
         folder=place.logs,
         stage=STAGE_SYNC,

@@ -18,7 +18,7 @@ from typing import Self
 from syncline.interrupts import Deferred
 from syncline.launch import commands
 from syncline.launch.client import OperatorClient
-from syncline.launch.commands import Place
+from syncline.launch.commands import Place, SyncPorts
 from syncline.launch.course import Course
 from syncline.launch.keeper import LOOK_S, Keeper
 from syncline.launch.memory import check_memory
@@ -63,13 +63,18 @@ class LocalRun:
         launch, screen = self._launch, self._screen
         with self._stack as until_whole:
             until_whole.enter_context(locked(launch.folder))
-            free = iter(free_ports(4))
+            free = iter(free_ports(1 + 3 * launch.shards))
             self.place = Place(
                 folder=launch.folder,
                 control_port=_port(launch.control_port, "up.control_port", free),
-                sync_port=_port(launch.sync_port, "up.sync_port", free),
-                sync_health_port=next(free),
-                sync_metrics_port=next(free),
+                syncs=tuple(
+                    SyncPorts(
+                        port=_port(0 if index else launch.sync_port, "up.sync_port", free),
+                        health_port=next(free),
+                        metrics_port=next(free),
+                    )
+                    for index in range(launch.shards)
+                ),
             )
             self.view.page = f"{self.place.control_url}/"
             token = os.environ.get("SYNCLINE_TOKEN")
@@ -106,7 +111,8 @@ class LocalRun:
                 message names it and its log.
         """
         self._check_model()
-        self._screen.say("Starting the control plane and the sync service.")
+        services = "the sync service" if self._launch.shards == 1 else "the sync services"
+        self._screen.say(f"Starting the control plane and {services}.")
         ready = f"{self.place.control_url}/readyz"
         self._keeper.start_service(commands.control_plane(self.place), lambda: http_ready(ready))
         # Before the data, which may take long: only the control plane knows of an earlier end.
@@ -114,8 +120,11 @@ class LocalRun:
         if self._launch.job.up.page:
             self._screen.say(f"The live page is at {self.view.page}")
         self._prepare_data()
-        address = self.place.sync_health_address
-        self._keeper.start_service(commands.sync_service(self.place), lambda: grpc_serving(address))
+        for index, ports in enumerate(self.place.syncs):
+            self._keeper.start_service(
+                commands.sync_service(self.place, index),
+                lambda at=ports.health_address: grpc_serving(at),
+            )
         count = len(self.view.replicas)
         self._screen.say(f"Starting {count} replicas; loading PyTorch takes some seconds.")
         self._keeper.start_replicas(self.view.replicas)

@@ -36,6 +36,8 @@ class Launch:
     """Everything of the launch lies in it."""
     replicas: int
     ranks: int = 1
+    shards: int = 1
+    """Sync services that share the fragments."""
     restarts: int = 0
     """How often each process is started again when it dies."""
     control_port: int = 0
@@ -80,6 +82,7 @@ def plan_demo(out: str | None, overrides: Sequence[str], seconds_limit: float | 
         folder=folder,
         replicas=job.up.replicas,
         ranks=job.up.ranks,
+        shards=job.up.shards,
         control_port=job.up.control_port,
         sync_port=job.up.sync_port,
         grace_s=DEMO_GRACE_S,
@@ -115,6 +118,7 @@ def plan_up(
         folder=folder,
         replicas=job.up.replicas,
         ranks=job.up.ranks,
+        shards=job.up.shards,
         restarts=restarts,
         control_port=job.up.control_port,
         sync_port=job.up.sync_port,

@@ -176,6 +176,8 @@ class UpSection(Section):
     replicas: int = Field(default=2, ge=1, le=1024)
     ranks: int = Field(default=1, ge=1, le=1024)
     """Of each replica."""
+    shards: int = Field(default=1, ge=1, le=64)
+    """Sync services that share the fragments, each a process."""
     control_port: int = Field(default=0, ge=0, le=65535)
     """0: any free port."""
     sync_port: int = Field(default=0, ge=0, le=65535)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from syncline.control import ControlClient, first_alive
+from syncline.control import ControlClient, all_alive
 from syncline.link import Link, Stalled
 from syncline.standing import standing
 from syncline_proto.codec import Float32
@@ -49,7 +49,7 @@ def newest_cut(view: RunView, client: ControlClient, token: str | None) -> Cut:
     with ExitStack() as stack:
         links = [
             stack.enter_context(closing(Link(service.address, timeouts, token)))
-            for service in first_alive(client.sync_services(), client.url)
+            for service in all_alive(client.sync_services(), client.url)
         ]
         for attempt in range(CUTS_MAX):
             layout, owners, revision = standing(view.name, links)

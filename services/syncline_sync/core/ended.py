@@ -1,0 +1,58 @@
+"""What a fragment knows once a round has ended: its next record, from the one before and the round.
+
+Pure. Who is still waited for, and whether a round may end, the fragment decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import detector
+from syncline_sync.core.record import Kind, LastPush, Saved, remembered
+from syncline_sync.core.round import Round
+
+
+def after(
+    before: Saved,
+    round_: Round,
+    settings: RunSettings,
+    members: Mapping[str, int],
+    taking_part: Mapping[str, int],
+) -> tuple[Saved, tuple[str, ...]]:
+    """Return what to store with the round's result, and what is worth telling.
+
+    ``members`` and ``taking_part`` (replica -> incarnation) are those at the round's end.
+    """
+    contributions = round_.contributions()
+    statistics, told = before.statistics, ()
+    if round_.kind is Kind.PSEUDO_GRADIENT:
+        seen = [
+            detector.Seen(c.replica, c.norm, c.inner_steps, c.verdict == pb.VERDICT_ANOMALOUS)
+            for c in contributions
+        ]
+        statistics, told = detector.closed(statistics, settings.penalty, seen)
+    pushes = {c.replica: LastPush.of(c, round_.result) for c in contributions}
+    inside = [c.replica for c in contributions]
+    tokens = sum(c.tokens for c in contributions if c.verdict == pb.VERDICT_ACCEPTED)
+    gradient = round_.kind is Kind.GRADIENT
+    saved = replace(
+        before,
+        revision=before.revision if gradient else round_.result,
+        gradient_step=round_.result if gradient else before.gradient_step,
+        committed_tokens=before.committed_tokens + tokens,
+        statistics=replace(statistics, replicas=remembered(statistics.replicas, inside, members)),
+        last=remembered({**before.last, **pushes}, inside, members),
+        contributions=contributions,
+        down=settings.codec.down,
+        taking_part=dict(taking_part),
+    )
+    return saved, told
+
+
+def effective_sample_size(round_: Round) -> float | None:
+    """How many pushes of equal weight the round's come to; None if none counts."""
+    squares = sum(c.weight**2 for c in round_.contributions())
+    return 1.0 / squares if squares else None

@@ -1,0 +1,96 @@
+"""Several sync services share a run: the result is one's, and each falls and rises alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from syncline.control import ControlClient
+from syncline.train.observe import newest_cut
+from syncline_testing.cluster import Cluster
+from syncline_testing.replicas import QUICK, TinyModel, Trial, joined, together
+from syncline_testing.waiting import wait_until
+
+RULES: dict[str, Any] = {**QUICK, "strategy": "diloco", "expected_replicas": 2, "min_replicas": 2}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("one")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("two"), shards=2) as cluster:
+        yield cluster
+
+
+def trained(cluster: Cluster, run: str, steps: int, **rules: Any) -> dict[str, np.ndarray]:
+    """Two replicas' merged parameters after so many inner steps, as an export sees them."""
+    trials = [
+        # Alike at first, since whoever is quicker offers revision 0.
+        Trial(cluster.control_url, run, seed, settings=RULES | rules, model=TinyModel())
+        for seed in (1, 2)
+    ]
+    with joined(*trials):
+        together(*(lambda t=t: t.step(steps) for t in trials))
+        together(*(trial.replica.finish for trial in trials))
+        return observed(cluster, run)
+
+
+def observed(cluster: Cluster, run: str) -> dict[str, np.ndarray]:
+    client = ControlClient(cluster.control_url, None, 10.0)
+    try:
+        cut = newest_cut(client.run(run), client, None)
+        return {name: tensor.numpy() for name, tensor in cut.tensors.items()}
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 3])
+def test_two_services_give_what_one_gives_bit_for_bit(
+    one: Cluster, two: Cluster, warmup_steps: int
+) -> None:
+    run = f"same-{warmup_steps}"
+    ours, theirs = (
+        trained(cluster, run, 3 * 4 + warmup_steps, warmup_steps=warmup_steps)
+        for cluster in (two, one)
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    view = two.get(f"/runs/{run}")
+    assert view["revision"] == one.get(f"/runs/{run}")["revision"] >= 3
+    rounds = {(r["fragment"], r["revision"]) for r in two.get(f"/runs/{run}/rounds")}
+    fragments = {fragment for fragment, _ in rounds}
+    assert {(f, view["revision"]) for f in fragments} <= rounds
+
+
+def test_a_service_that_is_killed_in_a_round_stalls_its_own_fragments_and_recovers_alone(
+    two: Cluster,
+) -> None:
+    trials = [Trial(two.control_url, "kill", seed, settings=RULES) for seed in (1, 2)]
+
+    def revisions() -> dict[int, int]:
+        return {r["fragment"]: r["revision"] for r in two.get("/runs/kill/rounds")}
+
+    with joined(*trials):
+        together(*(lambda t=t: t.step(4) for t in trials))
+        together(*(trial.replica.finish for trial in trials))
+        wait_until(lambda: set(revisions().values()) == {1}, 20, "the first round is told of")
+        trials[0].step(4)  # its pushes are on their way, and wait for the other's
+        two.syncs[1].kill()
+        trials[1].step(4)
+        wait_until(lambda: max(revisions().values()) == 2, 20, "the other's rounds go on")
+        behind = {fragment for fragment, revision in revisions().items() if revision == 1}
+        assert behind, "what the dead one owns stands still"
+        two.syncs[1].start()
+        together(*(trial.replica.finish for trial in trials))
+        wait_until(lambda: set(revisions().values()) == {2}, 20, "it recovered alone")
+        values = [trial.parameters() for trial in trials]
+        assert all(bool((values[0][name] == values[1][name]).all()) for name in values[0])
+        merged = observed(two, "kill")
+        assert all(np.array_equal(values[0][name].numpy(), merged[name]) for name in merged)

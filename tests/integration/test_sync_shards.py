@@ -1,0 +1,173 @@
+"""A sync service that owns a part of the fragments: what it answers, refuses and waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from syncline_proto.owners import Seat
+from syncline_proto.rest import PhaseVote
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_testing.service import Service, code_of, flat_layout, service
+
+SIZE = 600
+LAYOUT = flat_layout(SIZE, fragments=3)
+PLAIN = RunSettings.model_validate(
+    {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}}
+)
+PHASE = PLAIN.model_copy(update={"warmup_steps": 1})
+VALUES = np.arange(SIZE, dtype=np.float32)
+OWNED = {0: [0, 2], 1: [1]}
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    root: Path,
+    settings: RunSettings,
+    replica: str = "a",
+    phase: tuple[int, bool] = (0, False),
+) -> AsyncIterator[dict[int, Service]]:
+    """Two services that share a run, with one replica in it; by fragment."""
+    async with contextlib.AsyncExitStack() as stack:
+        by_fragment: dict[int, Service] = {}
+        for index, owned in OWNED.items():
+            seat = Seat(index, 2)
+            s = await stack.enter_async_context(service(root / str(index), settings, seat=seat))
+            await s.members({replica: 1}, phase=phase)
+            opened = await s.open(LAYOUT, replica)
+            assert [state.fragment for state in opened.fragments] == owned
+            by_fragment |= dict.fromkeys(owned, s)
+        yield by_fragment
+
+
+async def refused(call: object) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call  # type: ignore[misc]
+    assert code_of(error.value) == "INVALID_REQUEST"
+    return error.value.details() or ""
+
+
+def test_each_answers_for_its_own_fragments_and_names_the_owner_of_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pair(tmp_path, PLAIN) as of:
+            for fragment in range(3):
+                await of[fragment].offer(VALUES, "a", fragment=fragment)
+                _, values = await of[fragment].pull(fragment=fragment, newest=True)
+                np.testing.assert_array_equal(values, VALUES)
+            for call in (
+                of[0].offer(VALUES, "a", fragment=1),
+                of[0].pull(fragment=1, newest=True),
+            ):
+                assert "sync service 1 of 2, and this is 0 of 2" in await refused(call)
+            assert "3 where the run has 3" in await refused(of[1].pull(fragment=3, newest=True))
+            status = await of[0].status()
+            assert [state.fragment for state in status.fragments] == [0, 2]
+            observed = await of[1].stub.OpenRun(pb.OpenRunRequest(run="run"))
+            assert len(observed.layout.fragments) == 3 and len(observed.fragments) == 1
+        folders = {path.name for path in (tmp_path / "0" / "runs" / "run").glob("0000?")}
+        assert folders == {"00000", "00002"}
+
+    asyncio.run(scenario())
+
+
+async def vote_of(s: Service) -> PhaseVote:
+    """The service's vote, once it has one: its fragments hear of the members one by one."""
+    async with asyncio.timeout(20):
+        while not s.host.votes():
+            await asyncio.sleep(0.01)
+    (vote,) = s.host.votes()
+    return vote
+
+
+async def end_phase(of: dict[int, Service], fragment: int, replica: str = "a") -> None:
+    """The only step of the phase, and the offer, of one fragment."""
+    s = of[fragment]
+    kind = pb.PUSH_KIND_GRADIENT
+    await s.push(VALUES, replica, fragment=fragment, kind=kind, gradient_step=1)
+    await s.pull(fragment=fragment, gradient_step=1)
+    offered = await s.offer(VALUES + fragment, replica, fragment=fragment, base_revision=0)
+    assert offered.verdict == pb.VERDICT_ACCEPTED
+
+
+def test_offers_wait_for_the_word_over_a_restart_with_everybody_gone(tmp_path: Path) -> None:
+    """Both have voted, and lose their replica and their lives before they hear the outcome."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, PHASE) as of:
+            for fragment in range(3):
+                await of[fragment].offer(VALUES, "a", fragment=fragment)
+            assert of[0].host.votes() == []
+            for fragment in range(3):
+                await end_phase(of, fragment)
+            for s in of.values():
+                vote = await vote_of(s)
+                assert (vote.run, vote.phase, vote.offered) == ("run", 0, True)
+                await s.members({})
+                assert s.host.votes() == [vote], "who has voted gives nothing up"
+                assert {f.revision for f in (await s.status()).fragments} == {0}
+        for index, owned in OWNED.items():
+            async with service(tmp_path / str(index), PHASE, seat=Seat(index, 2)) as s:
+                await s.members({})
+                assert (await vote_of(s)).offered
+                await s.members({}, phase=(0, True))
+                for fragment in owned:
+                    _, values = await s.pull(fragment=fragment, revision=1)
+                    np.testing.assert_array_equal(values, VALUES + fragment)
+                assert s.host.votes() == []
+                reports = [r for r in s.reports if getattr(r, "kind", "") == "parameters"]
+                assert len(reports) == len(owned)
+
+    asyncio.run(scenario())
+
+
+def test_a_phase_that_starts_again_takes_stored_offers_with_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pair(tmp_path, PHASE) as of:
+            for fragment in range(3):
+                await of[fragment].offer(VALUES, "a", fragment=fragment)
+            await end_phase(of, 0)
+            await of[0].members({})
+            assert not (await vote_of(of[0])).offered
+        async with pair(tmp_path, PHASE, "b", phase=(1, False)) as of:
+            states = (await of[0].status()).fragments
+            assert {(state.revision, state.gradient_step) for state in states} == {(0, 0)}
+            for fragment in range(3):
+                await end_phase(of, fragment, "b")
+            assert [(await vote_of(of[fragment])).phase for fragment in range(3)] == [1, 1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_service_alone_takes_up_its_stored_offers(tmp_path: Path) -> None:
+    """Killed between two commits of revision 1, with everybody gone, it goes on to the other."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, PHASE) as s:
+            await s.members({"a": 1})
+            await s.open(LAYOUT, "a")
+            for fragment in range(3):
+                await s.offer(VALUES, "a", fragment=fragment)
+            for fragment in (0, 1):
+                await end_phase(dict.fromkeys(range(3), s), fragment)
+            last = await s.push(
+                VALUES, "a", fragment=2, kind=pb.PUSH_KIND_GRADIENT, gradient_step=1
+            )
+            assert last.verdict == pb.VERDICT_ACCEPTED
+            await s.pull(fragment=2, gradient_step=1)
+        async with service(tmp_path, PHASE) as s:
+            await s.members({"a": 1})
+            assert [list(f.arrived) for f in (await s.status()).fragments] == [["a"], ["a"], []]
+            await s.offer(VALUES, "a", fragment=2, base_revision=0, seq=9)
+            for fragment in range(3):
+                await s.pull(fragment=fragment, revision=1)
+        files = {path.name[0] for path in (tmp_path / "runs" / "run").glob("0000?/*.safetensors")}
+        assert files == {"r"}, "offers and gradients are gone with the phase"
+
+    asyncio.run(scenario())

@@ -1,0 +1,87 @@
+"""``syncline-sync --shards 2``: one command keeps two services, and leaves none behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from syncline_testing.processes import environment
+from syncline_testing.waiting import wait_until
+
+NOBODY = "http://127.0.0.1:9"
+
+
+@contextmanager
+def command(data: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """The command at work, and its log; killed at the end if it is still there."""
+    log = data.with_suffix(".log")
+    ports = [
+        word for port in ("port", "health-port", "metrics-port") for word in (f"--{port}", "0")
+    ]
+    argv = [sys.executable, "-m", "syncline_sync", "--control", NOBODY, "--data", str(data)]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*argv, *ports, *flags], env=environment(), stdout=file, stderr=file
+        )
+    try:
+        yield process, log
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def started(log: Path) -> list[int]:
+    """The services' process ids, in the order in which they were started."""
+    return [int(pid) for pid in re.findall(r"started .*pid=(\d+)", log.read_text())]
+
+
+def listening(log: Path) -> int:
+    return len(re.findall("listening", log.read_text()))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_service_that_dies_is_started_again_and_a_signal_ends_all(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with command(data, "--shards", "2") as (process, log):
+        wait_until(lambda: listening(log) == 2, 60, "both listen")
+        first, second = started(log)
+        os.kill(second, signal.SIGKILL)
+        wait_until(lambda: listening(log) == 3, 60, "it is back")
+        pids = started(log)
+        assert len(pids) == 3 and alive(first) and alive(pids[2]) and not alive(second)
+        assert {path.name for path in data.glob("sync-*")} == {"sync-0", "sync-1"}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(40) == 130
+        assert not any(map(alive, pids))
+
+
+def test_services_end_when_who_began_them_is_killed(tmp_path: Path) -> None:
+    with command(tmp_path / "data", "--shards", "2") as (process, log):
+        wait_until(lambda: listening(log) == 2, 60, "both listen")
+        process.kill()
+        wait_until(lambda: not any(map(alive, started(log))), 20, "nobody is left")
+
+
+def test_what_no_restart_would_mend_ends_all_with_its_code(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "sync-1").write_text("a file where a folder should be")
+    with command(data, "--shards", "2") as (process, log):
+        assert process.wait(60) == 40
+        assert not any(map(alive, started(log)))
+        text = log.read_text()
+        assert "Cannot write to" in text and "sync-1 ended with exit code 40" in text

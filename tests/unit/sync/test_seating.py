@@ -1,0 +1,89 @@
+"""A folder's stores are one seat's: another number of services is refused, in a sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from syncline_proto.errors import ConfigError, StoreDamaged
+from syncline_sync.seating import MARK, folder_of, take_seat
+from syncline_sync.settings import SyncSettings
+from syncline_sync.supervisor import environment, settings_of
+
+
+def begun(data: Path) -> Path:
+    """A folder in which a run has begun."""
+    (data / "runs" / "r").mkdir(parents=True)
+    return data
+
+
+def test_a_store_is_taken_up_by_its_own_seat_alone(tmp_path: Path) -> None:
+    take_seat(tmp_path, 1, 3)
+    take_seat(tmp_path, 0, 2)  # nothing was in it yet
+    begun(tmp_path)
+    take_seat(tmp_path, 0, 2)
+    for other in [(1, 2), (0, 3), (0, 1), (None, 2)]:
+        with pytest.raises(ConfigError, match=r"0 of 2; start it with --shards 2 --index 0"):
+            take_seat(tmp_path, *other)
+
+
+def test_a_store_of_before_is_a_single_services(tmp_path: Path) -> None:
+    begun(tmp_path)
+    take_seat(tmp_path, 0, 1)
+    assert not (tmp_path / MARK).exists()
+    with pytest.raises(ConfigError, match="without --shards"):
+        take_seat(tmp_path, 0, 2)
+
+
+def test_a_folder_of_several_stores_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    take_seat(tmp_path, None, 2)
+    begun(folder_of(tmp_path, 1))
+    for other in [(0, 1), (None, 3), (0, 2)]:
+        with pytest.raises(ConfigError, match=r"of 2 sync services; start it with --shards 2,"):
+            take_seat(tmp_path, *other)
+
+
+def test_a_seat_that_cannot_be_read_is_not_guessed(tmp_path: Path) -> None:
+    take_seat(tmp_path, 0, 2)
+    (tmp_path / MARK).write_bytes(b"{}")
+    with pytest.raises(StoreDamaged, match=MARK):
+        take_seat(tmp_path, 0, 2)
+
+
+def test_each_service_of_one_command_has_ports_a_name_and_a_folder_of_its_own() -> None:
+    whole = SyncSettings(shards=3, port=0, advertise="box:7000", token="secret")
+    ours = [settings_of(whole, index) for index in range(3)]
+    assert [one.own_name for one in ours] == ["sync-0", "sync-1", "sync-2"]
+    assert [one.port for one in ours] == [0, 0, 0]
+    assert [one.health_port for one in ours] == [50052, 50062, 50072]
+    assert [one.advertise for one in ours] == ["box:7000", "box:7010", "box:7020"]
+    assert len({one.data for one in ours}) == 3
+    assert {one.parent for one in ours} == {os.getpid()}
+    with pytest.raises(ConfigError, match="lower ports"):
+        settings_of(whole.model_copy(update={"metrics_port": 65530}), 1)
+
+
+def test_a_child_reads_the_very_settings_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = settings_of(SyncSettings(shards=2, token="secret", log_json=True), 1)
+    for name, value in environment(given).items():
+        monkeypatch.setenv(name, value)
+    assert SyncSettings() == given
+
+
+@pytest.mark.parametrize("given", [{"shards": 2, "index": 2}, {"shards": 0}, {"index": -1}])
+def test_a_seat_that_is_none_is_refused(given: dict[str, int]) -> None:
+    with pytest.raises(ValidationError):
+        SyncSettings.model_validate(given)
+
+
+def test_an_index_may_be_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "sync-1")
+    monkeypatch.setenv("SYNCLINE_SYNC_INDEX", "host")
+    monkeypatch.setenv("SYNCLINE_SYNC_SHARDS", "2")
+    assert str(SyncSettings().seat) == "1 of 2"
+    monkeypatch.setattr("socket.gethostname", lambda: "laptop")
+    with pytest.raises(ValidationError, match="does not end in -NUMBER"):
+        SyncSettings()
