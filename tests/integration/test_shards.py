@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 
 from syncline.control import ControlClient
+from syncline.link import Link
 from syncline.train.observe import newest_cut
+from syncline_proto.settings import TimeoutSettings
+from syncline_sync.files import unsealed
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, TinyModel, Trial, joined, together
 from syncline_testing.waiting import wait_until
@@ -94,3 +98,41 @@ def test_a_service_that_is_killed_in_a_round_stalls_its_own_fragments_and_recove
         assert all(bool((values[0][name] == values[1][name]).all()) for name in values[0])
         merged = observed(two, "kill")
         assert all(np.array_equal(values[0][name].numpy(), merged[name]) for name in merged)
+
+
+def test_a_service_that_may_have_gone_back_is_in_an_epoch_of_its_own(two: Cluster) -> None:
+    """Replicas push to each under its own epoch; what int4 lost of the other's stays owed."""
+    rules = {**RULES, "durability": "async", "codec": {"up": "int4", "down": "bf16"}}
+    trials = [Trial(two.control_url, "epochs", seed, settings=rules) for seed in (1, 2)]
+
+    def status() -> list[tuple[int, set[int]]]:
+        """(epoch, revisions) of each service."""
+        found: list[tuple[int, set[int]]] = []
+        for service in two.get("/sync-services"):
+            with closing(Link(service["address"], TimeoutSettings(), None)) as link:
+                answer = link.status("epochs")
+                found.append((answer.epoch, {state.revision for state in answer.fragments}))
+        return found
+
+    def is_written() -> bool:
+        heads = list((two.folder / "store-1" / "runs" / "epochs").glob("*/head.json"))
+        return all('"file": "r00000001' in unsealed(head.read_bytes()) for head in heads)
+
+    with joined(*trials):
+        together(*(lambda t=t: t.step(4) for t in trials))
+        together(*(trial.replica.finish for trial in trials))
+        wait_until(is_written, 20, "revision 1 is on the disk")
+        assert status() == [(1, {1}), (1, {1})]
+        two.syncs[1].kill()
+        two.syncs[1].start()
+        assert status() == [(1, {1}), (2, {1})]
+        together(*(lambda t=t: t.step(4) for t in trials))
+        together(*(trial.replica.finish for trial in trials))
+        # Pushed from what the dead one had published, that progress waits for the next boundary.
+        assert status() == [(1, {2}), (2, {1})]
+        for revision in (2, 3):
+            together(*(lambda t=t: t.step(4) for t in trials))
+            together(*(trial.replica.finish for trial in trials))
+            assert status() == [(1, {revision}), (2, {revision})]
+        values = [trial.parameters() for trial in trials]
+        assert all(bool((values[0][name] == values[1][name]).all()) for name in values[0])

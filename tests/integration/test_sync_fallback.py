@@ -53,7 +53,8 @@ def damage(root: Path, fragment: int, revision: int) -> Path:
 def stands(root: Path) -> tuple[int, list[int]]:
     """(epoch, revision of each fragment) of what a service would serve."""
     recalled = Recalled.read(RunStore(root, RUN))
-    return recalled.epoch, [f.saved.revision if f.saved else -1 for f in recalled.fragments.values()]
+    fragments = recalled.fragments.values()
+    return recalled.epoch, [f.saved.revision if f.saved else -1 for f in fragments]
 
 
 def events(s: Service) -> list[EventIn]:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from syncline_proto.owners import Seat
-from syncline_proto.rest import PhaseVote
+from syncline_proto.rest import EventIn, PhaseVote
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_testing.service import Service, code_of, flat_layout, service
+from syncline_testing.keeping import begin, copied, fetch, manifest_of, seal
+from syncline_testing.service import RUN, Service, code_of, flat_layout, service
 
 SIZE = 600
 LAYOUT = flat_layout(SIZE, fragments=3)
@@ -169,5 +170,95 @@ def test_a_service_alone_takes_up_its_stored_offers(tmp_path: Path) -> None:
                 await s.pull(fragment=fragment, revision=1)
         files = {path.name[0] for path in (tmp_path / "runs" / "run").glob("0000?/*.safetensors")}
         assert files == {"r"}, "offers and gradients are gone with the phase"
+
+    asyncio.run(scenario())
+
+
+def test_a_checkpoint_taken_while_offers_wait_begins_the_phase_anew(tmp_path: Path) -> None:
+    """It has revision 0 alone, and not how often the phase had started again; the run goes on."""
+    url = str(tmp_path / "kept" / "amid")
+
+    async def scenario() -> None:
+        async with pair(tmp_path, PHASE, phase=(1, False)) as of:
+            for fragment in range(3):
+                await of[fragment].offer(VALUES, "a", fragment=fragment)
+            for fragment in range(3):
+                await end_phase(of, fragment)
+            assert [(await vote_of(of[fragment])).phase for fragment in range(3)] == [1, 1, 1]
+            assert "that are this sync service's" in await refused(copied(of[0], url, 0, [1]))
+            saved = [*await copied(of[0], url, 0, [0, 2]), *await copied(of[1], url, 0, [1])]
+            manifest = manifest_of(of[0], LAYOUT, saved)
+            await seal(of[1], url, manifest)
+            for fragment in range(3):
+                await of[fragment].members({"a": 1}, phase=(1, True))
+                _, values = await of[fragment].pull(fragment=fragment, revision=1)
+                np.testing.assert_array_equal(values, VALUES + fragment)
+            for s in (of[0], of[1]):
+                await fetch(s, url, "next")
+                s.run = "next"
+                await begin(s, url, manifest, {"a": 1})
+                states = (await s.open(LAYOUT, "a")).fragments
+                assert {(state.revision, state.gradient_step) for state in states} == {(0, 0)}
+            for fragment in range(3):
+                await end_phase(of, fragment)
+            assert [(await vote_of(of[fragment])).phase for fragment in range(3)] == [0, 0, 0]
+            for fragment in range(3):
+                await of[fragment].members({"a": 1}, phase=(0, True))
+                await of[fragment].pull(fragment=fragment, revision=1)
+
+    asyncio.run(scenario())
+
+
+def damage(root: Path, pattern: str) -> None:
+    (path,) = (root / "runs" / RUN).glob(pattern)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_each_falls_back_by_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pair(tmp_path, PLAIN) as of:
+            for fragment in range(3):
+                s = of[fragment]
+                await s.offer(VALUES, "a", fragment=fragment)
+                for revision in (1, 2):
+                    await s.push(VALUES, "a", fragment=fragment, base_revision=revision - 1)
+                    await s.pull(fragment=fragment, revision=revision, header_only=True)
+        damage(tmp_path / "0", "00002/r00000002.*")
+        found: list[tuple[int, list[int], list[str]]] = []
+        for index in OWNED:
+            async with service(tmp_path / str(index), PLAIN, seat=Seat(index, 2)) as s:
+                await s.host.fall_back(RUN)
+                await s.members({"a": 1})
+                status = await s.status()
+                revisions = [state.revision for state in status.fragments]
+                told = [event.kind for event in s.reports if isinstance(event, EventIn)]
+                found.append((status.epoch, revisions, told))
+        assert found == [(2, [1, 1], ["run.fell_back"]), (1, [2], [])]
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_offer_is_refused_and_nothing_falls_back_over_it(tmp_path: Path) -> None:
+    """It may have been voted for: without it the run is not what the others go on with."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, PHASE) as of:
+            for fragment in range(3):
+                await of[fragment].offer(VALUES, "a", fragment=fragment)
+            for fragment in range(3):
+                await end_phase(of, fragment)
+        damage(tmp_path / "0", "00002/o*")
+        async with service(tmp_path / "0", PHASE, seat=Seat(0, 2)) as s:
+            await s.host.fall_back(RUN)
+            with pytest.raises(grpc.aio.AioRpcError, match="start another run") as error:
+                await s.status()
+            assert code_of(error.value) == "STORE_DAMAGED"
+        async with service(tmp_path / "1", PHASE, seat=Seat(1, 2)) as s:
+            await s.host.fall_back(RUN)
+            await s.members({"a": 1}, phase=(0, True))
+            _, values = await s.pull(fragment=1, revision=1)
+            np.testing.assert_array_equal(values, VALUES + 1)
 
     asyncio.run(scenario())

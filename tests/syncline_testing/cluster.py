@@ -99,6 +99,7 @@ class Cluster:
     """
 
     def __init__(self, folder: Path, *sync_options: str, shards: int = 1) -> None:
+        self.folder = folder
         control, *ports = free_ports(1 + 3 * shards)
         self.control_url = f"http://127.0.0.1:{control}"
         self.sync_address = f"127.0.0.1:{ports[0]}"
