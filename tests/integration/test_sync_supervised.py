@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -11,7 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from syncline_proto.owners import Seat
+from syncline_proto.settings import RunSettings
+from syncline_sync.seating import folder_of, take_seat
 from syncline_testing.processes import environment
+from syncline_testing.service import RUN, flat_layout, service
 from syncline_testing.waiting import wait_until
 
 NOBODY = "http://127.0.0.1:9"
@@ -54,9 +59,24 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+async def opened(data: Path) -> None:
+    """Leave the stores of two services in which a run has been opened."""
+    data.mkdir()
+    take_seat(data, None, 2)
+    for index in range(2):
+        folder = folder_of(data, index)
+        folder.mkdir()
+        take_seat(folder, index, 2)
+        async with service(folder, RunSettings(), seat=Seat(index, 2)) as s:
+            await s.members({"a": 1})
+            await s.open(flat_layout(10, 2), "a")
+
+
 def test_a_service_that_dies_is_started_again_and_a_signal_ends_all(tmp_path: Path) -> None:
+    """Told to fall back, each looks once: whom it starts again has not been told."""
     data = tmp_path / "data"
-    with command(data, "--shards", "2") as (process, log):
+    asyncio.run(opened(data))
+    with command(data, "--shards", "2", "--fall-back", RUN) as (process, log):
         wait_until(lambda: listening(log) == 2, 60, "both listen")
         first, second = started(log)
         os.kill(second, signal.SIGKILL)
@@ -64,6 +84,7 @@ def test_a_service_that_dies_is_started_again_and_a_signal_ends_all(tmp_path: Pa
         pids = started(log)
         assert len(pids) == 3 and alive(first) and alive(pids[2]) and not alive(second)
         assert {path.name for path in data.glob("sync-*")} == {"sync-0", "sync-1"}
+        assert log.read_text().count("nothing of the run is damaged") == 2
         process.send_signal(signal.SIGINT)
         assert process.wait(40) == 130
         assert not any(map(alive, pids))
