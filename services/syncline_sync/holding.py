@@ -19,88 +19,31 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from syncline_proto.codec import (
-    CODEC_BY_NAME,
     Float32,
     UInt16,
     advance,
-    codec_of,
-    encode,
     publish,
 )
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
 from syncline_sync.core.record import Closing, Kind, Saved
-from syncline_sync.fragment_store import Entry, FragmentStore
+from syncline_sync.fragment_store import Entry
 from syncline_sync.pool import P, T, compute
 from syncline_sync.published import Published, Shelf
-from syncline_sync.sources import Difference, Plain, Sent
-
-_PIECE = 1 << 20
-"""Elements encoded at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A fragment as its files have it, and what was published.
-
-    ``saved`` is None, and all is empty, before the first commit. ``spare`` is what the newest
-    revision is sent from, where that is not the parameters themselves; or ``sent`` is, bf16 as
-    bits, where that does not follow from the parameters. All of it is of the run's ``epoch``,
-    whenever it was committed: what is still there of an earlier one has not gone back.
-    """
-
-    store: FragmentStore
-    saved: Saved | None
-    parameters: Float32
-    momentum: Float32
-    spare: Float32 | None
-    sent: UInt16 | None
-    revisions: tuple[Published, ...]
-    gradients: tuple[Published, ...]
-    epoch: int = 1
-    offer: tuple[Saved, Float32] | None = None
-    """Parameters that wait for those of other fragments, at the end of the synchronous phase."""
-
-    @classmethod
-    def read(cls, store: FragmentStore, epoch: int = 1) -> Stored:
-        """Heavy: call it in the pool.
-
-        Raises:
-            StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
-        """
-        loaded = store.load()
-        if loaded is None:
-            empty = np.zeros(0, np.float32)
-            return cls(store, None, empty, empty, None, None, (), (), epoch)
-        parameters = loaded.parameters.copy()
-        newest = _of(loaded.revisions[-1][0], epoch)
-        sent = None if loaded.published is None else loaded.published.copy()
-        if sent is None:
-            source, spare = _sent(parameters, _codec(newest), None)
-        else:
-            source, spare = _bits(sent), None
-        revisions = [
-            Published(_of(s, epoch), _codec(s), store.filed(s, _codec(s)))
-            for s, _ in loaded.revisions[:-1]
-        ]
-        revisions.append(Published(newest, _codec(newest), source))
-        gradients = [
-            Published(_of(s, epoch), pb.CODEC_FP32, store.filed(s, pb.CODEC_FP32, is_gradient=True))
-            for s, _ in loaded.gradients[:-1]
-        ]
-        for s, gradient in loaded.gradients[-1:]:
-            source, _ = _sent(gradient.copy(), pb.CODEC_FP32, None)
-            gradients.append(Published(_of(s, epoch), pb.CODEC_FP32, source))
-        saved, momentum = _of(loaded.saved, epoch), loaded.momentum.copy()
-        shelves = tuple(revisions), tuple(gradients)
-        offer = loaded.offer and (_of(loaded.offer[0], epoch), loaded.offer[1].copy())
-        return cls(store, saved, parameters, momentum, spare, sent, *shelves, epoch, offer)
+from syncline_sync.sources import Difference, Plain
+from syncline_sync.stored import (
+    Stored,
+    codec_of_saved,
+    is_by_difference,
+    is_sent_as_it_is,
+    sent_as_bits,
+    sent_of,
+)
 
 
 class Holding:
@@ -215,12 +158,12 @@ class Holding:
 
     async def _publish(self, saved: Saved, difference: Difference | None) -> None:
         """Put a revision on the shelf; the one before is on the disk."""
-        codec = _codec(saved)
+        codec = codec_of_saved(saved)
         if self._sent is not None:
-            source = _bits(self._sent)
+            source = sent_as_bits(self._sent)
         else:
             await self._read_newest_from_file()
-            source, self._spare = await self._compute(_sent, self._parameters, codec, self._spare)
+            source, self._spare = await self._compute(sent_of, self._parameters, codec, self._spare)
         self.revisions.put(saved.revision, Published(saved, codec, source, difference))
 
     def _see_written(self, writing: asyncio.Task[None]) -> None:
@@ -232,7 +175,7 @@ class Holding:
         """The accumulator; from now on nothing is sent from it."""
         if self._accumulator is None:
             for _, value in self.revisions.values[-1:]:
-                if not (_is_sent_as_it_is(value.codec) or _is_by_difference(value.saved)):
+                if not (is_sent_as_it_is(value.codec) or is_by_difference(value.saved)):
                     await value.move(Plain(self._parameters, value.codec))
             spare, self._spare = self._spare, None
             self._accumulator = np.empty(self._numel, np.float32) if spare is None else spare
@@ -267,7 +210,7 @@ class Holding:
 
         What was offered, and the first value of all, is published whole: nothing is lost of it.
         """
-        if not _is_by_difference(closing.saved):
+        if not is_by_difference(closing.saved):
             self._sent = None
             return None
         await self._read_newest_from_file()
@@ -300,7 +243,7 @@ class Holding:
         for _, value in self.gradients.values[-1:]:
             before = self._store.filed(value.saved, value.codec, is_gradient=True)
             await value.move(before)
-        source, _ = _sent(gradient, pb.CODEC_FP32, None)
+        source, _ = sent_of(gradient, pb.CODEC_FP32, None)
         value = Published(closing.saved, pb.CODEC_FP32, source)
         self.gradients.put(closing.saved.gradient_step, value)
 
@@ -314,43 +257,3 @@ class Holding:
 
     async def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await compute(self._disk, work, *args, **kwargs)
-
-
-def _of(saved: Saved, epoch: int) -> Saved:
-    return replace(saved, epoch=epoch)
-
-
-def _sent(
-    values: Float32, codec: pb.Codec.ValueType, spare: Float32 | None
-) -> tuple[Sent, Float32 | None]:
-    """What is sent of ``values``, and the array that holds it; fp32 is sent as it is.
-
-    Heavy, but for fp32: call it in the pool.
-    """
-    if _is_sent_as_it_is(codec):
-        return Sent(encode(values, codec), codec), spare
-    written = codec_of(codec)
-    spare = np.empty(values.size, np.float32) if spare is None else spare
-    into = spare.data.cast("B")[: written.size(values.size)]
-    for start in range(0, values.size, _PIECE):
-        piece = encode(values[start : start + _PIECE], codec)
-        at = written.size(start)
-        into[at : at + len(piece)] = piece
-    return Sent(into, codec), spare
-
-
-def _bits(values: UInt16) -> Sent:
-    return Sent(values.data.cast("B"), pb.CODEC_BF16)
-
-
-def _codec(saved: Saved) -> pb.Codec.ValueType:
-    """In which a revision is sent whole: what differences are added to is bf16."""
-    return pb.CODEC_BF16 if _is_by_difference(saved) else CODEC_BY_NAME[saved.down]
-
-
-def _is_by_difference(saved: Saved) -> bool:
-    return saved.down == "int8"
-
-
-def _is_sent_as_it_is(codec: pb.Codec.ValueType) -> bool:
-    return codec == pb.CODEC_FP32

@@ -23,13 +23,13 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.ending import Ending, Vote
 from syncline_sync.fragment_store import FragmentStore
-from syncline_sync.holding import Stored
 from syncline_sync.metrics import Metrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.runner import Adopt, Runner, Surroundings
 from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
+from syncline_sync.stored import Stored
 
 LOOKS = 8
 """At pushes that may stand still, in the time after which they are cut."""

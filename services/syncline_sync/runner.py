@@ -20,11 +20,12 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.record import ClosedBy, Kind, WholePush
-from syncline_sync.holding import Holding, Stored
+from syncline_sync.holding import Holding
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.report import round_report
 from syncline_sync.staging import Staged, Staging
+from syncline_sync.stored import Stored
 
 KIND = {
     pb.PUSH_KIND_PSEUDO_GRADIENT: Kind.PSEUDO_GRADIENT,

@@ -15,9 +15,10 @@ from syncline_proto.codec import Float32
 from syncline_proto.settings import OuterSettings
 from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved
 from syncline_sync.fragment_store import FragmentStore, Place
-from syncline_sync.holding import Holding, Stored
+from syncline_sync.holding import Holding
 from syncline_sync.published import Loan
 from syncline_sync.sources import Spans
+from syncline_sync.stored import Stored
 from syncline_testing.pure import payload_of
 
 NUMEL = 5_000
