@@ -190,8 +190,8 @@ def test_a_cut_that_moves_on_is_chosen_again(tmp_path: Path) -> None:
 
     async def scenario() -> tuple[str, Manifest]:
         async with (
-            service(tmp_path / "ahead", SETTINGS) as ahead,
-            service(tmp_path / "behind", SETTINGS) as behind,
+            service(tmp_path / "ahead", SETTINGS, seat=Seat(0, 2)) as ahead,
+            service(tmp_path / "behind", SETTINGS, seat=Seat(1, 2)) as behind,
         ):
             for s, rounds in ((ahead, 3), (behind, 1)):
                 await started(s)

@@ -35,16 +35,18 @@ def values(*seed: int) -> np.ndarray:
 
 
 async def started(s: Service) -> None:
+    """Give every fragment that is the service's a revision 0."""
     await s.members(MEMBERS)
     for replica in MEMBERS:
         await s.open(LAYOUT, replica)
-    for fragment in FRAGMENTS:
+    for fragment in s.shared.seat.owned(LAYOUT):
         await s.offer(values(fragment), "a", fragment=fragment)
         await s.pull(fragment=fragment, revision=0, header_only=True)
 
 
 async def round_of(s: Service, base: int) -> None:
-    """Both replicas push to both fragments; who is late to neither waits for the next revision."""
+    """Both replicas push to all fragments; who is late to none waits for the next revision."""
+    fragments = s.shared.seat.owned(LAYOUT)
     pushes = [
         s.push(
             values(base, fragment, number) * (1 + number),
@@ -53,12 +55,12 @@ async def round_of(s: Service, base: int) -> None:
             base_revision=base,
             tokens=10,
         )
-        for fragment in FRAGMENTS
+        for fragment in fragments
         for number, replica in enumerate(MEMBERS)
     ]
     for push in pushes:  # one after another: the order of folding is part of the result
         assert (await push).verdict == sync_pb2.VERDICT_ACCEPTED
-    for fragment in FRAGMENTS:
+    for fragment in fragments:
         await s.pull(fragment=fragment, revision=base + 1, header_only=True)
 
 
