@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from syncline.control import ControlClient
 from syncline.link import Link
+from syncline.patience import patiently
 from syncline.train.observe import newest_cut
 from syncline_proto.settings import TimeoutSettings
 from syncline_sync.files import unsealed
@@ -110,7 +112,7 @@ def test_a_service_that_may_have_gone_back_is_in_an_epoch_of_its_own(two: Cluste
         found: list[tuple[int, set[int]]] = []
         for service in two.get("/sync-services"):
             with closing(Link(service["address"], TimeoutSettings(), None)) as link:
-                answer = link.status("epochs")
+                answer = patiently(lambda at=link: at.status("epochs"), 20.0, Event())
                 found.append((answer.epoch, {state.revision for state in answer.fragments}))
         return found
 

@@ -19,12 +19,12 @@ HELLO: dict[str, Example] = {
         "summary": "The only sync service",
         "value": {"name": "sync-0", "address": "10.0.0.5:50051", "instance": "5b0c2f"},
     },
-    "second of two": {
+    "first of two": {
         "summary": "One of two that share the fragments",
         "value": {
-            "name": "sync-1",
-            "address": "10.0.0.6:50051",
-            "index": 1,
+            "name": "sync-0",
+            "address": "10.0.0.5:50051",
+            "index": 0,
             "shards": 2,
             "instance": "93aa10",
         },
