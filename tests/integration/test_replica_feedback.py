@@ -179,16 +179,20 @@ def test_what_was_excluded_takes_its_residual_along(cluster: Cluster) -> None:
         assert a.residual.any() and np.isfinite(a.residual).all()
 
 
-def test_a_new_codec_and_a_new_life_owe_nothing(cluster: Cluster) -> None:
+def test_a_new_codec_pays_what_the_old_one_owed_and_a_new_life_owes_nothing(
+    cluster: Cluster,
+) -> None:
     walker = Walker(cluster, "anew", 1, settings("topk", min_replicas=1))
     with joined(walker):
         walker.round()
         assert walker.residual.any()
-        patch = {"settings": {"codec": {"up": "bf16"}}}
+        patch = {"settings": {"codec": {"up": "fp32"}}}
         cluster.http.patch("/runs/anew/settings", json=patch).raise_for_status()
         wait_until(lambda: _adopted(walker), 20, "the replica has the new codec")
         walker.round()
         assert not walker.residual.any()
+        made = walker.replica.revision * walker.gradient.double().numpy()
+        np.testing.assert_allclose(walker.fallen, made, rtol=0, atol=1e-3)
     again = Walker(cluster, "anew", 1, settings("topk", min_replicas=1))
     with joined(again):
         assert not again.residual.any()
@@ -196,4 +200,4 @@ def test_a_new_codec_and_a_new_life_owe_nothing(cluster: Cluster) -> None:
 
 def _adopted(walker: Walker) -> bool:
     walker.round()
-    return walker.replica.settings.codec.up == "bf16"
+    return walker.replica.settings.codec.up == "fp32"

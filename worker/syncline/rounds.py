@@ -135,7 +135,7 @@ class Rounds:
     def _of_progress(self, fragment: int, codec: CodecName) -> Push:
         held, last_step = self._unpushed[fragment], self.tally.inner_step
         values = self._anchors.pseudo_gradient(fragment)
-        self._residuals.load(fragment, codec, values)
+        self._residuals.load(fragment, values)
         return Push(
             fragment=fragment,
             kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
@@ -256,11 +256,11 @@ class Rounds:
         self._see_header(fragment, outcome.pulled.header)
 
     def _settle_residual(self, push: Push, conclusion: Conclusion, outcome: Outcome) -> None:
-        """Keep what the codec lost of a push, or what it lost before, or nothing."""
-        if not has_feedback(push.codec):
-            return
+        """Keep what the codec lost of a push, or what was owed before it, or nothing."""
+        if push.kind != pb.PUSH_KIND_PSEUDO_GRADIENT:
+            return  # nothing that was owed went with it
         action, loss = action_for(conclusion, outcome.residual), outcome.loss
-        if action == pb.RESIDUAL_ACTION_KEEP and loss is None:
+        if action == pb.RESIDUAL_ACTION_KEEP and loss is None and has_feedback(push.codec):
             loss = loss_of(push.values, push.codec)
         self._residuals.settle(push.fragment, action, loss)
 

@@ -542,7 +542,7 @@ class PushResponse(_message.Message):
     For a gradient push: the gradient step to pull.
     """
     residual: Global___ResidualAction.ValueType
-    """For codecs with error feedback (int4, topk); with others a client may ignore it."""
+    """For codecs with error feedback (int4, topk), and whoever owes what one of them has left."""
     judged: Global___Verdict.ValueType
     """For DUPLICATE, the verdict given the first time; otherwise equal to `verdict`."""
     non_finite: _builtins.bool

@@ -25,7 +25,11 @@ KEEP, RESTORE, CLEAR = (
 FEEDBACK: tuple[CodecName, ...] = ("int4", "topk")
 FRAGMENTS, SIZE = 2, 150
 
-Event = Literal["accepted", "late", "excluded", "accepted, restored", "late, restored", "codec"]
+Event = Literal[
+    "accepted", "late", "excluded", "accepted, restored", "late, restored",
+    "another codec", "plain, accepted", "plain, late", "plain, excluded",
+]  # fmt: skip
+"""What becomes of a push; the plain ones are by a codec without feedback, for this push alone."""
 Wide = npt.NDArray[np.float64]
 
 with_feedback = pytest.mark.parametrize("codec", FEEDBACK)
@@ -69,7 +73,7 @@ class Books:
     def residual(self, fragment: int) -> Wide:
         """What the next push would carry besides its own progress."""
         carried = np.zeros(SIZE, np.float32)
-        self.residuals.load(fragment, self.codec, carried)
+        self.residuals.load(fragment, carried)
         return carried.astype(np.float64)
 
     def all_residuals(self) -> list[Wide]:
@@ -78,17 +82,16 @@ class Books:
     def push(self, fragment: int, event: Event, made: Float32, exact: bool) -> None:
         self.made[fragment] += made
         self.progress[fragment] += made
-        before = self.all_residuals()
-        if event == "codec":
+        if event == "another codec":
             self.codec = "int4" if self.codec == "topk" else "topk"
-            self.discard(before)
         sent = self.progress[fragment].astype(np.float32)
         progress = sent.copy()
-        self.residuals.load(fragment, self.codec, sent)
-        lost = (coarse if exact else loss_of)(sent, self.codec)
+        self.residuals.load(fragment, sent)
+        is_plain = event.startswith("plain")
+        lost = np.zeros_like(sent) if is_plain else (coarse if exact else loss_of)(sent, self.codec)
         self.largest = max(self.largest, float(np.abs(sent).max()))
-        judged = KEEP if event == "codec" else ANSWERS[event]
-        self.residuals.settle(fragment, judged, lost if judged == KEEP else None)
+        judged = ANSWERS[event]
+        self.residuals.settle(fragment, judged, lost if judged == KEEP and not is_plain else None)
         if judged == CLEAR:
             self.discarded[fragment] += sent
         elif judged == KEEP:
@@ -99,10 +102,6 @@ class Books:
             self.discarded[fragment] += self.residual(fragment)  # others may be another service's
             self.epochs[fragment] += 1
         self.residuals.see_epoch(fragment, self.epochs[fragment])
-
-    def discard(self, residuals: list[Wide]) -> None:
-        for discarded, residual in zip(self.discarded, residuals, strict=True):
-            discarded += residual
 
     def off(self) -> float:
         """By how much accepted + discarded + residual + progress are not all that was made."""
@@ -125,6 +124,10 @@ ANSWERS: dict[Event, pb.ResidualAction.ValueType] = {
     "late": RESTORE,
     "late, restored": RESTORE,
     "excluded": CLEAR,
+    "another codec": KEEP,
+    "plain, accepted": KEEP,
+    "plain, late": RESTORE,
+    "plain, excluded": CLEAR,
 }
 
 
@@ -192,15 +195,12 @@ def test_a_life_begins_with_nothing_and_an_older_epochs_anchor_leaves_nothing() 
 def test_what_is_not_finite_is_for_the_service_to_judge() -> None:
     residuals, lost = Residuals(), np.array([3e38, -np.inf, 1.0], np.float32)
     residuals.settle(0, KEEP, lost)
-    residuals.load(0, "int4", zero := np.zeros(3, np.float32))
-    assert not zero.any(), "of another codec"
-    residuals.settle(0, KEEP, lost)
     values = np.array([3e38, np.inf, 1.0], np.float32)
-    residuals.load(0, "int4", values)
+    residuals.load(0, values)
     assert np.isinf(values[0]) and np.isnan(values[1]) and values[2] == 2.0
     assert np.isnan(loss_of(values, "int4")).any()
     residuals.settle(0, CLEAR)
-    residuals.load(0, "int4", again := np.ones(3, np.float32))
+    residuals.load(0, again := np.ones(3, np.float32))
     assert (again == 1.0).all()
 
 

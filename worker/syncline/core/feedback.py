@@ -5,6 +5,9 @@
     e = e              if it came late (RESTORE): delta stays progress, and is pushed again
     e = 0              if it does not count (CLEAR): what was discarded shall not come back
 
+A codec without feedback leaves nothing behind (its e is 0, if the push counts), but takes along what
+one with feedback owed before it: a run may change its codec at any time.
+
 So what was accepted, what was discarded and the residual e add up to all deltas, each counted
 once. Source: Karimireddy et al., arXiv 1901.09847; for progress of many steps and sparse payloads,
 SparseLoCo (arXiv 2508.15706), whose residual decays where ours does not.
@@ -31,19 +34,15 @@ class Residuals:
 
     Invariants:
         Only a codec that is ``with_feedback`` leaves anything, one fp32 array for each fragment.
-        All that is held was lost by one codec, and of a fragment in one epoch.
+        All that is held of a fragment was lost in one epoch.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, Float32] = {}
-        self._codec: CodecName | None = None
         self._epochs: dict[int, int] = {}
 
-    def load(self, fragment: int, codec: CodecName, delta: Float32) -> None:
-        """Turn ``delta`` (fp32, flat) into what is to be sent of it by ``codec``, in place."""
-        if codec != self._codec:
-            self.clear()
-            self._codec = codec
+    def load(self, fragment: int, delta: Float32) -> None:
+        """Turn ``delta`` (fp32, flat) into what is to be sent of it, in place."""
         held = self._held.get(fragment)
         if held is not None:
             # What is not finite then, or was before, the service judges.
@@ -53,11 +52,14 @@ class Residuals:
     def settle(
         self, fragment: int, action: pb.ResidualAction.ValueType, loss: Float32 | None = None
     ) -> None:
-        """Take the answer to a push; ``loss``, wanted with KEEP, is ``loss_of`` it and ours now."""
-        if action == pb.RESIDUAL_ACTION_KEEP:
-            assert loss is not None
+        """Take the answer to a push of any codec.
+
+        ``loss`` is what KEEP keeps: ``loss_of`` the push, ours from now on; None, where its codec
+        has no feedback.
+        """
+        if action == pb.RESIDUAL_ACTION_KEEP and loss is not None:
             self._held[fragment] = loss
-        elif action == pb.RESIDUAL_ACTION_CLEAR:
+        elif action != pb.RESIDUAL_ACTION_RESTORE:
             self._held.pop(fragment, None)
 
     def see_epoch(self, fragment: int, epoch: int) -> None:
