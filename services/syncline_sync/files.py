@@ -12,6 +12,7 @@ import mmap
 import os
 import re
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -26,6 +27,11 @@ VERSION = 3
 
 Tensor: TypeAlias = Float32 | UInt16
 """What a file holds: fp32 values, or bf16 as its bits; flat."""
+
+PIECE_BYTES = 4 << 20
+"""Of a file that is only checked, at a time."""
+
+_DTYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(np.uint16)}
 
 MEND = "Bring it back from a copy, or move the run's folder away; then start the service again."
 
@@ -84,6 +90,17 @@ def write_safetensors(
     return size, crc
 
 
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Where an array lies in a file of safetensors."""
+
+    dtype: np.dtype[np.float32] | np.dtype[np.uint16]
+    size: int
+    """Elements."""
+    at: int
+    """Bytes from the file's beginning."""
+
+
 def parse_safetensors(data: bytes | mmap.mmap) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Views (read-only) of the tensors of a file whose checksum is right, and its metadata.
 
@@ -91,21 +108,55 @@ def parse_safetensors(data: bytes | mmap.mmap) -> tuple[dict[str, Tensor], dict[
         ValueError: it is no such file, whatever its checksum.
     """
     start = 8 + int.from_bytes(data[:8], "little")
-    tensors: dict[str, Tensor] = {}
+    arrays, metadata = _header(data[8:start], start, len(data))
+    views = {n: np.frombuffer(data, one.dtype, one.size, one.at) for n, one in arrays.items()}
+    return cast(dict[str, Tensor], views), metadata
+
+
+def arrays_of(file: int) -> tuple[dict[str, Array], dict[str, str]]:
+    """Where the tensors of an open file lie whose checksum is right, and its metadata.
+
+    Raises:
+        ValueError: it is no file of safetensors, whatever its checksum.
+    """
+    start, size = 8 + int.from_bytes(os.pread(file, 8, 0), "little"), os.fstat(file).st_size
+    return _header(os.pread(file, min(start, size) - 8, 8) if size > 8 else b"", start, size)
+
+
+def array_of(file: int, array: Array) -> Tensor:
+    """One of them, read into memory of its own."""
+    values = np.empty(array.size, array.dtype)
+    into, done = values.data.cast("B"), 0
+    while done < values.nbytes and (count := os.preadv(file, [into[done:]], array.at + done)):
+        done += count
+    return cast(Tensor, values)
+
+
+def checksum_of(file: int) -> tuple[int, int]:
+    """(bytes, CRC-32C) of an open file, of which only a piece is ever in memory."""
+    crc, size = 0, 0
+    while data := os.pread(file, PIECE_BYTES, size):
+        crc, size = crc32c_of(data, crc), size + len(data)
+    return size, crc
+
+
+def _header(text: bytes, start: int, size: int) -> tuple[dict[str, Array], dict[str, str]]:
+    """Read what stands before the tensors, which lie from ``start`` to the file's ``size``."""
+    arrays: dict[str, Array] = {}
     try:
-        header = cast(dict[str, Any], json.loads(data[8:start]))
+        header = cast(dict[str, Any], json.loads(text))
         metadata = cast(dict[str, str], header.pop("__metadata__", {}))
         for name, row in header.items():
             begin, end = row["data_offsets"]
-            if row["dtype"] == "BF16":
-                tensors[name] = np.frombuffer(data, np.uint16, (end - begin) // 2, start + begin)
-            elif row["dtype"] == "F32":
-                tensors[name] = np.frombuffer(data, np.float32, (end - begin) // 4, start + begin)
-            else:
+            if row["dtype"] not in _DTYPES:
                 raise ValueError(f"an array of it is of {row['dtype']!r:.80}")
+            dtype = _DTYPES[row["dtype"]]
+            if not (type(begin) is type(end) is int and 0 <= begin <= end <= size - start):
+                raise ValueError("an array of it lies elsewhere")
+            arrays[name] = Array(dtype, (end - begin) // dtype.itemsize, start + begin)
     except (AttributeError, LookupError, OverflowError, RecursionError, TypeError) as error:
         raise ValueError(f"it is no file of safetensors ({error})") from error
-    return tensors, metadata
+    return arrays, metadata
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -163,7 +214,25 @@ def read(path: Path) -> bytes:
     try:
         return opened(path, path.read_bytes)
     except OSError as error:
-        raise StoreDamaged(f"Cannot read {path}: {error.strerror or error}. {MEND}") from error
+        raise _unreadable(path, error) from error
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Generator[int]:
+    """A descriptor of a file that must be there.
+
+    Raises:
+        StoreDamaged: it cannot be read.
+        StoreError: no file descriptor is left for it.
+    """
+    try:
+        file = opened(path, lambda: os.open(path, os.O_RDONLY))
+        try:
+            yield file
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 @contextlib.contextmanager
@@ -199,3 +268,7 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _unreadable(path: Path, error: OSError) -> StoreDamaged:
+    return StoreDamaged(f"Cannot read {path}: {error.strerror or error}. {MEND}")

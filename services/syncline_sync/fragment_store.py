@@ -14,19 +14,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
-from syncline_proto.codec import Float32, UInt16, crc32c_of
+from syncline_proto.codec import Float32, UInt16
 from syncline_proto.errors import CheckpointError, RevisionGone, StoreDamaged
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
 from syncline_sync.files import (
     MEND,
+    Array,
     Tensor,
+    array_of,
+    arrays_of,
+    checksum_of,
     make_folder,
     make_mark,
-    parse_safetensors,
     read,
+    reading,
     replace_file,
     sealed,
     understood,
@@ -85,30 +87,33 @@ class Place:
         return {"run": self.run, "fragment": str(self.fragment), "layout": self.layout}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A fragment as the last commit left it.
+    """A fragment as the last commit left it; the arrays are nobody else's.
 
-    ``revisions`` are the parameters of the kept revisions, each with what was saved beside it,
-    oldest first; ``gradients`` the kept mean gradients, and ``offer`` what waits for the offers of
-    other fragments, only in the synchronous phase. ``published`` is the newest revision's published
-    value, bf16 as bits, where ``parameters`` do not tell it.
+    ``revisions`` is what was saved beside each kept revision, oldest first, and ``gradients``
+    beside each kept mean gradient. Arrays are those of the newest. ``gradient``, and ``offer``,
+    which waits for the offers of other fragments, are only there in the synchronous phase.
+    ``published`` is what is published of the newest revision, bf16 as bits, where ``parameters``
+    do not tell it.
     """
 
-    saved: Saved
+    revisions: tuple[Saved, ...]
+    parameters: Float32
     momentum: Float32
-    revisions: tuple[tuple[Saved, Float32], ...]
-    gradients: tuple[tuple[Saved, Float32], ...]
     published: UInt16 | None = None
+    gradients: tuple[Saved, ...] = ()
+    gradient: Float32 | None = None
     offer: tuple[Saved, Float32] | None = None
 
     @property
-    def parameters(self) -> Float32:
-        return self.revisions[-1][1]
+    def saved(self) -> Saved:
+        """What was saved with the last round."""
+        return (self.gradients or self.revisions)[-1]
 
 
 def check_arrays(
-    tensors: Mapping[str, Tensor], saved: Saved, numel: int, alone: str | None = None
+    arrays: Mapping[str, Tensor | Array], saved: Saved, numel: int, alone: str | None = None
 ) -> None:
     """Check that a file holds the arrays that its kind has, of a fragment of ``numel`` elements.
 
@@ -119,9 +124,9 @@ def check_arrays(
     """
     names = [alone] if alone else ["parameters", "momentum"]
     forms: dict[str, tuple[str, int]] = dict.fromkeys(names, ("float32", numel))
-    if saved.down == "int8" and not alone:
+    if saved.is_by_difference and not alone:
         forms["published"] = ("uint16", numel)
-    if {name: (values.dtype.name, values.size) for name, values in tensors.items()} != forms:
+    if {name: (values.dtype.name, values.size) for name, values in arrays.items()} != forms:
         raise ValueError(f"it does not hold {numel} elements, as the layout does")
 
 
@@ -190,11 +195,10 @@ class FragmentStore:
             RevisionGone: it is not kept.
         """
         step, alone = (saved.gradient_step, "gradient") if is_gradient else (0, None)
+        array = alone or ("published" if saved.is_by_difference else "parameters")
         for entry in self._entries:
-            at = entry.revision, entry.gradient_step, entry.alone
-            if at == (saved.revision, step, alone):
-                at = 8 * self.place.numel if saved.down == "int8" and not is_gradient else None
-                return Filed(self.folder / entry.file, entry.bytes, entry.crc32c, codec, at)
+            if (entry.revision, entry.gradient_step, entry.alone) == (saved.revision, step, alone):
+                return Filed(self.folder / entry.file, entry.bytes, entry.crc32c, array, codec)
         raise RevisionGone(f"{self.folder} has no revision {saved.revision}, step {step}.")
 
     def pin(self, revision: int, path: Path) -> Entry:
@@ -220,6 +224,8 @@ class FragmentStore:
     def load(self) -> Loaded | None:
         """Read what the head names; None if nothing was ever committed.
 
+        Older files are checked, and their arrays stay on the disk.
+
         Raises:
             StoreDamaged: a file is missing, short, or fails its checksum, or another fragment's or
                 revision's; the message names it.
@@ -227,28 +233,27 @@ class FragmentStore:
         entries = self.head()
         if entries is None:
             return None
-        current = next(e for e in entries if not e.alone)
-        revisions: list[tuple[Saved, Float32]] = []
-        gradients: list[tuple[Saved, Float32]] = []
-        momentum, published = np.empty(0, np.float32), None
-        offer: tuple[Saved, Float32] | None = None
-        for entry in reversed(entries):
+        saved: dict[str | None, tuple[Saved, ...]] = {}
+        arrays: dict[str, Tensor] = {}
+        for entry in entries:
+            newer = saved.get(entry.alone, ())
             try:
-                saved, tensors = self._read(entry)
+                one, found = self._read(entry, with_arrays=not newer)
             except StoreDamaged as error:
                 raise StoreDamaged(f"{error.message}{self._way_out(entries)}") from error
-            if entry.alone == "offer":
-                offer = (saved, cast(Float32, tensors["offer"]))
-            elif entry.alone:
-                gradients.append((saved, cast(Float32, tensors["gradient"])))
-            else:
-                revisions.append((saved, cast(Float32, tensors["parameters"])))
-            if entry is current:
-                momentum = cast(Float32, tensors["momentum"])
-                published = cast(UInt16 | None, tensors.get("published"))
+            saved[entry.alone] = (one, *newer)
+            arrays |= found
         self._entries = entries
-        saved = (gradients or revisions)[-1][0]
-        return Loaded(saved, momentum, tuple(revisions), tuple(gradients), published, offer)
+        offers = [(one, cast(Float32, arrays["offer"])) for one in saved.get("offer", ())]
+        return Loaded(
+            revisions=saved[None],
+            parameters=cast(Float32, arrays["parameters"]),
+            momentum=cast(Float32, arrays["momentum"]),
+            published=cast(UInt16 | None, arrays.get("published")),
+            gradients=saved.get("gradient", ()),
+            gradient=cast(Float32 | None, arrays.get("gradient")),
+            offer=offers[-1] if offers else None,
+        )
 
     def head(self) -> list[Entry] | None:
         """The files that count, newest first, a revision among them; None before any commit.
@@ -278,7 +283,7 @@ class FragmentStore:
     def is_whole(self, entry: Entry) -> bool:
         """Whether its file is what was committed, to the bit. Heavy."""
         try:
-            self._read(entry)
+            self._read(entry, with_arrays=False)
         except StoreDamaged:
             return False
         return True
@@ -313,22 +318,25 @@ class FragmentStore:
         tries = (f"{stem}{f'.{i}' if i else ''}.safetensors" for i in range(len(named) + 1))
         return next(name for name in tries if name not in named)
 
-    def _read(self, entry: Entry) -> tuple[Saved, dict[str, Tensor]]:
+    def _read(self, entry: Entry, *, with_arrays: bool) -> tuple[Saved, dict[str, Tensor]]:
+        """Check a file and read what was saved in it; its arrays only where they are wanted."""
         path = self.folder / entry.file
-        data = read(path)
-        if len(data) != entry.bytes or crc32c_of(data) != entry.crc32c:
-            raise StoreDamaged(
-                f"{path} is damaged: {len(data)} bytes where the head names {entry.bytes}, or "
-                f"another checksum. {MEND}"
-            )
-        with understood(path):
-            tensors, metadata = parse_safetensors(data)
-            saved = saved_from_json(metadata.pop("saved"))
-            self._check(entry, saved, tensors, metadata)
-            return saved, tensors
+        with reading(path) as file:
+            size, crc = checksum_of(file)
+            if (size, crc) != (entry.bytes, entry.crc32c):
+                raise StoreDamaged(
+                    f"{path} is damaged: {size} bytes where the head names {entry.bytes}, or "
+                    f"another checksum. {MEND}"
+                )
+            with understood(path):
+                arrays, metadata = arrays_of(file)
+                saved = saved_from_json(metadata.pop("saved"))
+                self._check(entry, saved, arrays, metadata)
+                wanted = arrays if with_arrays else {}
+                return saved, {name: array_of(file, array) for name, array in wanted.items()}
 
     def _check(
-        self, entry: Entry, saved: Saved, tensors: dict[str, Tensor], metadata: dict[str, str]
+        self, entry: Entry, saved: Saved, arrays: dict[str, Array], metadata: dict[str, str]
     ) -> None:
         """Check that a file is what its head says, and this fragment's.
 
@@ -340,7 +348,7 @@ class FragmentStore:
         step = entry.gradient_step
         if saved.revision != entry.revision or (step and saved.gradient_step != step):
             raise ValueError("it is of another revision or step than the head names")
-        check_arrays(tensors, saved, self.place.numel, entry.alone)
+        check_arrays(arrays, saved, self.place.numel, entry.alone)
 
     def _sweep_leftovers(self) -> None:
         """Remove what no head names: older files, and what a kill left behind."""

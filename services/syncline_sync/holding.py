@@ -39,7 +39,6 @@ from syncline_sync.sources import Difference, Plain
 from syncline_sync.stored import (
     Stored,
     codec_of_saved,
-    is_by_difference,
     is_sent_as_it_is,
     sent_as_bits,
     sent_of,
@@ -51,6 +50,7 @@ class Holding:
 
     def __init__(
         self,
+        *,
         number: int,
         numel: int,
         stored: Stored,
@@ -175,7 +175,7 @@ class Holding:
         """The accumulator; from now on nothing is sent from it."""
         if self._accumulator is None:
             for _, value in self.revisions.values[-1:]:
-                if not (is_sent_as_it_is(value.codec) or is_by_difference(value.saved)):
+                if not (is_sent_as_it_is(value.codec) or value.saved.is_by_difference):
                     await value.move(Plain(self._parameters, value.codec))
             spare, self._spare = self._spare, None
             self._accumulator = np.empty(self._numel, np.float32) if spare is None else spare
@@ -210,7 +210,7 @@ class Holding:
 
         What was offered, and the first value of all, is published whole: nothing is lost of it.
         """
-        if not is_by_difference(closing.saved):
+        if not closing.saved.is_by_difference:
             self._sent = None
             return None
         await self._read_newest_from_file()

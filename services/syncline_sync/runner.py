@@ -77,9 +77,13 @@ class Runner:
     ) -> None:
         self.number, self.name, self.numel = number, name, numel
         self.holding = Holding(
-            *(number, numel, stored, around.pool, around.disk),
-            around.metrics.commit_seconds,
-            around.fail,
+            number=number,
+            numel=numel,
+            stored=stored,
+            pool=around.pool,
+            disk=around.disk,
+            commit_seconds=around.metrics.commit_seconds,
+            fail=around.fail,
         )
         self._around = around
         self._inbox: asyncio.Queue[Staged | Adopt] = asyncio.Queue()

@@ -97,7 +97,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         async with self._statuses.of(context):
             run = await self._host.run(_name("run", request.run))
             return pb.GetRunStatusResponse(
-                epoch=_epoch(run),
+                epoch=run.epoch,
                 fingerprint=run.fingerprint,
                 instance=self._host.instance,
                 fragments=run.states(),
@@ -114,7 +114,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         if run.layout is None:
             raise RunUnknown(f"Run {run.name} has no layout yet: no replica has opened it.")
         return pb.OpenRunResponse(
-            epoch=_epoch(run),
+            epoch=run.epoch,
             fingerprint=run.fingerprint,
             fragments=run.states(),
             instance=self._host.instance,
@@ -160,9 +160,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         runner = self._runner(run, request.fragment)
         if request.replica:
             _still_alive(run, _name("replica", request.replica), request.incarnation)
-        if request.epoch and request.epoch != _epoch(run):
+        if request.epoch and request.epoch != run.epoch:
             raise EpochChanged(
-                f"Run {run.name} is in epoch {_epoch(run)}, not {request.epoch}: open it again."
+                f"Run {run.name} is in epoch {run.epoch}, not {request.epoch}: open it again."
             )
         assert run.layout is not None
         where = await self._located(run, len(request.boxes), _places, run.layout, request)
@@ -237,10 +237,6 @@ def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:
         raise LeaseLost(
             f"{replica} lives on as incarnation {holder}; incarnation {incarnation} must stop."
         )
-
-
-def _epoch(run: RunHost) -> int:
-    return run.epoch
 
 
 def _response(judgement: Judgement, runner: Runner) -> pb.PushResponse:

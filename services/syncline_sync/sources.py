@@ -14,11 +14,11 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import Float32, codec_of, crc32c_of, cut, encode
+from syncline_proto.codec import Float32, codec_of, cut, encode
 from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.descriptors import opened
-from syncline_sync.files import MEND
+from syncline_sync.files import MEND, Array, arrays_of, checksum_of, understood
 
 Spans: TypeAlias = npt.NDArray[np.int64]
 """[k, 2]: start and length in elements, none empty."""
@@ -28,9 +28,6 @@ FEW_SPANS = 1024
 
 _LITTLE = {2: np.uint16, 4: np.uint32}
 """What stands for an element of so many bytes where only its bits matter."""
-
-_AT_A_TIME = 1 << 22
-"""Bytes of a file that are checked at a time."""
 
 
 class Source(Protocol):
@@ -92,29 +89,20 @@ class Difference(Source):
 
 
 class Filed(Source):
-    """The first tensor, fp32, of a file of the store; or what lies in it as it is sent.
+    """An array of a file of the store: fp32, or bf16, which is sent as it lies there.
 
     It is opened when it is first read, or held; from then on it may be removed.
     """
 
     def __init__(
-        self,
-        path: Path,
-        size: int,
-        crc32c: int,
-        codec: pb.Codec.ValueType,
-        sent_at: int | None = None,
+        self, path: Path, size: int, crc32c: int, array: str, codec: pb.Codec.ValueType
     ) -> None:
-        """``size`` and ``crc32c`` are the file's, as its head names them.
-
-        ``sent_at`` is where in the tensors' bytes that begins which is encoded already.
-        """
-        self._path, self._size, self._crc32c, self._codec = path, size, crc32c, codec
-        self._sent_at = sent_at
-        self._width = 4 if sent_at is None else codec_of(codec).size(1)
+        """``size`` and ``crc32c`` are the file's, as its head names them; ``array`` is a name."""
+        self._path, self._size, self._crc32c = path, size, crc32c
+        self._name, self._codec = array, codec
         self._file = -1
-        self._start = 0
-        """Where the tensor begins; 0 until the file was found whole."""
+        self._array: Array | None = None
+        """Where it lies; None until the file was found whole."""
         self._lock = threading.Lock()
 
     def hold(self) -> None:
@@ -143,24 +131,22 @@ class Filed(Source):
             StoreDamaged: its bytes are others.
         """
         self.hold()
-        if not self._start:
-            self._check()
-        values = np.empty(int(spans[:, 1].sum()), _LITTLE[self._width])
+        array = self._array or self._found()
+        width = array.dtype.itemsize
+        values = np.empty(int(spans[:, 1].sum()), _LITTLE[width])
         into, at = values.data.cast("B"), 0
-        for start, length in (spans * self._width).tolist():
-            at += os.preadv(self._file, [into[at : at + length]], self._start + start)
-        if self._sent_at is not None:
+        for start, length in (spans * width).tolist():
+            at += os.preadv(self._file, [into[at : at + length]], array.at + start)
+        if array.dtype != np.float32:
             return bytes(into)
         return bytes(encode(values.view(np.float32), self._codec))
 
-    def _check(self) -> None:
-        crc, size = 0, 0
-        while data := os.pread(self._file, _AT_A_TIME, size):
-            crc, size = crc32c_of(data, crc), size + len(data)
-        if (size, crc) != (self._size, self._crc32c):
+    def _found(self) -> Array:
+        if checksum_of(self._file) != (self._size, self._crc32c):
             raise StoreDamaged(f"{self._path} is damaged: its checksum is another. {MEND}")
-        header = int.from_bytes(os.pread(self._file, 8, 0), "little")
-        self._start = 8 + header + (self._sent_at or 0)
+        with understood(self._path):
+            self._array = arrays_of(self._file)[0][self._name]
+        return self._array
 
 
 def places(spans: Spans) -> npt.NDArray[np.int64]:

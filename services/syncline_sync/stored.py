@@ -53,29 +53,38 @@ class Stored:
         if loaded is None:
             empty = np.zeros(0, np.float32)
             return cls(store, None, empty, empty, None, None, (), (), epoch)
-        parameters = loaded.parameters.copy()
-        newest = _of(loaded.revisions[-1][0], epoch)
-        sent = None if loaded.published is None else loaded.published.copy()
+        parameters, sent = loaded.parameters, loaded.published
+        newest = _of(loaded.revisions[-1], epoch)
         if sent is None:
             source, spare = sent_of(parameters, codec_of_saved(newest), None)
         else:
             source, spare = sent_as_bits(sent), None
         revisions = [
             Published(_of(s, epoch), codec_of_saved(s), store.filed(s, codec_of_saved(s)))
-            for s, _ in loaded.revisions[:-1]
+            for s in loaded.revisions[:-1]
         ]
         revisions.append(Published(newest, codec_of_saved(newest), source))
         gradients = [
             Published(_of(s, epoch), pb.CODEC_FP32, store.filed(s, pb.CODEC_FP32, is_gradient=True))
-            for s, _ in loaded.gradients[:-1]
+            for s in loaded.gradients[:-1]
         ]
-        for s, gradient in loaded.gradients[-1:]:
-            source, _ = sent_of(gradient.copy(), pb.CODEC_FP32, None)
-            gradients.append(Published(_of(s, epoch), pb.CODEC_FP32, source))
-        saved, momentum = _of(loaded.saved, epoch), loaded.momentum.copy()
-        shelves = tuple(revisions), tuple(gradients)
-        offer = loaded.offer and (_of(loaded.offer[0], epoch), loaded.offer[1].copy())
-        return cls(store, saved, parameters, momentum, spare, sent, *shelves, epoch, offer)
+        if loaded.gradient is not None:
+            source, _ = sent_of(loaded.gradient, pb.CODEC_FP32, None)
+            newest_step = _of(loaded.gradients[-1], epoch)
+            gradients.append(Published(newest_step, pb.CODEC_FP32, source))
+        offer = loaded.offer and (_of(loaded.offer[0], epoch), loaded.offer[1])
+        return cls(
+            store=store,
+            saved=_of(loaded.saved, epoch),
+            parameters=parameters,
+            momentum=loaded.momentum,
+            spare=spare,
+            sent=sent,
+            revisions=tuple(revisions),
+            gradients=tuple(gradients),
+            epoch=epoch,
+            offer=offer,
+        )
 
 
 def _of(saved: Saved, epoch: int) -> Saved:
@@ -107,11 +116,7 @@ def sent_as_bits(values: UInt16) -> Sent:
 
 def codec_of_saved(saved: Saved) -> pb.Codec.ValueType:
     """In which a revision is sent whole: what differences are added to is bf16."""
-    return pb.CODEC_BF16 if is_by_difference(saved) else CODEC_BY_NAME[saved.down]
-
-
-def is_by_difference(saved: Saved) -> bool:
-    return saved.down == "int8"
+    return pb.CODEC_BF16 if saved.is_by_difference else CODEC_BY_NAME[saved.down]
 
 
 def is_sent_as_it_is(codec: pb.Codec.ValueType) -> bool:

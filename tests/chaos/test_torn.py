@@ -17,10 +17,10 @@ from chaos.disk import Disk, left, restore
 from syncline_proto.errors import StoreDamaged
 from syncline_proto.settings import RunSettings
 from syncline_sync.core.record import Saved
-from syncline_sync.fragment_store import FragmentStore, Loaded
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.store import RunStore
 from syncline_testing.service import flat_layout
-from syncline_testing.stored import SIZE, values
+from syncline_testing.stored import SIZE, told, values
 
 RUN = "run"
 LAYOUT = flat_layout(SIZE, fragments=2)
@@ -67,14 +67,6 @@ STEPS: dict[str, list[Step]] = {
 }
 
 
-def told(loaded: Loaded | None) -> Any:
-    """Everything in a fragment, in a form that can be compared."""
-    if loaded is None:
-        return None
-    kept = [(s, v.tobytes()) for s, v in (*loaded.revisions, *loaded.gradients)]
-    return loaded.saved, loaded.momentum.tobytes(), kept
-
-
 def found(root: Path) -> Any:
     """What a service that starts here finds.
 
@@ -85,7 +77,7 @@ def found(root: Path) -> Any:
     settings = run.load_settings() if run.has_settings else None
     layout = run.load_layout()
     fragments = () if layout is None else run.fragments(layout)
-    return settings, layout, tuple(told(fragment.load()) for fragment in fragments)
+    return settings, layout, tuple(told(fragment) for fragment in fragments)
 
 
 def opened(root: Path) -> tuple[RunStore, list[FragmentStore]]:

@@ -42,7 +42,13 @@ class Fragment:
         stored = Stored.read(self.store)
         self.faults: list[BaseException] = []
         self.holding = Holding(
-            *(0, NUMEL, stored, pool, pool), contextlib.nullcontext, self.faults.append
+            number=0,
+            numel=NUMEL,
+            stored=stored,
+            pool=pool,
+            disk=pool,
+            commit_seconds=contextlib.nullcontext,
+            fail=self.faults.append,
         )
         self.revision = -1 if stored.saved is None else stored.saved.revision
 

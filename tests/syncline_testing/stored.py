@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Saved
 from syncline_sync.fragment_store import FragmentStore, Place
 
@@ -32,3 +34,18 @@ def revision(number: int) -> Commit:
 def gradient(step: int, life: int = 0) -> Commit:
     saved = Saved(revision=0, gradient_step=step, committed_tokens=10 * life)
     return lambda store: store.commit_gradient(saved, values(1000 + step + 50 * life))
+
+
+def told(store: FragmentStore) -> Any:
+    """Everything that a start finds of a fragment, older revisions too, as what can be compared."""
+    loaded = store.load()
+    if loaded is None:
+        return None
+    whole, kept = np.array([[0, store.place.numel]], np.int64), list[Any]()
+    for is_gradient, saved in ((False, loaded.revisions), (True, loaded.gradients)):
+        for one in saved:
+            source = store.filed(one, pb.CODEC_FP32, is_gradient=is_gradient)
+            kept.append((one, source.read(whole)))
+            source.close()
+    arrays = (loaded.parameters, loaded.momentum, loaded.gradient, loaded.published)
+    return loaded.saved, [one is not None and one.tobytes() for one in arrays], kept

@@ -157,6 +157,11 @@ class Saved:
     phase: int = 0
     """How often the synchronous phase has started again before this."""
 
+    @property
+    def is_by_difference(self) -> bool:
+        """Whether its published value follows from the one before by a difference of int8."""
+        return self.down == "int8"
+
     def restored(self) -> Saved:
         """What another run that begins here knows: all but whose pushes made it.
 

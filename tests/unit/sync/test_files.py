@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from syncline_proto.errors import StoreDamaged
 from syncline_sync.core.record import Saved
-from syncline_sync.files import parse_safetensors
+from syncline_sync.files import array_of, arrays_of, checksum_of, parse_safetensors, reading
 from syncline_sync.fragment_store import check_arrays
 from syncline_sync.saved import saved_from_json, saved_to_json
 
@@ -37,9 +40,30 @@ def row(dtype: str = "F32", begin: Any = 0, end: Any = 8) -> dict[str, Any]:
         file_of({"parameters": {"dtype": "F32"}}),
     ],
 )
-def test_what_is_no_file_of_tensors_is_told(data: bytes) -> None:
+def test_what_is_no_file_of_tensors_is_told(tmp_path: Path, data: bytes) -> None:
+    """In memory, and on the disk before memory is taken for it."""
     with pytest.raises(ValueError):
         parse_safetensors(data)
+    (tmp_path / "file").write_bytes(data)
+    with reading(tmp_path / "file") as file, pytest.raises(ValueError):
+        array_of(file, arrays_of(file)[0]["parameters"])
+
+
+def test_an_array_may_lie_anywhere_in_its_file(tmp_path: Path) -> None:
+    body = np.arange(6, dtype=np.float32)
+    data = file_of(row(begin=8, end=20), body.tobytes())
+    (tmp_path / "file").write_bytes(data)
+    with reading(tmp_path / "file") as file:
+        read = array_of(file, arrays_of(file)[0]["parameters"])
+    assert read.tolist() == parse_safetensors(data)[0]["parameters"].tolist() == [2.0, 3.0, 4.0]
+    read += 1.0  # it is ours
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    os.mkdir(tmp_path / "folder")
+    for name in ("folder", "none"):
+        with pytest.raises(StoreDamaged, match=name), reading(tmp_path / name) as file:
+            checksum_of(file)
 
 
 def test_arrays_of_another_kind_are_told_though_they_have_the_bytes() -> None:

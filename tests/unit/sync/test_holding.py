@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 from syncline_proto.codec import CODEC_BY_NAME, encode
 from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.record import Saved
+from syncline_sync.fragment_store import FragmentStore, Place
 from syncline_sync.published import Loan
 from syncline_sync.sources import Spans
+from syncline_sync.stored import Stored
 from syncline_testing.held import NUMEL, WHOLE, Fragment, run, values
 
 
@@ -38,6 +42,28 @@ def test_a_revision_is_the_same_bytes_in_all_its_lives(tmp_path: Path, down: str
             await f.read(0)
 
     run(tmp_path, scenario, down)
+
+
+@pytest.mark.parametrize(("down", "arrays"), [("fp32", 2.0), ("bf16", 3.0), ("int8", 2.5)])
+def test_a_start_takes_no_more_memory_than_what_is_held(
+    tmp_path: Path, down: str, arrays: float
+) -> None:
+    """In arrays of fp32: older revisions are checked, and stay on the disk."""
+    store = FragmentStore(
+        tmp_path / "f", Place(run="run", fragment=0, layout="layout", numel=1 << 22)
+    )
+    held = np.zeros(1 << 22, np.float32)
+    published = np.zeros(1 << 22, np.uint16) if down == "int8" else None
+    for number in range(2):
+        store.commit(Saved(revision=number, down=down), held, held, published)
+    tracemalloc.start()
+    try:
+        stored = Stored.read(store)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(stored.revisions) == 2
+    assert peak < (arrays + 0.8) * held.nbytes  # pieces, at a time
 
 
 def test_a_restart_serves_the_same_bytes(tmp_path: Path) -> None:

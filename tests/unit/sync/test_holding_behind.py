@@ -26,7 +26,7 @@ def on_disk(folder: Path) -> list[int]:
     """The revisions that a service would find that starts now."""
     loaded = FragmentStore(folder / "00000", PLACE).load()
     assert loaded is not None
-    return [saved.revision for saved, _ in loaded.revisions]
+    return [saved.revision for saved in loaded.revisions]
 
 
 @pytest.mark.parametrize("down", ["bf16", "fp32"])

@@ -20,9 +20,8 @@ from syncline_proto.errors import StoreError
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Ema, ReplicaNorms, Statistics
 from syncline_sync.core.record import Contribution, LastPush, Saved
-from syncline_sync.fragment_store import Loaded
 from syncline_sync.saved import saved_from_json, saved_to_json
-from syncline_testing.stored import Commit, fragment, gradient, revision, values
+from syncline_testing.stored import Commit, fragment, gradient, revision, told, values
 
 Files = dict[str, bytes]
 
@@ -49,20 +48,12 @@ BUSY = Saved(
 )  # fmt: skip
 
 
-def seen(loaded: Loaded | None) -> Any:
-    """Everything in it, in a form that can be compared."""
-    if loaded is None:
-        return None
-    kept = [(s, v.tobytes()) for s, v in (*loaded.revisions, *loaded.gradients)]
-    return loaded.saved, loaded.momentum.tobytes(), kept
-
-
 def after(folder: Path, *commits: Commit) -> Any:
     """What a service finds that starts after these commits."""
     store = fragment(folder)
     for commit in commits:
         commit(store)
-    return seen(fragment(folder).load())
+    return told(fragment(folder))
 
 
 def test_everything_remembered_comes_back_equal() -> None:
@@ -94,9 +85,10 @@ def test_two_revisions_are_kept_each_with_what_was_saved_beside_it(tmp_path: Pat
         revision(number)(store)
     loaded = fragment(folder).load()
     assert loaded is not None
-    assert [s.revision for s, _ in loaded.revisions] == [2, 3]
-    assert [s.committed_tokens for s, _ in loaded.revisions] == [2, 3]
-    assert [v.tobytes() for _, v in loaded.revisions] == [values(n).tobytes() for n in (2, 3)]
+    assert [s.revision for s in loaded.revisions] == [2, 3]
+    assert [s.committed_tokens for s in loaded.revisions] == [2, 3]
+    kept = told(fragment(folder))[2]
+    assert [held for _, held in kept] == [values(n).tobytes() for n in (2, 3)]
     assert loaded.momentum.tobytes() == values(103).tobytes()
     assert {p.name for p in folder.iterdir()} == {
         "head.json", "r00000002.safetensors", "r00000003.safetensors",
@@ -109,7 +101,8 @@ def test_mean_gradients_are_kept_until_revision_1(tmp_path: Path) -> None:
         commit(store)
     loaded = fragment(tmp_path).load()
     assert loaded is not None
-    assert [s.gradient_step for s, _ in loaded.gradients] == [2, 3]
+    assert [s.gradient_step for s in loaded.gradients] == [2, 3]
+    assert loaded.gradient is not None and loaded.gradient.tobytes() == values(1003).tobytes()
     assert loaded.saved.gradient_step == 3
     assert loaded.parameters.tobytes() == values(0).tobytes()
     revision(1)(store)
@@ -197,12 +190,12 @@ def test_a_kill_at_any_moment_leaves_the_old_state_or_the_new(
         for name, data in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(data)
-        found.append(allowed.index(seen(fragment(root / "f").load())))
+        found.append(allowed.index(told(fragment(root / "f"))))
         if found[-1] == 0:
             again = fragment(root / "f")
             again.load()
             last(again)
-            assert seen(fragment(root / "f").load()) == allowed[1], "and life goes on"
+            assert told(fragment(root / "f")) == allowed[1], "and life goes on"
             left, usual = ({p.name for p in at.iterdir()} for at in (root / "f", tmp_path / "new"))
             assert left == usual, "what a kill left is swept"
     assert found == sorted(found), "once the new state is there it stays"
@@ -227,7 +220,7 @@ def test_who_reads_takes_nothing_from_who_writes(
         revision(2)(store)
     loaded = fragment(tmp_path).load()
     assert loaded is not None
-    assert [s.revision for s, _ in loaded.revisions] == [1, 2]
+    assert [s.revision for s in loaded.revisions] == [1, 2]
 
 
 def test_a_commit_is_synced_before_it_counts(

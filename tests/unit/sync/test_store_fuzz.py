@@ -23,7 +23,7 @@ from syncline_sync.core.record import Saved
 from syncline_sync.files import sealed, unsealed
 from syncline_sync.store import RunStore
 from syncline_testing.service import flat_layout
-from syncline_testing.stored import values
+from syncline_testing.stored import told, values
 
 SIZE = 16
 STATES = (
@@ -67,14 +67,7 @@ def recalled(store: RunStore) -> Any:
     layout = store.load_layout()
     if layout is None:
         return None
-    loaded = [one.load() for one in store.fragments(layout)]
-    kept = [
-        one
-        and [(s, v.tobytes()) for s, v in (*one.revisions, *one.gradients)]
-        + [(one.saved, one.momentum.tobytes())]
-        for one in loaded
-    ]
-    return layout, store.load_settings(), kept
+    return layout, store.load_settings(), [told(one) for one in store.fragments(layout)]
 
 
 def files_of(store: RunStore) -> list[Path]:

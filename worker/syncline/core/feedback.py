@@ -5,8 +5,8 @@
     e = e              if it came late (RESTORE): delta stays progress, and is pushed again
     e = 0              if it does not count (CLEAR): what was discarded shall not come back
 
-A codec without feedback leaves nothing behind (its e is 0, if the push counts), but takes along what
-one with feedback owed before it: a run may change its codec at any time.
+A codec without feedback leaves nothing behind (its e is 0, if the push counts), but takes along
+what one with feedback owed before it: a run may change its codec at any time.
 
 So what was accepted, what was discarded and the residual e add up to all deltas, each counted
 once. Source: Karimireddy et al., arXiv 1901.09847; for progress of many steps and sparse payloads,
