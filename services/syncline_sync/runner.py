@@ -86,9 +86,9 @@ class Runner:
             fail=around.fail,
         )
         self._around = around
-        self._inbox: asyncio.Queue[Staged | Adopt] = asyncio.Queue()
-        self._at_work = asyncio.Lock()
-        """Held from one event to the next wait: the end does not come in between."""
+        self._inbox: asyncio.Queue[Staged | Adopt | None] = asyncio.Queue()
+        self._is_ending = False
+        """Nothing more is begun; None in the inbox says that to who waits there."""
         offer = stored.offer[0] if stored.offer else None
         self.core = Fragment(
             settings,
@@ -107,7 +107,10 @@ class Runner:
 
     def submit(self, staged: Staged) -> None:
         """Hand over a whole push; its answer goes to ``staged.answer``."""
-        self._inbox.put_nowait(staged)  # bounded by the staging budget
+        if self._is_ending:
+            self._send_away(staged)
+        else:
+            self._inbox.put_nowait(staged)  # bounded by the staging budget
 
     def adopt(self, change: Adopt) -> None:
         self._inbox.put_nowait(change)
@@ -118,31 +121,36 @@ class Runner:
 
         What still waits to be judged is forgotten; its replica is told to send it again.
         """
-        async with self._at_work:
-            self._task.cancel()
+        self._is_ending = True
+        self._inbox.put_nowait(None)
         await asyncio.gather(self._task, return_exceptions=True)
         await self.holding.end()
         while not self._inbox.empty():
             event = self._inbox.get_nowait()
             if isinstance(event, Staged):
-                away = Unreachable("push: the run is being put away; send it again.")
-                self._around.staging.drop(event, away)
+                self._send_away(event)
         newest = self.latest.revision
         for shelf in (self.holding.revisions, self.holding.gradients):
             shelf.end(f"The run is put away; revision {newest} is its newest.", newest)
+
+    def _send_away(self, staged: Staged) -> None:
+        away = Unreachable("push: the run is being put away; send it again.")
+        self._around.staging.drop(staged, away)
 
     async def _run(self) -> None:
         try:
             while True:
                 event = await self._next()
-                async with self._at_work:
-                    if isinstance(event, Staged):
-                        await self._take(event)
-                    elif isinstance(event, Adopt):
-                        self._adopt(event)
-                    closed_by = self.core.due(time.monotonic())
-                    if closed_by is not None:
-                        await self._close(closed_by)
+                if self._is_ending:
+                    self._inbox.put_nowait(event)  # whoever waits for its answer gets one
+                    return
+                if isinstance(event, Staged):
+                    await self._take(event)
+                elif isinstance(event, Adopt):
+                    self._adopt(event)
+                closed_by = self.core.due(time.monotonic())
+                if closed_by is not None:
+                    await self._close(closed_by)
         except Exception as error:  # the outermost loop of this fragment
             self._around.fail(error)
 

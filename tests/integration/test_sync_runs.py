@@ -20,6 +20,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import host
 from syncline_sync.host import DiskHangs
 from syncline_testing.service import RUN, Service, code_of, flat_layout, service
+from syncline_testing.slow_disk import SlowDisk
 
 SIZE = 10
 LAYOUT = flat_layout(SIZE)
@@ -117,6 +118,35 @@ def test_a_run_that_is_put_away_in_mid_commit_loses_nothing(
         asyncio.run(scenario())
     finally:
         may_go_on.set()
+
+
+def test_a_push_that_waits_for_its_turn_when_the_run_is_put_away_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it the next one: its replica is told to send it again, and its room is free."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s)
+            await s.members({"a": 1, "b": 1})
+            run = await s.host.run(RUN)
+            with SlowDisk(monkeypatch, "r00000001") as disk:
+                await s.push(vector(0.5), "a", base_revision=0)
+                await disk.until(lambda disk: bool(disk.at_once))
+                push = asyncio.create_task(s.push(vector(0.5), "b", base_revision=0))
+                await disk.until(lambda _: run.runners[0]._inbox.qsize() == 1)
+                stopping = asyncio.create_task(run.stop())
+                await asyncio.sleep(0)
+                assert not stopping.done()
+                disk.open()
+                await stopping
+            with pytest.raises(grpc.aio.AioRpcError, match="send it again") as told:
+                await asyncio.wait_for(push, 20)
+            assert code_of(told.value) == "UNREACHABLE"
+            assert s.shared.budget.used == 0
+            assert not s.faults
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("what", ["head.json", "layout.json", "r00000000.safetensors"])
