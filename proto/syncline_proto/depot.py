@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from syncline_proto.errors import (
     CheckpointDamaged,
@@ -31,6 +31,9 @@ from syncline_proto.names import NAME_WORDS, valid_name
 PIECE_BYTES = 1 << 20
 PART_BYTES = 8 << 20
 """Of an upload to an object store, and read ahead; it wants at least 5 MiB and at most 10,000."""
+
+Moved: TypeAlias = Callable[[int], None]
+"""Is told of the bytes of each piece that a copy has moved; may raise, to end it."""
 
 URL_CHARACTERS_MAX = 2048
 
@@ -58,6 +61,16 @@ class Depot:
         _check(self.url, scheme if mark else None)
         self._files: Any = _file_system(self.url, scheme)
         self._path = self.url if self._is_local else str(self._files._strip_protocol(self.url))
+
+    @classmethod
+    def at(cls, url: str) -> Depot:
+        """A checkpoint's folder, by an address whose last part is the checkpoint's name.
+
+        Raises:
+            InvalidRequest, ConfigError: it is no such address, or of a store that is not for here.
+        """
+        above, _, name = url.rstrip("/").rpartition("/")
+        return cls(above or "/").below(name)
 
     def below(self, name: str) -> Depot:
         """The folder ``name`` in this one.

@@ -12,16 +12,15 @@ own. Pure: where the bytes come from is the depot's business.
 from __future__ import annotations
 
 import json
-import re
 from functools import cached_property
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from syncline_proto.codec import crc32c_of
 from syncline_proto.errors import CheckpointDamaged, InvalidRequest
 from syncline_proto.layout import Layout, layout_from_json
 from syncline_proto.names import NAME_PATTERN
+from syncline_proto.seals import Seal
 from syncline_proto.settings import RunSettings
 
 MANIFEST = "checkpoint.json"
@@ -34,9 +33,7 @@ FORMAT = 1
 
 FILE_PATTERN = r"^[0-9]{5,6}-[0-9a-f]{8}\.safetensors$"
 
-_SEALED = re.compile(
-    rb'\{"format":(\d{1,9}),"crc32c":"([0-9a-f]{8})","checkpoint":(.*)\}\n', re.DOTALL
-)
+SEAL = Seal("format", FORMAT, "checkpoint")
 
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 
@@ -111,8 +108,7 @@ def file_name(fragment: int, crc32c: int) -> str:
 
 def sealed(manifest: Manifest) -> bytes:
     """The manifest's file."""
-    body = manifest.model_dump_json().encode()
-    return b'{"format":%d,"crc32c":"%08x","checkpoint":%b}\n' % (FORMAT, crc32c_of(body), body)
+    return SEAL.close(manifest.model_dump_json())
 
 
 def unsealed(data: bytes, where: str) -> Manifest:
@@ -121,20 +117,16 @@ def unsealed(data: bytes, where: str) -> Manifest:
     Raises:
         CheckpointDamaged: a bit is another, or the format is.
     """
-    match = _SEALED.fullmatch(data)
-    if match is None:
-        raise CheckpointDamaged(f"{where} is damaged: it is no manifest, or not a whole one.")
-    form, crc, body = match.groups()
-    if int(form) != FORMAT:
+    try:
+        text = SEAL.open(data)
+    except ValueError as error:
         raise CheckpointDamaged(
-            f"{where} has format {form.decode()}, and this Syncline reads {FORMAT}; use another."
-        )
-    if int(crc, 16) != crc32c_of(body):
-        raise CheckpointDamaged(f"{where} is damaged: its checksum is another.")
-    return manifest_of(body, where)
+            f"{where} is damaged, or no manifest that this Syncline reads ({error}); use another."
+        ) from None
+    return manifest_of(text, where)
 
 
-def manifest_of(text: str | bytes, where: str) -> Manifest:
+def manifest_of(text: str, where: str) -> Manifest:
     """Read a manifest's JSON.
 
     Raises:

@@ -11,11 +11,12 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import httpx
 import structlog
@@ -32,7 +33,7 @@ from syncline_sync.budget import Budget
 from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.control import ControlLink, ReportQueue
 from syncline_sync.descriptors import raise_limit
-from syncline_sync.host import DiskHangs, Host
+from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
 from syncline_sync.pins import sweep_pins
 from syncline_sync.pool import DISK_THREADS
@@ -134,8 +135,9 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await doors.close()
-        checkpoints.close()
+        _, hanging = await asyncio.gather(doors.close(), checkpoints.close())
+        for what in hanging:
+            log.warning("a checkpoint's store does not answer; ending without it", left=what)
         try:
             await host.stop()
         finally:
@@ -292,19 +294,28 @@ def main() -> None:
     _configure_logging(as_json=False)  # until the settings are known
     try:
         app()
+    except SystemExit as end:  # typer's: all went well, or its usage was wrong
+        _leave(end.code if isinstance(end.code, int) else 0)
     except SynclineError as error:
         _say(error.message)
-        if isinstance(error, ChildFailed):
-            sys.exit(error.ended_with)
-        if isinstance(error, DiskHangs):
-            os._exit(error.exit_code)  # to wait for the thread at the disk would be for ever
-        sys.exit(error.exit_code)
+        _leave(error.ended_with if isinstance(error, ChildFailed) else error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _leave(130)
     except Exception as error:  # the outermost loop of the process
         log.exception("a fault of ours")
         _say(f"a fault of ours: {type(error).__name__}; see the log.")
-        sys.exit(1)
+        _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process, and wait for no thread: whoever is left waits for a disk, or a store."""
+    left = [one for one in threading.enumerate() if one is not threading.main_thread()]
+    if all(one.daemon for one in left):
+        sys.exit(code)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _say(sentence: str) -> None:

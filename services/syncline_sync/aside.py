@@ -1,11 +1,12 @@
 """A run that is being restored: its fragments are fetched, checked and kept aside.
 
-    ROOT/restoring/runs/RUN/...            as it will lie in ROOT/runs/RUN
-    ROOT/restoring/runs/RUN/origin.json    the checkpoint's id; written last
+    ROOT/restoring/ID/runs/RUN/...            as it will lie in ROOT/runs/RUN
+    ROOT/restoring/ID/runs/RUN/origin.json    the ID of the checkpoint, and whose part; the last
 
 Nobody sees any of it until the control plane names the run with that checkpoint as its origin: then
 it is renamed to its place, which is the only step that counts. So a run is there whole or not at
-all, and nobody opens it before; a restore that fails leaves files here and no run.
+all, and nobody opens it before; a restore that fails leaves files here and no run. Restores of one
+name from several checkpoints lie apart, and the control plane says which of them the run is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+import os
 import shutil
 import time
 import uuid
@@ -21,24 +23,22 @@ from pathlib import Path
 from typing import Any, cast
 
 from syncline_proto.codec import Float32, UInt16, crc32c_of
-from syncline_proto.depot import Depot
+from syncline_proto.depot import Depot, Moved
 from syncline_proto.errors import CheckpointDamaged, CheckpointError, StoreDamaged, StoreError
 from syncline_proto.manifest import Entry, Manifest
-from syncline_proto.rest import Origin
+from syncline_proto.owners import Seat
 from syncline_sync.descriptors import opened
 from syncline_sync.files import (
+    SEAL,
     make_folder,
     parse_safetensors,
     read,
     replace_file,
-    sealed,
     sync_folder,
     understood,
-    unsealed,
     writing,
 )
 from syncline_sync.fragment_store import FragmentStore, check_arrays
-from syncline_sync.pins import Moved
 from syncline_sync.saved import saved_from_json
 from syncline_sync.store import RunStore
 
@@ -49,15 +49,30 @@ KEPT_S = 3600.0
 
 
 class Aside:
-    """One run's place aside. Its methods wait for the disk and the network: call them in a pool."""
+    """One run's place aside, for one checkpoint (its manifest's ``id``), at the service of a seat.
 
-    def __init__(self, root: Path, run: str) -> None:
+    Its methods wait for the disk and the network: call them in a pool.
+    """
+
+    def __init__(self, root: Path, run: str, id: str, seat: Seat) -> None:
         self._run = run
-        self._store = RunStore(root / "restoring", run)
+        self._store = RunStore(root / "restoring" / id, run)
         self._place = RunStore(root, run).folder
+        self._mark = {"id": id, "index": seat.index, "shards": seat.shards}
+
+    def keep(self) -> bool:
+        """Whether all that is ours has been fetched already; then it stays for another while.
+
+        It may begin at any time, so nobody fetches it again.
+        """
+        with contextlib.suppress(OSError, StoreDamaged):  # gone to its place, or to be fetched anew
+            if _mark_of(self._store.folder) == self._mark:
+                os.utime(self._store.folder / MARK)
+                return True
+        return False
 
     def begin(self, manifest: Manifest) -> dict[int, FragmentStore]:
-        """Start anew; the fragments' places, by number.
+        """Start anew, where nothing is whole; the fragments' places, by number.
 
         Raises:
             CheckpointError: the disk refuses.
@@ -93,34 +108,36 @@ class Aside:
             _commit(store, entry, data, where)
         fetched.unlink()
 
-    def finish(self, manifest: Manifest) -> None:
+    def finish(self) -> None:
         """Say that all is there: from now on the run may begin.
 
         Raises:
             CheckpointError: the disk refuses.
         """
         with _not_ours():
-            body = json.dumps({"id": manifest.id})
-            replace_file(self._store.folder / MARK, sealed(body))
+            replace_file(self._store.folder / MARK, SEAL.close(json.dumps(self._mark)))
 
-    def adopt(self, origin: Origin) -> bool:
+    def adopt(self, checkpoint: str) -> bool:
         """Put the run in its place, if it is not there; return whether that was done now.
 
+        ``checkpoint`` is its address, for people.
+
         Raises:
-            StoreDamaged: what is aside is not of this checkpoint, or there is nothing.
+            StoreDamaged: nothing is aside of this checkpoint for this seat, or not all.
             StoreError: the disk refuses.
         """
-        if _id_of(self._place) == origin.id:
+        if _mark_of(self._place) == self._mark:
             return False
-        if _id_of(self._store.folder) != origin.id or self._place.exists():
+        if _mark_of(self._store.folder) != self._mark or self._place.exists():
             raise StoreDamaged(
-                f"it is to begin from the checkpoint {origin.checkpoint}, which was not fetched "
+                f"it is to begin from the checkpoint {checkpoint}, which was not fetched "
                 "here; stop the run, and restore the checkpoint under another name."
             )
         make_folder(self._place.parent)
         with writing(self._place):
             self._store.folder.rename(self._place)
             sync_folder(self._place.parent)
+        _prune(self._store.folder)
         return True
 
     def drop(self) -> None:
@@ -129,6 +146,7 @@ class Aside:
         with contextlib.suppress(OSError):  # there is nothing, or it is in its place by now
             self._store.folder.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
+            _prune(gone)
 
 
 def sweep_aside(root: Path, under_way: Collection[str] = ()) -> None:
@@ -136,7 +154,7 @@ def sweep_aside(root: Path, under_way: Collection[str] = ()) -> None:
 
     Those of the runs ``under_way`` stay.
     """
-    folders: Iterable[Path] = (root / "restoring" / "runs").glob("*")
+    folders: Iterable[Path] = (root / "restoring").glob("*/runs/*")
     for folder in folders:
         if folder.name in under_way:
             continue
@@ -144,10 +162,18 @@ def sweep_aside(root: Path, under_way: Collection[str] = ()) -> None:
             mark = folder / MARK
             if not mark.exists() or mark.stat().st_mtime < time.time() - KEPT_S:
                 shutil.rmtree(folder, ignore_errors=True)
+        _prune(folder)
 
 
-def _id_of(folder: Path) -> str | None:
-    """The checkpoint that a run's folder is of; None if it is of none, or not whole.
+def _prune(folder: Path) -> None:
+    """Remove the empty folders in which one was aside that is gone."""
+    with contextlib.suppress(OSError):  # there are others in them
+        folder.parent.rmdir()
+        folder.parent.parent.rmdir()
+
+
+def _mark_of(folder: Path) -> dict[str, Any] | None:
+    """Which checkpoint a run's folder is of, and whose part; None if it is of none, or not whole.
 
     Raises:
         StoreDamaged: what says so is damaged.
@@ -156,7 +182,7 @@ def _id_of(folder: Path) -> str | None:
     if not mark.exists():
         return None
     with understood(mark):
-        return str(cast(dict[str, Any], json.loads(unsealed(read(mark))))["id"])
+        return cast(dict[str, Any], json.loads(SEAL.open(read(mark))))
 
 
 def _commit(store: FragmentStore, entry: Entry, data: mmap.mmap, where: str) -> None:

@@ -1,7 +1,9 @@
 """gRPC <-> checkpoints: which files are copied where, and what its caller hears meanwhile.
 
 Copies have threads of their own: a slow store delays no merge. A call that ends, however it ends,
-stops its copies at their next piece. Changes nothing of a run that is at work.
+stops its copies at their next piece, and counts until its threads are back: a store that hangs
+takes up calls, and never more than those. The end of the process waits for them a moment. Changes
+nothing of a run that is at work.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -33,6 +36,7 @@ from syncline_sync.host import Host
 from syncline_sync.pins import Pin, Pinned, pin_all, pin_folder, unpin
 from syncline_sync.pool import compute
 from syncline_sync.run import RunHost, Shared
+from syncline_sync.seating import all_of
 from syncline_sync.statuses import Statuses
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -46,6 +50,9 @@ COPIES = 2
 
 TELL_S = 1.0
 """The longest silence in a stream whose bytes are on their way."""
+
+END_S = 3.0
+"""How long the end waits for stores that are in the midst of a piece."""
 
 
 class Copying:
@@ -75,19 +82,31 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         self._pool = ThreadPoolExecutor(COPIES, "checkpoints")
         self._brief = ThreadPoolExecutor(CALLS_MAX, "checkpoints-brief")
         """What is short does not stand in line behind copies."""
-        self._calls = 0
+        self._calls: dict[object, str] = {}
+        """What is under way, in words."""
+        self._all_done = asyncio.Event()
+        self._is_closing = False
         self._restoring: set[str] = set()
 
-    def close(self) -> None:
-        """Begin no more copies; those under way end at their next piece, as their calls do."""
+    async def close(self) -> list[str]:
+        """Begin no more, and wait a little for what is under way: it ends at its next piece.
+
+        Returns:
+            What hangs, in words; its threads may never be back.
+        """
+        self._is_closing = True
+        self._see_done()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._all_done.wait(), END_S)
         for pool in (self._pool, self._brief):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=not self._calls, cancel_futures=True)
+        return list(self._calls.values())
 
     async def SaveFragments(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.SaveFragmentsRequest, context: Context
     ) -> AsyncIterator[pb.SaveFragmentsResponse]:
         async with self._statuses.of(context):
-            with self._call():
+            with self._call(f"run {request.run} is not copied to {request.url}"):
                 async with aclosing(self._save(request)) as answers:
                     async for answer in answers:
                         yield answer
@@ -96,16 +115,16 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         self, request: pb.SealCheckpointRequest, context: Context
     ) -> pb.SealCheckpointResponse:
         async with self._statuses.of(context):
-            with self._call():
-                await self._do(_seal, request.url, request.manifest)
+            with self._call(f"the checkpoint {request.url} is not sealed"):
+                await self._do(_seal, await self._depot(request.url), request.manifest)
             return pb.SealCheckpointResponse()
 
     async def ReadCheckpoint(
         self, request: pb.ReadCheckpointRequest, context: Context
     ) -> pb.ReadCheckpointResponse:
         async with self._statuses.of(context):
-            with self._call():
-                depot = await self._do(_depot, request.url)
+            with self._call(f"the checkpoint {request.url} is not read"):
+                depot = await self._depot(request.url)
                 manifest = await self._do(depot.manifest)
             return pb.ReadCheckpointResponse(manifest=manifest.model_dump_json())
 
@@ -113,7 +132,8 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         self, request: pb.RestoreFragmentsRequest, context: Context
     ) -> AsyncIterator[pb.RestoreFragmentsResponse]:
         async with self._statuses.of(context):
-            with self._call(), self._alone(request.run):
+            said = f"run {request.run} is not restored from {request.url}"
+            with self._call(said), self._alone(request.run):
                 async with aclosing(self._restore(request)) as answers:
                     async for answer in answers:
                         yield answer
@@ -129,7 +149,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         taking = asyncio.ensure_future(self._do(pin_all, folder, pins))
         try:
             held = await asyncio.shield(taking)
-            depot = await self._do(_depot, request.url)
+            depot = await self._depot(request.url)
             if MANIFEST in await self._do(depot.sizes):
                 raise _there_already(depot)
             copying = Copying(sum(pinned.entry.bytes for pinned in held.values()))
@@ -141,20 +161,24 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
                     )
         finally:
             await asyncio.gather(taking, return_exceptions=True)
-            await self._do(unpin, folder)
+            await self._tidy(unpin, folder)
 
     async def _restore(
         self, request: pb.RestoreFragmentsRequest
     ) -> AsyncGenerator[pb.RestoreFragmentsResponse]:
-        depot = await self._do(_depot, request.url)
+        depot = await self._depot(request.url)
         manifest = await self._do(depot.manifest)
         await self._do(sweep_aside, self._shared.root, set(self._restoring))
-        aside = Aside(self._shared.root, request.run)
+        aside = Aside(self._shared.root, request.run, manifest.id, self._shared.seat)
+        mine = self._shared.seat.owned(manifest.cut)
+        total = sum(manifest.entries[f].bytes for f in mine)
+        if await self._do(aside.keep):
+            yield pb.RestoreFragmentsResponse(bytes_done=total, bytes_total=total, restored=mine)
+            return
         is_whole = False
         try:
             places = await self._do(aside.begin, manifest)
-            mine = self._shared.seat.owned(manifest.cut)
-            copying = Copying(sum(manifest.entries[f].bytes for f in mine))
+            copying = Copying(total)
             jobs = [
                 partial(_fetched, aside, places[f], manifest.entries[f], depot, copying)
                 for f in mine
@@ -164,11 +188,11 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
                     yield pb.RestoreFragmentsResponse(
                         bytes_done=copying.done, bytes_total=copying.total, restored=restored
                     )
-            await self._do(aside.finish, manifest)
+            await self._do(aside.finish)
             is_whole = True
         finally:
             if not is_whole:
-                await self._do(aside.drop)
+                await self._tidy(aside.drop)
 
     async def _followed(
         self, jobs: Sequence[Callable[[], T]], copying: Copying
@@ -189,22 +213,47 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
             await asyncio.gather(*begun, *pending, return_exceptions=True)
 
     async def _do(self, work: Callable[..., T], *args: Any) -> T:
-        return await compute(self._brief, work, *args)
+        doing = asyncio.ensure_future(compute(self._brief, work, *args))
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            # Who goes does not take the thread with him, and counts until it is back.
+            await asyncio.gather(doing, return_exceptions=True)
+            raise
+
+    async def _tidy(self, work: Callable[..., None], *args: Any) -> None:
+        """Take away what a call has left; at the end of the process that is for the next start."""
+        if not self._is_closing:
+            await self._do(work, *args)
+
+    async def _depot(self, url: str) -> Depot:
+        """A checkpoint's folder, by its address.
+
+        Raises:
+            InvalidRequest: it is no address, or in the midst of our own files.
+            ConfigError: what its store needs is not installed here.
+        """
+        return await self._do(_depot_beside, self._shared.root, url)
 
     @contextmanager
-    def _call(self) -> Generator[None]:
-        """Count a call.
+    def _call(self, said: str) -> Generator[None]:
+        """Count a call; ``said`` is what is not done until it is over.
 
         Raises:
             Overloaded: there are too many.
         """
-        if self._calls >= CALLS_MAX:
+        if len(self._calls) >= CALLS_MAX:
             raise Overloaded(f"{CALLS_MAX} checkpoints are being saved or restored; try later.")
-        self._calls += 1
+        self._calls[call := object()] = said
         try:
             yield
         finally:
-            self._calls -= 1
+            del self._calls[call]
+            self._see_done()
+
+    def _see_done(self) -> None:
+        if self._is_closing and not self._calls:
+            self._all_done.set()
 
     @contextmanager
     def _alone(self, run: str) -> Generator[None]:
@@ -213,7 +262,11 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         Raises:
             RunConflict: it is taken.
         """
-        if _name(run) in self._restoring or self._host.knows(run):
+        if _name(run) in self._restoring:
+            raise RunConflict(
+                f"A restore under the name {run} is under way; wait for its end, or take another."
+            )
+        if self._host.knows(run):
             raise RunConflict(f"There is a run {run} already; restore under another name.")
         self._restoring.add(run)
         try:
@@ -226,12 +279,6 @@ def _name(run: str) -> str:
     if not valid_name(run):
         raise InvalidRequest(f"run: {run[:80]!r} is not a name ({NAME_WORDS}).")
     return run
-
-
-def _depot(url: str) -> Depot:
-    """The folder of a checkpoint, whose name is the last part of its address."""
-    above, _, name = url.rstrip("/").rpartition("/")
-    return Depot(above or "/").below(name)
 
 
 def _pins(
@@ -281,14 +328,22 @@ def _fetched(
     return entry.fragment
 
 
-def _seal(url: str, text: str) -> None:
+def _depot_beside(root: Path, url: str) -> Depot:
+    depot, own = Depot.at(url), all_of(root.absolute()).resolve()
+    if "://" not in url and Path(url).resolve().is_relative_to(own):
+        raise InvalidRequest(
+            f"url: {url[:200]} is in the sync service's own data folder; choose a place beside it."
+        )
+    return depot
+
+
+def _seal(depot: Depot, text: str) -> None:
     """Write a manifest where all that it names is.
 
     Raises:
         InvalidRequest: it is no manifest.
         CheckpointError: a file is missing or of another size, or there is a manifest.
     """
-    depot = _depot(url)
     try:
         manifest = manifest_of(text, "manifest")
     except CheckpointDamaged as error:

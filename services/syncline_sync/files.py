@@ -10,7 +10,6 @@ import contextlib
 import json
 import mmap
 import os
-import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 
 from syncline_proto.codec import Float32, UInt16, crc32c_of
 from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
+from syncline_proto.seals import Seal
 from syncline_sync.descriptors import opened
 
 VERSION = 3
@@ -35,30 +35,8 @@ _DTYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(np.uint16)}
 
 MEND = "Bring it back from a copy, or move the run's folder away; then start the service again."
 
-_SEALED = re.compile(rb'\{"version":(\d+),"crc32c":"([0-9a-f]{8})","body":(.*)\}\n', re.DOTALL)
-
-
-def sealed(body: str) -> bytes:
-    """A JSON text with the version and the CRC-32C of its bytes around it, which is JSON again."""
-    data = body.encode()
-    return b'{"version":%d,"crc32c":"%08x","body":%b}\n' % (VERSION, crc32c_of(data), data)
-
-
-def unsealed(data: bytes) -> str:
-    """What ``sealed`` was given.
-
-    Raises:
-        ValueError: a bit is another, or the version is.
-    """
-    match = _SEALED.fullmatch(data)
-    if match is None:
-        raise ValueError("it is not sealed")
-    version, crc, body = match.groups()
-    if int(version) != VERSION:
-        raise ValueError(f"it is of version {version.decode()}, not {VERSION}")
-    if int(crc, 16) != crc32c_of(body):
-        raise ValueError("its checksum is another")
-    return body.decode()
+SEAL = Seal("version", VERSION, "body")
+"""Of every JSON in the store."""
 
 
 def write_safetensors(

@@ -14,12 +14,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import structlog
+
 from syncline_proto.codec import Float32, UInt16
 from syncline_proto.errors import CheckpointError, RevisionGone, StoreDamaged
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
 from syncline_sync.files import (
     MEND,
+    SEAL,
     Array,
     Tensor,
     array_of,
@@ -30,13 +33,13 @@ from syncline_sync.files import (
     read,
     reading,
     replace_file,
-    sealed,
     understood,
-    unsealed,
     write_safetensors,
 )
 from syncline_sync.saved import saved_from_json, saved_to_json
 from syncline_sync.sources import Filed
+
+log = structlog.get_logger()
 
 _FILE = re.compile(r"[rgo][0-9]{8,20}(\.[0-9]+)?\.safetensors")
 
@@ -138,6 +141,8 @@ class FragmentStore:
         self._begun = folder.with_name(folder.name + ".begun")
         self._behind = folder.with_name(folder.name + ".behind")
         self._entries: list[Entry] = []
+        self._stuck: set[str] = set()
+        """What could not be removed: it is told once, and left."""
 
     @property
     def is_behind(self) -> bool:
@@ -268,7 +273,7 @@ class FragmentStore:
                 raise StoreDamaged(f"{head} is missing, but the fragment has begun. {MEND}")
             return None
         with understood(head):
-            rows = cast(list[dict[str, Any]], json.loads(unsealed(read(head)))["files"])
+            rows = cast(list[dict[str, Any]], json.loads(SEAL.open(read(head)))["files"])
             entries = [Entry.of(row) for row in rows]
             if all(entry.alone for entry in entries):
                 raise ValueError("it names no revision")
@@ -277,7 +282,7 @@ class FragmentStore:
     def name(self, entries: list[Entry]) -> None:
         """Let these files, newest first, be the ones that count, in one step."""
         head = json.dumps({"files": [asdict(e) for e in entries]})
-        replace_file(self.folder / "head.json", sealed(head))
+        replace_file(self.folder / "head.json", SEAL.close(head))
         self._entries = entries
 
     def is_whole(self, entry: Entry) -> bool:
@@ -353,7 +358,14 @@ class FragmentStore:
     def _sweep_leftovers(self) -> None:
         """Remove what no head names: older files, and what a kill left behind."""
         named = {"head.json", *(e.file for e in self._entries)}
-        with contextlib.suppress(OSError):  # an old file too many does no harm
-            for path in self.folder.iterdir():
-                if path.name not in named:
-                    path.unlink()
+        found = list[Path]()
+        with contextlib.suppress(OSError):
+            found += self.folder.iterdir()
+        for path in found:
+            if path.name in named or path.name in self._stuck:
+                continue
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # one too many does no harm
+                self._stuck.add(path.name)
+                log.warning("cannot remove an old file", file=str(path), why=error.strerror)

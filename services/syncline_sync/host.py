@@ -255,7 +255,10 @@ class Host:
         try:
             if name in self._stops:
                 await asyncio.wait({self._stops[name]})
-            begins = origin and await self._shared.at_disk(Aside(store.root, name).adopt, origin)
+            begins = False
+            if origin is not None:
+                aside = Aside(store.root, name, origin.id, self._shared.seat)
+                begins = await self._shared.at_disk(aside.adopt, origin.checkpoint)
             settings = settings or await self._shared.at_disk(store.load_settings)
             recalled = await self._shared.at_disk(Recalled.read, store, self._shared.seat)
             if recalled.went_back:

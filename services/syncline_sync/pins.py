@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from syncline_proto.codec import crc32c_of
-from syncline_proto.depot import PIECE_BYTES, Depot
+from syncline_proto.depot import PIECE_BYTES, Depot, Moved
 from syncline_proto.errors import CheckpointError, StoreDamaged
 from syncline_proto.manifest import file_name
 from syncline_sync.descriptors import opened
@@ -25,9 +25,6 @@ from syncline_sync.fragment_store import Entry
 
 Pin: TypeAlias = Callable[[Path], Entry]
 """Gives a fragment's file a second name, at once, or raises."""
-
-Moved: TypeAlias = Callable[[int], None]
-"""Is told of each piece's bytes; may raise, to end the copy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from syncline_proto.errors import ConfigError
-from syncline_sync.files import read, replace_file, sealed, understood, unsealed
+from syncline_sync.files import SEAL, read, replace_file, understood
 
 MARK = "seat.json"
 
@@ -18,6 +18,11 @@ MARK = "seat.json"
 def folder_of(data: Path, index: int) -> Path:
     """The store of one of several services that share a folder."""
     return data / f"sync-{index}"
+
+
+def all_of(data: Path) -> Path:
+    """The folder of everything that one command keeps, of which ``data`` may be one service's."""
+    return data.parent if (data.parent / MARK).exists() else data
 
 
 def take_seat(data: Path, index: int | None, shards: int) -> None:
@@ -35,13 +40,13 @@ def take_seat(data: Path, index: int | None, shards: int) -> None:
     there = (0, 1)  # a store that says nothing is a single service's
     if mark.exists():
         with understood(mark):
-            told = json.loads(unsealed(read(mark)))
+            told = json.loads(SEAL.open(read(mark)))
             there = (told["index"], told["shards"])
     if there == mine:
         return
     if any((*data.glob("runs/*"), *data.glob("sync-*/runs/*"))):
         raise ConfigError(_other(data, *there))
-    replace_file(mark, sealed(json.dumps({"index": index, "shards": shards})))
+    replace_file(mark, SEAL.close(json.dumps({"index": index, "shards": shards})))
 
 
 def _other(data: Path, index: int | None, shards: int) -> str:

@@ -31,12 +31,11 @@ from syncline_proto.layout import Layout, layout_from_json, layout_to_json
 from syncline_proto.settings import RunSettings
 from syncline_sync.files import (
     MEND,
+    SEAL,
     make_folder,
     read,
     replace_file,
-    sealed,
     understood,
-    unsealed,
 )
 from syncline_sync.fragment_store import FragmentStore, Place
 
@@ -71,7 +70,7 @@ class RunStore:
                 raise StoreDamaged(f"{path} is missing, but fragments of the run are there. {MEND}")
             return None
         with understood(path):
-            return layout_from_json(unsealed(read(path)))
+            return layout_from_json(SEAL.open(read(path)))
 
     def save_settings(self, settings: RunSettings) -> None:
         self._save("run.json", settings.model_dump_json(indent=1))
@@ -79,7 +78,7 @@ class RunStore:
     def load_settings(self) -> RunSettings:
         path = self.folder / "run.json"
         with understood(path):
-            return RunSettings.model_validate_json(unsealed(read(path)))
+            return RunSettings.model_validate_json(SEAL.open(read(path)))
 
     def load_epoch(self) -> int:
         """How often the run's revisions went back, and 1."""
@@ -87,7 +86,7 @@ class RunStore:
         if not path.exists():
             return 1
         with understood(path):
-            epoch = json.loads(unsealed(read(path)))["epoch"]
+            epoch = json.loads(SEAL.open(read(path)))["epoch"]
             if type(epoch) is not int or epoch < 1:
                 raise ValueError("it names no epoch")
             return epoch
@@ -108,4 +107,4 @@ class RunStore:
 
     def _save(self, name: str, body: str) -> None:
         make_folder(self.folder)
-        replace_file(self.folder / name, sealed(body))
+        replace_file(self.folder / name, SEAL.close(body))

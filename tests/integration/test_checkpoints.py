@@ -289,7 +289,33 @@ def test_what_was_fetched_is_nobodys_until_the_run_is_named(tmp_path: Path) -> N
                 answer = await s.open(LAYOUT, "a")
                 assert all(state.initialised for state in answer.fragments)
         assert (root / "runs" / "next" / MARK).exists()
-        assert not list((root / "restoring" / "runs").iterdir())
+        assert not list((root / "restoring").iterdir())
+
+    asyncio.run(scenario())
+
+
+def test_two_restores_under_one_name_leave_the_run_to_the_one_that_is_named(
+    tmp_path: Path,
+) -> None:
+    """From different checkpoints, one after the other, before the control plane has its word."""
+    urls = [str(tmp_path / "kept" / name) for name in ("older", "newer")]
+
+    async def scenario() -> None:
+        async with service(tmp_path / "store", SETTINGS) as s:
+            await started(s)
+            manifests = [await save(s, LAYOUT, urls[0], 0)]
+            await round_of(s, 0)
+            manifests.append(await save(s, LAYOUT, urls[1], 1))
+            for url in urls:
+                assert sorted(await fetch(s, url, "next")) == list(FRAGMENTS)
+            s.run = "next"
+            await begin(s, urls[0], manifests[0], MEMBERS)
+            states = (await s.open(LAYOUT, "a")).fragments
+            assert {state.revision for state in states} == {0}
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await fetch(s, urls[1], "next")
+            assert code(error) == "RUN_CONFLICT"
+            assert not s.faults
 
     asyncio.run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 
 from syncline.launch.kept import listed
 from syncline_proto.v1 import checkpoints_pb2
+from syncline_sync.checkpoints import CALLS_MAX
 from syncline_sync.pins import sweep_pins
+from syncline_sync.seating import folder_of, take_seat
 from syncline_testing.keeping import (
     FRAGMENTS,
     LAYOUT,
@@ -25,7 +28,7 @@ from syncline_testing.keeping import (
     save,
     started,
 )
-from syncline_testing.service import service
+from syncline_testing.service import Service, code_of, service
 from syncline_testing.slow_disk import SlowDisk
 
 
@@ -76,8 +79,11 @@ def test_what_is_no_place_for_checkpoints_is_refused(tmp_path: Path) -> None:
         "simplecache::s3://b/one": "INVALID_REQUEST",
         str(tmp_path / "Not-A-Name"): "INVALID_REQUEST",
         str(tmp_path / "file" / "one"): "CHECKPOINT",
+        str(tmp_path / "store" / "runs" / "one"): "INVALID_REQUEST",
+        str(tmp_path / "link" / "one"): "INVALID_REQUEST",
     }
     (tmp_path / "file").write_text("in the way")
+    (tmp_path / "link").symlink_to(tmp_path / "store")
 
     async def scenario() -> None:
         async with service(tmp_path / "store", SETTINGS) as s:
@@ -154,6 +160,89 @@ def test_a_save_that_fails_beside_one_that_is_sealed_takes_nothing_from_it(
             (kept,) = listed(str(tmp_path / "kept"), check=True, moved=lambda _: None)
             assert kept.damage is None
             assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_the_folder_of_several_services_is_no_place_for_checkpoints_either(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    take_seat(tmp_path / "data", None, 2)
+    root = folder_of(tmp_path / "data", 0)
+
+    async def scenario() -> None:
+        async with service(root, SETTINGS) as s:
+            await started(s)
+            for place, expected in (("data/sync-1", "INVALID_REQUEST"), ("data-2", "")):
+                try:
+                    await save(s, LAYOUT, str(tmp_path / place / "one"), 0)
+                    assert not expected
+                except grpc.aio.AioRpcError as error:
+                    assert code_of(error) == expected
+                    assert "own data folder" in str(error.details())
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_hangs_keeps_its_calls_and_their_names_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """A call counts until its thread is back, though its caller is gone."""
+    place = tmp_path / "kept" / "one"
+
+    async def scenario() -> None:
+        async with service(tmp_path / "store", SETTINGS) as s:
+            await started(s)
+            await save(s, LAYOUT, str(place), 0)
+            manifest = place / "checkpoint.json"
+            whole = manifest.read_bytes()
+            manifest.unlink()
+            os.mkfifo(manifest)  # to open it for reading waits for who writes
+            for number in range(CALLS_MAX):
+                request = checkpoints_pb2.RestoreFragmentsRequest(run=f"r-{number}", url=str(place))
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await anext(aiter(s.checkpoints.RestoreFragments(request, timeout=0.2)))
+                assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await copied(s, str(tmp_path / "kept" / "two"), 0, FRAGMENTS)
+            assert code(error) == "OVERLOADED"
+            await round_of(s, 0)  # the run goes on
+            with manifest.open("wb") as file:  # and now it answers
+                file.write(b"")
+            manifest.unlink()
+            manifest.write_bytes(whole)
+            async with asyncio.timeout(30):
+                while not await _taken(s, str(tmp_path / "kept" / "two")):
+                    await asyncio.sleep(0.05)
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+async def _taken(s: Service, url: str) -> bool:
+    """Whether a checkpoint is taken, or else refused since there are too many calls."""
+    try:
+        await save(s, LAYOUT, url, 1)
+        return True
+    except grpc.aio.AioRpcError as error:
+        assert code_of(error) == "OVERLOADED"
+        return False
+
+
+def test_a_second_restore_of_a_name_is_told_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path / "store", SETTINGS) as s:
+            await started(s)
+            await save(s, LAYOUT, url := str(tmp_path / "kept" / "one"), 0)
+            with SlowDisk(monkeypatch, "restoring") as disk:
+                first = asyncio.create_task(fetch(s, url, "next"))
+                await disk.until(lambda disk: bool(disk.at_once))
+                with pytest.raises(grpc.aio.AioRpcError, match="is under way") as error:
+                    await fetch(s, url, "next")
+                assert code(error) == "RUN_CONFLICT"
+                disk.open()
+                assert sorted(await first) == list(FRAGMENTS)
 
     asyncio.run(scenario())
 

@@ -13,7 +13,7 @@ import torch
 
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
-from syncline_sync.files import unsealed
+from syncline_sync.files import SEAL
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, together
 from syncline_testing.waiting import wait_until
@@ -50,7 +50,7 @@ def are_on_disk(store: Path, revision: int) -> Callable[[], bool]:
     def are() -> bool:
         heads = [folder_of(store, f) / "head.json" for f in range(LAST + 1)]
         first = f'"files": [{{"file": "r{revision:08d}'
-        return all(head.exists() and first in unsealed(head.read_bytes()) for head in heads)
+        return all(head.exists() and first in SEAL.open(head.read_bytes()) for head in heads)
 
     return are
 

@@ -15,7 +15,7 @@ from syncline.link import Link
 from syncline.patience import patiently
 from syncline.train.observe import newest_cut
 from syncline_proto.settings import TimeoutSettings
-from syncline_sync.files import unsealed
+from syncline_sync.files import SEAL
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, TinyModel, Trial, joined, together
 from syncline_testing.waiting import wait_until
@@ -118,7 +118,7 @@ def test_a_service_that_may_have_gone_back_is_in_an_epoch_of_its_own(two: Cluste
 
     def is_written() -> bool:
         heads = list((two.folder / "store-1" / "runs" / "epochs").glob("*/head.json"))
-        return all('"file": "r00000001' in unsealed(head.read_bytes()) for head in heads)
+        return all('"file": "r00000001' in SEAL.open(head.read_bytes()) for head in heads)
 
     with joined(*trials):
         together(*(lambda t=t: t.step(4) for t in trials))

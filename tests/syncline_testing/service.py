@@ -250,7 +250,7 @@ async def service(
     finally:
         await channel.close()
         await server.stop(0)
-        checkpoints.close()
+        await checkpoints.close()
         await host.stop()
         pool.shutdown(wait=True)
         disk.shutdown(wait=True)

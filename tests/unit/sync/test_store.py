@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from structlog.testing import capture_logs
 
 from syncline_proto.errors import StoreError
 from syncline_proto.v1 import sync_pb2 as pb
@@ -296,3 +297,19 @@ def test_a_disk_that_refuses_to_sync_is_an_error(
         with pytest.raises(StoreError, match="Input/output error"):
             revision(1)(store)
     assert after(tmp_path) == before
+
+
+def test_what_cannot_be_removed_keeps_nothing_else_there(tmp_path: Path) -> None:
+    """Each commit removes what no head names; somebody's folder among it is left, and told once."""
+    folder = tmp_path / "f"
+    store = fragment(folder)
+    revision(0)(store)
+    for name in "abcdefgh":  # whatever the order in which a folder lists them
+        (folder / f"{name}.old").touch()
+        (folder / f"{name}.folder").mkdir()
+    with capture_logs() as said:
+        for number in (1, 2, 3):
+            revision(number)(store)
+    names = {path.name for path in folder.iterdir() if path.is_file()}
+    assert names == {"head.json", "r00000002.safetensors", "r00000003.safetensors"}
+    assert len(said) == len({line["file"] for line in said}) == 8

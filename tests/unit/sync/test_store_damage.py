@@ -13,7 +13,7 @@ import pytest
 from syncline_proto.errors import StoreDamaged
 from syncline_proto.settings import RunSettings
 from syncline_sync.core.record import Saved
-from syncline_sync.files import sealed, unsealed
+from syncline_sync.files import SEAL
 from syncline_sync.fragment_store import FragmentStore, Place
 from syncline_sync.run import Recalled
 from syncline_sync.store import RunStore
@@ -55,7 +55,7 @@ FORMS = ["", "{}", "[]", "null", "nonsense", "[" * 100_000, '{"files": []}', '{"
 def test_a_head_that_is_none_is_named(tmp_path: Path, text: str, seal: bool) -> None:
     revision(0)(fragment(tmp_path / "f"))
     head = tmp_path / "f" / "head.json"
-    head.write_bytes(sealed(text) if seal else text.encode())
+    head.write_bytes(SEAL.close(text) if seal else text.encode())
     with pytest.raises(StoreDamaged, match=r"head\.json"):
         fragment(tmp_path / "f").load()
     assert (tmp_path / "f" / "r00000000.safetensors").exists(), "nothing is swept without a head"
@@ -78,21 +78,21 @@ def test_a_head_that_says_something_else_is_told(tmp_path: Path, row: dict[str, 
     for number in (6, 7):
         revision(number)(fragment(tmp_path / "f"))
     head = tmp_path / "f" / "head.json"
-    rows = json.loads(unsealed(head.read_bytes()))["files"]
-    head.write_bytes(sealed(json.dumps({"files": [{**rows[0], **row}, *rows[1:]]})))
+    rows = json.loads(SEAL.open(head.read_bytes()))["files"]
+    head.write_bytes(SEAL.close(json.dumps({"files": [{**rows[0], **row}, *rows[1:]]})))
     with pytest.raises(StoreDamaged, match="f/"):
         fragment(tmp_path / "f").load()
 
 
 def test_every_bit_of_a_sealed_file_counts() -> None:
-    data = sealed('{"files": ["é"]}')
-    assert unsealed(data) == '{"files": ["é"]}'
+    data = SEAL.close('{"files": ["é"]}')
+    assert SEAL.open(data) == '{"files": ["é"]}'
     assert json.loads(data)["body"] == {"files": ["é"]}
     for i in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[i // 8] ^= 1 << i % 8
         with pytest.raises(ValueError, match=r"seal|version|checksum"):
-            unsealed(bytes(flipped))
+            SEAL.open(bytes(flipped))
 
 
 def test_a_lost_head_is_told_and_nothing_is_removed(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_a_run_whose_facts_are_damaged_is_named(tmp_path: Path, name: str) -> No
     run.save_layout(flat_layout())
     run.save_settings(RunSettings())
     assert (run.load_layout(), run.load_settings()) == (flat_layout(), RunSettings())
-    for text in (*FORMS, *map(sealed, FORMS)):
-        if text == sealed("{}") and name == "run.json":
+    for text in (*FORMS, *map(SEAL.close, FORMS)):
+        if text == SEAL.close("{}") and name == "run.json":
             continue  # settings, all of them the usual ones
         (run.folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(StoreDamaged, match=name):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from syncline_proto.errors import StoreDamaged
 from syncline_proto.settings import RunSettings
 from syncline_sync.core.record import Saved
-from syncline_sync.files import sealed, unsealed
+from syncline_sync.files import SEAL
 from syncline_sync.store import RunStore
 from syncline_testing.service import flat_layout
 from syncline_testing.stored import told, values
@@ -169,10 +169,10 @@ def test_an_older_head_with_the_files_that_it_names_is_the_older_revision(tmp_pa
 def test_a_sealed_text_that_says_something_else_is_told(run: RunStore, data: st.DataObject) -> None:
     """As another program might write it: the seal is right, a value within is another."""
     path = data.draw(st.sampled_from([p for p in files_of(run) if p.suffix == ".json"]))
-    body = json.loads(unsealed(path.read_bytes()))
+    body = json.loads(SEAL.open(path.read_bytes()))
     whole = recalled(run)
     _replace(data, body)
-    with changed(path, sealed(json.dumps(body))):
+    with changed(path, SEAL.close(json.dumps(body))):
         try:
             again = recalled(run)
         except StoreDamaged as error:

@@ -15,8 +15,11 @@ from syncline.cli.options import (
     DEFAULT_CONTROL,
     Control,
     Json,
+    ModelFolder,
+    Overwrite,
     RunName,
     Token,
+    TokenizerData,
     connect,
 )
 
@@ -173,20 +176,9 @@ def restore_checkpoint(
 @app.command("export")
 def export_checkpoint(
     address: Address,
-    out: Annotated[
-        str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write the model to.")
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="DIR",
-            help="A prepared folder for its tokenizer, where the run's own data is not at hand.",
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a model that is in the folder.")
-    ] = False,
+    out: ModelFolder,
+    data: TokenizerData = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint's model for transformers.

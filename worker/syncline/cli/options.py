@@ -40,6 +40,20 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+ModelFolder = Annotated[
+    str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write the model to.")
+]
+TokenizerData = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="A prepared folder for its tokenizer, where the run's own data is not at hand.",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a model that is in the folder.")
+]
 MaybeRunName = Annotated[
     str | None, typer.Argument(metavar="RUN", help="The run; all that are there without it.")
 ]

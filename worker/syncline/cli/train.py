@@ -15,9 +15,12 @@ from syncline.cli.options import (
     Control,
     JobFile,
     Json,
+    ModelFolder,
     Overrides,
+    Overwrite,
     RunName,
     Token,
+    TokenizerData,
 )
 from syncline.uncollected import uncollected
 
@@ -93,20 +96,9 @@ def train(
 
 def export(
     run: RunName,
-    out: Annotated[
-        str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write the model to.")
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="DIR",
-            help="A prepared folder for its tokenizer, where the run's own data is not at hand.",
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a model that is in the folder.")
-    ] = False,
+    out: ModelFolder,
+    data: TokenizerData = None,
+    overwrite: Overwrite = False,
     control: Control = DEFAULT_CONTROL,
     token: Token = None,
     as_json: Json = False,

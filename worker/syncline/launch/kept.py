@@ -6,18 +6,14 @@ the credentials to read them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 
 from syncline_proto.codec import crc32c_of
-from syncline_proto.depot import Depot
+from syncline_proto.depot import Depot, Moved
 from syncline_proto.errors import CheckpointDamaged, CheckpointError
 from syncline_proto.manifest import MANIFEST, Entry, Manifest
 from syncline_proto.names import valid_name
-
-Moved = Callable[[int], None]
-"""Is told of each piece's bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +39,7 @@ def opened(url: str) -> tuple[Depot, Manifest]:
         CheckpointError: there is none.
         CheckpointDamaged: its manifest is damaged.
     """
-    above, _, name = url.rstrip("/").rpartition("/")
-    depot = Depot(above or "/").below(name)
+    depot = Depot.at(url)
     return depot, depot.manifest()
 
 

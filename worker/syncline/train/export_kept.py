@@ -9,12 +9,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from syncline.launch.kept import Moved, opened, read
+from syncline.launch.kept import opened, read
 from syncline.train.export import Exported, export_model, recorded_job
 from syncline.train.exported import Origin, check_free
 from syncline.train.observe import assembled
 from syncline_proto.codec import Float32
-from syncline_proto.depot import Depot
+from syncline_proto.depot import Depot, Moved
 from syncline_proto.errors import CheckpointDamaged
 from syncline_proto.manifest import Entry, Manifest
 
