@@ -23,9 +23,15 @@ async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def hello(
-    api: httpx.AsyncClient, name: str, index: int, shards: int, *votes: dict[str, Any]
+    api: httpx.AsyncClient,
+    name: str,
+    index: int,
+    shards: int,
+    *votes: dict[str, Any],
+    life: str = "one",
+    port: int = 1,
 ) -> httpx.Response:
-    body = {"name": name, "address": "127.0.0.1:1", "instance": "one"}
+    body = {"name": name, "address": f"127.0.0.1:{port}", "instance": life}
     more = {"index": index, "shards": shards, "votes": list(votes)}
     return await api.put(f"/v1/sync-services/{name}", json=body | more)
 
@@ -75,6 +81,26 @@ async def test_a_dead_service_stands_in_nobodys_way(
     assert await seats(api) == [("sync-0", 0, 1)]
     kinds = [one["kind"] for one in (await api.get("/v1/events")).json()]
     assert kinds.count("sync.replaced") == 2
+
+
+async def test_two_services_of_one_index_do_not_take_turns(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    """Each has that index's name unless it is given one: the second is refused, and told why."""
+    assert (await hello(api, "sync-0", 0, 2)).status_code == 200
+    refused = await hello(api, "sync-0", 0, 2, life="two", port=2)
+    assert refused.status_code == 409
+    assert "127.0.0.1:1" in refused.json()["detail"] and "--index" in refused.json()["detail"]
+    assert [one["address"] for one in (await api.get("/v1/sync-services")).json()] == [
+        "127.0.0.1:1"
+    ]
+    assert (await hello(api, "sync-0", 0, 2)).status_code == 200
+    restarted = await hello(api, "sync-0", 0, 2, life="three")
+    assert restarted.status_code == 200, "in its place it is started again at once"
+    moved = await hello(api, "sync-0", 0, 2, life="three", port=3)
+    assert moved.status_code == 200, "it is the same life"
+    await pass_time(state, clock, services.LEASE_S + 1)
+    assert (await hello(api, "sync-0", 0, 2, life="four", port=4)).status_code == 200
 
 
 async def test_a_phase_ends_when_every_service_has_its_offers(api: httpx.AsyncClient) -> None:

@@ -23,9 +23,11 @@ NOBODY = "http://127.0.0.1:9"
 
 
 @contextmanager
-def command(data: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def command(
+    data: Path, *flags: str, said: str = "log"
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """The command at work, and its log; killed at the end if it is still there."""
-    log = data.with_suffix(".log")
+    log = data.with_suffix(f".{said}")
     ports = [
         word for port in ("port", "health-port", "metrics-port") for word in (f"--{port}", "0")
     ]
@@ -106,3 +108,33 @@ def test_what_no_restart_would_mend_ends_all_with_its_code(tmp_path: Path) -> No
         assert not any(map(alive, started(log)))
         text = log.read_text()
         assert "Cannot write to" in text and "sync-1 ended with exit code 40" in text
+
+
+def test_a_folder_is_one_services_and_of_the_number_of_services_that_it_was(
+    tmp_path: Path,
+) -> None:
+    """Whoever comes to it otherwise is told what to say, and changes nothing."""
+    data = tmp_path / "data"
+    asyncio.run(opened(data))
+    mine = folder_of(data, 1)
+    wrong = {
+        "second": (mine, "2", "1", "Another sync service keeps its store in"),
+        "other": (mine, "2", "0", "start it with --shards 2 --index 1"),
+        "more": (mine, "3", "1", "start it with --shards 2 --index 1"),
+        "outside": (tmp_path / "new", "2", "2", "index 2 is not below shards (2)"),
+        "whole": (data, "2", "0", "start it with --shards 2,"),
+    }
+    files = sorted(data.rglob("*.json"))
+    before = [path.read_bytes() for path in files]
+    with command(mine, "--shards", "2", "--index", "1") as (first, log):
+        wait_until(lambda: listening(log) == 1, 60, "the first listens")
+        for what, (folder, shards, index, expected) in wrong.items():
+            flags = ("--shards", shards, "--index", index)
+            with command(folder, *flags, said=what) as (process, told):
+                assert process.wait(60) == 10, what
+                text = told.read_text()
+                assert expected in text and "Traceback" not in text
+        assert first.poll() is None
+    assert sorted(data.rglob("*.json")) == files
+    assert [path.read_bytes() for path in files] == before
+    assert not (tmp_path / "new").exists()
