@@ -116,11 +116,11 @@ def test_a_folder_is_one_services_and_of_the_number_of_services_that_it_was(
     """Whoever comes to it otherwise is told what to say, and changes nothing."""
     data = tmp_path / "data"
     asyncio.run(opened(data))
-    mine = folder_of(data, 1)
+    other, mine = (folder_of(data, index) for index in range(2))
     wrong = {
         "second": (mine, "2", "1", "Another sync service keeps its store in"),
-        "other": (mine, "2", "0", "start it with --shards 2 --index 1"),
-        "more": (mine, "3", "1", "start it with --shards 2 --index 1"),
+        "other": (other, "2", "1", "start it with --shards 2 --index 0"),
+        "more": (other, "3", "0", "start it with --shards 2 --index 0"),
         "outside": (tmp_path / "new", "2", "2", "index 2 is not below shards (2)"),
         "whole": (data, "2", "0", "start it with --shards 2,"),
     }

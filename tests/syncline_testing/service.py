@@ -70,6 +70,7 @@ class Service:
     shared: Shared
     reports: list[RoundReport | EventIn]
     faults: list[BaseException | None]
+    server: grpc.aio.Server
     seqs: dict[tuple[str, int, int], int] = field(default_factory=dict)
     version: int = 0
     run: str = RUN
@@ -246,7 +247,7 @@ async def service(
     kept: Any = checkpoints_pb2_grpc.CheckpointServiceStub(channel)
     try:
         address = f"127.0.0.1:{port}"
-        yield Service(host, address, stub, kept, settings, shared, reports, faults)
+        yield Service(host, address, stub, kept, settings, shared, reports, faults, server)
     finally:
         await channel.close()
         await server.stop(0)
