@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
@@ -21,7 +22,13 @@ from syncline_proto.errors import (
     InvalidRequest,
     SynclineError,
 )
-from syncline_proto.manifest import MANIFEST, MANIFEST_BYTES_MAX, Manifest, unsealed
+from syncline_proto.manifest import (
+    FILE_PATTERN,
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    unsealed,
+)
 from syncline_proto.names import NAME_WORDS, valid_name
 
 # fsspec has no types.
@@ -83,12 +90,17 @@ class Depot:
         return Depot(f"{self.url}/{name}")
 
     def folders(self) -> list[str]:
-        """The names of the folders in it, sorted; none if it is not there."""
-        return sorted(row[0] for row in self._rows() if row[1] == "directory")
+        """The names of the folders in it, sorted."""
+        with self._told():
+            return sorted(row[0] for row in self._rows() if row[1] == "directory")
 
     def sizes(self) -> dict[str, int]:
         """The files in it with their bytes; none if it is not there."""
-        return {name: size for name, kind, size in self._rows() if kind == "file"}
+        with self._told():
+            try:
+                return {name: size for name, kind, size in self._rows() if kind == "file"}
+            except FileNotFoundError:
+                return {}
 
     def size(self, name: str) -> int:
         """A file's bytes."""
@@ -109,11 +121,31 @@ class Depot:
             CheckpointDamaged: it is damaged.
         """
         data = b""
-        for piece in self.pieces(MANIFEST):
-            data += piece
-            if len(data) > MANIFEST_BYTES_MAX:
-                raise CheckpointDamaged(f"{self.url}/{MANIFEST} is too long for a manifest.")
+        try:
+            for piece in self.pieces(MANIFEST):
+                data += piece
+                if len(data) > MANIFEST_BYTES_MAX:
+                    raise CheckpointDamaged(f"{self.url}/{MANIFEST} is too long for a manifest.")
+        except CheckpointDamaged:
+            raise
+        except CheckpointError:
+            if MANIFEST in self.sizes():
+                raise
+            raise self._no_checkpoint() from None
         return unsealed(data, f"{self.url}/{MANIFEST}")
+
+    def _no_checkpoint(self) -> CheckpointError:
+        """What there is in the place of a manifest, which is not there."""
+        if any(re.fullmatch(FILE_PATTERN, name) for name in self.sizes()):
+            return CheckpointError(
+                f"{self.url} is no whole checkpoint: it has no {MANIFEST}, which is written last. "
+                "Its save goes on, or has failed; save it again under this name."
+            )
+        self.folders()  # of one that is not there, this says so
+        return CheckpointError(
+            f"{self.url} is no checkpoint: there is no {MANIFEST} in it; "
+            "`syncline checkpoints ls` lists those that are in a folder."
+        )
 
     def put(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file in one step, over one that is there; on failure that one stays."""
@@ -151,19 +183,19 @@ class Depot:
         return self._files.open(f"{self._path}/{name}", mode, block_size=PART_BYTES)
 
     def _rows(self) -> list[tuple[str, str, int]]:
-        """(name, "file" or "directory", bytes) of what is in the folder."""
-        with self._told():
-            try:
-                rows = self._files.ls(self._path, detail=True)
-            except FileNotFoundError:
-                return []
-            own = self._path.rstrip("/")
-            named = [(str(row["name"]).rstrip("/"), row) for row in rows]
-            return [
-                (path.rpartition("/")[2], str(row["type"]), int(row["size"] or 0))
-                for path, row in named
-                if path != own  # an object store may list the folder's own mark
-            ]
+        """(name, "file" or "directory", bytes) of what is in the folder.
+
+        Raises:
+            FileNotFoundError: it is not there; and whatever else the store raises.
+        """
+        own = self._path.rstrip("/")
+        rows = self._files.ls(self._path, detail=True)
+        named = [(str(row["name"]).rstrip("/"), row) for row in rows]
+        return [
+            (path.rpartition("/")[2], str(row["type"]), int(row["size"] or 0))
+            for path, row in named
+            if path != own  # an object store may list the folder's own mark
+        ]
 
     @contextlib.contextmanager
     def _told(self, name: str = "") -> Generator[None]:
@@ -174,7 +206,8 @@ class Depot:
         except (SynclineError, FileExistsError, GeneratorExit):
             raise
         except FileNotFoundError:
-            raise CheckpointError(f"{where} is not there; check the address.") from None
+            hint = "." if name else "; check the address."
+            raise CheckpointError(f"{where} is not there{hint}") from None
         except Exception as error:  # each store's library has errors of its own
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise CheckpointError(f"{where}: {' '.join(str(why).split())[:300]}") from error

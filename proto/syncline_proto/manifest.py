@@ -101,6 +101,21 @@ class Manifest(Form):
         return self
 
 
+def check_file(where: str, entry: Entry, size: int, crc32c: int) -> None:
+    """Compare what a file has with what its manifest says; ``where`` it lies is for the message.
+
+    Raises:
+        CheckpointDamaged: it has another length, or another checksum.
+    """
+    if size != entry.bytes:
+        said = f"{size} bytes where the manifest says {entry.bytes}"
+    elif crc32c != entry.crc32c:
+        said = f"its {size} bytes have another checksum than the manifest says"
+    else:
+        return
+    raise CheckpointDamaged(f"{where} is damaged: {said}.")
+
+
 def file_name(fragment: int, crc32c: int) -> str:
     """The name of a fragment's file in a checkpoint."""
     return f"{fragment:05d}-{crc32c:08x}.safetensors"

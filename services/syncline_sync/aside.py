@@ -25,7 +25,7 @@ from typing import Any, cast
 from syncline_proto.codec import Float32, UInt16, crc32c_of
 from syncline_proto.depot import Depot, Moved
 from syncline_proto.errors import CheckpointDamaged, CheckpointError, StoreDamaged, StoreError
-from syncline_proto.manifest import Entry, Manifest
+from syncline_proto.manifest import Entry, Manifest, check_file
 from syncline_proto.owners import Seat
 from syncline_sync.descriptors import opened
 from syncline_sync.files import (
@@ -97,11 +97,9 @@ class Aside:
                 crc, size = crc32c_of(piece, crc), size + len(piece)
                 file.write(piece)
                 moved(len(piece))
-            if (size, crc) != (entry.bytes, entry.crc32c) or not size:
-                raise CheckpointDamaged(
-                    f"{where} is damaged: {size} bytes where the manifest says {entry.bytes}, or "
-                    "another checksum."
-                )
+            check_file(where, entry, size, crc)
+            if not size:  # nothing that could be mapped
+                raise CheckpointDamaged(f"{where} is no fragment: it is empty.")
             file.flush()
             # Mapped, so that nobody holds the whole fragment in memory; let go with its views.
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -25,9 +25,11 @@ from syncline_proto.errors import (
     InvalidRequest,
     Overloaded,
     RunConflict,
+    StoreError,
 )
-from syncline_proto.manifest import MANIFEST, Entry, manifest_of, sealed
+from syncline_proto.manifest import MANIFEST, Entry, Manifest, manifest_of, sealed
 from syncline_proto.names import NAME_WORDS, valid_name
+from syncline_proto.rest import EventIn
 from syncline_proto.v1 import checkpoints_pb2 as pb
 from syncline_proto.v1 import checkpoints_pb2_grpc
 from syncline_sync.aside import Aside, sweep_aside
@@ -106,7 +108,10 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         self, request: pb.SaveFragmentsRequest, context: Context
     ) -> AsyncIterator[pb.SaveFragmentsResponse]:
         async with self._statuses.of(context):
-            with self._call(f"run {request.run} is not copied to {request.url}"):
+            with (
+                self._call(f"run {request.run} is not copied to {request.url}"),
+                self._told(request.run),
+            ):
                 async with aclosing(self._save(request)) as answers:
                     async for answer in answers:
                         yield answer
@@ -116,7 +121,11 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     ) -> pb.SealCheckpointResponse:
         async with self._statuses.of(context):
             with self._call(f"the checkpoint {request.url} is not sealed"):
-                await self._do(_seal, await self._depot(request.url), request.manifest)
+                manifest = await self._do(_manifest, request.manifest)
+                with self._told(manifest.run):
+                    await self._do(_seal, await self._depot(request.url), manifest)
+                said = f"Revision {manifest.revision} is kept as {request.url}."
+                self._tell(manifest.run, "checkpoint.saved", said)
             return pb.SealCheckpointResponse()
 
     async def ReadCheckpoint(
@@ -256,6 +265,22 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
             self._all_done.set()
 
     @contextmanager
+    def _told(self, run: str) -> Generator[None]:
+        """Tell of a checkpoint that the place or the store refuses.
+
+        What its caller may mend by asking again, or has called off, is for the caller alone.
+        """
+        try:
+            yield
+        except (CheckpointError, StoreError) as error:
+            self._tell(run, "checkpoint.failed", error.message)
+            raise
+
+    def _tell(self, run: str, kind: str, message: str) -> None:
+        if self._host.knows(run):
+            self._shared.report(run, EventIn(kind=kind, message=message))
+
+    @contextmanager
     def _alone(self, run: str) -> Generator[None]:
         """Keep a new run's name for one restore.
 
@@ -337,17 +362,23 @@ def _depot_beside(root: Path, url: str) -> Depot:
     return depot
 
 
-def _seal(depot: Depot, text: str) -> None:
+def _manifest(text: str) -> Manifest:
+    """
+    Raises:
+        InvalidRequest: it is no manifest.
+    """
+    try:
+        return manifest_of(text, "manifest")
+    except CheckpointDamaged as error:
+        raise InvalidRequest(error.message) from None
+
+
+def _seal(depot: Depot, manifest: Manifest) -> None:
     """Write a manifest where all that it names is.
 
     Raises:
-        InvalidRequest: it is no manifest.
         CheckpointError: a file is missing or of another size, or there is a manifest.
     """
-    try:
-        manifest = manifest_of(text, "manifest")
-    except CheckpointDamaged as error:
-        raise InvalidRequest(error.message) from None
     sizes = depot.sizes()
     for entry in manifest.entries:
         if sizes.get(entry.file) != entry.bytes:

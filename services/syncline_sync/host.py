@@ -7,6 +7,7 @@ come back from the store. A run whose files are damaged is served to nobody, and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 
@@ -44,6 +45,8 @@ WENT_BACK = (
     "The sync service ended before all that it had published was on the disk: what it published "
     "last may be lost. Epoch {} begins: replicas move their progress onto what is there."
 )
+
+RESTORED = "Begun at revision {0.revision} of the checkpoint {0.checkpoint}."
 
 STOP_S = 20.0
 """How long the end waits for what is under way at the disk.
@@ -88,6 +91,8 @@ class Host:
             return
         log.warning("run fell back", run=name, done=done)
         self._tell(name, "run.fell_back", done)
+        with contextlib.suppress(StoreDamaged):  # of something else, and then it has been told
+            self._tell_standing(await self.run(name))
 
     async def follow(self, membership: Membership) -> None:
         """Take over the control plane's word on every run that has not ended.
@@ -266,7 +271,9 @@ class Host:
             host = self._runs[name] = RunHost(name, settings, recalled, self._shared)
             self._count()
             if begins and origin:
-                self._tell_origin(host, origin)
+                self._tell(name, "run.restored", RESTORED.format(origin))
+            if begins or recalled.went_back:
+                self._tell_standing(host)
             return host
         except StoreDamaged as error:
             self._give_up(name, error.message)
@@ -274,9 +281,11 @@ class Host:
         finally:
             del self._loads[name]
 
-    def _tell_origin(self, host: RunHost, origin: Origin) -> None:
-        """Tell the control plane where a run stands that has just begun from a checkpoint."""
+    def _tell_standing(self, host: RunHost) -> None:
+        """Tell the control plane where a run stands that no round of its own has taken there."""
         for runner in host.runners.values():
+            if runner.holding.revisions.newest is None:
+                continue
             self._shared.report(
                 host.name,
                 RoundReport(
@@ -290,8 +299,6 @@ class Host:
                     closed_by="offer",
                 ),
             )
-        said = f"Begun at revision {origin.revision} of the checkpoint {origin.checkpoint}."
-        self._shared.report(host.name, EventIn(kind="run.restored", message=said))
 
     def _give_up(self, name: str, why: str) -> None:
         """Serve a damaged run to nobody, and tell everybody why: once, until the next start."""

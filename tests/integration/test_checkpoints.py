@@ -136,6 +136,10 @@ def test_taking_one_changes_nothing_and_it_is_of_the_revision_that_was_named(
                 await copied(s, str(tmp_path / "kept" / "gone"), 1, FRAGMENTS)
             assert code(error) == "REVISION_GONE"
             assert not (tmp_path / "kept" / "gone").exists()
+            # Who asked for what is gone asks again: that is no failure to tell of.
+            (event,) = [one for one in s.reports if isinstance(one, EventIn)]
+            assert event.kind == "checkpoint.saved"
+            assert event.message == f"Revision 1 is kept as {tmp_path}/kept/older."
             for entry in manifest.entries:
                 path = tmp_path / "kept" / "older" / entry.file
                 assert path.stat().st_size == entry.bytes
@@ -180,6 +184,11 @@ def test_parts_from_several_services_make_one_checkpoint(tmp_path: Path) -> None
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await again
                 assert code(error) == "CHECKPOINT" and "another name" in str(error.value)
+            told = [event for event in one.reports if isinstance(event, EventIn)]
+            assert [event.kind.partition(".")[2] for event in told] == [
+                "failed", "saved", "failed", "failed"
+            ]  # fmt: skip
+            assert whole.entries[1].file in told[0].message
             assert sorted(await fetch(two, url, "whole")) == list(FRAGMENTS)
 
     asyncio.run(scenario())

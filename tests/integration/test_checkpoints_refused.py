@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from syncline.launch.kept import listed
+from syncline_proto.rest import EventIn
 from syncline_proto.v1 import checkpoints_pb2
 from syncline_sync.checkpoints import CALLS_MAX
 from syncline_sync.pins import sweep_pins
@@ -97,6 +98,10 @@ def test_what_is_no_place_for_checkpoints_is_refused(tmp_path: Path) -> None:
                     await copied(s, str(tmp_path / "kept" / "one"), 0, fragments)
                 assert code(error) == "INVALID_REQUEST"
             assert not s.faults
+            told = [one for one in s.reports if isinstance(one, EventIn)]
+            assert [(one.kind, str(tmp_path / "file") in one.message) for one in told] == [
+                ("checkpoint.failed", True)
+            ], "only what was refused, not what was no request"
             assert not list((tmp_path / "store" / "pinned").iterdir())
 
     asyncio.run(scenario())

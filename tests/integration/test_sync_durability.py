@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline_proto.rest import EventIn
+from syncline_proto.rest import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.pool import DISK_THREADS
@@ -106,6 +106,8 @@ def test_a_revision_that_was_published_and_lost_counts_for_nothing(
             assert [state.committed_tokens for state in status.fragments] == [0, 10]
             told = [e.kind for e in s.reports if isinstance(e, EventIn)]
             assert told == ["run.went_back"]
+            rounds = [r for r in s.reports if isinstance(r, RoundReport)]
+            assert [(r.fragment, r.revision) for r in rounds] == [(0, 0), (1, 1)]
             # "a" has gone on from what was lost; "b" never saw it, and sends again.
             ahead = await s.push(vector(9.0), "a", seq=3, base_revision=1)
             again = await s.push(vector(0.25), "b", seq=2, base_revision=0)

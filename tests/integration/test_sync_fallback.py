@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from syncline_proto.errors import RunUnknown, StoreDamaged, StoreError
-from syncline_proto.rest import EventIn
+from syncline_proto.rest import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.fallback import fall_back
@@ -76,6 +76,11 @@ def test_the_run_is_refused_until_the_word_is_given_and_then_goes_on(tmp_path: P
             (event,) = events(s)
             assert event.kind == "run.fell_back"
             assert "f0 from revision 2 to 1, f1 from revision 2 to 1" in event.message
+            # The control plane is told where the run stands now, before any round of it.
+            told = [r for r in s.reports if isinstance(r, RoundReport)]
+            assert [(r.fragment, r.kind, r.revision, r.committed_tokens) for r in told] == [
+                (0, "parameters", 1, 1), (1, "parameters", 1, 1), (2, "parameters", 3, 3)
+            ]  # fmt: skip
             await s.members({"a": 1})
             status = await s.status()
             # The last fragment keeps no revision 1; it stays.
@@ -91,7 +96,7 @@ def test_the_run_is_refused_until_the_word_is_given_and_then_goes_on(tmp_path: P
         async with service(tmp_path, ALONE) as s:
             await s.host.fall_back(RUN)  # the option was left where it is
             assert (await s.status()).epoch == 2
-            assert not events(s)
+            assert not s.reports
 
     asyncio.run(scenario())
 

@@ -197,7 +197,7 @@ function row(run, one, i, lease) {
   );
 }
 
-const MOOD = [[/lost|excluded|kicked|failed|stopped/, "bad"], [/fenced|drain|paused|restart|deadline/, "warn"], [/joined|created|resumed|finished|back/, "good"]];
+const MOOD = [[/lost|excluded|kicked|failed|stopped|damaged/, "bad"], [/fenced|drain|paused|restart|deadline|_back/, "warn"], [/joined|created|resumed|finished|back|saved|restored/, "good"]];
 
 function line(event, kind = "") {
   const mood = MOOD.find(([pattern]) => pattern.test(event.kind))?.[1] ?? "";

@@ -19,7 +19,14 @@ from syncline_proto.errors import (
     InvalidRequest,
 )
 from syncline_proto.layout import layout_to_json
-from syncline_proto.manifest import Manifest, file_name, manifest_of, sealed, unsealed
+from syncline_proto.manifest import (
+    Manifest,
+    check_file,
+    file_name,
+    manifest_of,
+    sealed,
+    unsealed,
+)
 from syncline_proto.settings import RunSettings
 from syncline_testing.service import flat_layout
 
@@ -138,3 +145,25 @@ def test_a_directory_holds_what_was_put_and_what_failed_leaves_nothing(tmp_path:
     assert Depot(str(tmp_path)).folders() == ["one"]
     with pytest.raises(InvalidRequest, match="is not a name"):
         depot.below("..")
+
+
+def test_what_is_no_checkpoint_is_said_to_be_what_it_is(tmp_path: Path) -> None:
+    for name, file in (("unsealed", "00000-1a2b3c4d.safetensors"), ("other", "notes.txt")):
+        Depot(str(tmp_path)).below(name).put(file, [b"some"])
+    said = {
+        "unsealed": "no whole checkpoint.*its save goes on, or has failed",
+        "other": "is no checkpoint: there is no checkpoint.json",
+        "nowhere": "nowhere is not there; check the address",
+    }
+    for name, sentence in said.items():
+        with pytest.raises(CheckpointError, match=f"(?i){sentence}"):
+            Depot(str(tmp_path)).below(name).manifest()
+
+
+def test_a_damaged_file_is_of_another_length_or_has_another_checksum() -> None:
+    entry = Manifest.model_validate(values()).entries[0]
+    check_file("/a/file", entry, entry.bytes, entry.crc32c)
+    with pytest.raises(CheckpointDamaged, match="^/a/file is damaged: 3 bytes where.*says 100"):
+        check_file("/a/file", entry, 3, entry.crc32c)
+    with pytest.raises(CheckpointDamaged, match=f"its {entry.bytes} bytes have another checksum"):
+        check_file("/a/file", entry, entry.bytes, entry.crc32c ^ 1)

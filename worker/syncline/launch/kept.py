@@ -12,7 +12,7 @@ from io import BytesIO
 from syncline_proto.codec import crc32c_of
 from syncline_proto.depot import Depot, Moved
 from syncline_proto.errors import CheckpointDamaged, CheckpointError
-from syncline_proto.manifest import MANIFEST, Entry, Manifest
+from syncline_proto.manifest import MANIFEST, Entry, Manifest, check_file
 from syncline_proto.names import valid_name
 
 
@@ -44,17 +44,20 @@ def opened(url: str) -> tuple[Depot, Manifest]:
 
 
 def listed(url: str, *, check: bool, moved: Moved) -> list[Kept]:
-    """The checkpoints in a folder, by name; with ``check`` every byte of them is read.
+    """The checkpoints in a folder, the newest last; with ``check`` every byte of them is read.
+
+    Those whose manifest does not say when they were taken come first.
 
     Raises:
         InvalidRequest, ConfigError: it is no such address, or its store cannot be read here.
-        CheckpointError: the store refuses.
+        CheckpointError: there is no such folder, or the store refuses.
     """
     above = Depot(url)
     found = [(name, above.below(name)) for name in above.folders() if valid_name(name)]
-    return [
+    looked_at = [
         _looked_at(depot, name, check, moved) for name, depot in found if MANIFEST in depot.sizes()
     ]
+    return sorted(looked_at, key=lambda one: one.created_at or 0.0)
 
 
 def read(depot: Depot, entry: Entry, moved: Moved) -> bytes:
@@ -69,7 +72,7 @@ def read(depot: Depot, entry: Entry, moved: Moved) -> bytes:
         data.write(piece)
         moved(len(piece))
     whole = data.getvalue()
-    _compare(depot, entry, len(whole), crc32c_of(whole))
+    check_file(f"{depot.url}/{entry.file}", entry, len(whole), crc32c_of(whole))
     return whole
 
 
@@ -98,7 +101,7 @@ def _damage(depot: Depot, manifest: Manifest, check: bool, moved: Moved) -> str 
             if entry.file not in sizes:
                 return f"{depot.url}/{entry.file} is missing."
             crc = _sum(depot, entry, moved) if check else entry.crc32c
-            _compare(depot, entry, sizes[entry.file], crc)
+            check_file(f"{depot.url}/{entry.file}", entry, sizes[entry.file], crc)
     except CheckpointError as error:
         return error.message
     return None
@@ -110,11 +113,3 @@ def _sum(depot: Depot, entry: Entry, moved: Moved) -> int:
         crc = crc32c_of(piece, crc)
         moved(len(piece))
     return crc
-
-
-def _compare(depot: Depot, entry: Entry, size: int, crc: int) -> None:
-    if (size, crc) != (entry.bytes, entry.crc32c):
-        raise CheckpointDamaged(
-            f"{depot.url}/{entry.file} is damaged: {size} bytes where the manifest says "
-            f"{entry.bytes}, or another checksum."
-        )
