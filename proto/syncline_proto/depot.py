@@ -65,7 +65,7 @@ class Depot:
         self.url = url.rstrip("/")
         scheme, mark, _ = self.url.partition("://")
         self._is_local = not mark
-        _check(self.url, scheme if mark else None)
+        check_url(self.url)
         self._files: Any = _file_system(self.url, scheme)
         self._path = self.url if self._is_local else str(self._files._strip_protocol(self.url))
 
@@ -213,7 +213,13 @@ class Depot:
             raise CheckpointError(f"{where}: {' '.join(str(why).split())[:300]}") from error
 
 
-def _check(url: str, scheme: str | None) -> None:
+def check_url(url: str) -> None:
+    """
+    Raises:
+        InvalidRequest: it is neither an absolute path nor of a kind that holds checkpoints.
+    """
+    head, mark, _ = url.partition("://")
+    scheme = head if mark else None
     if len(url) > URL_CHARACTERS_MAX or not url.isprintable() or "::" in url:
         raise InvalidRequest("url: no address of a folder.")
     if scheme is None and (not url.startswith("/") or ".." in url.split("/")):

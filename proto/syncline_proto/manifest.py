@@ -62,7 +62,7 @@ class Manifest(Form):
     run: str = Field(pattern=NAME_PATTERN)
     revision: Count
     committed_tokens: Count
-    """Of the fragment with the highest number of them."""
+    """Of the run: those of its last fragment."""
     created_at: FiniteFloat
     """Seconds since 1970, UTC."""
     fingerprint: str

@@ -217,7 +217,8 @@ def changed(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
         if key not in RunSettings.model_fields:
             raise ConfigError(unknown(key, sorted(LIVE)))
         raise ConfigError(
-            f"{key} cannot change while a run goes on; what can is {', '.join(sorted(LIVE))}."
+            f"{key} is settled when a run is created, and stays; what may change after that: "
+            f"{', '.join(sorted(LIVE))}."
         )
     return overlaid(settings, patch)
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from syncline.launch.checkpoints import save as take
 from syncline.launch.copier import Copier
 from syncline.launch.kept import listed
-from syncline.train.export_kept import parameters_of
+from syncline.train.export_kept import export_kept, parameters_of
+from syncline.train.exported import PARAMETERS
 from syncline_proto.depot import Depot
 from syncline_proto.manifest import Manifest
 from syncline_proto.owners import Seat
@@ -61,6 +63,12 @@ def test_a_run_from_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path, down: str) 
             for fragment, ours in enumerate(kept):
                 theirs = stored(tmp_path / "one", one.run, fragment, 4)["parameters"]
                 assert np.array_equal(ours, theirs)
+            # A run of one's own loop: the parameters alone, under the names of the layout.
+            made = export_kept(url, tmp_path / "out")
+            assert (made.model, made.revision) == (tmp_path / "out" / PARAMETERS, 4)
+            tensors = load_file(made.model)
+            assert list(tensors) == [spec.name for spec in LAYOUT.tensors]
+            assert all(map(np.array_equal, tensors.values(), kept))
             async with service(tmp_path / "two", settings) as two:
                 two.run = "second"
                 assert sorted(await fetch(two, url, "second")) == list(FRAGMENTS)

@@ -15,13 +15,14 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing.cluster import Cluster
 from syncline_testing.service import flat_layout, iter_push
+from syncline_testing.waiting import wait_until
 
 SIZE = 5000
 LAYOUT = flat_layout(SIZE, 3)
 
 
 def begun(cluster: Cluster, name: str) -> None:
-    """A run with parameters, and nobody in it any more."""
+    """A run of one round, of 30 tokens."""
     cluster.post("/runs", {"name": name, "settings": {"codec": {"down": "fp32"}}})
     incarnation = cluster.post(f"/runs/{name}/replicas", {"replica": "a"})["incarnation"]
     with grpc.insecure_channel(cluster.sync_address) as channel:
@@ -40,13 +41,19 @@ def begun(cluster: Cluster, name: str) -> None:
                 boxes=[box.to_proto() for box in spec.boxes],
             )
             stub.Push(iter_push(header, np.full(SIZE, fragment, np.float32)), timeout=20)
-            pulled(cluster, name, fragment)
+            pulled(cluster, name, fragment, revision=0)
+            round_: Any = {"inner_steps": 1, "tokens": 30, "first_step": 1, "last_step": 1}
+            header.MergeFrom(pb.PushHeader(seq=2, base_revision=0, **round_))
+            header.kind = pb.PUSH_KIND_PSEUDO_GRADIENT
+            stub.Push(iter_push(header, np.ones(SIZE, np.float32)), timeout=20)
+            pulled(cluster, name, fragment, revision=1)
 
 
-def pulled(cluster: Cluster, name: str, fragment: int) -> bytes:
+def pulled(cluster: Cluster, name: str, fragment: int, **which: Any) -> bytes:
+    """A fragment's values of this revision; the newest where none is named."""
     with grpc.insecure_channel(cluster.sync_address) as channel:
         stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
-        request = pb.PullRequest(run=name, fragment=fragment, newest=True)
+        request = pb.PullRequest(run=name, fragment=fragment, **(which or {"newest": True}))
         return b"".join(part.chunk.data for part in stub.Pull(request, timeout=20))
 
 
@@ -55,10 +62,12 @@ def test_a_run_is_kept_found_and_begun_from(
 ) -> None:
     place = tmp_path / "kept"
 
-    def done(*words: str) -> Any:
+    def done(*words: str, code: int = 0) -> Any:
         capsys.readouterr()
-        assert run(["checkpoints", *words, "--json"]) == 0, capsys.readouterr().err
-        return json.loads(capsys.readouterr().out)
+        ended = run(["checkpoints", *words, "--json"])
+        shown = capsys.readouterr()
+        assert ended == code, shown.err
+        return json.loads(shown.out)
 
     def refused(*words: str) -> tuple[int, str]:
         capsys.readouterr()
@@ -69,37 +78,61 @@ def test_a_run_is_kept_found_and_begun_from(
         begun(cluster, "first")
         assert refused("save", "nobody", str(place))[0] == 15
         made = done("save", "first", str(place))
-        assert made["checkpoint"] == f"{place}/first-r0"
+        assert made["checkpoint"] == f"{place}/first-r1"
         assert done("save", "first", str(place), "--name", "other")["bytes"] == made["bytes"]
         code, said = refused("save", "first", str(place))
         assert code == 42 and "another name" in said and said.count("\n") == 1
+        for name in ("a/b", "", "Upper"):
+            code, said = refused("save", "first", str(place), "--name", name)
+            assert code == 10 and "lower-case letters" in said
+        assert refused("save", "first", "")[0] == 10
+        assert done("save", "first", str(place), "--name", "latest")["revision"] == 1
+
+        def told() -> list[str]:
+            kinds = [one["kind"] for one in cluster.get("/events?run=first")]
+            return [kind for kind in kinds if kind.startswith("checkpoint.")]
+
+        ends = ["saved", "saved", "failed", "saved"]
+        wait_until(lambda: told() == [f"checkpoint.{end}" for end in ends], 10, "events are told")
 
         listed = done("ls", str(place), "--check")
         assert [(one["name"], one["run"], one["damage"]) for one in listed] == [
-            ("first-r0", "first", None),
+            ("first-r1", "first", None),
             ("other", "first", None),
-        ]
+            ("latest", "first", None),
+        ], "the newest last"
         hurt = sorted((place / "other").glob("00001-*"))[0]
         data = bytearray(hurt.read_bytes())
         data[-1] ^= 1
         hurt.write_bytes(data)
-        assert [one["damage"] for one in done("ls", str(place))] == [None, None]
-        assert hurt.name in done("ls", str(place), "--check")[1]["damage"]
+        assert [one["damage"] for one in done("ls", str(place))] == [None] * 3
+        assert hurt.name in done("ls", str(place), "--check", code=43)[1]["damage"]
+        code, said = refused("ls", str(place), "--check")
+        assert code == 43 and f"1 of 3 checkpoints in {place} is damaged" in said
         code, said = refused("restore", f"{place}/other", "--run", "second")
-        assert code == 43 and hurt.name in said
+        assert code == 43 and hurt.name in said and "have another checksum" in said
         assert [one["name"] for one in cluster.get("/runs")] == ["first"]
 
-        assert refused("restore", f"{place}/first-r0", "--run", "first")[0] == 16
+        assert refused("restore", f"{place}/first-r1", "--run", "first")[0] == 16
         assert refused("restore", f"{place}/none", "--run", "second")[0] == 42
-        wrong = ("--set", "outer.lr=-1")
-        assert refused("restore", f"{place}/first-r0", "--run", "second", *wrong)[0] == 10
-        view = done("restore", f"{place}/first-r0", "--run", "second", "--set", "outer.lr=0.5")
+        for wrong, why in (("run.outer.lr=-1", "outer.lr"), ("outer.lr=0.5", "run.KEY=VALUE")):
+            restore = ("restore", f"{place}/first-r1", "--run", "second", "--set", wrong)
+            code, said = refused(*restore)
+            assert code == 10 and why in said
+        view = done("restore", f"{place}/first-r1", "--run", "second", "--set", "run.outer.lr=0.5")
         assert view["settings"]["outer"]["lr"] == 0.5
-        assert view["origin"]["checkpoint"] == f"{place}/first-r0"
+        assert (view["revision"], view["committed_tokens"]) == (1, 30)
+        code = run(["runs", "show", "second"])
+        assert code == 0 and "waits for replicas" in capsys.readouterr().out
+        assert view["origin"]["checkpoint"] == f"{place}/first-r1"
         for fragment in range(3):
             assert pulled(cluster, "second", fragment) == pulled(cluster, "first", fragment)
         cluster.sync.kill()
         cluster.sync.start()
         assert pulled(cluster, "second", 2) == pulled(cluster, "first", 2)
-    assert refused("ls", "ftp://somewhere")[0] == 14
-    assert done("ls", str(tmp_path / "nowhere")) == []
+    for command in (("ls",), ("export", "--out", str(tmp_path / "out"))):
+        assert refused(*command, "ftp://somewhere")[0] == 10
+        assert refused(*command, "")[0] == 10
+        assert refused(*command, str(tmp_path / "nowhere"))[0] == 42
+    assert refused("export", f"{place}/No-Name", "--out", str(tmp_path / "out"))[0] == 10
+    assert done("ls", str(cluster.folder / "store")) == []

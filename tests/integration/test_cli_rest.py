@@ -100,6 +100,8 @@ def test_runs_are_listed_and_shown(shell: Shell) -> None:
     assert shown["state"] == "running"
     code, out, _ = shell("runs show first")
     assert code == 0 and "token_budget" in out and "outer.lr" in out
+    assert "waits for replicas" not in out
+    assert "waits for replicas" in shell("runs show second")[1]
 
 
 def test_a_run_is_created_from_a_jobs_file(shell: Shell, tmp_path: Path) -> None:
@@ -143,6 +145,7 @@ def test_settings_change_live(shell: Shell) -> None:
     assert shell("runs set first penalty.kappa=0.75") == (0, said, "")
     already = "first has these settings already.\n"
     assert shell("runs set first sync_every=16") == (0, already, "")
+    assert shell("runs set first run.sync_every=16") == (0, already, ""), "as in a job's file"
 
 
 def test_a_setting_that_is_not_set_is_shown_as_what_it_comes_to(shell: Shell) -> None:

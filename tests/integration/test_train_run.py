@@ -181,14 +181,14 @@ def test_a_stopped_run_ends_with_its_merged_model_evaluated(
     ]
 
 
-def test_only_a_run_of_the_trainer_that_has_begun_is_exported(
+def test_only_a_run_that_has_begun_is_exported(
     cluster: Cluster, data: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(RunUnknown):
         export_run("nobody", cluster.control_url, tmp_path)
     cluster.post("/runs", RunCreate(name="own-loop").model_dump(mode="json"))
-    with pytest.raises(ConfigError, match="names no model"):
-        export_run("own-loop", cluster.control_url, tmp_path)
+    with pytest.raises(ConfigError, match="names no model, so no tokenizer"):
+        export_run("own-loop", cluster.control_url, tmp_path, data=data)
     job = tiny_job(data, steps=4).to_job()
     cluster.post("/runs", RunCreate(name="not-begun", job=job).model_dump(mode="json"))
     with pytest.raises((RunConflict, RunUnknown)):

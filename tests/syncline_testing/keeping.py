@@ -16,6 +16,7 @@ from syncline_proto.layout import Layout, layout_to_json
 from syncline_proto.manifest import Entry, Manifest
 from syncline_proto.rest import Origin
 from syncline_proto.settings import RunSettings
+from syncline_proto.tokens import run_tokens
 from syncline_proto.v1 import checkpoints_pb2 as pb
 from syncline_proto.v1 import sync_pb2
 from syncline_sync.files import Tensor, parse_safetensors
@@ -88,7 +89,7 @@ def manifest_of(s: Service, layout: Layout, saved: Iterable[pb.SavedFragment]) -
         id=uuid.uuid4().hex,
         run=s.run,
         revision=entries[0].revision,
-        committed_tokens=max(entry.committed_tokens for entry in entries),
+        committed_tokens=run_tokens({one.fragment: one.committed_tokens for one in entries}),
         created_at=1.0,
         fingerprint=layout.fingerprint(),
         layout=json.loads(layout_to_json(layout)),

@@ -68,7 +68,7 @@ function runsList(chosen) {
     ...now.runs.map((run) => {
       const budget = run.settings.token_budget;
       const link = el("a", { href: `#${encodeURIComponent(run.name)}` },
-        el("div", { class: "name" }, el("span", {}, run.name), el("span", { class: "quiet" }, run.idle_since ? "idle" : run.state)),
+        el("div", { class: "name" }, el("span", {}, run.name), el("span", { class: "quiet" }, run.idle_since ? "idle" : nobodyYet(run) ? "waits" : run.state)),
         budget ? bar(run.committed_tokens / budget, run.state) : null,
       );
       if (run === chosen) link.setAttribute("aria-current", "true");
@@ -96,6 +96,8 @@ function head(run) {
   document.title = `${run.name} · Syncline`;
 }
 
+const nobodyYet = (run) => run.state === "running" && !run.replicas_alive && !run.idle_since;
+
 const ended = (run) => run.state === "stopped" || run.state === "finished";
 
 function since(run) {
@@ -103,7 +105,9 @@ function since(run) {
   if (ended(run)) return `${run.state} at ${moment(run.ended_at)}, ${age(run.created_at, run.ended_at)} after it was created: ${why(run)}`;
   if (run.state === "paused") return `paused; Resume, or syncline runs resume ${run.name}, goes on`;
   if (run.idle_since) return `idle since ${moment(run.idle_since)} (${age(run.idle_since)}): no replica is alive; it goes on when one joins`;
-  return `created at ${moment(run.created_at)}, ${age(run.created_at)} ago${firstRound(run)}`;
+  const origin = run.origin ? ` from ${run.origin.checkpoint}` : "";
+  const waits = nobodyYet(run) ? "; it waits for replicas" : firstRound(run);
+  return `created at ${moment(run.created_at)}, ${age(run.created_at)} ago${origin}${waits}`;
 }
 
 // Who has come and is gone again is not waited for.

@@ -82,7 +82,7 @@ def test_a_patch_is_partial_and_checked() -> None:
         ({"nosuch": 1}, "nosuch is not a setting. Known here: codec, outer, penalty, sync_every."),
         ({"sync_evry": 1}, "sync_evry is not a setting; did you mean sync_every?"),
         ({"outer": 3}, "outer must be a group of keys, not 3."),
-        ({"token_budget": 5}, "token_budget cannot change while a run goes on"),
+        ({"token_budget": 5}, "token_budget is settled when a run is created"),
     ],
 )
 def test_a_wrong_patch_is_refused_in_one_sentence(patch: dict[str, Any], says: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from syncline.cli.options import (
     TokenizerData,
     connect,
 )
+from syncline_proto.errors import CheckpointDamaged, ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,11 +71,15 @@ def save_checkpoint(
       syncline checkpoints save my-run s3://bucket/my-run --name before-the-change
     """
     from syncline.launch.checkpoints import copiers, save
+    from syncline.settings import checked_name
 
+    place = _place(url)
+    if name is not None:
+        checked_name("checkpoint", name)
     with connect(control, token) as client, copiers(client, token) as services:
         view = client.run(run)
         with _moving(f"Saving {run}", as_json) as told:
-            where, made = save(view, services, _place(url), name, told)
+            where, made = save(view, services, place, name, told)
     done = {
         "checkpoint": where,
         "run": run,
@@ -102,7 +107,8 @@ def list_checkpoints(
 ) -> None:
     """List the checkpoints in a place, and whether each is whole.
 
-    It is read from here: neither the control plane nor a sync service is asked.
+    The newest is the last. They are read from here: neither the control plane nor a sync service
+    is asked. Where one is damaged the exit code is 43, and 42 where there is no such place.
 
     \b
     Examples:
@@ -121,6 +127,11 @@ def list_checkpoints(
 
         found = listed(_place(url), check=check, moved=moved)
     output.show([asdict(one) for one in found], as_json, lambda: kept_table(found, url))
+    if damaged := sum(one.damage is not None for one in found):
+        kept = output.counted(len(found), "checkpoint")
+        raise CheckpointDamaged(
+            f"{damaged} of {kept} in {url} {'is' if damaged == 1 else 'are'} damaged."
+        )
 
 
 @app.command("restore")
@@ -132,7 +143,7 @@ def restore_checkpoint(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a setting of the run, such as outer.lr=0.5. May be repeated.",
+            help="Change a setting of the run, such as run.outer.lr=0.5. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -150,26 +161,27 @@ def restore_checkpoint(
     Examples:
       syncline checkpoints restore /backups/my-run-r120 --run second
       syncline checkpoints restore s3://bucket/my-run/my-run-r120 --run longer \\
-        --set token_budget=2000000000
+        --set run.token_budget=2000000000
     """
     from syncline.launch.checkpoints import copiers, restore
     from syncline.settings import checked_name
-    from syncline.train.reading import apply_overrides
 
-    patch = apply_overrides({}, changes or [])
+    patch = _of_run(changes or [])
     name = checked_name("run", run)
-    where = _place(address)
+    where = _checkpoint(address)
     with (
         connect(control, token) as client,
         copiers(client, token) as services,
         _moving(f"Fetching {where}", as_json) as told,
     ):
         view = restore(client, services, where, name, patch, told)
-    began = view.origin
     output.show(
         view,
         as_json,
-        lambda: f"The run {view.name} begins at revision {began.revision if began else 0}.",
+        lambda: (
+            f"The run {view.name} begins at revision {view.revision}, after "
+            f"{output.count(view.committed_tokens)} tokens; replicas may join it."
+        ),
     )
 
 
@@ -183,7 +195,8 @@ def export_checkpoint(
 ) -> None:
     """Write a checkpoint's model for transformers.
 
-    No service is needed: it is read from here.
+    No service is needed: it is read from here. Of a run of your own training loop, whose model
+    nobody else knows, it writes the parameters for torch.
 
     \b
     Examples:
@@ -192,7 +205,7 @@ def export_checkpoint(
     """
     from syncline.cli.train import keep_quiet, show_exported, teller
 
-    where = _place(address)
+    where = _checkpoint(address)
     keep_quiet()
     say = teller(as_json)
     say("Loading PyTorch and transformers ...")
@@ -228,8 +241,51 @@ def kept_table(found: Sequence[Kept], url: str) -> RenderableType:
 
 
 def _place(text: str) -> str:
-    """A URL as it is; a directory as an absolute path, which means the same to every program."""
-    return text if "://" in text else str(Path(text).expanduser().resolve())
+    """A URL as it is; a directory as an absolute path, which means the same to every program.
+
+    Raises:
+        ConfigError: it is no place for checkpoints.
+    """
+    from syncline_proto.depot import check_url
+
+    if not text.strip():
+        raise ConfigError("URL is empty; name a directory, or s3://BUCKET/FOLDER and the like.")
+    place = text if "://" in text else str(Path(text).expanduser().resolve())
+    try:
+        check_url(place)
+    except InvalidRequest as error:  # whoever typed it reads it
+        raise ConfigError(error.message) from None
+    return place
+
+
+def _checkpoint(text: str) -> str:
+    """The place of a checkpoint, whose last part is its name.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from syncline.settings import checked_name
+
+    place = _place(text).rstrip("/")
+    checked_name("checkpoint", place.rpartition("/")[2])
+    return place
+
+
+def _of_run(changes: list[str]) -> dict[str, Any]:
+    """Changes of a run's settings, written as those of a job are.
+
+    Raises:
+        ConfigError: one of them is of something else.
+    """
+    from syncline.train.reading import apply_overrides
+
+    for change in changes:
+        if not change.startswith("run."):
+            raise ConfigError(
+                f"--set {change}: what may change here is the run's settings; write it as "
+                "run.KEY=VALUE, such as run.outer.lr=0.5."
+            )
+    return apply_overrides({}, [change.removeprefix("run.") for change in changes])
 
 
 @contextmanager

@@ -142,7 +142,8 @@ def change_settings(
 ) -> None:
     """Change live settings of a run, from its next round on.
 
-    What may change: sync_every, outer.*, penalty.*, codec.*
+    What may change: sync_every, outer.*, penalty.*, codec.*; all else is settled when the run is
+    created. A job's file has them in [run], and so run. may stand before each.
 
     \b
     Examples:
@@ -151,7 +152,7 @@ def change_settings(
     """
     from syncline.train.reading import apply_overrides
 
-    patch = apply_overrides({}, changes)
+    patch = apply_overrides({}, [change.removeprefix("run.") for change in changes])
     with connect(control, token) as client:
         before = client.run(run)
         view = client.change_settings(run, patch)
@@ -226,9 +227,10 @@ def settings_in_words(settings: RunSettings) -> dict[str, str]:
 
 
 def state_of(run: RunView) -> str:
-    """Return the run's state, and since when nobody trains it although it goes on."""
+    """Return the run's state, and that nobody has joined it yet, or since when nobody trains it."""
     if run.idle_since is None:
-        return run.state.value
+        nobody_yet = run.state.value == "running" and not run.replicas_alive
+        return "waits for replicas" if nobody_yet else run.state.value
     idle = f"idle since {output.clock(run.idle_since)}"
     return f"{run.state.value}, {idle}" if _is_paused(run) else idle
 

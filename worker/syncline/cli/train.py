@@ -105,7 +105,8 @@ def export(
 ) -> None:
     """Write a run's merged model for transformers.
 
-    Taking it changes nothing in the run and may be done while it goes on.
+    Taking it changes nothing in the run and may be done while it goes on. Of a run of your own
+    training loop, whose model nobody else knows, it writes the parameters for torch.
 
     \b
     Examples:
@@ -127,10 +128,11 @@ def export(
 
 def show_exported(made: Exported, as_json: bool) -> None:
     """Print what was exported, and where to."""
-    folder = os.path.abspath(made.folder)
+    model = os.path.abspath(made.model)
     done = {
         "run": made.run,
-        "folder": folder,
+        "folder": os.path.abspath(made.folder),
+        "model": model,
         "revision": made.revision,
         "committed_tokens": made.committed_tokens,
         "parameters": made.parameters,
@@ -140,7 +142,7 @@ def show_exported(made: Exported, as_json: bool) -> None:
         as_json,
         lambda: (
             f"Revision {made.revision} of {made.run}, {output.count(made.parameters)} parameters "
-            f"after {output.count(made.committed_tokens)} tokens, is in {folder}."
+            f"after {output.count(made.committed_tokens)} tokens, is in {model}."
         ),
     )
 

@@ -30,6 +30,7 @@ from syncline_proto.layout import Layout, layout_to_json
 from syncline_proto.manifest import Entry, Manifest
 from syncline_proto.rest import Origin, RunCreate, RunView
 from syncline_proto.settings import overlaid
+from syncline_proto.tokens import run_tokens
 from syncline_proto.v1 import checkpoints_pb2 as pb
 
 T = TypeVar("T")
@@ -116,7 +117,9 @@ def restore(
     except SynclineError as error:
         client.move_run(run, "stop")
         raise CheckpointError(f"{run} could not begin, and was stopped: {error.message}") from error
-    return view
+    # Where it stands the services tell the control plane, which may have heard some of it by now.
+    tokens = run_tokens({entry.fragment: entry.committed_tokens for entry in manifest.entries})
+    return view.model_copy(update={"revision": manifest.revision, "committed_tokens": tokens})
 
 
 def _copied(
@@ -189,7 +192,7 @@ def _manifest(view: RunView, layout: Layout, entries: tuple[Entry, ...], revisio
         id=uuid.uuid4().hex,
         run=view.name,
         revision=revision,
-        committed_tokens=max(entry.committed_tokens for entry in entries),
+        committed_tokens=run_tokens({one.fragment: one.committed_tokens for one in entries}),
         created_at=time.time(),
         fingerprint=layout.fingerprint(),
         layout=json.loads(layout_to_json(layout)),

@@ -1,5 +1,7 @@
 """From trained parameters to a folder that ``transformers`` loads, tokenizer included.
 
+A run of a user's own loop names no model: of that the folder has the parameters, and no more.
+
 ``export_model`` takes tensors from anywhere; ``export_run`` takes a run's merged parameters from
 its sync services, all of one revision, without disturbing anybody.
 """
@@ -25,6 +27,7 @@ from syncline.train.exported import Origin, check_free, sign
 from syncline.train.folder import prepared_folder
 from syncline.train.model import build_config, first_model, without_bars
 from syncline.train.observe import newest_cut
+from syncline.train.plain import write_parameters
 from syncline_proto.errors import ConfigError, LayoutMismatch
 
 CONTROL_TIMEOUT_S = 30.0
@@ -103,6 +106,8 @@ class Exported:
     revision: int
     committed_tokens: int
     parameters: int
+    model: Path
+    """What to load: the folder for ``transformers``, or in it a file of the parameters alone."""
 
 
 def export_run(
@@ -125,10 +130,9 @@ def export_run(
 
     Raises:
         RunUnknown, RunConflict: there is no such run, or it has no parameters yet.
-        ConfigError: the folder holds a model already, or the run was not made by the trainer, so
-            its model is not known.
+        ConfigError: the folder holds a model already.
         Unreachable: the control plane or a sync service does not answer.
-        LayoutMismatch, DataError, ConfigError: as ``export_model``.
+        LayoutMismatch, DataError, ConfigError: as ``export_model``, and ``recorded_job``.
     """
     if not overwrite:
         check_free(Path(out), "choose another, or --overwrite")
@@ -139,27 +143,38 @@ def export_run(
         cut = newest_cut(view, client, token)
     say(f"Writing revision {cut.revision} to {out} ...")
     return Exported(
-        folder=export_model(
-            cut.tensors, job, out, frozen_sha256=cut.frozen_sha256, origin=Origin(run=run)
-        ),
+        folder=Path(out),
         run=run,
         revision=cut.revision,
         committed_tokens=cut.committed_tokens,
         parameters=sum(tensor.numel() for tensor in cut.tensors.values()),
+        model=export_state(
+            cut.tensors, job, out, frozen_sha256=cut.frozen_sha256, origin=Origin(run=run)
+        ),
     )
 
 
-def recorded_job(record: dict[str, Any], run: str, data: str | Path | None) -> JobConfig:
+def export_state(
+    state: State, job: JobConfig | None, out: str | Path, *, frozen_sha256: str, origin: Origin
+) -> Path:
+    """As ``export_model`` where the job is known, else the parameters alone; what to load."""
+    if job is None:
+        return write_parameters(state, Path(out), origin)
+    return export_model(state, job, out, frozen_sha256=frozen_sha256, origin=origin)
+
+
+def recorded_job(record: dict[str, Any], run: str, data: str | Path | None) -> JobConfig | None:
     """The job of a run's record, with its tokenizer from the prepared folder ``data`` if given.
 
+    None: the run was not made by the trainer, so its model is not known.
+
     Raises:
-        ConfigError: the run was not made by the trainer, so its model is not known.
+        ConfigError: a tokenizer is named for a run without a model.
     """
     if not record:
-        raise ConfigError(
-            f"the run {run} names no model; it was not started by the trainer. Save the model "
-            "from your own script instead."
-        )
+        if data is not None:
+            raise ConfigError(f"the run {run} names no model, so no tokenizer; leave out --data.")
+        return None
     job = JobConfig.from_job(record, f"the job of run {run}")
     if data is not None:
         here = {"path": Path(data), "source": None}

@@ -1,4 +1,4 @@
-"""From a checkpoint to a folder that ``transformers`` loads; no service and no run is needed."""
+"""From a checkpoint to a folder that ``transformers`` or torch loads; no service is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from syncline.launch.kept import opened, read
-from syncline.train.export import Exported, export_model, recorded_job
+from syncline.train.export import Exported, export_state, recorded_job
 from syncline.train.exported import Origin, check_free
 from syncline.train.observe import assembled
 from syncline_proto.codec import Float32
@@ -41,8 +41,8 @@ def export_kept(
 
     Raises:
         CheckpointError, CheckpointDamaged: there is no such checkpoint, or it is damaged.
-        ConfigError: the folder holds a model already, or the run was not made by the trainer.
-        LayoutMismatch, DataError, ConfigError: as ``export_model``.
+        ConfigError: the folder holds a model already.
+        LayoutMismatch, DataError, ConfigError: as ``export_model``, and ``recorded_job``.
     """
     if not overwrite:
         check_free(Path(out), "choose another, or --overwrite")
@@ -52,17 +52,18 @@ def export_kept(
     tensors = assembled(layout, parameters_of(depot, manifest, moved))
     say(f"Writing revision {manifest.revision} to {out} ...")
     return Exported(
-        folder=export_model(
+        folder=Path(out),
+        run=manifest.run,
+        revision=manifest.revision,
+        committed_tokens=manifest.committed_tokens,
+        parameters=sum(tensor.numel() for tensor in tensors.values()),
+        model=export_state(
             tensors,
             job,
             out,
             frozen_sha256=layout.frozen_sha256,
             origin=Origin(run=manifest.run),
         ),
-        run=manifest.run,
-        revision=manifest.revision,
-        committed_tokens=manifest.committed_tokens,
-        parameters=sum(tensor.numel() for tensor in tensors.values()),
     )
 
 

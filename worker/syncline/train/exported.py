@@ -11,6 +11,8 @@ from syncline_proto.errors import ConfigError
 
 ORIGIN = "syncline.json"
 """Beside the model, in a folder that an export wrote."""
+PARAMETERS = "parameters.safetensors"
+"""What an export has of a run whose model only a user's own script knows."""
 CHOOSE = "choose another with --set export.folder=DIR, or remove it"
 """What to do where a job's folder is not free."""
 
@@ -44,7 +46,7 @@ def check_free(folder: Path, way_out: str, *, mine: Origin | None = None) -> Non
     Raises:
         ConfigError: it does.
     """
-    if not (folder / "config.json").exists():
+    if not any((folder / name).exists() for name in ("config.json", PARAMETERS)):
         return
     origin = _signed_by(folder)
     if origin is not None and origin == mine:

@@ -1,0 +1,46 @@
+"""The parameters of a run of one's own loop go back into its model, as docs/checkpoints.md says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_model
+from torch import nn
+
+from syncline.layout import describe
+from syncline.ranks import Ranks
+from syncline.train.exported import Origin, check_free
+from syncline.train.plain import write_parameters
+from syncline_proto.errors import ConfigError
+
+
+class Own(nn.Module):
+    """Tied at both ends, of a lower precision, and frozen in between."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.words = nn.Embedding(8, 4, dtype=torch.bfloat16)
+        self.still = nn.Linear(4, 4).requires_grad_(False)
+        self.head = nn.Linear(4, 8, bias=False, dtype=torch.bfloat16)
+        self.head.weight = self.words.weight
+
+
+def test_a_model_takes_its_parameters_back_ties_and_all(tmp_path: Path) -> None:
+    one, other = Own(0), Own(1)
+    layout = describe(one, Ranks()).layout
+    state = one.state_dict()
+    tensors = {spec.name: state[spec.name].float() for spec in layout.tensors}
+    file = write_parameters(tensors, tmp_path / "out", Origin(run="mine"))
+    missing, unexpected = load_model(other, file, strict=False)
+    assert set(missing) == {"still.weight", "still.bias"} and not unexpected
+    assert torch.equal(other.head.weight, one.words.weight)
+    assert other.head.weight is other.words.weight and other.head.weight.dtype == torch.bfloat16
+    with pytest.raises(ConfigError, match="an export of the run mine already"):
+        check_free(tmp_path / "out", "choose another")
+    again = write_parameters({"words.weight": torch.zeros(8, 4)}, tmp_path / "out", Origin(run="b"))
+    assert load_model(other, again, strict=False) and not other.head.weight.any()
+    with pytest.raises(ConfigError, match="cannot export to"):
+        write_parameters(tensors, file, Origin(run="mine"))

@@ -1,0 +1,37 @@
+"""A run's parameters as one safetensors file: for a model that only the user's own script knows.
+
+Knows no model and no tokenizer, and loads neither; only names, shapes and values.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from syncline.train.exported import PARAMETERS, Origin, sign
+from syncline_proto.errors import ConfigError
+
+
+def write_parameters(tensors: Mapping[str, torch.Tensor], out: Path, origin: Origin) -> Path:
+    """Write what was trained to a file in the folder ``out``, in place of one that is there.
+
+    Args:
+        tensors: canonical names to whole fp32 tensors on the CPU. Of tied ones there is one, under
+            its first name, and nothing of what is frozen: as the run's layout has them.
+        origin: whose parameters they are, for the folder's signature.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    half = out / f"{PARAMETERS}.new"
+    try:
+        sign(out, origin)
+        save_file(dict(tensors), half, metadata={"format": "pt", "run": origin.run})
+        os.replace(half, out / PARAMETERS)
+    except OSError as error:
+        raise ConfigError(f"cannot export to {out}: {error.strerror or error}.") from None
+    return out / PARAMETERS
