@@ -267,11 +267,9 @@ def run(
 
     \b
     Exit codes (all of them: syncline exit-codes):
-      0 told to end (SIGTERM), 130 Ctrl+C, 1 a fault of ours, 2 wrong usage,
-      10 a setting is wrong, 11 a port is in use, 15 --fall-back names a run that is
-      not in the store, 19 the control plane's token is another, 40 the disk refuses
-      or hangs, 41 the store does not say whose it is, 60 one of --shards dies again
-      and again
+      0 told to end (SIGTERM), 130 Ctrl+C, 1 a fault of ours, 2 wrong usage, 10 a setting
+      is wrong, 11 a port is in use, 15 no such run to --fall-back, 19 the control plane's
+      token is another, 40 the disk refuses or hangs, 60 one of --shards dies again and again
     """
     given = {key: value for key, value in locals().items() if value is not None}
     try:
