@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 from pydantic_settings import BaseSettings
 from typer.core import TyperGroup
 
@@ -143,6 +144,24 @@ def test_workers_may_be_as_many_as_are_asked_for() -> None:
     gpu = load(ROOT / "docker" / "compose.gpu.yml")["services"]["worker"]
     for service in (SERVICES["worker"], gpu):
         assert not {"container_name", "hostname", "ports"} & service.keys()
+
+
+def test_a_second_sync_service_is_there_for_who_asks_and_found_by_all() -> None:
+    first, second = SERVICES["sync"], SERVICES["sync-1"]
+    assert "profiles" not in first and second["profiles"] == ["shards"]
+    shards = {one["environment"]["SYNCLINE_SYNC_SHARDS"] for one in (first, second)}
+    assert shards == {"${SYNCLINE_SYNC_SHARDS:-1}"}, "one, unless somebody says otherwise"
+    scraped = yaml.safe_load((ROOT / "docker" / "prometheus" / "prometheus.yml").read_text())
+    (job,) = [one for one in scraped["scrape_configs"] if one["job_name"] == "sync"]
+    (name,) = job["dns_sd_configs"][0]["names"]
+    for index, (service, own) in enumerate(((first, "sync"), (second, "sync-1"))):
+        environment = service["environment"]
+        assert environment["SYNCLINE_SYNC_INDEX"] == index
+        names = {own, *service["networks"]["default"]["aliases"]}
+        assert name in names, "Prometheus sees each of them"
+        told = environment["SYNCLINE_SYNC_ADVERTISE"].partition(":")[0]
+        assert told in names and told != name, "replicas reach this very one"
+    assert not set(first["volumes"]) & set(second["volumes"])
 
 
 def test_nothing_starts_with_a_token_that_everybody_knows() -> None:
