@@ -79,8 +79,11 @@ async def test_a_dead_service_stands_in_nobodys_way(
     await pass_time(state, clock, services.LEASE_S + 1)
     assert (await hello(api, "sync-0", 0, 1)).status_code == 200
     assert await seats(api) == [("sync-0", 0, 1)]
-    kinds = [one["kind"] for one in (await api.get("/v1/events")).json()]
-    assert kinds.count("sync.replaced") == 2
+    told = [one["message"] for one in (await api.get("/v1/events")).json()]
+    assert [message for message in told if "is forgotten" in message] == [
+        "Sync service sync-1, 1 of 2, was away and is forgotten: new-1 says 1 of 2.",
+        "Sync service new-1, 1 of 2, was away and is forgotten: sync-0 says 0 of 1.",
+    ]
 
 
 async def test_two_services_of_one_index_do_not_take_turns(

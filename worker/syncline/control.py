@@ -97,8 +97,9 @@ def all_alive(services: Iterable[SyncEndpoint], url: str) -> list[SyncEndpoint]:
         these = ", ".join(map(str, missing))
         raise Unreachable(
             f"Of the {shards} sync services at {url} that share the fragments, {these} (counted "
-            f"from 0) {'is' if len(missing) == 1 else 'are'} missing; start it again: "
-            f"syncline-sync --control {url} --shards {shards} --index {missing[0]}"
+            f"from 0) {'is' if len(missing) == 1 else 'are'} missing; start it again "
+            f"on its own folder: syncline-sync --control {url} --shards {shards} "
+            f"--index {missing[0]} --data FOLDER"
         )
     return alive
 

@@ -46,7 +46,8 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
         tx.session.add(row)
     if row.instance != body.instance:
         act = "started again" if row.instance else "started"
-        tx.record("sync.started", f"Sync service {name} {act} at {body.address}.")
+        seat = f", {body.index} of {body.shards}" if max(body.shards, row.shards or 1) > 1 else ""
+        tx.record("sync.started", f"Sync service {name} {act} at {body.address}{seat}.")
     elif not row.alive:
         tx.record("sync.back", f"Sync service {name} answers again at {body.address}.")
     row.address = body.address
@@ -102,7 +103,11 @@ def _make_room(tx: Transaction, body: SyncServiceHello) -> None:
                 "--shards, and each an --index of its own."
             )
         tx.session.delete(row)
-        tx.record("sync.replaced", f"Sync service {row.name} is forgotten for {body.name}.")
+        tx.record(
+            "sync.replaced",
+            f"Sync service {row.name}, {row.index} of {row.shards}, was away and is forgotten: "
+            f"{body.name} says {body.index} of {body.shards}.",
+        )
 
 
 def _refuse_second(tx: Transaction, row: SyncService, body: SyncServiceHello) -> None:

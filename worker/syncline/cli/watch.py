@@ -142,6 +142,7 @@ def _picture(seen: dict[str, Any]) -> RenderableType:
         *_first_rounds(seen),
         "",
         _services_table(seen["sync_services"]),
+        *_away(seen["sync_services"]),
         "",
         Text(f"The live page is at {seen['control']}/"),
     )
@@ -198,6 +199,14 @@ def _services_table(services: Sequence[SyncEndpoint]) -> RenderableType:
     )
     columns = ("sync service", "address", "index", "alive")
     return output.table(columns, rows, empty="No sync service has announced itself yet.")
+
+
+def _away(services: Sequence[SyncEndpoint]) -> Iterator[str]:
+    """Say what it means that one of several is away."""
+    away = [one.name for one in services if not one.alive and one.shards > 1]
+    if away:
+        what = "is away, and rounds of its" if len(away) == 1 else "are away, and rounds of their"
+        yield f"{', '.join(away)} {what} fragments wait for that."
 
 
 def _events_table(found: Sequence[Event]) -> RenderableType:
