@@ -138,7 +138,8 @@ def open_run(
         asked = [in_background(lambda at=at: ask(at), "syncline-opening") for at in addresses]
         answers = {at: one.future.result() for at, one in zip(addresses, asked, strict=True)}
         owners = owners_of(layout, answers)
-        if any(s.revision or s.gradient_step for one in answers.values() for s in one.fragments):
+        states = [state for one in answers.values() for state in one.fragments]
+        if registration.run.revision or any(s.revision or s.gradient_step for s in states):
             # Whoever trains has found revision 0 everywhere; but some were asked before others.
             for at in [at for at, one in answers.items() if _empty(one)]:
                 answers[at] = ask(at)
@@ -180,7 +181,8 @@ def _see_nothing_lost(layout: Layout, address: str, answer: pb.OpenRunResponse) 
     for number in _empty(answer):
         raise RunConflict(
             f"The sync service at {address} has nothing of fragment {layout.fragments[number].name}"
-            ", and others of the run have gone on: bring its store back, or start another run."
+            ", and the run has gone on: start the service on the folder (--data) that has the run, "
+            "or start another run."
         )
 
 
