@@ -4,7 +4,7 @@ A payload is a plain sequence of blocks. So it may be cut wherever a block ends,
 decode alone; and two payloads, one after the other, are a payload if the first has whole blocks.
 
 Pure: numpy arrays in, numpy arrays out, always fp32 on the inside and little-endian on the wire.
-Works in cache-sized pieces, since memory is slower than the arithmetic.
+Inner loops are in ``loops``, or work in cache-sized pieces, since memory is slower than arithmetic.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from syncline_proto.codec import loops
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -92,20 +93,10 @@ class Codec(ABC):
 
 
 def bf16_bits(values: Float32, out: UInt16) -> None:
-    """Round fp32 [n] to bf16, to nearest even, as its bits; NaN stays NaN (quiet)."""
-    bits = values.view(np.uint32)
-    rounded = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded += np.uint32(0x7FFF)
-    rounded += bits
-    rounded >>= np.uint32(16)
-    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    if nan.any():
-        rounded[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
-    out[...] = rounded
+    """Round fp32 to bf16, to nearest even, as its bits; NaN stays NaN (quiet). Both contiguous."""
+    loops.bf16_bits(values.reshape(-1).view(np.uint32), out.reshape(-1))
 
 
 def bf16_values(bits: UInt16, out: Float32) -> None:
-    """The fp32 values of bf16 bits."""
-    wide = out.view(np.uint32)
-    wide[...] = bits
-    wide <<= np.uint32(16)
+    """The fp32 values of bf16 bits. Both contiguous."""
+    loops.bf16_values(bits.reshape(-1), out.reshape(-1).view(np.uint32))

@@ -11,7 +11,7 @@ A shard may cut blocks. Its payload, in every chunk anew, is an element a byte, 
 element's block before the first one and wherever an element lies in another block than the one
 before it. Blocks that are whole are then as they are in CODEC_INT8.
 
-Pure, and in cache-sized pieces, as all codecs.
+Pure, as all codecs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec.base import PIECE, Bytes, Float32, UInt16, bf16_bits, bf16_values
-from syncline_proto.codec.integers import Int8
+from syncline_proto.codec import loops
+from syncline_proto.codec.base import Bytes, Float32, UInt16, bf16_bits
+from syncline_proto.codec.integers import Int8, check_int8
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -37,8 +38,6 @@ SPAN_LEAST = 16
 """Elements of a shard's spans, on average, from which on a difference is sent: at most 3/4 of the
 value's bytes, and the spans, which are gone through one by one, are no more than that is worth."""
 
-_NOT_FINITE = np.uint16(0x7F80)
-
 
 def advance(held: UInt16, values: Float32) -> memoryview | None:
     """Take the published value as near to ``values`` as a difference can, and return that.
@@ -48,28 +47,15 @@ def advance(held: UInt16, values: Float32) -> memoryview | None:
     finite; then the new value is ``values`` rounded to bf16, which only whole can be told.
     """
     out = np.empty(_INT8.size(held.size), np.uint8)
-    base, change = np.empty(PIECE, np.float32), np.empty(PIECE, np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is dealt with
-        for start in range(0, held.size, PIECE):
-            bits = held[start : start + PIECE]
-            old, new = base[: bits.size], change[: bits.size]
-            bf16_values(bits, old)
-            np.subtract(values[start : start + PIECE], old, out=new)
-            payload = _INT8.encode(new)
-            at = _INT8.size(start)
-            out[at : at + len(payload)] = payload
-            _added(payload, bits, new, old)
-            bf16_bits(new, bits)
-            if ((bits & _NOT_FINITE) == _NOT_FINITE).any():
-                publish(held, values)
-                return None
+    if not loops.int8_advance(held, values, out):
+        publish(held, values)
+        return None
     return out.data
 
 
 def publish(held: UInt16, values: Float32) -> None:
     """Write ``values``, fp32 [n], rounded to bf16, into ``held``: a value without a difference."""
-    for start in range(0, held.size, PIECE):
-        bf16_bits(values[start : start + PIECE], held[start : start + PIECE])
+    bf16_bits(values, held)
 
 
 def is_worth_it(spans: npt.NDArray[np.int64]) -> bool:
@@ -144,19 +130,5 @@ class Follower:
     def _add(self, payload: Bytes, out: Float32) -> None:
         held = self._held[self._filled : self._filled + out.size]
         self._filled += out.size
-        view, scratch = memoryview(payload), np.empty(min(out.size, PIECE), np.float32)
-        bits = np.empty(scratch.size, np.uint16)
-        for start in range(0, out.size, PIECE):
-            new = out[start : start + PIECE]
-            part = view[_INT8.size(start) : _INT8.size(start + new.size)]
-            _added(part, held[start : start + PIECE], new, scratch[: new.size])
-            bf16_bits(new, bits[: new.size])
-            bf16_values(bits[: new.size], new)
-
-
-def _added(payload: Bytes, held: UInt16, out: Float32, scratch: Float32) -> None:
-    """out = held + what ``payload`` decodes to, in fp32; ``scratch`` is as long."""
-    _INT8.decode_into(payload, out)
-    bf16_values(held, scratch)
-    with np.errstate(over="ignore", invalid="ignore"):
-        out += scratch
+        data = np.frombuffer(payload, np.uint8)
+        check_int8(loops.int8_follow(data, held, out.view(np.uint32)))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncline_proto.codec.base import Float32, UInt8, bf16_values
-from syncline_proto.codec.blocks import Blocks, check_scales, quantised
+from syncline_proto.codec import loops
+from syncline_proto.codec.base import Codec, Float32, UInt8, bf16_values
+from syncline_proto.codec.blocks import BAD_SCALE, Blocks, check_scales, quantised
 from syncline_proto.errors import InvalidRequest
 
 _SIGNED = np.arange(16, dtype=np.float32)
@@ -23,29 +24,41 @@ _PAIRS = np.stack([np.tile(_SIGNED, 16), np.repeat(_SIGNED, 16)], axis=1).view(n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Int8(Blocks):
+class Int8(Codec):
     """About 8.1 bits an element; off by half a scale at most, a 254th of its block's largest."""
 
     block: int = 256
     seam: int = 4
 
-    def block_size(self, elements: int) -> int:
-        return 4 + elements if elements else 0
+    def size(self, elements: int) -> int:
+        return elements + self.seam * -(-elements // self.block)
 
-    def _write_rows(self, rows: Float32, out: UInt8) -> None:
+    def elements(self, size: int) -> int | None:
+        full, rest = divmod(size, self.seam + self.block)
+        if rest and rest <= self.seam:
+            return None
+        return full * self.block + max(0, rest - self.seam)
+
+    def encode(self, values: Float32) -> memoryview:
         # 17 bits of the scale and 7 of the integer are the 24 of an fp32.
-        scales, whole = quantised(rows, np.abs(rows).max(axis=1), 127, 0xFFFFFF80)
-        out[:, :4] = scales.view(np.uint8).reshape(-1, 4)
-        np.copyto(out[:, 4:].view(np.int8), whole, casting="unsafe")
+        out = np.empty(self.size(values.size), np.uint8)
+        loops.int8_write(values, out)
+        return out.data
 
-    def _read_rows(self, data: UInt8, out: Float32) -> None:
-        scales = np.ascontiguousarray(data[:, :4]).view(np.float32)
-        check_scales(scales)
-        whole = data[:, 4:].view(np.int8)
-        if whole.min() == -128:
-            raise InvalidRequest("chunk.data: an int8 is -128; they are -127 to 127.")
-        out[...] = whole
-        out *= scales
+    def _read(self, data: UInt8, out: Float32) -> None:
+        check_int8(loops.int8_read(data, out))
+
+
+def check_int8(found: int) -> None:
+    """Check what a loop over int8 came to.
+
+    Raises:
+        InvalidRequest: no encoder writes such blocks.
+    """
+    if found == loops.BAD_SCALE:
+        raise InvalidRequest(BAD_SCALE)
+    if found == loops.BAD_INTEGER:
+        raise InvalidRequest("chunk.data: an int8 is -128; they are -127 to 127.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

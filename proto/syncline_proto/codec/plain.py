@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncline_proto.codec.base import PIECE, Bytes, Codec, Float32, UInt8, bf16_bits, bf16_values
-
-LARGE_PIECE = 4 * PIECE
-"""Of reading, which needs no memory besides what it fills."""
+from syncline_proto.codec.base import Bytes, Codec, Float32, UInt8, bf16_bits, bf16_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +50,8 @@ class Bf16(Plain):
 
     def encode(self, values: Float32) -> memoryview:
         out = np.empty(values.size, np.uint16)
-        for start in range(0, values.size, PIECE):
-            bf16_bits(values[start : start + PIECE], out[start : start + PIECE])
+        bf16_bits(values, out)
         return out.data.cast("B")
 
     def _read(self, data: UInt8, out: Float32) -> None:
-        bits = data.view(np.uint16)
-        for start in range(0, out.size, LARGE_PIECE):
-            bf16_values(bits[start : start + LARGE_PIECE], out[start : start + LARGE_PIECE])
+        bf16_values(data.view(np.uint16), out)
