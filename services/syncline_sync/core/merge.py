@@ -1,7 +1,7 @@
 """The arithmetic of a round: fold pushes into one accumulator, then one outer step.
 
-Pure numpy on flat fp32 vectors of one fragment. The accumulator is the only memory a round needs,
-whatever the number of replicas; everything works in cache-sized pieces and in place.
+Pure, on flat fp32 vectors of one fragment; inner loops are in ``loops``. The accumulator is the only
+memory a round needs, whatever the number of replicas, and everything happens in place.
 """
 
 from __future__ import annotations
@@ -16,19 +16,11 @@ import numpy.typing as npt
 from syncline_proto.codec import Bytes, Float32, codec_of, pieces
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import loops
 from syncline_sync.core.detector import is_finite
 
 PIECE = 1 << 17
-"""Elements worked on at a time: 512 KiB stay in the second-level cache.
-
-Smaller ones would have threads ask for Python's lock more often than the arithmetic is worth.
-"""
-
-_ROW = 1 << 12
-"""Elements whose squares are added in fp32; sums of rows are added in float64."""
-
-_SQUARES = (1e-20, 1e38)
-"""Sums of a piece's squares between which fp32 has neither overflowed nor lost anything."""
+"""Elements decoded at a time: 512 KiB stay in the second-level cache."""
 
 CLIP_EPSILON = 1e-6
 
@@ -53,22 +45,8 @@ class Outcome:
 
 
 def square_sum(values: Float32) -> float:
-    """Sum of squares, fp32 [n], to about six digits and mostly nine; NaN and inf pass through."""
-    total = 0.0
-    with np.errstate(invalid="ignore", over="ignore"):  # a signalling NaN is a value like any other
-        for start in range(0, values.size, PIECE):
-            piece = values[start : start + PIECE]
-            whole = piece.size - piece.size % _ROW
-            rows = piece[:whole].reshape(-1, _ROW)
-            sums = np.matmul(rows[:, np.newaxis, :], rows[:, :, np.newaxis])
-            squares = float(sums.sum(dtype=np.float64))
-            if whole < piece.size:
-                squares += float(np.dot(piece[whole:], piece[whole:]))
-            if not _SQUARES[0] <= squares <= _SQUARES[1]:
-                exact = piece.astype(np.float64)
-                squares = float(np.dot(exact, exact))
-            total += squares
-    return total
+    """Sum of squares of fp32 [n], in float64; NaN and inf pass through."""
+    return loops.square_sum(values)
 
 
 def fold(
@@ -91,14 +69,9 @@ def fold(
         accumulator *= np.float32(rescale)
     scratch = np.empty(PIECE, np.float32)
     factor = np.float32(weight)
+    put = loops.scale if is_first else loops.add
     for at, piece in _pieces(payloads, scratch):
-        target = accumulator[at : at + piece.size]
-        if is_first:
-            np.multiply(piece, factor, out=target)
-        else:
-            weighed = scratch[: piece.size]
-            np.multiply(piece, factor, out=weighed)
-            np.add(target, weighed, out=target)
+        put(accumulator[at : at + piece.size], piece, factor)
 
 
 def place(target: Float32, payloads: Iterable[Payload]) -> None:
@@ -132,20 +105,10 @@ def outer_step(
     if not is_finite(norm):
         return Outcome(norm, 0.0)
     clip = 1.0 if settings.clip is None else min(1.0, settings.clip / (norm + CLIP_EPSILON))
-    lr, mu, scale = np.float32(settings.lr), np.float32(settings.momentum), clip / total_weight
-    scratch = np.empty(PIECE, np.float32)
-    for start in range(0, parameters.size, PIECE):
-        d = accumulator[start : start + PIECE]
-        v = momentum[start : start + PIECE]
-        step = scratch[: d.size]
-        if scale != 1.0:
-            d *= np.float32(scale)
-        v *= mu
-        v += d
-        np.multiply(v, mu, out=step)
-        step += d
-        step *= lr
-        np.subtract(parameters[start : start + PIECE], step, out=d)
+    factor, mu, lr = (
+        np.float32(number) for number in (clip / total_weight, settings.momentum, settings.lr)
+    )
+    loops.step(parameters, momentum, accumulator, factor, mu, lr)
     return Outcome(norm, clip)
 
 
