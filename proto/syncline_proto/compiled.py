@@ -1,21 +1,20 @@
 """How an inner loop of ours is compiled: for this machine, one pass over memory, no Python lock.
 
 numpy goes through memory once for each operation, and a thread that calls it lets go of Python's
-lock and takes it again each time: several threads at once spent as long on that as on arithmetic. A
-loop that does all while a value is in a register takes a third of the time (`benchmarks/loops.py`).
+lock and takes it again each time: several threads at once spent half as long on that as on all
+arithmetic. A loop that does everything while a value is in a register takes a third of the time.
 
-What is compiled is kept by numba: beside the source, else in the user's cache folder, or in
-NUMBA_CACHE_DIR; where nothing can be kept, each process compiles anew, which takes some seconds.
-Loops round as numpy does, operation by operation: nothing is contracted or put in another order,
-but for sums that say so.
+A loop is compiled when it is first called, in a second or less. What came of it is kept by numba,
+beside the source, else in the user's cache folder, or in NUMBA_CACHE_DIR, and then loaded within a
+tenth of a second; where nothing can be kept, each process compiles anew. Loops round as numpy does,
+operation by operation: nothing is contracted or put in another order, but for sums that say so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar, cast
-
-import numba  # pyright: ignore[reportMissingTypeStubs]
 
 # numba comes without types for most of it; this file is the only one that touches it.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -34,19 +33,32 @@ def written(element: str) -> str:
 
 
 def compiled(result: str, *arguments: str, is_sum: bool = False) -> Callable[[F], F]:
-    """Compile a function of numbers and flat arrays, when its module is loaded.
+    """A function of numbers and flat arrays, compiled for these types when it is first called.
 
     ``result`` and ``arguments`` are numba's names of types. ``is_sum``: additions may be done in
-    another order than they are written in, so that several go at once.
+    another order than they are written in, so that several go at once. From any thread.
     """
     signature = f"{result}({', '.join(arguments)})"
+
+    def wrapped(function: F) -> F:
+        made: Callable[..., Any] | None = None
+
+        @wraps(function)
+        def call(*values: Any) -> Any:
+            nonlocal made
+            made = made or _made(function, signature, is_sum=is_sum)
+            return made(*values)
+
+        return cast(F, call)
+
+    return wrapped
+
+
+def _made(function: Callable[..., Any], signature: str, *, is_sum: bool) -> Callable[..., Any]:
+    import numba  # most of what imports a codec never calls one
+
     fast = {"reassoc", "nsz"} if is_sum else False
-
-    def compile_it(function: F) -> F:
-        try:
-            made = numba.njit(signature, nogil=True, cache=True, fastmath=fast)(function)
-        except RuntimeError:  # there is no place for a cache
-            made = numba.njit(signature, nogil=True, fastmath=fast)(function)
-        return cast(F, made)
-
-    return compile_it
+    try:
+        return numba.njit(signature, nogil=True, cache=True, fastmath=fast)(function)
+    except RuntimeError:  # there is no place for a cache
+        return numba.njit(signature, nogil=True, fastmath=fast)(function)

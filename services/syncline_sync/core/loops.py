@@ -1,4 +1,4 @@
-"""The merge's inner loops, over flat fp32 arrays of equal length; what they are for, ``merge`` says."""
+"""The merge's inner loops, over flat fp32 arrays of equal length; ``merge`` says what for."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def square_sum(values: Float32) -> float:
 
 
 @compiled("void", written("float32"), read("float32"), "float32")
-def scale(out: Float32, values: Float32, factor: float) -> None:
+def scale(out: Float32, values: Float32, factor: np.float32) -> None:
     """out = factor * values."""
     for i in range(out.size):
         out[i] = values[i] * factor
 
 
 @compiled("void", written("float32"), read("float32"), "float32")
-def add(out: Float32, values: Float32, factor: float) -> None:
+def add(out: Float32, values: Float32, factor: np.float32) -> None:
     """out += factor * values."""
     for i in range(out.size):
         out[i] += values[i] * factor
@@ -41,9 +41,9 @@ def step(
     parameters: Float32,
     momentum: Float32,
     accumulator: Float32,
-    factor: float,
-    mu: float,
-    lr: float,
+    factor: np.float32,
+    mu: np.float32,
+    lr: np.float32,
 ) -> None:
     """D = factor * acc; v = mu v + D; acc = theta - lr (mu v + D)."""
     for i in range(parameters.size):

@@ -1,7 +1,7 @@
 """The arithmetic of a round: fold pushes into one accumulator, then one outer step.
 
-Pure, on flat fp32 vectors of one fragment; inner loops are in ``loops``. The accumulator is the only
-memory a round needs, whatever the number of replicas, and everything happens in place.
+Pure, on flat fp32 vectors of one fragment, in place; inner loops are in ``loops``. The accumulator
+is the only memory a round needs, whatever the number of replicas.
 """
 
 from __future__ import annotations
@@ -105,9 +105,8 @@ def outer_step(
     if not is_finite(norm):
         return Outcome(norm, 0.0)
     clip = 1.0 if settings.clip is None else min(1.0, settings.clip / (norm + CLIP_EPSILON))
-    factor, mu, lr = (
-        np.float32(number) for number in (clip / total_weight, settings.momentum, settings.lr)
-    )
+    factor = np.float32(clip / total_weight)
+    mu, lr = np.float32(settings.momentum), np.float32(settings.lr)
     loops.step(parameters, momentum, accumulator, factor, mu, lr)
     return Outcome(norm, clip)
 
