@@ -83,7 +83,7 @@ def test_a_service_that_is_away_when_a_checkpoint_is_saved_is_told_of_and_there_
             nobody = f"127.0.0.1:{free_ports(1)[0]}"
             with pytest.raises(Unreachable, match=nobody):
                 await taken([one.address, nobody], place)
-            assert listed(str(place), check=False, moved=lambda _: None) == []
+            assert not place.exists() or not listed(str(place), check=False, moved=lambda _: None)
             with pytest.MonkeyPatch.context() as patch, SlowDisk(patch, str(place)) as disk:
                 saving = asyncio.create_task(taken([one.address, two.address], place))
                 await disk.until(lambda disk: len(disk.at_once) == 4)
