@@ -152,9 +152,9 @@ class Service:
 
     async def pull(self, **wanted: Any) -> tuple[pb.PullHeader, Float32]:
         """Pull as an observer: the header and the decoded values."""
-        wanted.setdefault("fragment", 0)
+        wanted = {"run": self.run, "fragment": 0, **wanted}
         header, parts = None, []
-        async for part in self.stub.Pull(pb.PullRequest(run=self.run, **wanted), timeout=20):
+        async for part in self.stub.Pull(pb.PullRequest(**wanted), timeout=20):
             if part.HasField("header"):
                 header = part.header
             else:
