@@ -46,8 +46,9 @@ types: $(INSTALLED)
 unit: $(INSTALLED)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
+# CHAOS="--durability async --shards 2 --kills 30" is another storm; --help names all there is.
 chaos: $(INSTALLED)  ## Kill the sync service 60 times: nothing is lost, nothing counts twice
-	PYTHONPATH=tests $(BIN)/python -m chaos
+	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
 
 fuzz: $(INSTALLED)  ## Send the sync service malformed pushes for minutes: nothing changes, nothing grows
 	PYTHONPATH=tests $(BIN)/python -m fuzz

@@ -15,18 +15,18 @@ from chaos.storm import Figures, Storm
 from syncline_testing.cluster import Cluster
 
 
-def storm_in(folder: Path, seed: int, kills: int) -> Figures:
+def storm_in(folder: Path, seed: int, kills: int, durability: str, shards: int) -> Figures:
     """A storm in which rounds close without those who sleep, too; it tells how it goes."""
-    with Cluster(folder) as cluster:
+    with Cluster(folder, shards=shards) as cluster:
         storm = Storm(
             cluster,
-            folder / "store",
             seed,
             kills,
             quiet=0.1,
             stall=0.008,
             rebirth=0.004,
             deadline_s=4.0,
+            durability=durability,
             tell=lambda line: print(line, flush=True),
         )
         figures = storm.run()
@@ -40,10 +40,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--kills", type=int, default=60, help="at least 2")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
+    parser.add_argument("--durability", choices=["commit", "async"], default="commit")
+    parser.add_argument("--shards", type=int, default=1, help="sync services that share the run")
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"seed {asked.seed}, files and logs in {folder}", flush=True)
-    figures = storm_in(folder, asked.seed, asked.kills)
+    figures = storm_in(folder, asked.seed, asked.kills, asked.durability, asked.shards)
     print(json.dumps(asdict(figures)))
     if figures.lost or figures.twice:
         return 1

@@ -4,6 +4,10 @@ Every revision is read from its file as soon as a client has it, before a client
 so the service, which keeps two, still has it then. Its parameters, momentum, tokens and
 contributions must be those that the reference gets from what was sent. Believes nothing that the
 service says of itself but the order of folding and its factors.
+
+A service that publishes before it writes may lose the newest revision of a fragment in a kill,
+under a new epoch. So there the newest is only noted when it is seen, and read when the next one is:
+its file is there by then. What goes back is taken out again, one revision at most.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from chaos.reference import Float32, Folded, bf16, decoded, merged
+from syncline_proto.codec import crc32c
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -43,14 +48,26 @@ class Sent:
     """How often it was folded: more than once if kills undid that."""
     has_ended: bool = False
     """Its replica's life is over: whoever lives on has dropped it."""
+    anchor: int = 0
+    """The checksum of the value that its progress began from."""
 
     def values(self) -> Float32:
         return np.concatenate([decoded(part, self.header.codec) for part in self.payloads])
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A revision that somebody has, and that need not be on the disk."""
+
+    revision: int
+    tokens: int
+    rows: list[tuple[Key, int]]
+    payload: bytes
+
+
 @dataclass(slots=True)
 class Line:
-    """One fragment, revision by revision."""
+    """One fragment, revision by revision; ``revision`` is the newest whose file was read."""
 
     parameters: Float32
     momentum: Float32
@@ -59,25 +76,37 @@ class Line:
     contributions: list[list[tuple[Key, int]]] = field(default_factory=list)
     published: dict[int, bytes] = field(default_factory=dict)
     """The newest revisions in bf16, as everyone must get them."""
+    epoch: int = 1
+    seen: Seen | None = None
+    """The one after ``revision``, if that is out."""
+
+    @property
+    def newest(self) -> int:
+        return self.seen.revision if self.seen else self.revision
 
 
 class Ledger:
-    """All fragments of one run, whose files are in ``folder``."""
+    """All fragments of one run, with the folder of each; ``behind`` its commits if it is async."""
 
-    def __init__(self, folder: Path, sizes: Sequence[int], outer: OuterSettings) -> None:
-        self._folder, self._outer = folder, outer
+    def __init__(
+        self, folders: Sequence[Path], sizes: Sequence[int], outer: OuterSettings, *, behind: bool
+    ) -> None:
+        self._folders, self._outer, self._behind = folders, outer, behind
         self.lines = [Line(np.zeros(n, np.float32), np.zeros(n, np.float32)) for n in sizes]
         self.sent: dict[Key, Sent] = {}
         self.committed: dict[Key, int] = {}
         self.twice = 0
         self.rescaled = 0
+        self.undone: list[Key] = []
+        """Pushes of revisions that went back; ``went_back`` counts those."""
+        self.went_back = 0
         self._worked: dict[int, Key] = {}
         """Which push has brought a work in."""
-        self._heard: dict[tuple[str, int], tuple[int, int]] = {}
+        self._heard: dict[tuple[str, int], tuple[int, int, int]] = {}
 
     @property
     def revisions(self) -> int:
-        return sum(line.revision for line in self.lines)
+        return sum(line.newest for line in self.lines)
 
     def send(self, sent: Sent) -> Sent:
         assert sent.key not in self.sent, "a seq is used once"
@@ -93,32 +122,71 @@ class Ledger:
             assert answer.result_revision == sent.header.base_revision + 1, sent.key
         return sent.judged
 
-    def heard(self, who: str, fragment: int, revision: int, tokens: int) -> None:
-        """Somebody has been told where a fragment stands: never less than before."""
-        before = self._heard.get((who, fragment), (0, 0))
-        now = (revision, tokens)
-        assert before[0] <= now[0] and before[1] <= now[1], f"{who}: {before}, and then {now}"
+    def heard(self, who: str, fragment: int, epoch: int, revision: int, tokens: int) -> None:
+        """Somebody has been told where a fragment stands: never less than before in its epoch.
+
+        A new epoch, which only an async run may have, takes one revision at most.
+        """
+        before = self._heard.get((who, fragment), (1, 0, 0))
+        now = (epoch, revision, tokens)
+        same = before[0] == epoch and before[1] <= revision and before[2] <= tokens
+        anew = self._behind and before[0] < epoch and before[1] <= revision + 1
+        assert same or anew, f"{who}: {before}, and then {now}"
         self._heard[who, fragment] = now
 
     def pulled(self, fragment: int, header: pb.PullHeader, payload: bytes) -> None:
         """A revision has come: it must be what the reference has, and so must its file."""
+        line, number = self.lines[fragment], header.revision
+        if header.epoch < line.epoch:
+            return  # somebody else has heard since that the run went back
+        if header.epoch > line.epoch:
+            self._go_back(line, header)
+        self.read(fragment, number - 1 if self._behind else number)
+        rows: list[tuple[Key, int]] = [
+            ((c.replica, c.incarnation, fragment, c.seq), c.verdict) for c in header.contributions
+        ]
+        what = f"fragment {fragment}, revision {number}, epoch {header.epoch}"
+        if number <= line.revision:
+            assert rows == line.contributions[number], what
+            assert header.committed_tokens == line.tokens[number], what
+            assert line.published.get(number, payload) == payload, what
+            return
+        seen = Seen(number, header.committed_tokens, rows, payload)
+        if line.seen is None:
+            line.seen = seen
+            for key, _ in rows:
+                self._enter(key, number)
+        assert line.seen == seen, what
+
+    def read(self, fragment: int, number: int) -> None:
+        """Read the files up to revision ``number``: they must be there."""
         line = self.lines[fragment]
-        while line.revision < header.revision:
+        while line.revision < number:
             self._read(fragment, line.revision + 1)
-        number = header.revision
-        rows = [((c.replica, c.incarnation, fragment, c.seq), c.verdict)
-                for c in header.contributions]  # fmt: skip
-        assert rows == line.contributions[number], f"fragment {fragment}, revision {number}"
-        assert header.committed_tokens == line.tokens[number]
-        if number in line.published:
-            assert payload == line.published[number], f"fragment {fragment}, revision {number}"
+
+    def _go_back(self, line: Line, header: pb.PullHeader) -> None:
+        """The first word of a new epoch: it has all but the newest revision, and perhaps that."""
+        assert self._behind, f"epoch {header.epoch}: nothing that was published may be lost"
+        assert header.revision >= line.revision, f"more than one is lost: {line.newest}, {header}"
+        line.epoch = header.epoch
+        if line.seen is None or header.revision >= line.seen.revision:
+            return
+        self.went_back += 1
+        for key, _ in line.seen.rows:
+            del self.committed[key]
+            del self._worked[self.sent[key].work]
+            self.undone.append(key)
+        line.seen = None
 
     def lost(self) -> list[Key]:
         """Pushes that were last said to be in a round, of lives that go on, and are in none."""
         return [
             sent.key
             for sent in self.sent.values()
-            if sent.judged in COUNTED and not sent.has_ended and sent.key not in self.committed
+            if sent.judged in COUNTED
+            and not sent.has_ended
+            and sent.key not in self.committed
+            and sent.key not in self.undone
         ]
 
     def close(self) -> None:
@@ -152,6 +220,10 @@ class Ledger:
                 line.parameters, line.momentum, pushes, self._outer, momentum
             )
         where = f"fragment {fragment}, revision {number}"
+        if line.seen is not None:
+            seen = Seen(number, tokens, rows, bf16(parameters))
+            assert line.seen == seen, f"{where}: on the disk is what nobody has seen"
+            line.seen = None
         assert line.parameters.tobytes() == parameters.tobytes(), f"{where}: other parameters"
         assert line.momentum.tobytes() == momentum.tobytes(), f"{where}: another momentum"
         assert tokens == saved["committed_tokens"], f"{where}: other tokens"
@@ -167,19 +239,23 @@ class Ledger:
         """A push is in a revision: it was sent, from the one before, and is in no other."""
         sent = self.sent.get(key)
         assert sent is not None, f"{key} is in revision {number}, and was never sent"
+        seen = self.lines[key[2]].seen
+        if seen is not None and self.committed.get(key) == number == seen.revision:
+            return sent  # it was seen, and now it is read
         first = self._worked.setdefault(sent.work, key)
         if key in self.committed or first != key:
             self.twice += 1
             raise AssertionError(f"{key} is in revision {number}; {first} brought the same before")
         if sent.header.kind != pb.PUSH_KIND_PARAMETERS:
             assert sent.header.base_revision == number - 1, key
+            base = self.lines[key[2]].published[number - 1]
+            assert sent.anchor == crc32c(base), f"{key} is from another revision {number - 1}"
         self.committed[key] = number
         return sent
 
     def _file(self, fragment: int, number: int) -> tuple[dict[str, Any], Float32, Float32]:
         """(what was saved beside them, parameters, momentum) of a revision's file."""
-        folder = self._folder / f"{fragment:05d}"
-        (path,) = folder.glob(f"r{number:08d}*.safetensors")
+        (path,) = self._folders[fragment].glob(f"r{number:08d}*.safetensors")
         data = path.read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")
         header = json.loads(data[8:start])

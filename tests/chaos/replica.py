@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 from chaos.ledger import COUNTED, Ledger, Sent
 from syncline_proto.codec import codec_of, crc32c, encode
 from syncline_proto.layout import Layout
+from syncline_proto.owners import owners
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
@@ -56,6 +57,15 @@ def may_be_repeated(error: grpc.aio.AioRpcError) -> bool:
     return error.code() in AGAIN or error.details() == BROKEN
 
 
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What a replica has of a fragment; before it has anything, of revision -1."""
+
+    revision: int = -1
+    epoch: int = 1
+    checksum: int = 0
+
+
 class End(Enum):
     """What became of a push."""
 
@@ -85,12 +95,16 @@ class Plan:
 class Replica:
     """One replica, with all its lives."""
 
-    def __init__(self, number: int, plan: Plan, ledger: Ledger, control: str, sync: str) -> None:
+    def __init__(
+        self, number: int, plan: Plan, ledger: Ledger, control: str, syncs: Sequence[str]
+    ) -> None:
+        """``syncs``: the addresses of the sync services, each at its index."""
         self.name = f"replica-{number}"
         self._number, self._plan, self._ledger = number, plan, ledger
         self._http = httpx.AsyncClient(base_url=f"{control}/v1", timeout=10.0, trust_env=False)
-        self._channel = grpc.aio.insecure_channel(sync, options=CHANNEL)
-        self._stub: Any = sync_pb2_grpc.SyncServiceStub(self._channel)
+        self._channels = [grpc.aio.insecure_channel(sync, options=CHANNEL) for sync in syncs]
+        self._stubs: list[Any] = [sync_pb2_grpc.SyncServiceStub(one) for one in self._channels]
+        self._owners = owners([spec.numel for spec in plan.layout.fragments], len(syncs))
         self._incarnation = 0
         self._coming = asyncio.Lock()
         self._works = itertools.count(number, 1000)
@@ -107,33 +121,34 @@ class Replica:
         finally:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
-            await self._channel.close()
+            for channel in self._channels:
+                await channel.close()
             await self._http.aclose()
 
     async def _train(self, fragment: int) -> None:
         """Round after round of one fragment."""
         random = np.random.default_rng([self._plan.seed, self._number, fragment])
-        life, seq, base, push = 0, 0, -1, None
-        while not self._plan.is_over(fragment, base):
+        life, seq, base, push = 0, 0, Anchor(), None
+        while not self._plan.is_over(fragment, base.revision):
             if life != self._incarnation:
-                life, seq, base, push = self._incarnation, 0, -1, None
+                life, seq, base, push = self._incarnation, 0, Anchor(), None
             if random.random() < self._plan.rebirth:
                 self._end_life(life)
                 await self._live(life)
                 continue
             if push is None:
-                push = self._progress(random, fragment, offer=base < 0)
+                push = self._progress(random, fragment, offer=base.revision < 0)
             seq += 1
             sent = self._sent(push, life, seq, base)
             if random.random() < self._plan.stall:
                 await asyncio.sleep(self._plan.settings.timeouts.round_deadline_s * 1.2)
-            end, revision = await self._settled(sent)
+            end, pulled = await self._settled(sent)
             if end is End.FENCED:
                 await self._live(life)
-            elif end is End.COMMITTED or base < 0:
-                base, push = revision, None
+            elif end is End.COMMITTED or base.revision < 0:
+                base, push = pulled, None
             else:
-                base = revision
+                base = pulled
 
     def _progress(
         self, random: np.random.Generator, fragment: int, *, offer: bool
@@ -161,47 +176,49 @@ class Replica:
         ranks = [rank_header(header, rank, len(cuts), a, b) for rank, (a, b) in enumerate(cuts)]
         return next(self._works), header, payloads, ranks
 
-    def _sent(self, push: Any, life: int, seq: int, base: int) -> Sent:
+    def _sent(self, push: Any, life: int, seq: int, base: Anchor) -> Sent:
         work, whole, payloads, ranks = push
         for header in (whole, *ranks):
             header.incarnation, header.seq = life, seq
             if header.kind != pb.PUSH_KIND_PARAMETERS:
-                header.base_revision = base
+                header.base_revision, header.epoch = base.revision, base.epoch
         key = (self.name, life, whole.fragment, seq)
         copy = pb.PushHeader()
         copy.CopyFrom(whole)
-        return self._ledger.send(Sent(key, work, copy, payloads, ranks))
+        return self._ledger.send(Sent(key, work, copy, payloads, ranks, anchor=base.checksum))
 
-    async def _settled(self, sent: Sent) -> tuple[End, int]:
+    async def _settled(self, sent: Sent) -> tuple[End, Anchor]:
         """Push, and pull the result, until it is known what became of it; and where we stand."""
         fragment, payloads, missed = sent.header.fragment, sent.payloads, False
         while True:
             try:
-                answer = await self._pushed(sent.ranks, payloads)
+                answer = await self._pushed(fragment, sent.ranks, payloads)
                 judged = self._ledger.answered(sent, answer)
                 if judged == pb.VERDICT_FENCED:
                     break
-                revision = await self._pull(fragment, answer.result_revision)
+                pulled = await self._pull(fragment, answer.result_revision)
             except grpc.aio.AioRpcError as error:
                 if code_of(error) == "LEASE_LOST":
                     break
-                await self._again(error)
+                await self._again(fragment, error)
                 continue
             if sent.key in self._ledger.committed:
                 assert judged in COUNTED, f"{sent.key} is committed, and was refused"
-                return End.COMMITTED, revision
+                return End.COMMITTED, pulled
             if judged == pb.VERDICT_STALE:
-                return End.STALE, revision
+                return End.STALE, pulled
             # A kill undid it, and others have closed the round meanwhile: then it is STALE now.
-            assert not missed, f"{sent.key} is said to be in revision {revision}, and is not"
+            assert not missed, f"{sent.key} is said to be in {pulled}, and is not"
             missed = True
         self._end_life(sent.key[1])
-        return End.FENCED, -1
+        return End.FENCED, Anchor()
 
-    async def _pushed(self, ranks: list[pb.PushHeader], payloads: list[bytes]) -> pb.PushResponse:
+    async def _pushed(
+        self, fragment: int, ranks: list[pb.PushHeader], payloads: list[bytes]
+    ) -> pb.PushResponse:
         """Push with all ranks at once, and wait until every call has ended."""
         calls = [
-            pushed(self._stub, _parts(header, payload), PUSH_S)
+            pushed(self._stub(fragment), _parts(header, payload), PUSH_S)
             for header, payload in zip(ranks, payloads, strict=True)
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -210,17 +227,21 @@ class Replica:
                 raise answer
         return answers[0]  # pyright: ignore[reportReturnType]
 
-    async def _pull(self, fragment: int, revision: int) -> int:
-        """Pull exactly this revision, or the newest if it is gone; which it was."""
+    def _stub(self, fragment: int) -> Any:
+        """The service that owns a fragment."""
+        return self._stubs[self._owners[fragment]]
+
+    async def _pull(self, fragment: int, revision: int) -> Anchor:
+        """Pull exactly this revision, or the newest if it is gone, in whatever epoch it is now."""
         wanted: dict[str, Any] = {"revision": revision}
         while True:
             request = pb.PullRequest(
-                run=RUN, epoch=1, replica=self.name, incarnation=self._incarnation,
-                fragment=fragment, **wanted,
+                run=RUN, replica=self.name, incarnation=self._incarnation, fragment=fragment,
+                **wanted,
             )  # fmt: skip
             try:
                 header, data = None, bytearray()
-                async for part in self._stub.Pull(request, timeout=PULL_S):
+                async for part in self._stub(fragment).Pull(request, timeout=PULL_S):
                     if header is None:
                         header = part.header
                     else:
@@ -233,17 +254,19 @@ class Replica:
                 continue
             assert header is not None
             self._ledger.pulled(fragment, header, bytes(data))
-            self._ledger.heard(self.name, fragment, header.revision, header.committed_tokens)
-            return header.revision
+            self._ledger.heard(
+                self.name, fragment, header.epoch, header.revision, header.committed_tokens
+            )
+            return Anchor(header.revision, header.epoch, crc32c(bytes(data)))
 
-    async def _again(self, error: grpc.aio.AioRpcError) -> None:
+    async def _again(self, fragment: int, error: grpc.aio.AioRpcError) -> None:
         """Wait a moment before a call that failed is made again.
 
         Raises:
             AioRpcError: it failed in a way that no correct client may meet.
         """
         if code_of(error) == "RUN_UNKNOWN":
-            await self._open()
+            await self._open(self._stub(fragment))
         elif not may_be_repeated(error):
             raise error
         await asyncio.sleep(AGAIN_S)
@@ -256,18 +279,23 @@ class Replica:
             answer = await self._http.post(f"/runs/{RUN}/replicas", json={"replica": self.name})
             self._incarnation = answer.raise_for_status().json()["incarnation"]
             self.lives += 1
-            while True:
-                try:
-                    await self._open()
-                    return
-                except grpc.aio.AioRpcError as error:
-                    if not may_be_repeated(error) and code_of(error) != "RUN_UNKNOWN":
-                        raise
-                    await asyncio.sleep(AGAIN_S)
+            for stub in self._stubs:
+                await self._opened(stub)
 
-    async def _open(self) -> None:
+    async def _opened(self, stub: Any) -> None:
+        """Open the run at a sync service, however often that is killed meanwhile."""
+        while True:
+            try:
+                await self._open(stub)
+                return
+            except grpc.aio.AioRpcError as error:
+                if not may_be_repeated(error) and code_of(error) != "RUN_UNKNOWN":
+                    raise
+                await asyncio.sleep(AGAIN_S)
+
+    async def _open(self, stub: Any) -> None:
         layout = self._plan.layout.to_proto()
-        await self._stub.OpenRun(
+        await stub.OpenRun(
             pb.OpenRunRequest(
                 run=RUN, replica=self.name, incarnation=self._incarnation, layout=layout
             ),

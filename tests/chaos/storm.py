@@ -1,7 +1,8 @@
-"""The storm: three replicas at work, and a sync service that is killed at random instants.
+"""The storm: three replicas at work, and sync services that are killed at random instants.
 
-SIGKILL comes while the service works, and now and then while it is still starting. At the end it
-is killed once more, and what it has then must be what the reference has.
+SIGKILL comes while a service works, and now and then while it is still starting. Of several that
+share the run one at a time is killed. At the end each is killed once more, and what it has then
+must be what the reference has.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,10 +22,11 @@ import numpy as np
 from chaos.ledger import Ledger
 from chaos.replica import RUN, Plan, Replica, may_be_repeated
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
+from syncline_proto.owners import owners
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
-from syncline_testing.cluster import Cluster
+from syncline_testing.cluster import Cluster, Service
 
 SIZES = (65_536, 100_003, 131_073, 300_000)
 """Elements of the fragments: less and more than what the service works on at a time."""
@@ -34,6 +35,8 @@ MORE_ROUNDS = 2
 """After the last kill, so that what was under way then is settled, too."""
 UP_S, QUIET_S, STARTING_S = 2.0, 6.0, 1.5
 LOOK_S = 0.2
+AT_ONCE = 0.7
+"""How likely a kill follows a new revision at once, where it is published before it is written."""
 PATIENCE_S = 18.0
 """For each kill; it takes about three."""
 
@@ -49,6 +52,8 @@ class Figures:
     accepted: int
     lost: int
     twice: int
+    went_back: int
+    """Revisions that were published, and lost in a kill: none unless durability is async."""
     seconds: float
     seed: int
 
@@ -58,16 +63,17 @@ class Storm:
     """One run under kills; ``quiet`` is how likely a time without them follows a kill."""
 
     cluster: Cluster
-    store: Path
     seed: int
     kills: int
     quiet: float = 0.0
     stall: float = 0.0
     rebirth: float = 0.01
     deadline_s: float = 20.0
+    durability: str = "commit"
     tell: Callable[[str], None] = lambda _: None
     killed: int = field(default=0, init=False)
     ledger: Ledger = field(init=False)
+    _owners: tuple[int, ...] = field(init=False)
 
     def run(self) -> Figures:
         """Let it pass.
@@ -91,6 +97,7 @@ class Storm:
             accepted=sum(push.taken > 0 for push in sent),
             lost=len(ledger.lost()),
             twice=ledger.twice,
+            went_back=ledger.went_back,
             seconds=round(time.monotonic() - began_s, 1),
             seed=self.seed,
         )
@@ -99,13 +106,21 @@ class Storm:
         settings = RunSettings.model_validate(
             {
                 "min_replicas": 2,
+                "durability": self.durability,
                 "codec": {"up": "bf16", "down": "bf16"},
                 "outer": {"lr": 0.7, "momentum": 0.9, "clip": 8.0},
                 "penalty": {"ratio_max": 100.0, "z_max": 1e6, "step_power": 0.5},
                 "timeouts": {"lease": 0.75 * self.deadline_s, "round_deadline": self.deadline_s},
             }
         )
-        self.ledger = Ledger(self.store / "runs" / RUN, SIZES, settings.outer)
+        self._owners = owners(SIZES, len(self.cluster.syncs))
+        stores = [self.cluster.stores[owner] / "runs" / RUN for owner in self._owners]
+        self.ledger = Ledger(
+            [store / f"{fragment:05d}" for fragment, store in enumerate(stores)],
+            SIZES,
+            settings.outer,
+            behind=self.durability == "async",
+        )
         layout = Layout(
             tuple(TensorSpec(f"w{i}", (n,), "float32") for i, n in enumerate(SIZES)),
             tuple(FragmentSpec(f"f{i}", (Box(i, (0,), (n,)),)) for i, n in enumerate(SIZES)),
@@ -113,75 +128,93 @@ class Storm:
         plan = Plan(self.seed, settings, layout, self.stall, self.rebirth)
         self.cluster.post("/runs", {"name": RUN, "settings": settings.model_dump(mode="json")})
         replicas = [
-            Replica(i, plan, self.ledger, self.cluster.control_url, self.cluster.sync_address)
+            Replica(i, plan, self.ledger, self.cluster.control_url, self.cluster.sync_addresses)
             for i in range(REPLICAS)
         ]
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(self._look())
+            looking = [group.create_task(self._look(a)) for a in self.cluster.sync_addresses]
             group.create_task(self._kill_and_end(plan))
             lives = [group.create_task(replica.run()) for replica in replicas]
             await asyncio.wait(lives)
-            looking.cancel()
-        await self._kill_again()
+            for look in looking:
+                look.cancel()
+        for sync in self.cluster.syncs:
+            await self._kill_again(sync)
         await self._compare()
         self.ledger.close()
-        log = self.cluster.sync.log.read_text(errors="replace")
-        assert "Traceback" not in log and "\nsyncline-sync: " not in log, "it ended by itself"
+        for sync in self.cluster.syncs:
+            log = sync.log.read_text(errors="replace")
+            assert "Traceback" not in log and "\nsyncline-sync: " not in log, "it ended by itself"
 
     async def _kill_and_end(self, plan: Plan) -> None:
         """Kill, all but once; then let every fragment come to its last revision."""
         random = np.random.default_rng([self.seed])
-        while self.killed < self.kills - 1:
+        last = self.kills - len(self.cluster.syncs)
+        while self.killed < last:
             quiet = QUIET_S if random.random() < self.quiet else 0.0
             await asyncio.sleep(quiet + UP_S * random.random())
             early_s = random.uniform(0.1, STARTING_S) if random.random() < 0.2 else None
-            await self._kill_again(early_s if self.killed < self.kills - 2 else None)
+            sync = self.cluster.syncs[random.integers(len(self.cluster.syncs))]
+            if self.durability == "async" and random.random() < AT_ONCE:
+                await self._published()
+            await self._kill_again(sync, early_s if self.killed < last - 1 else None)
             self.tell(self.progress(plan))
-        plan.until = [line.revision + MORE_ROUNDS for line in self.ledger.lines]
+        plan.until = [line.newest + MORE_ROUNDS for line in self.ledger.lines]
 
-    async def _kill_again(self, early_s: float | None = None) -> None:
-        """Kill the service and start it; with ``early_s`` kill it that long into its start."""
-        await asyncio.to_thread(self.cluster.sync.kill)
+    async def _published(self) -> None:
+        """Wait until somebody has a new revision: it may not be on the disk yet."""
+        before = self.ledger.revisions
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_S):
+                while self.ledger.revisions <= before:
+                    await asyncio.sleep(0.001)
+
+    async def _kill_again(self, sync: Service, early_s: float | None = None) -> None:
+        """Kill a service and start it; with ``early_s`` kill it that long into its start."""
+        await asyncio.to_thread(sync.kill)
         self.killed += 1
-        starting = asyncio.create_task(asyncio.to_thread(self.cluster.sync.start))
+        starting = asyncio.create_task(asyncio.to_thread(sync.start))
         if early_s is not None:
             await asyncio.sleep(early_s)
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.cluster.sync.pid, signal.SIGKILL)
+                os.kill(sync.pid, signal.SIGKILL)
             self.killed += 1
             with contextlib.suppress(AssertionError):  # it says that it has not started
                 await starting
-            await asyncio.to_thread(self.cluster.sync.kill)  # it is waited for, too
-            starting = asyncio.create_task(asyncio.to_thread(self.cluster.sync.start))
+            await asyncio.to_thread(sync.kill)  # it is waited for, too
+            starting = asyncio.create_task(asyncio.to_thread(sync.start))
         await starting
 
-    async def _look(self) -> None:
+    async def _look(self, address: str) -> None:
         """Ask where the fragments stand, all the time, as somebody who only looks."""
-        async with grpc.aio.insecure_channel(self.cluster.sync_address) as channel:
+        async with grpc.aio.insecure_channel(address) as channel:
             stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
             while True:
                 await asyncio.sleep(LOOK_S)
                 try:
                     request = pb.GetRunStatusRequest(run=RUN)
-                    for state in (await stub.GetRunStatus(request, timeout=5)).fragments:
-                        self.ledger.heard(
-                            "who looks", state.fragment, state.revision, state.committed_tokens
-                        )
+                    status = await stub.GetRunStatus(request, timeout=5)
+                    for state in status.fragments:
+                        where = (status.epoch, state.revision, state.committed_tokens)
+                        self.ledger.heard("who looks", state.fragment, *where)
                 except grpc.aio.AioRpcError as error:
                     unknown = error.code() is grpc.StatusCode.NOT_FOUND
                     if not may_be_repeated(error) and not (unknown and not self.ledger.committed):
                         raise
 
     async def _compare(self) -> None:
-        """Pull what the last life of the service has, and compare it."""
-        async with grpc.aio.insecure_channel(self.cluster.sync_address) as channel:
-            stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
-            for fragment, line in enumerate(self.ledger.lines):
+        """Pull what the last lives of the services have, and compare it: all of it is stored."""
+        for fragment, owner in enumerate(self._owners):
+            address = self.cluster.sync_addresses[owner]
+            async with grpc.aio.insecure_channel(address) as channel:
+                stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
                 request = pb.PullRequest(run=RUN, fragment=fragment, newest=True)
                 parts = [part async for part in stub.Pull(request, timeout=20)]
-                header = parts[0].header
-                assert header.revision == line.revision, f"fragment {fragment}"
-                self.ledger.pulled(fragment, header, b"".join(p.chunk.data for p in parts[1:]))
+                payload = b"".join(part.chunk.data for part in parts[1:])
+            header = parts[0].header
+            self.ledger.pulled(fragment, header, payload)
+            self.ledger.read(fragment, header.revision)
+            assert header.revision == self.ledger.lines[fragment].newest, f"fragment {fragment}"
 
     def progress(self, plan: Plan) -> str:
         ledger = self.ledger
@@ -192,5 +225,6 @@ class Storm:
         return (
             f"{self.killed} kills, {ledger.revisions} revisions, {len(judged)} pushes "
             f"({len(ledger.committed)} committed, {stale} stale, {odd} anomalous, {ended} gone "
-            f"with a life, {ledger.rescaled} rescaled, {anew} accepted anew)"
+            f"with a life, {ledger.rescaled} rescaled, {anew} accepted anew), "
+            f"{ledger.went_back} revisions went back"
         )

@@ -8,14 +8,26 @@ from chaos.storm import REPLICAS, SIZES, Storm
 from syncline_testing.cluster import Cluster
 
 SEED = 7
-KILLS = 6
+KILLS, ASYNC_KILLS = 6, 4
 
 
 def test_a_service_killed_at_random_instants_counts_every_push_once(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
-        storm = Storm(cluster, tmp_path / "store", SEED, KILLS)
+        storm = Storm(cluster, SEED, KILLS)
         figures = storm.run()
     assert (figures.lost, figures.twice) == (0, 0), storm.ledger.lost()
     assert figures.kills >= KILLS
     assert all(line.revision >= 2 for line in storm.ledger.lines)
     assert figures.accepted >= REPLICAS * len(SIZES)
+
+
+def test_a_service_that_publishes_before_it_writes_loses_one_revision_at_most(
+    tmp_path: Path,
+) -> None:
+    """And says so: what goes back does so under a new epoch, and nothing counts twice."""
+    with Cluster(tmp_path) as cluster:
+        storm = Storm(cluster, SEED, ASYNC_KILLS, durability="async")
+        figures = storm.run()
+    assert (figures.lost, figures.twice) == (0, 0), storm.ledger.lost()
+    assert figures.kills >= ASYNC_KILLS and figures.accepted >= REPLICAS * len(SIZES)
+    assert max(line.epoch for line in storm.ledger.lines) > 1, "no kill came before a write"

@@ -102,7 +102,6 @@ class Cluster:
         self.folder = folder
         control, *ports = free_ports(1 + 3 * shards)
         self.control_url = f"http://127.0.0.1:{control}"
-        self.sync_address = f"127.0.0.1:{ports[0]}"
         self.sync_metrics_url = f"http://127.0.0.1:{ports[2]}/metrics"
         self.control = Service(
             "syncline_control",
@@ -111,19 +110,21 @@ class Cluster:
             folder / "control.log",
         )
         self.syncs: list[Service] = []
+        self.stores = [folder / (f"store-{i}" if i else "store") for i in range(shards)]
+        self.sync_addresses = [f"127.0.0.1:{port}" for port in ports[::3]]
         for index in range(shards):
             sync, health, metrics = ports[3 * index : 3 * index + 3]
-            name = f"sync-{index}" if index else "sync"
+            name, store = f"sync-{index}" if index else "sync", self.stores[index]
             options = [
                 *("--control", self.control_url, "--host", "127.0.0.1", "--port", str(sync)),
                 *("--health-port", str(health), "--metrics-port", str(metrics)),
-                *("--data", str(folder / name.replace("sync", "store")), *sync_options),
+                *("--data", str(store), *sync_options),
                 *("--shards", str(shards), "--index", str(index)),
             ]
             ready = f"http://127.0.0.1:{metrics}/metrics"
             log = folder / f"{name}.log"
             self.syncs.append(Service("syncline_sync", ready, options, log))
-        self.sync = self.syncs[0]
+        self.sync, self.sync_address = self.syncs[0], self.sync_addresses[0]
         self.http = httpx.Client(base_url=f"{self.control_url}/v1", timeout=10.0, trust_env=False)
 
     def __enter__(self) -> Self:
