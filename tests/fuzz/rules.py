@@ -100,7 +100,7 @@ def check_header(header: pb.PushHeader) -> None:
         "seq": header.seq > (1 if header.replica == "b" else 0),
     }
     sizes = {name: getattr(header, name) <= 1 << 40 for name in COUNTS if name != "epoch"}
-    broken = [name for name, holds in {**sizes, **rules}.items() if not holds]
+    broken = [name for name, holds in (*sizes.items(), *rules.items()) if not holds]
     if broken:
         raise Wrong(broken)
 

@@ -7,7 +7,7 @@ Some changes leave it valid; which, ``rules`` knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -286,3 +286,48 @@ def _renew(one: Draft) -> None:
     for at, part in enumerate(one.parts):
         if isinstance(part, pb.PushRequest) and part.WhichOneof("part") == "header":
             one.parts[at] = pb.PushRequest(header=one.header)
+
+
+def broken_rules() -> Iterator[tuple[Stream, ...]]:
+    """One valid push of two ranks for each rule of a header, with just that rule broken.
+
+    What is drawn meets most rules seldom; these meet every one, each time.
+    """
+    both = {
+        "run": "other", "replica": "", "incarnation": 2, "epoch": 2, "kind": 4, "codec": 6,
+        "base_revision": 1, "inner_steps": 0, "seq": 0, "ranks": 0, "fragment": 2, "first_step": 9,
+    }  # fmt: skip
+    both |= {f"{name} over the bound": (1 << 40) + 1 for name in COUNTS if name != "epoch"}
+    for name, value in both.items():
+        field = name.split()[0]
+        given = {"last_step": (1 << 40) + 1} if field == "first_step" and value != 9 else {}
+        yield _two_ranks({**given, field: value}, {**given, field: value})
+    later = {
+        "epoch": 2, "codec": 1, "base_revision": 1, "gradient_step": 1, "inner_steps": 2,
+        "tokens": 2, "first_step": 1, "last_step": 3, "ranks": 3, "rank": 0,
+    }  # fmt: skip
+    for name, value in later.items():
+        yield _two_ranks({"last_step": 2}, {"last_step": 2, name: value})
+    yield _two_ranks({}, {}, shift=-1)
+    yield _two_ranks({}, {}, shift=1)
+
+
+def _two_ranks(first: dict[str, Any], second: dict[str, Any], shift: int = 0) -> tuple[Stream, ...]:
+    """Both halves of a push; the second's rows begin ``shift`` rows late, and are as many."""
+    boxes = [box.to_proto() for box in LAYOUT.fragments[0].boxes]
+    rows, begin = boxes[0].sizes[0], boxes[0].offsets[0]
+    cut = rows // 2
+    upper = pb.Box(tensor=0, offsets=[begin, 0], sizes=[cut - max(shift, 0), COLUMNS])
+    rest = rows - cut - max(shift, 0)
+    lower = pb.Box(tensor=0, offsets=[begin + cut + shift, 0], sizes=[rest, COLUMNS])
+    ranks = []
+    for rank, (held, given) in enumerate((([upper], first), ([lower, *boxes[1:]], second))):
+        count = sum(int(np.prod(box.sizes)) for box in held)
+        one = draft(
+            np.ones(count, np.float32), held, 1, header(0, pb.CODEC_BF16, rank=rank, ranks=2)
+        )
+        for name, value in given.items():
+            setattr(one.header, name, value)
+        _renew(one)
+        ranks.append(one.finished())
+    return tuple(ranks)

@@ -7,7 +7,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 
 from fuzz.arena import arena
-from fuzz.streams import Stream, pushes
+from fuzz.rules import counted
+from fuzz.streams import Stream, broken_rules, pushes
 
 EXAMPLES = 300
 
@@ -30,3 +31,12 @@ def test_a_push_counts_if_it_is_wholly_valid_and_else_changes_nothing(tmp_path: 
         # The examples are worth something: many were refused, and some counted.
         assert fought.refused > EXAMPLES / 3 and fought.entered > EXAMPLES / 20
         assert fought.looks > EXAMPLES
+
+
+def test_a_push_that_breaks_one_rule_changes_nothing(tmp_path: Path) -> None:
+    """Each rule by itself: a service that has forgotten one is found out, whatever is drawn."""
+    with arena(tmp_path) as (runner, fought):
+        for streams in broken_rules():
+            assert counted(streams) == [], streams
+            runner.run(fought.meets(streams))
+        assert fought.entered == 0
