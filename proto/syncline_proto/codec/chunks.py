@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import cast
 
 import google_crc32c  # pyright: ignore[reportMissingTypeStubs]
+import numpy as np
 
 from syncline_proto.codec.base import Bytes, Float32
 from syncline_proto.codec.table import codec_of
@@ -27,12 +28,10 @@ def crc32c(data: bytes) -> int:
 
 
 def crc32c_of(data: Bytes, crc: int = 0) -> int:
-    """CRC-32C of what ``crc`` covers, followed by ``data``; for long data, without a copy of it."""
-    view = memoryview(data).cast("B")
-    for start in range(0, len(view), CHUNK_BYTES_MAX):
-        piece = bytes(view[start : start + CHUNK_BYTES_MAX])
-        crc = cast(int, google_crc32c.extend(crc, piece))  # pyright: ignore[reportUnknownMemberType]
-    return crc
+    """CRC-32C of what ``crc`` covers, followed by ``data``; without a copy of it."""
+    # As an array: the library takes no memoryview, and to copy costs twice what its sum does.
+    read = np.frombuffer(data, np.uint8)
+    return cast(int, google_crc32c.extend(crc, read))  # pyright: ignore[reportUnknownMemberType]
 
 
 def chunk_elements(number: pb.Codec.ValueType) -> int:
