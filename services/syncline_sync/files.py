@@ -21,6 +21,7 @@ from syncline_proto.codec import Float32, UInt16, crc32c_of
 from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
 from syncline_proto.seals import Seal
 from syncline_sync.descriptors import opened
+from syncline_sync.past_cache import write_parts
 
 VERSION = 3
 """Of everything in the store."""
@@ -56,14 +57,9 @@ def write_safetensors(
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    crc, size = 0, 0
-    with writing(path, path), opened(path, lambda: path.open("wb")) as file:
-        for part in (len(text).to_bytes(8, "little"), text, *(t.data for t in tensors.values())):
-            view = memoryview(part).cast("B")
-            file.write(view)
-            crc = crc32c_of(view, crc)
-            size += len(view)
-        file.flush()
+    parts = (len(text).to_bytes(8, "little"), text, *(t.data for t in tensors.values()))
+    with writing(path, path), opened(path, lambda: path.open("wb", buffering=0)) as file:
+        size, crc = write_parts(file.fileno(), parts)
         os.fsync(file.fileno())
     return size, crc
 
