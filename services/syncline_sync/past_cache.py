@@ -2,7 +2,7 @@
 
 What a commit writes is hardly ever read again by this machine. Through the page cache it is copied
 into memory that the kernel has just found, and on a virtual machine fetches from the host first: a
-commit took 0.6 to 1.4 CPU seconds per GB, and takes 0.45; the service 2.0 in a round of
+commit took 0.6 to 1.4 CPU seconds per GB, and takes 0.5; the service 2.0 in a round of
 `benchmarks/round.py`, and 1.7. So pieces are gathered in memory that is used again, summed there
 while they are near, and written from there; what others have in the cache stays, too. Knows
 nothing of what is written.
