@@ -18,8 +18,9 @@ from syncline.layout import Piece, RankShard, local_part
 from syncline_proto.codec import Float32, UInt16
 from syncline_proto.v1 import sync_pb2 as pb
 
-_KEEPS_BF16 = (torch.float32, torch.bfloat16, torch.float64)
-"""Parameters that hold any value of bf16 as it is."""
+_KEEPS_FP32 = (torch.float32, torch.float64)
+_KEEPS_BF16 = (*_KEEPS_FP32, torch.bfloat16)
+"""Parameters that hold any value of fp32, of bf16, as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +46,20 @@ class Anchors:
         """By fragment; the list keeps its length, so a reader meets whole numbers at any time."""
         self.epochs = [0] * len(shards)
         """Of those revisions."""
-        self._pinned = any(piece.parameter.is_cuda for shard in shards for piece in shard.pieces)
+        on_gpu = any(piece.parameter.is_cuda for shard in shards for piece in shard.pieces)
         self._values = [torch.empty(0) for _ in shards]
         self._names = [""] * len(shards)
-        self._deltas = [self._buffer(shard.numel) for shard in shards]
+        self._deltas = [torch.empty(shard.numel, pin_memory=on_gpu) for shard in shards]
 
-    def adopt(self, fragment: int, values: Float32, header: pb.PullHeader) -> None:
-        """Write a published value into the model and make it the anchor (fp32, flat)."""
+    def adopt(self, fragment: int, values: Float32 | UInt16, header: pb.PullHeader) -> None:
+        """Write a published value (flat; bf16 as its bits) into the model and make it the anchor.
+
+        The array is ours from then on: nothing is copied, and the anchor before is let go.
+        """
         self._keep(fragment, self._written(fragment, values), header)
 
-    def rebase(self, fragment: int, values: Float32, header: pb.PullHeader) -> None:
-        """Move the replica's progress since the anchor onto a new anchor."""
+    def rebase(self, fragment: int, values: Float32 | UInt16, header: pb.PullHeader) -> None:
+        """Move the replica's progress since the anchor onto a new anchor; else as ``adopt``."""
         pieces = self.shards[fragment].pieces
         current = read(pieces, torch.empty(self.shards[fragment].numel))
         fresh = self._written(fragment, values)
@@ -64,17 +68,15 @@ class Anchors:
 
     def restore(self, fragment: int) -> None:
         """Write the anchor into the model."""
-        write(self.shards[fragment].pieces, self._values[fragment].float())
+        write(self.shards[fragment].pieces, self._values[fragment])
 
     def held(self, fragment: int) -> Held | None:
         """The anchor, where it is the published value itself and that is in bf16.
 
-        It stays as it is until the fragment's next anchor.
+        It stays as it is.
         """
         values, name = self._values[fragment], self._names[fragment]
-        pieces = self.shards[fragment].pieces
-        exact = all(piece.parameter.dtype in _KEEPS_BF16 for piece in pieces)
-        if not (name and exact and values.dtype == torch.bfloat16):
+        if not (name and values.dtype == torch.bfloat16 and self._holds(fragment, values)):
             return None
         return Held(name, values.view(torch.int16).numpy().view(np.uint16))
 
@@ -84,8 +86,10 @@ class Anchors:
         The array stays as it is until the next call for this fragment.
         """
         shard = self.shards[fragment]
-        delta = read(shard.pieces, self._deltas[fragment])
-        pseudo_gradient(self._values[fragment], delta, out=delta)
+        anchor, delta = self._values[fragment], self._deltas[fragment]
+        for piece in shard.pieces:
+            into = _flat(delta, piece)
+            pseudo_gradient(_flat(anchor, piece), _fp32(piece, into), out=into)
         return sent(shard, delta)
 
     def parameters(self, fragment: int) -> Float32:
@@ -118,42 +122,35 @@ class Anchors:
     def parameters_of(self, fragment: int) -> set[nn.Parameter]:
         return {piece.parameter for piece in self.shards[fragment].pieces}
 
-    def _written(self, fragment: int, values: Float32) -> Tensor:
+    def _written(self, fragment: int, values: Float32 | UInt16) -> Tensor:
         """Write a published value into the model, and return what the model now holds of it.
 
         That is the value itself, but for parameters of a lower precision, whose anchor is rounded
         as they are: what rounding lost is no progress of the replica.
         """
-        fresh, pieces = torch.from_numpy(values), self.shards[fragment].pieces
+        fresh, pieces = _tensor(values), self.shards[fragment].pieces
         write(pieces, fresh)
-        if all(piece.parameter.dtype == torch.float32 for piece in pieces):
-            return fresh
-        return read(pieces, fresh)
+        return fresh if self._holds(fragment, fresh) else read(pieces, fresh)
+
+    def _holds(self, fragment: int, values: Tensor) -> bool:
+        """Whether the parameters hold any values of this type as they are."""
+        kept_by = _KEEPS_BF16 if values.dtype == torch.bfloat16 else _KEEPS_FP32
+        return all(piece.parameter.dtype in kept_by for piece in self.shards[fragment].pieces)
 
     def _keep(self, fragment: int, fresh: Tensor, header: pb.PullHeader) -> None:
-        in_bf16 = header.codec in (pb.CODEC_BF16, pb.CODEC_INT8)
-        dtype = torch.bfloat16 if in_bf16 else torch.float32
-        kept = self._values[fragment]
-        if kept.dtype != dtype or kept.numel() != fresh.numel():
-            kept = self._buffer(fresh.numel(), dtype)
-            self._values[fragment] = kept
-        kept.copy_(fresh)
-        self._names[fragment] = header.value
+        self._values[fragment], self._names[fragment] = fresh, header.value
         self.revisions[fragment], self.epochs[fragment] = header.revision, header.epoch
-
-    def _buffer(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(numel, dtype=dtype, pin_memory=self._pinned)
 
 
 def read(pieces: tuple[Piece, ...], out: Tensor) -> Tensor:
-    """Copy the pieces into ``out`` (fp32, flat, CPU), one after another."""
+    """Copy the pieces into ``out`` (flat, CPU), one after another."""
     for piece in pieces:
         _cut(out, piece).copy_(piece.local)
     return out
 
 
 def write(pieces: tuple[Piece, ...], flat: Tensor) -> None:
-    """Copy ``flat`` (fp32, CPU) into the pieces' parameters."""
+    """Copy ``flat`` (CPU) into the pieces' parameters."""
     with torch.no_grad():
         for piece in pieces:
             piece.local.copy_(_cut(flat, piece))
@@ -170,4 +167,23 @@ def sent(shard: RankShard, flat: Tensor) -> Float32:
 
 
 def _cut(flat: Tensor, piece: Piece) -> Tensor:
-    return flat[piece.start : piece.start + piece.box.numel].view(piece.box.sizes)
+    return _flat(flat, piece).view(piece.box.sizes)
+
+
+def _flat(flat: Tensor, piece: Piece) -> Tensor:
+    return flat[piece.start : piece.start + piece.box.numel]
+
+
+def _fp32(piece: Piece, room: Tensor) -> Tensor:
+    """A piece's values as they lie in memory, flat; else, where they are not such, in ``room``."""
+    local = piece.local
+    if local.is_cpu and local.dtype == torch.float32 and local.is_contiguous():
+        return local.view(-1)
+    room.view(piece.box.sizes).copy_(local)
+    return room
+
+
+def _tensor(values: Float32 | UInt16) -> Tensor:
+    if values.dtype == np.float32:
+        return torch.from_numpy(values)
+    return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)

@@ -23,13 +23,16 @@ from syncline_proto.codec import (
     CHUNK_BYTES_MAX,
     Float32,
     Follower,
+    UInt16,
     check_chunk,
     check_sum,
     chunk_elements,
     chunks,
     codec_of,
+    decode,
     decode_into,
     encode,
+    publish,
 )
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
@@ -54,10 +57,19 @@ class Stalled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A published revision (or mean gradient): its header and this rank's values, fp32."""
+    """A published revision (or mean gradient): its header and this rank's values.
+
+    ``values`` are as precise as what was published: fp32, or the bits of bf16.
+    """
 
     header: pb.PullHeader
-    values: Float32
+    values: Float32 | UInt16
+
+    def in_fp32(self) -> Float32:
+        """The values, always as fp32."""
+        if self.values.dtype == np.float32:
+            return self.values.view(np.float32)
+        return decode(self.values.data.cast("B"), pb.CODEC_BF16)
 
 
 class Link:
@@ -175,7 +187,8 @@ class Link:
             if header.difference_from not in ("", request.held):
                 raise InvalidRequest("pull: a difference came to a value that is not held.")
             by_difference = follower if header.difference_from else None
-            values = np.empty(elements or 0, np.float32)
+            in_bf16 = header.codec == pb.CODEC_BF16 or by_difference is not None
+            values = np.empty(elements or 0, np.uint16 if in_bf16 else np.float32)
             filled = 0
             for part in stream:
                 watched.moved()
@@ -210,9 +223,11 @@ def _taken(
     chunk: pb.Chunk | Chunk,
     codec: pb.Codec.ValueType,
     follower: Follower | None,
-    out: Float32,
+    out: Float32 | UInt16,
 ) -> int:
     """Write a chunk's elements to the start of ``out``, where those to come belong; their number.
+
+    ``out`` is as ``Pulled`` has it: bf16 stays what it is, which halves the memory that is written.
 
     Raises:
         InvalidRequest: it is damaged, or not what was asked for.
@@ -221,9 +236,15 @@ def _taken(
         if not 0 < len(chunk.data) <= CHUNK_BYTES_MAX:
             raise InvalidRequest(f"chunk.data: it is not 1 to {CHUNK_BYTES_MAX} bytes.")
         check_sum(chunk)
-        return follower.follow(chunk.data, out)
+        followed = np.empty(min(out.size, CHUNK_BYTES_MAX), np.float32)
+        count = follower.follow(chunk.data, followed)
+        publish(out[:count].view(np.uint16), followed[:count])
+        return count
     count = check_chunk(chunk, codec, out.size)
-    decode_into(chunk.data, codec, out[:count])
+    if codec == pb.CODEC_BF16:
+        out[:count].view(np.uint8)[:] = np.frombuffer(chunk.data, np.uint8)
+    else:
+        decode_into(chunk.data, codec, out[:count].view(np.float32))
     return count
 
 

@@ -55,7 +55,7 @@ class WarmUp:
         committed = 0
         for fragment, (_, outcome) in enumerate(ends):
             assert outcome.pulled is not None
-            self._anchors.write_gradients(fragment, outcome.pulled.values)
+            self._anchors.write_gradients(fragment, outcome.pulled.in_fp32())
             committed = outcome.pulled.header.committed_tokens
         return committed
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from syncline.anchors import Anchors
 from syncline.layout import describe
 from syncline.ranks import Ranks
-from syncline_proto.codec import CODEC_BY_NAME, Float32
+from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt16
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -25,6 +27,11 @@ def values(numel: int, seed: int = 0) -> Float32:
     return np.random.default_rng(seed).normal(size=numel).astype(np.float32)
 
 
+def bits(published: Tensor) -> UInt16:
+    """As bf16, in memory of its own."""
+    return published.to(torch.bfloat16, copy=True).view(torch.int16).numpy().view(np.uint16)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 def test_what_rounding_loses_is_no_progress(dtype: torch.dtype, codec: CodecName) -> None:
@@ -33,18 +40,22 @@ def test_what_rounding_loses_is_no_progress(dtype: torch.dtype, codec: CodecName
     published = torch.from_numpy(values(held.shards[0].numel))
     if codec == "bf16":
         published = published.bfloat16().float()
-    held.adopt(0, published.numpy().copy(), header)
+    held.adopt(0, bits(published) if codec == "bf16" else published.numpy().copy(), header)
     assert not held.pseudo_gradient(0).any()
     assert held.parameters(0).tolist() == published.to(dtype).float().tolist()
     assert held.revisions[0] == 3
 
 
+@pytest.mark.parametrize("bits", [bits, lambda published: published.numpy().copy()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_progress_a_rebase_is_an_adoption(dtype: torch.dtype) -> None:
+def test_without_progress_a_rebase_is_an_adoption(
+    dtype: torch.dtype, bits: Callable[[Tensor], Float32 | UInt16]
+) -> None:
     held, other = anchors(dtype), anchors(dtype)
     held.adopt(0, values(held.shards[0].numel, 1), HEADER)
-    held.rebase(0, values(held.shards[0].numel, 2), HEADER)
-    other.adopt(0, values(held.shards[0].numel, 2), HEADER)
+    second = torch.from_numpy(values(held.shards[0].numel, 2))
+    held.rebase(0, bits(second), HEADER)
+    other.adopt(0, bits(second), HEADER)
     assert held.parameters(0).tolist() == other.parameters(0).tolist()
     assert not held.pseudo_gradient(0).any()
 
@@ -57,11 +68,11 @@ def test_a_published_value_in_bf16_is_held_bit_for_bit(
     anchor = anchors(dtype)
     assert anchor.held(0) is None, "nothing was published yet"
     published = torch.from_numpy(values(anchor.shards[0].numel)).bfloat16()
-    anchor.adopt(0, published.float().numpy(), pb.PullHeader(codec=codec, value="here/1/3"))
+    anchor.adopt(0, bits(published), pb.PullHeader(codec=codec, value="here/1/3"))
     held = anchor.held(0)
     assert held is not None and held.name == "here/1/3"
     assert held.bits.tobytes() == published.view(torch.int16).numpy().tobytes()
-    anchor.rebase(0, 2 * published.float().numpy(), pb.PullHeader(codec=codec, value="here/1/4"))
+    anchor.rebase(0, bits(2 * published), pb.PullHeader(codec=codec, value="here/1/4"))
     again = anchor.held(0)
     assert again is not None and again.name == "here/1/4"
     assert again.bits.tobytes() == (2 * published).view(torch.int16).numpy().tobytes()
@@ -79,6 +90,24 @@ def test_what_no_difference_can_be_added_to_is_not_held(
     dtype: torch.dtype, codec: pb.Codec.ValueType, name: str
 ) -> None:
     anchor = anchors(dtype)
-    published = torch.from_numpy(values(anchor.shards[0].numel)).bfloat16().float()
-    anchor.adopt(0, published.numpy(), pb.PullHeader(codec=codec, value=name))
+    published = torch.from_numpy(values(anchor.shards[0].numel))
+    as_told = published.numpy() if codec == pb.CODEC_FP32 else bits(published)
+    anchor.adopt(0, as_told, pb.PullHeader(codec=codec, value=name))
     assert anchor.held(0) is None
+
+
+@pytest.mark.parametrize("weight", [torch.zeros(5, 7), torch.zeros(7, 5).t()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_progress_is_measured_however_the_parameter_lies_in_memory(
+    weight: Tensor, dtype: torch.dtype
+) -> None:
+    layer = nn.Linear(7, 5, bias=False)
+    layer.weight = nn.Parameter(weight.to(dtype, copy=True))
+    held = Anchors(describe(layer, Ranks()).shards)
+    held.adopt(0, bits(torch.from_numpy(values(35))), pb.PullHeader(codec=pb.CODEC_BF16))
+    anchor = layer.weight.detach().float().clone()
+    with torch.no_grad():
+        layer.weight.sub_(torch.from_numpy(values(35, 1)).view(5, 7))
+    progress = anchor - layer.weight.detach().float()
+    assert held.pseudo_gradient(0).tolist() == progress.reshape(-1).tolist()
+    assert progress.any()

@@ -86,7 +86,7 @@ def _pulled(run: str, layout: Layout, owners: dict[int, Link], revision: int) ->
                 f"The sync service at {owners[number].address} does not send what it has; "
                 "try again."
             ) from None
-        flat.append(pulled.values)
+        flat.append(pulled.in_fp32())
         committed.append(pulled.header.committed_tokens)
     return Cut(
         tensors=assembled(layout, flat),
