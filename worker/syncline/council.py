@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from syncline.core.agreement import Answer, Conclusion, Order, Report, Step, conclude
 from syncline.exchange import Exchange
-from syncline.link import Pulled
+from syncline.pulled import Pulled
 from syncline.push import Outcome, Wanted
 from syncline.ranks import Ranks
 

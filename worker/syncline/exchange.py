@@ -25,8 +25,9 @@ from syncline.background import in_background
 from syncline.core.agreement import Answer
 from syncline.layout import RankShard
 from syncline.line import Place, PushLine
-from syncline.link import Link, Pulled, Stalled
+from syncline.link import Link, Stalled
 from syncline.patience import Pauses, RoundPatience
+from syncline.pulled import Pulled
 from syncline.push import (
     Identity,
     Outcome,

@@ -11,32 +11,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import numpy as np
 
 from syncline.line import Sending
+from syncline.pulled import Pulled, room_for, taken
 from syncline_proto.addresses import bearer_token, sync_address
 from syncline_proto.codec import (
-    CHUNK_BYTES_MAX,
     Float32,
     Follower,
-    UInt16,
-    check_chunk,
-    check_sum,
     chunk_elements,
     chunks,
     codec_of,
-    decode,
-    decode_into,
     encode,
-    publish,
 )
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
-from syncline_proto.parts import Chunk, read_chunk, write_chunk
+from syncline_proto.parts import read_chunk, write_chunk
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.status import ROOM_HEADER, from_rpc_error
 from syncline_proto.v1 import sync_pb2 as pb
@@ -53,23 +45,6 @@ CLOSE_S = 5.0
 
 class Stalled(Exception):
     """The call made no progress for ``call_s``. A pull that waits for its revision does so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """A published revision (or mean gradient): its header and this rank's values.
-
-    ``values`` are as precise as what was published: fp32, or the bits of bf16.
-    """
-
-    header: pb.PullHeader
-    values: Float32 | UInt16
-
-    def in_fp32(self) -> Float32:
-        """The values, always as fp32."""
-        if self.values.dtype == np.float32:
-            return self.values.view(np.float32)
-        return decode(self.values.data.cast("B"), pb.CODEC_BF16)
 
 
 class Link:
@@ -187,13 +162,12 @@ class Link:
             if header.difference_from not in ("", request.held):
                 raise InvalidRequest("pull: a difference came to a value that is not held.")
             by_difference = follower if header.difference_from else None
-            in_bf16 = header.codec == pb.CODEC_BF16 or by_difference is not None
-            values = np.empty(elements or 0, np.uint16 if in_bf16 else np.float32)
+            values = room_for(header, elements or 0)
             filled = 0
             for part in stream:
                 watched.moved()
                 chunk = read_chunk(part) or pb.PullResponse.FromString(part).chunk
-                filled += _taken(chunk, header.codec, by_difference, values[filled:])
+                filled += taken(chunk, header.codec, by_difference, values[filled:])
                 with self._lock:
                     self.bytes_down += len(chunk.data)
         if filled != values.size:
@@ -217,35 +191,6 @@ class Link:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
             return Unreachable(f"{what} ended the call.")
         return from_rpc_error(error, what)
-
-
-def _taken(
-    chunk: pb.Chunk | Chunk,
-    codec: pb.Codec.ValueType,
-    follower: Follower | None,
-    out: Float32 | UInt16,
-) -> int:
-    """Write a chunk's elements to the start of ``out``, where those to come belong; their number.
-
-    ``out`` is as ``Pulled`` has it: bf16 stays what it is, which halves the memory that is written.
-
-    Raises:
-        InvalidRequest: it is damaged, or not what was asked for.
-    """
-    if follower is not None:
-        if not 0 < len(chunk.data) <= CHUNK_BYTES_MAX:
-            raise InvalidRequest(f"chunk.data: it is not 1 to {CHUNK_BYTES_MAX} bytes.")
-        check_sum(chunk)
-        followed = np.empty(min(out.size, CHUNK_BYTES_MAX), np.float32)
-        count = follower.follow(chunk.data, followed)
-        publish(out[:count].view(np.uint16), followed[:count])
-        return count
-    count = check_chunk(chunk, codec, out.size)
-    if codec == pb.CODEC_BF16:
-        out[:count].view(np.uint8)[:] = np.frombuffer(chunk.data, np.uint8)
-    else:
-        decode_into(chunk.data, codec, out[:count].view(np.float32))
-    return count
 
 
 class _Watched:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from syncline.anchors import Held
 from syncline.core.agreement import Answer
 from syncline.core.feedback import has_feedback, loss_of
-from syncline.link import Pulled
+from syncline.pulled import Pulled
 from syncline_proto.codec import CODEC_BY_NAME, Float32
 from syncline_proto.errors import SynclineError
 from syncline_proto.layout import Box

@@ -15,8 +15,8 @@ import pytest
 from syncline.core.agreement import Answer, Conclusion, Order, Step
 from syncline.council import Council
 from syncline.exchange import Exchange
-from syncline.link import Pulled
 from syncline.patience import Pauses
+from syncline.pulled import Pulled
 from syncline.push import Outcome, Wanted
 from syncline.ranks import Ranks
 from syncline_proto.v1 import sync_pb2 as pb

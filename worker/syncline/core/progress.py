@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 PIECE = 1 << 19
-"""Elements worked on at a time: a bf16 anchor becomes fp32 in memory of this size, which stays in
-the cache; few enough calls that Python's lock is seldom given away and taken again."""
+"""Elements worked on at a time: a bf16 anchor becomes fp32 in memory of this size, no more. For 50M
+parameters, in a loop of one thread, 45 ms of CPU time; 49 with a quarter of it, 60 with an eighth,
+109 with a copy, a negation and a sum of whole fragments (on a busy machine)."""
 
 
 def pseudo_gradient(anchor: Tensor, current: Tensor, out: Tensor) -> Tensor:
