@@ -62,7 +62,7 @@ generate: $(INSTALLED)  ## Generate the gRPC stubs from the schema
 # One that misses what is asked of it ends with 1; the others are taken all the same.
 benchmarks: $(INSTALLED)  ## Take the figures: demo, wire, memory; each ends in one line of JSON
 	@missed=0; for one in demo wire memory; do \
-	  PYTHONPATH=tests $(BIN)/python benchmarks/$$one.py || missed=1; \
+	  $(BIN)/python benchmarks/$$one.py || missed=1; \
 	done; exit $$missed
 
 clean:  ## Remove .venv and what tools leave behind

@@ -12,9 +12,8 @@ before there was a run, over the fp32 bytes of the parameters; `growth` is `rati
 
     python benchmarks/memory.py [--fragments 8] [--elements 8388608] [--rounds 4]
 
-run with PYTHONPATH=tests, whose helpers start the services; on Linux. As it is a ratio must be 3.5
-at most, and the growth 1.05; a sentence and exit code 1 say so if one is not. With other sizes
-nothing is asked of the figures.
+On Linux. As it is a ratio must be 3.5 at most, and the growth 1.05; a sentence and exit code 1 say
+so if one is not. With other sizes nothing is asked of the figures.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from syncline_testing.cluster import Cluster
+from services import Cluster
 from wire_client import Client, folder, layout_of, messages_of, run_of
 
 RATIO_MAX, GROWTH_MAX = 3.5, 1.05
@@ -46,7 +45,7 @@ as much, 2 GiB."""
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Peak memory of the sync service over that of its parameters.",
-        epilog="example: PYTHONPATH=tests python benchmarks/memory.py --elements 1048576",
+        epilog="example: python benchmarks/memory.py --elements 1048576",
     )
     parser.add_argument("--fragments", type=int, default=8)
     parser.add_argument("--elements", type=int, default=1 << 23, help="of a fragment")

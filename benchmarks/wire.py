@@ -15,8 +15,8 @@ in memory (/dev/shm), so that no disk is measured, and `durability` says what th
 
     python benchmarks/wire.py [--repeats 15] [--fragments 8] [--elements 8388608] [--streams 4]
 
-run with PYTHONPATH=tests, whose helpers start the services. As it is both must be 0.7 at least; a
-sentence and exit code 1 say so if they are not. With other sizes nothing is asked of the figures.
+As it is both must be 0.7 at least; a sentence and exit code 1 say so if they are not. With other
+sizes nothing is asked of the figures.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any
 
 import grpc
 
-from syncline_testing.cluster import Cluster
+from services import Cluster
 from wire_client import OPTIONS, Client, folder, layout_of, messages_of, run_of
 
 RATIO_MIN = 0.7
@@ -49,7 +49,7 @@ Speeds = dict[str, list[float]]
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Push and pull through the sync service, over a bare gRPC stream.",
-        epilog="example: PYTHONPATH=tests python benchmarks/wire.py --repeats 5",
+        epilog="example: python benchmarks/wire.py --repeats 5",
     )
     parser.add_argument("--repeats", type=int, default=15, help="of each, after one to warm up")
     parser.add_argument("--fragments", type=int, default=8)

@@ -1,4 +1,7 @@
-"""The sync service's benchmarks, at sizes that say nothing: they run, and tell all they owe."""
+"""The sync service's benchmarks, at sizes that say nothing: they run, and tell all they owe.
+
+As in a clone where the packages are installed: nothing else is on the path.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def told(name: str, *arguments: str) -> dict[str, Any]:
         [sys.executable, str(ROOT / "benchmarks" / name), *TINY, *arguments],
         capture_output=True,
         text=True,
-        env=environment(PYTHONPATH=":".join(sys.path)),
+        env=environment(),
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
