@@ -22,12 +22,12 @@ from syncline_sync.pool import compute
 from syncline_sync.report import pushed
 from syncline_sync.sources import FEW_SPANS, Difference, Source, Spans
 
-CHUNKS_SMALLER = 2
-"""Than they might be: nearly as fast, and a reader that takes none costs less."""
-
-
 FEW_CUT_SPANS = FEW_SPANS // 4
 """So many are cut out of a difference within a millisecond: each may be in several blocks."""
+
+LONG_DIFFERENCE_ELEMENTS = 1000 * 1024
+"""Of a chunk of that, where a shard has no more spans: with a scale of 4 bytes for each block of
+256, and two more for each span that begins and ends within one, it is under 1 MiB."""
 
 
 class NewestNamed(RevisionGone):
@@ -81,7 +81,7 @@ class Published:
 
     def cuts(self, spans: Spans) -> Iterator[Spans]:
         """A shard, in payload order, cut into the spans of chunks; as heavy as ``cuts``."""
-        return cuts(spans, chunk_elements(self.codec) // CHUNKS_SMALLER)
+        return cuts(spans, chunk_elements(self.codec))
 
     async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> bytes:
         """The bytes of some spans; in the pool, where that takes longer than to copy them.
@@ -241,7 +241,8 @@ class Loan:
     def cuts(self, spans: Spans) -> Iterator[Spans]:
         """A shard, in payload order, cut into the spans of chunks; as heavy as ``cuts``."""
         if self._difference is not None:
-            return cuts(spans, DIFFERENCE_ELEMENTS)
+            few = len(spans) <= FEW_CUT_SPANS
+            return cuts(spans, LONG_DIFFERENCE_ELEMENTS if few else DIFFERENCE_ELEMENTS)
         return self.value.cuts(spans)
 
     async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> bytes:

@@ -10,15 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from syncline_proto.codec import CHUNK_BYTES_MAX, CODEC_BY_NAME, Float32, codec_of, encode
+from syncline_proto.codec import (
+    CHUNK_BYTES_MAX,
+    CODEC_BY_NAME,
+    Float32,
+    advance,
+    codec_of,
+    encode,
+)
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import staging
 from syncline_sync.core.record import Saved
 from syncline_sync.fragment_store import FragmentStore, Place
-from syncline_sync.published import CHUNKS_SMALLER, Loan, NewestNamed, Published, Shelf
-from syncline_sync.sources import FEW_SPANS, Plain, Sent, Source
+from syncline_sync.published import (
+    FEW_CUT_SPANS,
+    LONG_DIFFERENCE_ELEMENTS,
+    Loan,
+    NewestNamed,
+    Published,
+    Shelf,
+)
+from syncline_sync.sources import FEW_SPANS, Difference, Plain, Sent, Source
 from syncline_testing.service import service
 
 SIZE = 1_500_000
@@ -66,13 +80,28 @@ def test_chunks_are_the_shard_in_its_order(
         value = Published(Saved(), number, source)
         chunks = [source.read(part) for part in value.cuts(spans)]
         assert b"".join(chunks) == expected
-        assert {len(chunk) for chunk in chunks[:-1]} <= {CHUNK_BYTES_MAX // CHUNKS_SMALLER}
+        assert {len(chunk) for chunk in chunks[:-1]} <= {CHUNK_BYTES_MAX}
         source.close()
 
 
 def test_an_empty_shard_has_no_chunks() -> None:
     nothing = np.empty((0, 2), np.int64)
     assert list(sent(pb.CODEC_BF16).cuts(nothing)) == []
+
+
+@pytest.mark.parametrize("pieces", [1, 2, FEW_CUT_SPANS, FEW_CUT_SPANS + 1])
+def test_the_chunks_of_a_difference_are_within_their_bound(pieces: int) -> None:
+    """However its spans lie in its blocks; and they are few where the spans are."""
+    held = np.zeros(SIZE, np.uint16)
+    payload = advance(held, VALUES)
+    assert payload is not None
+    difference = Difference(payload)
+    loan = Loan(Shelf("revision"), 1, sent(pb.CODEC_BF16), difference)
+    spans = cut(pieces, pieces + 1, seed=pieces)
+    sizes = [len(difference.read(part)) for part in loan.cuts(spans)]
+    assert max(sizes) <= CHUNK_BYTES_MAX
+    if pieces <= FEW_CUT_SPANS:
+        assert len(sizes) == -(-int(spans[:, 1].sum()) // LONG_DIFFERENCE_ELEMENTS)
 
 
 def test_a_value_may_be_read_for_a_while_after_its_shelf_has_dropped_it() -> None:
