@@ -33,10 +33,10 @@ class Course:
         self.failed: dict[str, str] = {}
         """Peers that did not come through, and why."""
 
-    def start_ours(self, settings: dict[str, dict[str, Any]]) -> None:
+    def start_ours(self, settings: dict[str, dict[str, Any]], shards: int) -> None:
         """The services, and the replicas of each run; wait until they are ready."""
-        control, sync = free_ports(2)
-        commands = systems.syncline_services(self._scene, control, sync)
+        (control,) = free_ports(1)
+        commands = systems.syncline_services(self._scene, control, shards)
         services = [self._crew.start(command) for command in commands]
         for system, its in settings.items():
             replicas = systems.syncline_replicas(self._scene, system, control, its)

@@ -69,6 +69,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--replicas", type=_at_least(2), default=2)
     parser.add_argument("--codec", choices=CODECS, default="bf16")
     parser.add_argument("--peers", type=_peers, default=list(systems.PEERS))
+    parser.add_argument("--shards", type=_at_least(1), default=1, help="sync services, of ours")
     parser.add_argument("--repeats", type=_at_least(1), default=7)
     parser.add_argument("--parameters", type=_at_least(1000), default=PARAMETERS)
     parser.add_argument("--peers-folder", type=Path, default=default_folder(), metavar="FOLDER")
@@ -117,7 +118,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         referee = stack.enter_context(Referee(scene.gate, given.replicas, LIMIT_S[given.network]))
         peers = [name for name in given.peers if name not in missing]
         course = Course(scene, crew, referee, given.codec)
-        course.start_ours(settings)
+        course.start_ours(settings, given.shards)
         taken = {peer: course.beside(peer, given.repeats) for peer in peers}
         if not any(taken.values()):
             taken[ALONE] = course.beside(None, given.repeats)
@@ -125,6 +126,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         **figures(taken, {**missing, **course.failed}),
         "network": given.network,
         "replicas": given.replicas,
+        "shards": given.shards,
         "parameters": given.parameters,
         "repeats": given.repeats,
         **notes,

@@ -84,29 +84,31 @@ class Scene:
         )
 
 
-def syncline_services(scene: Scene, control: int, sync: int) -> list[Command]:
-    """The control plane and one sync service, on the ports given."""
-    health, metrics = free_ports(2)
-    store = scene.folder / "store"
+def syncline_services(scene: Scene, control: int, shards: int) -> list[Command]:
+    """The control plane, on the port given, and the sync services that share each run."""
     module = [sys.executable, "-m"]
     control_argv = [*module, "syncline_control", "--host", "0.0.0.0", "--port", str(control)]
-    sync_argv = [
-        *(*module, "syncline_sync", "--control", f"http://{scene.at(scene.server, control)}"),
-        *("--name", "sync-0", "--host", "0.0.0.0", "--port", str(sync)),
-        *("--health-port", str(health), "--metrics-port", str(metrics), "--data", str(store)),
-        *("--advertise", scene.at(scene.server, sync)),
-    ]
     database = str(scene.folder / "control.db")
     ours = {"PYTHONPATH": _our_path()}
-    return [
+    commands = [
         scene.service(
             "control",
             [*control_argv, "--database", database],
             SYNCLINE_CONTROL_TOKEN=TOKEN,
             **ours,
-        ),
-        scene.service("sync", sync_argv, SYNCLINE_SYNC_TOKEN=TOKEN, **ours),
+        )
     ]
+    for index in range(shards):
+        sync, health, metrics = free_ports(3)
+        argv = [
+            *(*module, "syncline_sync", "--control", f"http://{scene.at(scene.server, control)}"),
+            *("--shards", str(shards), "--index", str(index)),
+            *("--host", "0.0.0.0", "--port", str(sync), "--health-port", str(health)),
+            *("--metrics-port", str(metrics), "--data", str(scene.folder / f"store-{index}")),
+            *("--advertise", scene.at(scene.server, sync)),
+        ]
+        commands.append(scene.service(f"sync-{index}", argv, SYNCLINE_SYNC_TOKEN=TOKEN, **ours))
+    return commands
 
 
 def syncline_replicas(
