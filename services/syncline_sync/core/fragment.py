@@ -308,7 +308,9 @@ class Fragment:
                 f"{self.settings.warmup_steps}; parameters cannot be offered yet."
             )
         if not (first or last) or self._round is not None:
-            result = self._round.result if self._round else self.saved.revision
+            # Not of a round that waits for pushes: it may be waiting for this very replica.
+            r = self._round
+            result = r.result if r and r.kind is Kind.PARAMETERS else self.saved.revision
             return refusals.stale(
                 "another replica has offered these parameters, or the run has them", result
             )

@@ -46,6 +46,14 @@ def test_parameters_that_are_not_finite_are_refused() -> None:
     assert core.due(0.0) is None
 
 
+def test_who_offers_late_is_told_of_a_revision_that_is_there() -> None:
+    """A round that is open may be waiting for that very replica."""
+    w = World("a", "b")
+    w.push("a")
+    late = w.core.judge(w.now_s, whole_push("b", seq=9, kind=Kind.PARAMETERS, base=None))
+    assert (late.verdict, late.result) == (STALE, w.core.saved.revision)
+
+
 # Who is taken
 
 
