@@ -1,10 +1,14 @@
 """What holds for the whole suite: with SYNCLINE_NO_SKIPS set, no test may be skipped; how long
-Hypothesis takes for an example fails nothing, since a loaded machine takes long; and PyTorch's
-threads, of which each test would start one for each core, do not wait for one another.
+Hypothesis takes for an example fails nothing, since a loaded machine takes long; PyTorch's threads,
+of which each test would start one for each core, do not wait for one another; and who configures
+logs, as commands do, does so for one test.
 """
 
 import os
+from collections.abc import Iterator
 
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,3 +17,13 @@ pytest_plugins = ["syncline_testing.skips"]
 
 settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("calm")
+
+
+@pytest.fixture(autouse=True)
+def logs_go_where_they_went() -> Iterator[None]:
+    """A command that was run in this process leaves none to a file that is closed by then."""
+    was = structlog.get_config() if structlog.is_configured() else None
+    yield
+    structlog.reset_defaults()
+    if was is not None:
+        structlog.configure(**was)

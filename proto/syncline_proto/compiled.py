@@ -46,6 +46,7 @@ def compiled(result: str, *arguments: str, is_sum: bool = False) -> Callable[[F]
         @wraps(function)
         def call(*values: Any) -> Any:
             nonlocal made
+            # Two threads may come to it at once: then both compile, one after the other, the same.
             made = made or _made(function, signature, is_sum=is_sum)
             return made(*values)
 

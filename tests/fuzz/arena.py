@@ -193,7 +193,7 @@ class Arena:
         for answer in answers:
             if isinstance(answer, grpc.aio.AioRpcError):
                 self.refused += 1
-                assert REFUSALS.get(code_of(answer)) is answer.code(), repr(answer)
+                assert REFUSALS.get(code_of(answer)) is answer.code(), (answer, self._s.faults)
         return answers
 
     async def _send(self, stream: Stream) -> bytes | grpc.aio.AioRpcError | None:
