@@ -4,9 +4,10 @@ numpy goes through memory once for each operation, and a thread that calls it le
 lock and takes it again each time: several threads at once spent half as long on that as on all
 arithmetic. A loop that does everything while a value is in a register takes a third of the time.
 
-A loop is compiled when it is first called, in a second or less. What came of it is kept by numba,
-beside the source, else in the user's cache folder, or in NUMBA_CACHE_DIR, and then loaded within a
-tenth of a second; where nothing can be kept, each process compiles anew. Loops round as numpy does,
+A loop is compiled when it is first called, in a second or less, or with all others ahead of that.
+What came of it is kept by numba, beside the source, else in the user's cache folder, or in
+NUMBA_CACHE_DIR, and then loaded within a tenth of a second; where nothing can be kept, each process
+compiles anew. Loops round as numpy does,
 operation by operation: nothing is contracted or put in another order, but for sums that say so.
 """
 
@@ -20,6 +21,9 @@ from typing import Any, TypeVar, cast
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_all: list[Callable[[], object]] = []
+"""What compiles each loop of the modules that have been loaded."""
 
 
 def read(element: str) -> str:
@@ -43,16 +47,26 @@ def compiled(result: str, *arguments: str, is_sum: bool = False) -> Callable[[F]
     def wrapped(function: F) -> F:
         made: Callable[..., Any] | None = None
 
-        @wraps(function)
-        def call(*values: Any) -> Any:
+        def loop() -> Callable[..., Any]:
             nonlocal made
             # Two threads may come to it at once: then both compile, one after the other, the same.
             made = made or _made(function, signature, is_sum=is_sum)
-            return made(*values)
+            return made
 
+        @wraps(function)
+        def call(*values: Any) -> Any:
+            return loop()(*values)
+
+        _all.append(loop)
         return cast(F, call)
 
     return wrapped
+
+
+def compile_all() -> None:
+    """Compile the loops of all modules that have been loaded: nobody waits for it later."""
+    for loop in _all:
+        loop()
 
 
 def _made(function: Callable[..., Any], signature: str, *, is_sum: bool) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ import structlog
 import typer
 from pydantic import ValidationError
 
+from syncline_proto.compiled import compile_all
 from syncline_proto.errors import ConfigError, StoreError, SynclineError
 from syncline_proto.locks import only_owner
 from syncline_proto.rest import SyncServiceHello
@@ -84,7 +85,6 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     reports = ReportQueue()
     budget = Budget(settings.staging_bytes)
     disk = ThreadPoolExecutor(DISK_THREADS, "disk")
-    slabs = Slabs(min(KEPT_BYTES, settings.staging_bytes))
     link: ControlLink | None = None
     shared = Shared(
         settings.data,
@@ -94,7 +94,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         metrics,
         reports.put,
         end.come,
-        slabs,
+        Slabs(min(KEPT_BYTES, settings.staging_bytes)),
         settings.seat,
         lambda: link.hurry() if link else None,
     )
@@ -123,6 +123,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         if settings.fall_back:
             await host.fall_back(settings.fall_back)
         await link.adopt_snapshot()
+        await shared.compute(compile_all)  # or the first round would wait for it
         await doors.open()
         log.info("listening", address=hello.address, data=str(data), seat=str(settings.seat))
         works = [link.run, host.sweep]
