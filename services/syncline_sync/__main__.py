@@ -98,6 +98,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         settings.seat,
         lambda: link.hurry() if link else None,
     )
+    await shared.compute(compile_all)  # or the first round would wait for it
     host = Host(shared)
     checkpoints = CheckpointServicer(host, shared)
     doors = bind(settings, SyncServicer(host, shared), checkpoints, metrics)
@@ -123,7 +124,6 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         if settings.fall_back:
             await host.fall_back(settings.fall_back)
         await link.adopt_snapshot()
-        await shared.compute(compile_all)  # or the first round would wait for it
         await doors.open()
         log.info("listening", address=hello.address, data=str(data), seat=str(settings.seat))
         works = [link.run, host.sweep]

@@ -86,26 +86,6 @@ async def test_a_dead_service_stands_in_nobodys_way(
     ]
 
 
-async def test_two_services_of_one_index_do_not_take_turns(
-    api: httpx.AsyncClient, state: State, clock: Clock
-) -> None:
-    """Each has that index's name unless it is given one: the second is refused, and told why."""
-    assert (await hello(api, "sync-0", 0, 2)).status_code == 200
-    refused = await hello(api, "sync-0", 0, 2, life="two", port=2)
-    assert refused.status_code == 409
-    assert "127.0.0.1:1" in refused.json()["detail"] and "--index" in refused.json()["detail"]
-    assert [one["address"] for one in (await api.get("/v1/sync-services")).json()] == [
-        "127.0.0.1:1"
-    ]
-    assert (await hello(api, "sync-0", 0, 2)).status_code == 200
-    restarted = await hello(api, "sync-0", 0, 2, life="three")
-    assert restarted.status_code == 200, "in its place it is started again at once"
-    moved = await hello(api, "sync-0", 0, 2, life="three", port=3)
-    assert moved.status_code == 200, "it is the same life"
-    await pass_time(state, clock, services.LEASE_S + 1)
-    assert (await hello(api, "sync-0", 0, 2, life="four", port=4)).status_code == 200
-
-
 async def test_a_phase_ends_when_every_service_has_its_offers(api: httpx.AsyncClient) -> None:
     before = await word(api)
     await hello(api, "sync-0", 0, 2, vote(0, True), vote(0, True, "unknown"))

@@ -1,9 +1,7 @@
 """Sync services: they say where they listen, and say so again before their lease ends.
 
 All that are known share the runs' fragments: they agree on how many they are, and no two have the
-same index. Whoever contradicts a living one is refused, and for him a dead one is forgotten. So is
-whoever comes under the name of a living one from another address: started again in its place a
-service has the same, and two that took turns would send replicas to two stores.
+same index. Whoever contradicts a living one is refused, and for him a dead one is forgotten.
 """
 
 from __future__ import annotations
@@ -37,8 +35,6 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
         raise InvalidRequest(f"index: {body.index} is not below shards ({body.shards}).")
     _make_room(tx, body)
     row = tx.session.get(SyncService, name)
-    if row is not None and body.instance != row.instance and body.address != row.address:
-        _refuse_second(tx, row, body)
     if row is None:
         if (tx.session.scalar(select(func.count()).select_from(SyncService)) or 0) >= SERVICES_MAX:
             raise Overloaded(f"There are {SERVICES_MAX} sync services already.")
@@ -107,18 +103,6 @@ def _make_room(tx: Transaction, body: SyncServiceHello) -> None:
             "sync.replaced",
             f"Sync service {row.name}, {row.index} of {row.shards}, was away and is forgotten: "
             f"{body.name} says {body.index} of {body.shards}.",
-        )
-
-
-def _refuse_second(tx: Transaction, row: SyncService, body: SyncServiceHello) -> None:
-    """
-    Raises:
-        RunConflict: the service of this name is alive, elsewhere.
-    """
-    if _is_alive(tx, row):
-        raise RunConflict(
-            f"Sync service {row.name} at {row.address} is alive, and another at {body.address} has "
-            f"its name; give each an --index of its own, or wait {LEASE_S:g} s once that is gone."
         )
 
 
