@@ -58,7 +58,7 @@ class Receiving:
         """Take the shard's chunks in, once there is room; hand over the push that it makes whole.
 
         Raises:
-            InvalidRequest: the stream is not what its header announced.
+            InvalidRequest: the stream is not what its header announced, or its rank began anew.
             Overloaded: its chunks come before there is room for them.
             Unreachable: they stopped coming.
         """
@@ -85,6 +85,7 @@ class Receiving:
                 f"push: the stream ended after {self._shard.received} of "
                 f"{self._shard.elements} elements."
             )
+        self._still_expected()
         if self._staging.add(self._staged, self._shard, time.monotonic()):
             self._submit(self._staged)
 
@@ -126,11 +127,19 @@ class Receiving:
         while self._waiting:
             chunks, self._waiting = self._waiting, []
             await self._shared.compute(self._shard.take, chunks)
-            if not self._staged.expects(self._shard):
-                raise InvalidRequest("rank: this rank has begun to send the same push again.")
+            self._still_expected()
             # How long we take is not its doing.
             self._staging.note(self._staged, self._shard, time.monotonic())
             self._run.metrics.moved("up", sum(len(chunk.data) for chunk in chunks))
+
+    def _still_expected(self) -> None:
+        """See that no other call has taken this one's place, to be asked after each wait.
+
+        Raises:
+            InvalidRequest: one has.
+        """
+        if not self._staged.expects(self._shard):
+            raise InvalidRequest("rank: this rank has begun to send the same push again.")
 
 
 async def _has_room(granted: asyncio.Future[None], first: asyncio.Future[Part | None]) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,8 +195,13 @@ class Arena:
         for answer in answers:
             if isinstance(answer, grpc.aio.AioRpcError):
                 self.refused += 1
-                assert REFUSALS.get(code_of(answer)) is answer.code(), (answer, self._s.faults)
+                assert REFUSALS.get(code_of(answer)) is answer.code(), f"{answer}\n{self._told()}"
         return answers
+
+    def _told(self) -> str:
+        """What the service's log would say of its faults."""
+        told = [traceback.format_exception(fault) for fault in self._s.faults]
+        return "".join(itertools.chain.from_iterable(told))
 
     async def _send(self, stream: Stream) -> bytes | grpc.aio.AioRpcError | None:
         over = asyncio.Event()
@@ -241,7 +248,7 @@ class Arena:
         self.looks += self._watch.looks
         self._watch.looks = 0
         assert not self._watch.wrong, self._watch.wrong
-        assert not self._s.faults, self._s.faults
+        assert not self._s.faults, self._told()
 
     async def _closes(
         self, fragment: int, arrived: list[str], expected: list[Counted] | None

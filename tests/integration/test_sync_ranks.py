@@ -93,6 +93,44 @@ def test_a_rank_that_sends_again_while_its_older_call_hangs_is_taken(tmp_path: P
     asyncio.run(scenario())
 
 
+def test_an_older_call_that_ends_while_its_rank_sends_again_is_refused(tmp_path: Path) -> None:
+    """All its chunks are in, but for the end of its stream, when another takes its place."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, AVERAGE) as s:
+            await started(s, "a", "b")
+            delta = vector(1)
+            parts = list(iter_push(s.header(delta, "a", base_revision=0), delta))
+            older, newer = s.stub.Push(timeout=20), s.stub.Push(timeout=20)
+            await older.write(parts[0])
+            await older.initial_metadata()
+            for part in parts[1:]:
+                await older.write(part)
+            await _digested(s)
+            await newer.write(parts[0])
+            await newer.initial_metadata()
+            await older.done_writing()
+            with pytest.raises(grpc.aio.AioRpcError, match="begun to send the same push") as told:
+                await older
+            assert code_of(told.value) == "INVALID_REQUEST"
+            assert not s.faults
+            for part in parts[1:]:
+                await newer.write(part)
+            await newer.done_writing()
+            assert (await newer).verdict == pb.VERDICT_ACCEPTED
+
+    asyncio.run(scenario())
+
+
+async def _digested(s: Service) -> None:
+    """Wait until a shard is whole, and lacks only the end of its stream."""
+    staging = (await s.host.run(s.run)).staging
+    assert staging is not None
+    async with asyncio.timeout(20):
+        while not any(x.whole for one in staging._staged.values() for x in one.coming.values()):
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("pushes_that_fit", [0, 1, 2])
 def test_too_little_room_makes_pushes_wait_and_never_stops_them(
     tmp_path: Path, pushes_that_fit: int
