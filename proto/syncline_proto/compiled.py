@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 # numba comes without types for most of it; this file is the only one that touches it.
@@ -25,6 +26,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _all: list[Callable[[], object]] = []
 """What compiles each loop of the modules that have been loaded."""
 
+_inner: set[Callable[..., Any]] = set()
+"""Functions that loops call."""
+
 
 def read(element: str) -> str:
     """The type of a flat array that a loop only reads; it may lie anywhere in memory."""
@@ -34,6 +38,12 @@ def read(element: str) -> str:
 def written(element: str) -> str:
     """The type of a flat array that a loop may write to."""
     return f"Array({element}, 1, 'C')"
+
+
+def inner(function: F) -> F:
+    """A function that loops of its module call, a few instructions or a block of them at a time."""
+    _inner.add(function)
+    return function
 
 
 def compiled(result: str, *arguments: str, is_sum: bool = False) -> Callable[[F], F]:
@@ -72,8 +82,14 @@ def compile_all() -> None:
 def _made(function: Callable[..., Any], signature: str, *, is_sum: bool) -> Callable[..., Any]:
     import numba  # most of what imports a codec never calls one
 
+    known = {
+        name: numba.njit(called)
+        for name, called in function.__globals__.items()
+        if isinstance(called, FunctionType) and called in _inner
+    }
+    loop = FunctionType(function.__code__, {**function.__globals__, **known}, function.__name__)
     fast = {"reassoc", "nsz"} if is_sum else False
     try:
-        return numba.njit(signature, nogil=True, cache=True, fastmath=fast)(function)
+        return numba.njit(signature, nogil=True, cache=True, fastmath=fast)(loop)
     except RuntimeError:  # there is no place for a cache
-        return numba.njit(signature, nogil=True, fastmath=fast)(function)
+        return numba.njit(signature, nogil=True, fastmath=fast)(loop)

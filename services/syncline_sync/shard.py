@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import check_chunk, codec_of, pieces
+from syncline_proto.codec import check_chunk, codec_of
 from syncline_proto.codec.base import UInt8
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import Layout, boxes_from_proto
 from syncline_proto.parts import Chunk
 from syncline_proto.spans import spans
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core.merge import PIECE, Payload, square_sum
+from syncline_sync.core.merge import Payload
 from syncline_sync.slabs import SLAB_BYTES, Slabs
 
 RANKS_MAX = 65_536
@@ -65,7 +65,6 @@ class Shard:
             InvalidRequest: one is damaged, or not what the header announced.
         """
         codec = codec_of(self.header.codec)
-        scratch = np.empty(PIECE, np.float32)
         for chunk in chunks:
             count = check_chunk(chunk, codec.number, self.elements - self.received)
             rest = np.frombuffer(chunk.data, np.uint8)
@@ -77,9 +76,7 @@ class Shard:
                 at, size = codec.size(before), codec.size(here)
                 part = self.kept[slab][at : at + size]
                 part[:] = rest[:size]
-                self.square_sum += sum(
-                    map(square_sum, pieces(part.data, codec.number, here, scratch))
-                )
+                self.square_sum += codec.square_sum(part.data, here)
                 self.received += here
                 rest, count = rest[size:], count - here
 

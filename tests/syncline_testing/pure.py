@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import Float32, encode
+from syncline_proto.codec import Float32, encode, square_sum
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
@@ -72,7 +72,7 @@ class PureFragment:
     ) -> WholePush:
         self.seqs[replica] = self.seqs.get(replica, 0) + 1
         with np.errstate(over="ignore", invalid="ignore"):
-            norm = float(np.sqrt(merge.square_sum(values)))
+            norm = float(np.sqrt(square_sum(values)))
         return whole_push(
             replica,
             incarnation=self.members[replica],

@@ -21,7 +21,6 @@ from syncline_proto.codec import (
     check_chunk,
     check_sum,
     decode_into,
-    publish,
 )
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.parts import Chunk
@@ -67,10 +66,7 @@ def taken(
         if not 0 < len(chunk.data) <= CHUNK_BYTES_MAX:
             raise InvalidRequest(f"chunk.data: it is not 1 to {CHUNK_BYTES_MAX} bytes.")
         check_sum(chunk)
-        followed = np.empty(min(out.size, len(chunk.data)), np.float32)
-        count = follower.follow(chunk.data, followed)
-        publish(out[:count].view(np.uint16), followed[:count])
-        return count
+        return follower.follow(chunk.data, out.view(np.uint16))
     count = check_chunk(chunk, codec, out.size)
     if codec == pb.CODEC_BF16:
         out[:count].view(np.uint8)[:] = np.frombuffer(chunk.data, np.uint8)

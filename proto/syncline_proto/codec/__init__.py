@@ -5,7 +5,7 @@ share ``blocks``), ``table`` has them by number and by name, ``chunks`` cuts pay
 ``difference`` tells a published value by the one before it.
 """
 
-from syncline_proto.codec.base import Bytes, Codec, Float32, UInt16
+from syncline_proto.codec.base import Bytes, Codec, Float32, UInt16, square_sum
 from syncline_proto.codec.chunks import (
     CHUNK_BYTES_MAX,
     check_chunk,
@@ -15,7 +15,6 @@ from syncline_proto.codec.chunks import (
     chunks,
     crc32c,
     crc32c_of,
-    pieces,
 )
 from syncline_proto.codec.difference import (
     DIFFERENCE_ELEMENTS,
@@ -59,7 +58,7 @@ __all__ = [
     "decode_into",
     "encode",
     "is_worth_it",
-    "pieces",
     "publish",
     "published",
+    "square_sum",
 ]

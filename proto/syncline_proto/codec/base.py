@@ -10,6 +10,7 @@ Inner loops are in ``loops``, or work in cache-sized pieces, since memory is slo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -43,6 +44,8 @@ class Codec(ABC):
 
     number: pb.Codec.ValueType
     name: str
+    block: int = 1
+    """Elements that are written together: a payload may be cut wherever a block ends."""
     grain: int = 1024
     """Every chunk but a payload's last holds a multiple of this many elements."""
     seam: int = 0
@@ -72,31 +75,77 @@ class Codec(ABC):
             InvalidRequest: the sizes do not agree, or no encoder writes such bytes; ``out`` is
                 undefined then.
         """
-        if len(data) != self.size(out.size):
-            raise InvalidRequest(
-                f"chunk.data: {len(data)} bytes do not hold {out.size} elements in {self.name}."
-            )
-        self._read(np.frombuffer(data, np.uint8), out)
+        self._read(self._bytes(data, out.size), out)
 
-    def values_of(self, data: Bytes, scratch: Float32) -> Float32:
-        """The values of ``data``: decoded into ``scratch``, or ``data`` itself, for reading only.
+    def square_sum(self, data: Bytes, elements: int) -> float:
+        """Sum of squares, in float64, of what ``data`` decodes to; not finite if a value is not.
 
         Raises:
             InvalidRequest: as for ``decode_into``.
         """
-        self.decode_into(data, scratch)
-        return scratch
+        return self._square_sum(self._bytes(data, elements), elements)
+
+    def scale(self, data: Bytes, out: Float32, factor: np.float32) -> None:
+        """out = factor * D, in fp32; D is what ``data`` decodes to, as in ``decode_into``."""
+        self._scale(self._bytes(data, out.size), out, factor)
+
+    def add(self, data: Bytes, out: Float32, factor: np.float32) -> None:
+        """out += factor * D, in fp32: the product is rounded, then the sum. As ``scale``."""
+        self._add(self._bytes(data, out.size), out, factor)
+
+    def pieces(self, data: Bytes, elements: int) -> Iterator[Float32]:
+        """What ``data`` decodes to, piece by piece; each is for reading, until the next.
+
+        What a small payload decodes to is so never in memory as a whole.
+
+        Raises:
+            InvalidRequest: as for ``decode_into``.
+        """
+        read, room = self._bytes(data, elements), np.empty(min(elements, PIECE), np.float32)
+        for start in range(0, elements, PIECE):
+            piece = room[: elements - start]
+            self._read(read[self.size(start) : self.size(start + piece.size)], piece)
+            yield piece
 
     @abstractmethod
     def _read(self, data: UInt8, out: Float32) -> None:
         """Decode; the sizes agree."""
 
+    def _square_sum(self, data: UInt8, elements: int) -> float:
+        return sum(map(loops.square_sum, self.pieces(data.data, elements)))
+
+    def _scale(self, data: UInt8, out: Float32, factor: np.float32) -> None:
+        self._read(data, out)
+        loops.scale(out, out, factor)
+
+    def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
+        at = 0
+        for piece in self.pieces(data.data, out.size):
+            loops.add(piece, out[at : at + piece.size], factor)
+            at += piece.size
+
+    def _bytes(self, data: Bytes, elements: int) -> UInt8:
+        """
+        Raises:
+            InvalidRequest: they do not hold so many elements.
+        """
+        if len(data) != self.size(elements):
+            raise InvalidRequest(
+                f"chunk.data: {len(data)} bytes do not hold {elements} elements in {self.name}."
+            )
+        return np.frombuffer(data, np.uint8)
+
 
 def bf16_bits(values: Float32, out: UInt16) -> None:
     """Round fp32 to bf16, to nearest even, as its bits; NaN stays NaN (quiet). Both contiguous."""
-    loops.bf16_bits(values.reshape(-1).view(np.uint32), out.reshape(-1))
+    loops.bf16_bits(values.reshape(-1), out.reshape(-1))
 
 
 def bf16_values(bits: UInt16, out: Float32) -> None:
     """The fp32 values of bf16 bits. Both contiguous."""
-    loops.bf16_values(bits.reshape(-1), out.reshape(-1).view(np.uint32))
+    loops.bf16_values(bits.reshape(-1), out.reshape(-1))
+
+
+def square_sum(values: Float32) -> float:
+    """Sum of squares of fp32 [n], in float64; NaN and inf pass through."""
+    return loops.square_sum(values)

@@ -26,7 +26,6 @@ BAD_SCALE = "chunk.data: a scale is negative or infinite; it may be NaN."
 class Blocks(Codec):
     """A codec that writes ``block`` elements together."""
 
-    block: int
     piece: int = PIECE
     """Elements worked on at a time, whole blocks."""
 

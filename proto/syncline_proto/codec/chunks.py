@@ -9,7 +9,7 @@ from typing import cast
 import google_crc32c  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 
-from syncline_proto.codec.base import Bytes, Float32
+from syncline_proto.codec.base import Bytes
 from syncline_proto.codec.table import codec_of
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.parts import Chunk
@@ -114,23 +114,3 @@ def _carried(head: bytes, size: int) -> int:
     """
     zeros = bytes(size)
     return crc32c(head + zeros) ^ crc32c(zeros)
-
-
-def pieces(
-    data: Bytes, number: pb.Codec.ValueType, elements: int, scratch: Float32
-) -> Iterator[Float32]:
-    """Decode a chunk of so many elements, as much at a time as ``scratch`` holds.
-
-    ``scratch`` (fp32, flat) holds at least a grain, or all of them. So what a small chunk decodes
-    to is never in memory as a whole. What is yielded is for reading, until the next: it is in
-    ``scratch``, from its start, or where fp32 needs no decoding it is the data itself.
-
-    Raises:
-        InvalidRequest: as for ``decode_into``.
-    """
-    codec, view = codec_of(number), memoryview(data)
-    step = scratch.size // codec.grain * codec.grain or scratch.size
-    for start in range(0, elements, step):
-        count = min(step, elements - start)
-        data = view[codec.size(start) : codec.size(start + count)]
-        yield codec.values_of(data, scratch[:count])

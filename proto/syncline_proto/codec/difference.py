@@ -94,8 +94,8 @@ class Follower:
         self._span, self._used = 0, 0  # the current one, and how much of it is done
         self._filled = 0
 
-    def follow(self, data: Bytes, out: Float32) -> int:
-        """Write the next elements of the new value, fp32, to the start of ``out``; their number.
+    def follow(self, data: Bytes, out: UInt16) -> int:
+        """Write the next elements of the new value, as bits, to the start of ``out``; their number.
 
         Raises:
             InvalidRequest: the chunk holds more than is left, no whole elements, or what no
@@ -127,8 +127,8 @@ class Follower:
                 self._span, self._used = self._span + 1, 0
         return filled
 
-    def _add(self, payload: Bytes, out: Float32) -> None:
+    def _add(self, payload: Bytes, out: UInt16) -> None:
         held = self._held[self._filled : self._filled + out.size]
         self._filled += out.size
         data = np.frombuffer(payload, np.uint8)
-        check_int8(loops.int8_follow(data, held, out.view(np.uint32)))
+        check_int8(loops.int8_follow(data, held, out))

@@ -48,6 +48,17 @@ class Int8(Codec):
     def _read(self, data: UInt8, out: Float32) -> None:
         check_int8(loops.int8_read(data, out))
 
+    def _square_sum(self, data: UInt8, elements: int) -> float:
+        total = loops.int8_square_sum(data, elements)
+        check_int8(int(-total) if total < 0 else loops.FINE)
+        return total
+
+    def _scale(self, data: UInt8, out: Float32, factor: np.float32) -> None:
+        check_int8(loops.int8_scale(data, out, factor))
+
+    def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
+        check_int8(loops.int8_add(data, out, factor))
+
 
 def check_int8(found: int) -> None:
     """Check what a loop over int8 came to.

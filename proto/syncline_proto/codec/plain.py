@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncline_proto.codec.base import Bytes, Codec, Float32, UInt8, bf16_bits, bf16_values
+from syncline_proto.codec import loops
+from syncline_proto.codec.base import Codec, Float32, UInt8, bf16_bits, bf16_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +33,17 @@ class Fp32(Plain):
     def encode(self, values: Float32) -> memoryview:
         return values.data.cast("B")
 
-    def values_of(self, data: Bytes, scratch: Float32) -> Float32:
-        values = np.frombuffer(data, np.float32)
-        if not values.flags.aligned or values.size != scratch.size:
-            return super().values_of(data, scratch)
-        return values
-
     def _read(self, data: UInt8, out: Float32) -> None:
         out[:] = data.view(np.float32)
+
+    def _square_sum(self, data: UInt8, elements: int) -> float:
+        return loops.square_sum(data.view(np.float32))
+
+    def _scale(self, data: UInt8, out: Float32, factor: np.float32) -> None:
+        loops.scale(data.view(np.float32), out, factor)
+
+    def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
+        loops.add(data.view(np.float32), out, factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +59,12 @@ class Bf16(Plain):
 
     def _read(self, data: UInt8, out: Float32) -> None:
         bf16_values(data.view(np.uint16), out)
+
+    def _square_sum(self, data: UInt8, elements: int) -> float:
+        return loops.bf16_square_sum(data.view(np.uint16))
+
+    def _scale(self, data: UInt8, out: Float32, factor: np.float32) -> None:
+        loops.bf16_scale(data.view(np.uint16), out, factor)
+
+    def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
+        loops.bf16_add(data.view(np.uint16), out, factor)

@@ -1,4 +1,4 @@
-"""The merge's inner loops, over flat fp32 arrays of equal length; ``merge`` says what for."""
+"""The outer step's inner loop, over flat fp32 arrays of equal length; ``merge`` says what for."""
 
 from __future__ import annotations
 
@@ -6,29 +6,6 @@ import numpy as np
 
 from syncline_proto.codec import Float32
 from syncline_proto.compiled import compiled, read, written
-
-
-@compiled("float64", read("float32"), is_sum=True)
-def square_sum(values: Float32) -> float:
-    """Sum of squares in float64, which no fp32 overflows; NaN and inf pass through."""
-    total = 0.0
-    for i in range(values.size):
-        total += np.float64(values[i]) * np.float64(values[i])
-    return total
-
-
-@compiled("void", written("float32"), read("float32"), "float32")
-def scale(out: Float32, values: Float32, factor: np.float32) -> None:
-    """out = factor * values."""
-    for i in range(out.size):
-        out[i] = values[i] * factor
-
-
-@compiled("void", written("float32"), read("float32"), "float32")
-def add(out: Float32, values: Float32, factor: np.float32) -> None:
-    """out += factor * values."""
-    for i in range(out.size):
-        out[i] += values[i] * factor
 
 
 @compiled(

@@ -7,20 +7,17 @@ is the only memory a round needs, whatever the number of replicas.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import Bytes, Float32, codec_of, pieces
+from syncline_proto.codec import Bytes, Codec, Float32, codec_of, square_sum
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import loops
 from syncline_sync.core.detector import is_finite
-
-PIECE = 1 << 17
-"""Elements decoded at a time: 512 KiB stay in the second-level cache."""
 
 CLIP_EPSILON = 1e-6
 
@@ -44,11 +41,6 @@ class Outcome:
     clip: float
 
 
-def square_sum(values: Float32) -> float:
-    """Sum of squares of fp32 [n], in float64; NaN and inf pass through."""
-    return loops.square_sum(values)
-
-
 def fold(
     accumulator: Float32,
     payloads: Iterable[Payload],
@@ -67,18 +59,17 @@ def fold(
     """
     if rescale != 1.0 and not is_first:
         accumulator *= np.float32(rescale)
-    scratch = np.empty(PIECE, np.float32)
     factor = np.float32(weight)
-    put = loops.scale if is_first else loops.add
-    for at, piece in _pieces(payloads, scratch):
-        put(accumulator[at : at + piece.size], piece, factor)
+    for part in _parts(payloads):
+        into = accumulator[part.at : part.at + part.elements]
+        put = part.codec.scale if is_first else part.codec.add
+        put(part.data, into, factor)
 
 
 def place(target: Float32, payloads: Iterable[Payload]) -> None:
     """target = D, fp32 [numel]: write the shards of a whole push where they belong."""
-    scratch = np.empty(PIECE, np.float32)
-    for at, piece in _pieces(payloads, scratch):
-        target[at : at + piece.size] = piece
+    for part in _parts(payloads):
+        part.codec.decode_into(part.data, target[part.at : part.at + part.elements])
 
 
 def outer_step(
@@ -116,29 +107,42 @@ def mean(accumulator: Float32, total_weight: float) -> None:
     np.divide(accumulator, np.float32(total_weight), out=accumulator)
 
 
-def _pieces(payloads: Iterable[Payload], scratch: Float32) -> Iterable[tuple[int, Float32]]:
-    """Decode shards piece by piece: (position in the flat vector, fp32 values).
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Encoded values that lie together in the flat vector: ``elements`` from ``at`` on."""
 
-    The values are for reading only; they may be in ``scratch``, from its start, or the payload's.
-    """
+    codec: Codec
+    at: int
+    elements: int
+    data: Bytes
+
+
+def _parts(payloads: Iterable[Payload]) -> Iterator[_Part]:
+    """Shards, cut where their spans end; each part is for reading, until the next."""
     for payload in payloads:
         span, used = 0, 0  # the current one, and how much of it is done
-        for values in _decoded(payload, scratch):
-            while values.size:
+        for codec, elements, data in _cuttable(payload):
+            done = 0
+            while done < elements:
                 start, length = (int(n) for n in payload.spans[span])
-                piece = values[: length - used]
-                yield start + used, piece
-                values = values[piece.size :]
-                used += piece.size
+                here = min(elements - done, length - used)
+                cut = data[codec.size(done) : codec.size(done + here)]
+                yield _Part(codec, start + used, here, cut)
+                done, used = done + here, used + here
                 if used == length:
                     span, used = span + 1, 0
 
 
-def _decoded(payload: Payload, scratch: Float32) -> Iterable[Float32]:
+def _cuttable(payload: Payload) -> Iterator[tuple[Codec, int, Bytes]]:
+    """A shard as it came where its spans do not end within blocks, else decoded piece by piece."""
     codec, left = codec_of(payload.codec), int(payload.spans[:, 1].sum())
     for part in payload.parts:
         # What is in a last block, which may be padded, the spans know.
         count = left if len(part) == codec.size(left) else codec.elements(len(part))
         assert count is not None
-        yield from pieces(part, codec.number, count, scratch)
+        if codec.block == 1 or len(payload.spans) == 1:
+            yield codec, count, part
+        else:
+            for values in codec.pieces(part, count):
+                yield codec_of(pb.CODEC_FP32), values.size, values.data.cast("B")
         left -= count

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from syncline_proto import codec
 from syncline_proto.codec import CODECS, Codec
+from syncline_proto.codec.base import PIECE
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.parts import Chunk, read_chunk, write_chunk
 from syncline_proto.v1 import sync_pb2 as pb
@@ -32,13 +33,65 @@ def test_chunks_are_in_order_full_and_pass_their_own_check(size: int, of: Codec)
     assert {len(part) for part in parts[:-1]} <= {full}
 
 
+SIZES = [1, 255, 256, 4096, PIECE - 1, PIECE, 2 * PIECE + 5000]
+
+
 @pytest.mark.parametrize("of", CODECS, ids=lambda of: of.name)
-@pytest.mark.parametrize("room", [4096, 5000, 20_000, 100_000])
-def test_a_chunk_decodes_in_pieces_to_the_same(of: Codec, room: int) -> None:
-    values = np.random.default_rng(0).standard_normal(30_001).astype(np.float32)
-    data, scratch = bytes(of.encode(values)), np.empty(room, np.float32)
-    parts = [piece.copy() for piece in codec.pieces(data, of.number, values.size, scratch)]
-    assert np.array_equal(np.concatenate(parts), codec.published(values, of.number))
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_done_with_encoded_values_is_done_with_the_decoded_ones(
+    of: Codec, size: int
+) -> None:
+    """In pieces, into a sum, into its place, and as a norm: to the bit, but for the norm."""
+    rng = np.random.default_rng(size)
+    data = of.encode(rng.standard_normal(size).astype(np.float32))
+    values = np.empty(size, np.float32)
+    of.decode_into(data, values)
+    assert np.array_equal(np.concatenate([p.copy() for p in of.pieces(data, size)]), values)
+    sum_, factor = rng.standard_normal(size).astype(np.float32), np.float32(0.3)
+    expected = sum_ + factor * values
+    of.add(data, sum_, factor)
+    assert np.array_equal(sum_, expected)
+    of.scale(data, sum_, factor)
+    assert np.array_equal(sum_, factor * values)
+    assert of.square_sum(data, size) == pytest.approx(float((values.astype(np.float64) ** 2).sum()))
+
+
+@pytest.mark.parametrize("of", CODECS, ids=lambda of: of.name)
+def test_what_is_not_finite_shows_in_the_norm(of: Codec) -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        values = np.ones(1000, np.float32)
+        values[700] = bad
+        assert not np.isfinite(of.square_sum(of.encode(values), values.size))
+
+
+@pytest.mark.parametrize("of", CODECS, ids=lambda of: of.name)
+def test_bytes_of_another_length_are_refused_whatever_is_done_with_them(of: Codec) -> None:
+    data, out = of.encode(np.ones(1000, np.float32)), np.zeros(999, np.float32)
+    for done in (
+        lambda: of.decode_into(data[:-5], out),
+        lambda: of.add(data[:-5], out, np.float32(1)),
+        lambda: of.scale(data[:-5], out, np.float32(1)),
+        lambda: of.square_sum(data, 2000),
+        lambda: list(of.pieces(data, 2000)),
+    ):
+        with pytest.raises(InvalidRequest, match="bytes do not hold"):
+            done()
+    assert not out.any()
+
+
+@pytest.mark.parametrize(("at", "byte"), [(3, 0xBF), (1043, 0xFF), (30, 0x80), (1100, 0x80)])
+def test_int8_that_no_encoder_writes_is_refused_whatever_is_done(at: int, byte: int) -> None:
+    of, out = codec.codec_of(pb.CODEC_INT8), np.zeros(2000, np.float32)
+    data = bytearray(of.encode(np.ones(2000, np.float32)))
+    data[at] = byte  # of a scale, or of an integer
+    for done in (
+        lambda: of.decode_into(bytes(data), out),
+        lambda: of.add(bytes(data), out, np.float32(1)),
+        lambda: of.scale(bytes(data), out, np.float32(1)),
+        lambda: of.square_sum(bytes(data), 2000),
+    ):
+        with pytest.raises(InvalidRequest, match="a scale is negative|is -128"):
+            done()
 
 
 def test_the_checksum_is_castagnoli_in_one_piece_or_many() -> None:

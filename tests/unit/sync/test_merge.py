@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from syncline_proto.codec import CODECS, Codec, Float32, encode, published
+from syncline_proto.codec import CODECS, Codec, Float32, encode, published, square_sum
+from syncline_proto.codec.base import PIECE
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
@@ -21,6 +22,8 @@ from syncline_testing.pure import payload_of
 PLAIN = OuterSettings(lr=1.0, momentum=0.0, clip=None)
 PLAIN_CODECS = st.sampled_from([pb.CODEC_FP32, pb.CODEC_BF16])
 seeds = st.integers(0, 2**32 - 1)
+
+LONG = 8 * PIECE
 
 
 def vectors(numel: int) -> st.SearchStrategy[Float32]:
@@ -62,7 +65,7 @@ def test_a_push_folds_the_same_however_it_is_cut(
 
 def test_pieces_and_spans_need_not_agree() -> None:
     """A fragment of several pieces, in spans that end anywhere."""
-    values = np.random.default_rng(0).standard_normal(3 * merge.PIECE + 17).astype(np.float32)
+    values = np.random.default_rng(0).standard_normal(LONG + 17).astype(np.float32)
     spans = np.array([[5, 10], [15, values.size - 15], [0, 5]], np.int64)
     accumulator = np.zeros_like(values)
     merge.fold(accumulator, [merge.Payload(pb.CODEC_FP32, (values.tobytes(),), spans)], 1.0)
@@ -74,8 +77,8 @@ def test_pieces_and_spans_need_not_agree() -> None:
 def test_spans_need_not_end_where_blocks_do(codec: Codec) -> None:
     """Ranks with strange shards, each encoded by itself."""
     rng = np.random.default_rng(0)
-    values = rng.standard_normal(2 * merge.PIECE + 77).astype(np.float32)
-    edges = [0, 5, 37, 4_101, 70_000, merge.PIECE * 2, values.size]
+    values = rng.standard_normal(LONG + 77).astype(np.float32)
+    edges = [0, 5, 37, 4_101, 70_000, LONG, values.size]
     spans = np.array([[a, b - a] for a, b in pairwise(edges)], np.int64)[[3, 0, 5, 1, 4, 2]]
     expected, payloads = np.empty_like(values), []
     for mine in (spans[:4], spans[4:]):
@@ -101,7 +104,7 @@ def test_spans_need_not_end_where_blocks_do(codec: Codec) -> None:
 def test_the_outer_step_is_torchs_nesterov(given_settings: dict[str, Any]) -> None:
     outer = OuterSettings(**given_settings)
     rng = np.random.default_rng(3)
-    size = merge.PIECE + 1000
+    size = PIECE + 1000
     parameters = rng.standard_normal(size).astype(np.float32)
     momentum = np.zeros_like(parameters)
     twin = torch.nn.Parameter(torch.from_numpy(parameters.copy()))
@@ -167,10 +170,10 @@ def test_a_merge_that_is_not_finite_changes_nothing(poison: float) -> None:
 
 
 def test_the_norm_is_summed_in_double_precision() -> None:
-    assert merge.square_sum(np.full(3, 1e30, np.float32)) == pytest.approx(3e60)
-    assert np.isnan(merge.square_sum(np.array([1.0, np.nan], np.float32)))
-    assert np.isinf(merge.square_sum(np.array([1.0, np.inf], np.float32)))
+    assert square_sum(np.full(3, 1e30, np.float32)) == pytest.approx(3e60)
+    assert np.isnan(square_sum(np.array([1.0, np.nan], np.float32)))
+    assert np.isinf(square_sum(np.array([1.0, np.inf], np.float32)))
     signalling = np.array([0x7F800001], np.uint32).view(np.float32)
-    assert np.isnan(merge.square_sum(signalling))
-    long = np.full(10 * merge.PIECE + 1, 0.1, np.float32)
-    assert merge.square_sum(long) == pytest.approx(long.size * float(np.float32(0.1)) ** 2)
+    assert np.isnan(square_sum(signalling))
+    long = np.full(10 * PIECE + 1, 0.1, np.float32)
+    assert square_sum(long) == pytest.approx(long.size * float(np.float32(0.1)) ** 2)

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncline_proto.codec import CODECS, Float32, codec_of, crc32c, encode, published
+from syncline_proto.codec.base import PIECE
 from syncline_proto.layout import Box
 from syncline_proto.parts import Chunk
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
-from syncline_sync.core.merge import PIECE
 from syncline_sync.shard import Shard, shard_of
 from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staged, Staging
 from syncline_testing.service import flat_layout
 
-SIZE = PIECE + 3 * 4096 + 5
+SIZE = 4 * PIECE + 3 * 4096 + 5
 NUMBERS = st.sampled_from([codec.number for codec in CODECS])
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 EXTREMES = st.sampled_from([0.0, -0.0, SMALLEST, -1e-40, 1e-30, 1.0, -1e19, 1e19, 3.3e38])

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from syncline_proto.codec import square_sum
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core import merge
 from syncline_sync.core.detector import Statistics
 from syncline_testing.pure import PureFragment, shares
 
@@ -112,7 +112,7 @@ def test_weights_fall_with_the_norm_whatever_the_order(
     )
     pushes = {r: of_norm(n, rng) for r, n in zip(REPLICAS, drawn, strict=True)}
     found = []
-    norm = {r: merge.square_sum(pushes[r]) for r in REPLICAS}
+    norm = {r: square_sum(pushes[r]) for r in REPLICAS}
     for arrival in (list(REPLICAS), order):
         fragment = PureFragment(free, np.ones(SIZE), dict.fromkeys(REPLICAS, 1))
         fragment.round({r: of_norm(1.0, np.random.default_rng(5)) for r in REPLICAS})
