@@ -139,7 +139,12 @@ class Receiving:
             InvalidRequest: one has.
         """
         if not self._staged.expects(self._shard):
-            raise InvalidRequest("rank: this rank has begun to send the same push again.")
+            raise begun_anew()
+
+
+def begun_anew() -> InvalidRequest:
+    """What a call is told when another has taken its place."""
+    return InvalidRequest("rank: this rank has begun to send the same push again.")
 
 
 async def _has_room(granted: asyncio.Future[None], first: asyncio.Future[Part | None]) -> None:

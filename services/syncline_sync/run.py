@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError
+from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError, Unreachable
 from syncline_proto.layout import Layout, difference
 from syncline_proto.owners import Seat
 from syncline_proto.rest import EventIn, PhaseVote, RoundReport, RunMembership, RunState
@@ -133,6 +133,7 @@ class RunHost:
         self._shared = shared
         self._store, self.epoch = RunStore(shared.root, name), recalled.epoch
         self._running = True
+        self._is_ending = False
         self._phase = (0, False)
         """The control plane's last word on the synchronous phase: its number, whether it ended."""
         self._ending = Ending(())
@@ -181,8 +182,11 @@ class RunHost:
         Raises:
             LayoutMismatch: it differs; the message names the first difference.
             StoreError: the disk refuses.
+            Unreachable: the run has been put away meanwhile.
         """
         if self.layout is None:
+            if self._is_ending:
+                raise Unreachable(f"Run {self.name} is being put away; open it again.")
             self._opening = self._opening or asyncio.create_task(self._begin(layout))
             await asyncio.shield(self._opening)  # it goes on without the caller
         assert self.layout is not None
@@ -209,10 +213,13 @@ class RunHost:
 
     async def stop(self) -> None:
         """Come to rest: what is under way is done, and from then on nothing writes to the files."""
+        self._is_ending = True
         if self._opening is not None:
             await asyncio.gather(self._opening, return_exceptions=True)
         if self._cutting is not None:
             self._cutting.cancel()
+        if self.staging is not None:
+            self.staging.end()
         await asyncio.gather(*(runner.stop() for runner in self.runners.values()))
         self.metrics.close()
 

@@ -28,7 +28,7 @@ from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
 from syncline_sync.published import Loan, Shelf
-from syncline_sync.receiving import Part, PushContext, Receiving
+from syncline_sync.receiving import Part, PushContext, Receiving, begun_anew
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, Senders
@@ -143,10 +143,13 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         staged = staging.join(shard)
         receiving = Receiving(self._shared, run, staging, staged, shard, runner.submit)
         work = asyncio.create_task(receiving.receive(parts, context))
+        staged.received_by(shard, work)
         try:
             # The answer may come first: to a replica that loses its lease while it sends.
             await asyncio.wait({work, staged.answer}, return_when=asyncio.FIRST_COMPLETED)
             if not staged.answer.done():
+                if work.cancelled():
+                    raise begun_anew()
                 work.result()
             return _response(await asyncio.shield(staged.answer), runner)
         finally:

@@ -52,6 +52,8 @@ class Staged:
     """By rank: whose chunks are coming in now."""
     shards: dict[int, Shard] = field(default_factory=dict[int, Shard])
     """By rank: those that are whole."""
+    calls: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
+    """By rank: what takes in, or took in, the chunks."""
     claimed: int = 0
     """Elements of both together."""
     pieces: int = 0
@@ -94,9 +96,17 @@ class Staged:
         """Whether this very shard is to be received; not if its rank is in, or began anew."""
         return self.coming.get(shard.header.rank) is shard
 
+    def received_by(self, shard: Shard, call: asyncio.Task[None]) -> None:
+        """``call`` takes in a shard that is expected; it is cancelled if that is discarded."""
+        if self.expects(shard):
+            self.calls[shard.header.rank] = call
+
     def discard(self, rank: int) -> None:
-        """Forget what a rank has sent."""
+        """Forget what a rank has sent; the call that still sends it would keep it, so that ends."""
         shard = self.coming.pop(rank, None) or self.shards.pop(rank, None)
+        call = self.calls.pop(rank, None)
+        if call is not None:
+            call.cancel()
         if shard is not None:
             self.claimed -= shard.elements
             self.pieces -= len(shard.spans)
@@ -129,6 +139,8 @@ class Staging:
 
     def __init__(self, run: str, layout: Layout, budget: Budget) -> None:
         self._run, self._layout, self._budget = run, layout, budget
+        self._is_over = False
+        """Nobody looks any more whether pushes stand still: none is taken."""
         self._staged: dict[tuple[int, str, int, int], Staged] = {}
         self._answered: dict[tuple[int, str], tuple[int, int, Judgement]] = {}
         """The last judgement of each (fragment, replica), for a rank that did not hear it."""
@@ -158,7 +170,10 @@ class Staging:
             InvalidRequest: ranks disagree, or overlap, or the replica has begun a newer push of
                 the fragment; the field is named.
             Overloaded: too many pushes wait for room.
+            Unreachable: the run has been put away meanwhile.
         """
+        if self._is_over:
+            raise _away()
         header = shard.header
         key = (header.fragment, header.replica, header.incarnation, header.seq)
         staged = self._staged.get(key)
@@ -219,6 +234,13 @@ class Staging:
             staged.answer.set_exception(why)
             staged.answer.exception()  # nobody may be waiting, and that is no fault
         self._forget(staged)
+
+    def end(self) -> None:
+        """The run is put away: what is not whole is forgotten, and nothing more is taken."""
+        self._is_over = True
+        for staged in list(self._staged.values()):
+            if not staged.submitted:
+                self.drop(staged, _away())
 
     def cut(self, now_s: float, still_s: float, hold_s: float) -> None:
         """Drop the pushes that stand still, and those that crawl where others wait for room.
@@ -297,6 +319,10 @@ class Staging:
 
     def _numel(self, key: tuple[int, str, int, int]) -> int:
         return self._layout.fragments[key[0]].numel
+
+
+def _away() -> Unreachable:
+    return Unreachable("push: the run is being put away; send it again.")
 
 
 def _not_come(staged: Staged, still_s: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.receiving import TOGETHER
 from syncline_testing.service import Service, code_of, flat_layout, iter_push, rank_header, service
 
 SIZE = 5000
@@ -79,16 +81,28 @@ def test_a_rank_that_missed_the_answer_gets_it_again(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_rank_that_sends_again_while_its_older_call_hangs_is_taken(tmp_path: Path) -> None:
+def test_a_rank_that_sends_again_while_its_older_calls_hang_is_taken(tmp_path: Path) -> None:
+    """And the older are refused at once: they would hold what has come beside what comes now."""
+
     async def scenario() -> None:
         async with service(tmp_path, AVERAGE) as s:
             await started(s, "a", "b")
             header = s.header(vector(1), "a", base_revision=0)
-            hanging = s.stub.Push()
-            await hanging.write(pb.PushRequest(header=header))
+            _, part = iter_push(header, vector(1)[:1024])
+            hanging: list[Any] = []
+            for _ in range(3):
+                hanging.append(s.stub.Push(timeout=20))
+                await hanging[-1].write(pb.PushRequest(header=header))
+                await hanging[-1].initial_metadata()
+                for _ in range(TOGETHER):
+                    await hanging[-1].write(part)
+                await _digested(s, TOGETHER * 1024)
+                for older in hanging[:-1]:
+                    await _refused(older)
             answer = await s.send(*iter_push(header, vector(1)))
             assert answer.verdict == pb.VERDICT_ACCEPTED
-            assert (await hanging).verdict == pb.VERDICT_ACCEPTED, "one judgement for the push"
+            await _refused(hanging[-1])
+            assert not s.faults
 
     asyncio.run(scenario())
 
@@ -106,13 +120,11 @@ def test_an_older_call_that_ends_while_its_rank_sends_again_is_refused(tmp_path:
             await older.initial_metadata()
             for part in parts[1:]:
                 await older.write(part)
-            await _digested(s)
+            await _digested(s, SIZE)
             await newer.write(parts[0])
             await newer.initial_metadata()
             await older.done_writing()
-            with pytest.raises(grpc.aio.AioRpcError, match="begun to send the same push") as told:
-                await older
-            assert code_of(told.value) == "INVALID_REQUEST"
+            await _refused(older)
             assert not s.faults
             for part in parts[1:]:
                 await newer.write(part)
@@ -122,13 +134,21 @@ def test_an_older_call_that_ends_while_its_rank_sends_again_is_refused(tmp_path:
     asyncio.run(scenario())
 
 
-async def _digested(s: Service) -> None:
-    """Wait until a shard is whole, and lacks only the end of its stream."""
+async def _digested(s: Service, elements: int) -> None:
+    """Wait until so many elements of a shard are in, and the end of its stream is not."""
     staging = (await s.host.run(s.run)).staging
     assert staging is not None
     async with asyncio.timeout(20):
-        while not any(x.whole for one in staging._staged.values() for x in one.coming.values()):
+        while [x.received for one in staging._staged.values() for x in one.coming.values()] != [
+            elements
+        ]:
             await asyncio.sleep(0.01)
+
+
+async def _refused(older: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="begun to send the same push") as told:
+        await older
+    assert code_of(told.value) == "INVALID_REQUEST"
 
 
 @pytest.mark.parametrize("pushes_that_fit", [0, 1, 2])
