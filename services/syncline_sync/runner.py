@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from syncline_proto.errors import InvalidRequest, Unreachable
+from syncline_proto.errors import InvalidRequest
 from syncline_proto.rest import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -24,7 +24,7 @@ from syncline_sync.holding import Holding
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.report import round_report
-from syncline_sync.staging import Staged, Staging
+from syncline_sync.staging import Staged, Staging, away
 from syncline_sync.stored import Stored
 
 KIND = {
@@ -134,8 +134,7 @@ class Runner:
             shelf.end(f"The run is put away; revision {newest} is its newest.", newest)
 
     def _send_away(self, staged: Staged) -> None:
-        away = Unreachable("push: the run is being put away; send it again.")
-        self._around.staging.drop(staged, away)
+        self._around.staging.drop(staged, away())
 
     async def _run(self) -> None:
         try:

@@ -173,7 +173,7 @@ class Staging:
             Unreachable: the run has been put away meanwhile.
         """
         if self._is_over:
-            raise _away()
+            raise away()
         header = shard.header
         key = (header.fragment, header.replica, header.incarnation, header.seq)
         staged = self._staged.get(key)
@@ -240,7 +240,7 @@ class Staging:
         self._is_over = True
         for staged in list(self._staged.values()):
             if not staged.submitted:
-                self.drop(staged, _away())
+                self.drop(staged, away())
 
     def cut(self, now_s: float, still_s: float, hold_s: float) -> None:
         """Drop the pushes that stand still, and those that crawl where others wait for room.
@@ -321,7 +321,8 @@ class Staging:
         return self._layout.fragments[key[0]].numel
 
 
-def _away() -> Unreachable:
+def away() -> Unreachable:
+    """What a push of a run is told that is put away."""
     return Unreachable("push: the run is being put away; send it again.")
 
 

@@ -13,13 +13,23 @@ import grpc
 import numpy as np
 import pytest
 
-from syncline_proto.errors import StoreDamaged
+from syncline_proto.errors import StoreDamaged, Unreachable
 from syncline_proto.rest import EventIn, Member, Membership, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import host
 from syncline_sync.host import DiskHangs
-from syncline_testing.service import RUN, Service, code_of, flat_layout, service
+from syncline_sync.shard import shard_of
+from syncline_testing.service import (
+    RUN,
+    Service,
+    code_of,
+    flat_layout,
+    iter_push,
+    pushed,
+    rank_header,
+    service,
+)
 from syncline_testing.slow_disk import SlowDisk
 
 SIZE = 10
@@ -145,6 +155,53 @@ def test_a_push_that_waits_for_its_turn_when_the_run_is_put_away_is_answered(
             assert code_of(told.value) == "UNREACHABLE"
             assert s.shared.budget.used == 0
             assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_a_push_that_lacks_a_rank_when_the_run_is_put_away_is_answered(tmp_path: Path) -> None:
+    """Nobody looks any more whether it stands still: it would hold its room for ever."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s)
+            whole = s.header(vector(0.5), "a", base_revision=0)
+            rank = list(iter_push(rank_header(whole, 0, 2, 0, 4), vector(0.5)[:4]))
+            waits = asyncio.create_task(pushed(s.stub, rank, timeout=60))
+            async with asyncio.timeout(20):
+                while not s.shared.budget.used:
+                    await asyncio.sleep(0.005)
+            run = await s.host.run(RUN)
+            settings = tmp_path / "runs" / RUN / "run.json"
+            settings.unlink()
+            settings.mkdir()
+            s.settings = ALONE.model_copy(update={"sync_every": 7})
+            await s.members({"a": 1})
+            await refused_for("run.json is a folder", s.status())
+            with pytest.raises(grpc.aio.AioRpcError, match="send it again") as told:
+                await asyncio.wait_for(waits, 20)
+            assert code_of(told.value) == "UNREACHABLE"
+            assert s.shared.budget.used == 0
+            assert run.staging is not None
+            with pytest.raises(Unreachable, match="send it again"):  # who was on the way to it
+                run.staging.join(shard_of(LAYOUT, rank[0].header, s.shared.slabs))
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_an_opening_that_meets_a_run_that_was_put_away_writes_nothing(tmp_path: Path) -> None:
+    """It may be another's by then, who has read the same files."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await s.members({"a": 1})
+            run = await s.host.member(RUN, "a", 1)
+            await run.stop()
+            with pytest.raises(Unreachable, match="open it again"):
+                await run.open(LAYOUT)
+            assert run.layout is None
+            assert not list(tmp_path.rglob("layout.json*"))
 
     asyncio.run(scenario())
 
