@@ -1,6 +1,6 @@
 """A real service under fire, in this process: what is sent, what must be true after it.
 
-Every example meets a run at revision 0. What counts of it must be what ``rules`` says; all else
+Every example meets a run at ``REVISION``. What counts of it must be what ``rules`` says; all else
 must be refused under a code of ours, and leave every fragment as it was to the bit.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import shutil
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ import grpc
 import numpy as np
 import pytest
 
-from fuzz.rules import Counted, counted, must_be_answered
-from fuzz.streams import LAYOUT, RUN, Stream
+from fuzz.rules import Counted, counted, may_be_late, must_be_answered
+from fuzz.streams import LAYOUT, REVISION, RUN, Stream
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
@@ -127,19 +128,32 @@ class Arena:
         self.examples, self.entered, self.refused, self.looks = 0, 0, 0, 0
 
     async def start(self) -> None:
-        """Bring the run to revision 0."""
-        stack = self._lives
+        """Serve a copy of the run at ``REVISION``."""
+        stack, stored = self._lives, self._folder / "stored"
+        if not stored.exists():
+            await self._store(stored)
         folder = self._folder / f"{self.examples:06d}"
+        shutil.copytree(stored, folder)
+        stack.callback(shutil.rmtree, folder)
         self._s = s = await stack.enter_async_context(service(folder, RULES, ROOM))
         self._watch = stack.enter_context(watched(s.shared.budget))
         self._channel = await stack.enter_async_context(grpc.aio.insecure_channel(s.address))
         self._push = self._channel.stream_unary(PUSH)
         self._stub: Any = sync_pb2_grpc.SyncServiceStub(self._channel)
         await s.members(MEMBERS)
-        await s.open(LAYOUT, "b")
-        for i, start in enumerate(START):
-            boxes = [box.to_proto() for box in LAYOUT.fragments[i].boxes]
-            await s.offer(start, "b", fragment=i, boxes=boxes)
+
+    async def _store(self, folder: Path) -> None:
+        """Bring a run to ``REVISION``, with the parameters that were offered: a round of zeros."""
+        async with service(folder, RULES, ROOM) as s:
+            await s.members(MEMBERS)
+            await s.open(LAYOUT, "b")
+            for i, start in enumerate(START):
+                boxes = [box.to_proto() for box in LAYOUT.fragments[i].boxes]
+                await s.offer(start, "b", fragment=i, boxes=boxes)
+                for name in MEMBERS:
+                    none = np.zeros_like(start)
+                    await s.push(none, name, fragment=i, boxes=boxes, base_revision=0)
+                await s.pull(fragment=i, revision=REVISION)
 
     async def stop(self) -> None:
         await self._lives.aclose()
@@ -159,18 +173,29 @@ class Arena:
         """Whether the run remembers anything of it."""
         expected = counted(streams)
         answers = await self._sent(streams, whole=bool(expected))
-        verdicts = [pb.PushResponse.FromString(a) for a in answers if isinstance(a, bytes)]
+        told = [
+            (stream, pb.PushResponse.FromString(answer))
+            for stream, answer in zip(streams, answers, strict=True)
+            if isinstance(answer, bytes)
+        ]
+        verdicts = [verdict for _, verdict in told]
         await self._at_rest()
         arrived = [list(f.arrived) for f in (await self._s.status()).fragments]
         if expected is not None:
             named = [[c.replica for c in expected if c.fragment == i] for i in range(len(START))]
             assert arrived == named, f"{arrived} entered where {named} was to; {verdicts}"
-            assert any(v.judged in ENTERED for v in verdicts) == bool(expected), verdicts
+            # What is known of a round before is a duplicate of that.
+            entered = [v for v in verdicts if v.judged in ENTERED and v.result_revision > REVISION]
+            assert bool(entered) == bool(expected), verdicts
         assert all(v.verdict in ENTERED | HARMLESS for v in verdicts), verdicts
+        for stream, verdict in told:
+            if verdict.verdict == pb.VERDICT_STALE:
+                assert may_be_late(stream) and verdict.result_revision in (REVISION, REVISION + 1)
         for i, start in enumerate(START):
-            told, values = await self._s.pull(fragment=i, newest=True)
-            both = told.revision == 1 and expected is None  # two strangers' pushes made a round
-            assert both or (told.revision, values.tobytes()) == (0, start.tobytes())
+            head, values = await self._s.pull(fragment=i, newest=True)
+            # Two strangers' pushes made a round.
+            both = head.revision == REVISION + 1 and expected is None
+            assert both or (head.revision, values.tobytes()) == (REVISION, start.tobytes())
         self.entered += any(arrived)
         for i, replicas in enumerate(arrived):
             if replicas:
@@ -259,11 +284,11 @@ class Arena:
         missing = [name for name in ("a", "b") if name not in arrived]
         for name in missing:
             answer = await s.push(
-                np.zeros_like(start), name, fragment=fragment, boxes=boxes, base_revision=0,
+                np.zeros_like(start), name, fragment=fragment, boxes=boxes, base_revision=REVISION,
                 seq=CLOSING_SEQ,
             )  # fmt: skip
             assert answer.verdict == pb.VERDICT_ACCEPTED, answer
-        _, values = await s.pull(fragment=fragment, revision=1)
+        _, values = await s.pull(fragment=fragment, revision=REVISION + 1)
         if expected is not None:
             counts = [c for c in expected if c.fragment == fragment and not c.is_anomalous]
             total = sum((c.values.astype(np.float64) for c in counts), np.zeros(start.size))

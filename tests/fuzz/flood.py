@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 
 from fuzz.arena import HARMLESS, PUSH, REFUSALS, START
-from fuzz.streams import LAYOUT, RUN, Stream, header
+from fuzz.streams import LAYOUT, REVISION, RUN, Stream, header
 from syncline_proto.codec import crc32c
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
@@ -27,6 +27,8 @@ from syncline_testing.service import BROKEN, code_of, iter_push
 
 BUDGET = 1 << 20
 """The smallest that can be set: everything else is the constant."""
+
+REPLICAS = ("b", "a", "third")
 
 CALLERS = 32
 CALL_S = 2.0
@@ -41,7 +43,7 @@ Each call may have a message of 8 MiB in gRPC's hands, and once more as Python's
 
 SETTINGS = {
     "strategy": "local-sgd",
-    "min_replicas": 3,  # and there are two: no round closes, whatever enters it
+    "min_replicas": 3,  # and the third is not heard of again: no round closes, whatever enters it
     "codec": {"up": "fp32", "down": "fp32"},
     "timeouts": {"lease": 3600, "round_deadline": 7200},  # nobody sends heartbeats here
 }
@@ -100,7 +102,7 @@ def flooded(folder: Path, drawn: list[Stream], seed: int, seconds: float) -> Fig
     """Flood a service for some time; then nothing of it is another, and it answers as before."""
     with Cluster(folder, "--staging-bytes", str(BUDGET)) as cluster:
         cluster.post("/runs", {"name": RUN, "settings": SETTINGS})
-        for replica in ("a", "b"):
+        for replica in REPLICAS:
             cluster.post(f"/runs/{RUN}/replicas", {"replica": replica})
         figures = asyncio.run(_flood(cluster, drawn, seed, seconds))
         figures.peak_bytes = _memory(cluster, "VmHWM")
@@ -116,10 +118,15 @@ async def _flood(cluster: Cluster, drawn: list[Stream], seed: int, seconds: floa
         await stub.OpenRun(opening, timeout=20)
         for i, start in enumerate(START):
             boxes = [box.to_proto() for box in LAYOUT.fragments[i].boxes]
-            head = header(i, pb.CODEC_FP32, replica="b", seq=1, kind=pb.PUSH_KIND_PARAMETERS)
-            head.ClearField("base_revision")
-            head.boxes.extend(boxes)
-            await stub.Push(iter(list(iter_push(head, start))), timeout=20)
+            offer = {"kind": pb.PUSH_KIND_PARAMETERS, "replica": "b", "base_revision": None}
+            zeros = [{"replica": one, "seq": 2, "base_revision": 0} for one in REPLICAS]
+            for given in ({**offer, "seq": 1}, *zeros):
+                head = header(i, pb.CODEC_FP32, **given)
+                head.boxes.extend(boxes)
+                values = start if given["seq"] == 1 else np.zeros_like(start)
+                await stub.Push(iter(list(iter_push(head, values))), timeout=20)
+            pull = pb.PullRequest(run=RUN, fragment=i, revision=REVISION, header_only=True)
+            _ = [part async for part in stub.Pull(pull, timeout=20)]
         await _unharmed(stub)
         figures.rest_bytes = _memory(cluster, "VmRSS")
         until, worst = time.monotonic() + seconds, hogs()
@@ -165,9 +172,9 @@ async def _sent(push: Any, stream: Stream, figures: Figures) -> None:
 
 
 async def _unharmed(stub: Any) -> None:
-    """The run stands at revision 0, and its parameters are those that were offered, bit for bit."""
+    """The run stands where it stood, with the parameters that were offered, bit for bit."""
     status = await stub.GetRunStatus(pb.GetRunStatusRequest(run=RUN), timeout=20)
-    assert [f.revision for f in status.fragments] == [0, 0]
+    assert [f.revision for f in status.fragments] == [REVISION, REVISION]
     for i, start in enumerate(START):
         request = pb.PullRequest(run=RUN, fragment=i, newest=True)
         parts = [part async for part in stub.Pull(request, timeout=20)]

@@ -1,7 +1,7 @@
 """What of some streams counts, from docs/protocol.md: a second reading of sections 4, 5 and 7.
 
 Shares the codecs' arithmetic and the checksum with the service, and nothing else. The run stands at
-revision 0, without a synchronous phase, and no round is open.
+``REVISION``, without a synchronous phase; a and b have pushed, and no round is open.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from fuzz.streams import COUNTS, LAYOUT, RUN, Stream
+from fuzz.streams import COUNTS, LAYOUT, REVISION, RUN, Stream
 from syncline_proto.codec import Float32, codec_of, crc32c, decode
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.v1 import sync_pb2 as pb
@@ -76,7 +76,8 @@ def part_of(stream: Stream) -> Part:
     check_header(header)
     places = places_of(header)
     values = payload(header, [m.chunk for m in messages[1:]], len(places))
-    if header.kind != pb.PUSH_KIND_PSEUDO_GRADIENT or header.epoch != 1 or header.base_revision:
+    is_delta = header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
+    if not is_delta or (header.epoch, header.base_revision) != (1, REVISION):
         raise NotNow
     return Part(header, places, values, stream.ending)
 
@@ -96,8 +97,8 @@ def check_header(header: pb.PushHeader) -> None:
         "inner_steps": header.inner_steps >= 1 or not is_delta,
         "gradient_step": header.gradient_step >= 1 or header.kind != pb.PUSH_KIND_GRADIENT,
         "steps": header.first_step <= header.last_step,
-        # The offer of b was its first.
-        "seq": header.seq > (1 if header.replica == "b" else 0),
+        # The offer was the first of b.
+        "seq": header.seq > (2 if header.replica == "b" else 1),
     }
     sizes = {name: getattr(header, name) <= 1 << 40 for name in COUNTS if name != "epoch"}
     broken = [name for name, holds in (*sizes.items(), *rules.items()) if not holds]
@@ -200,6 +201,19 @@ def header_of(stream: Stream) -> pb.PushHeader | None:
     except DecodeError:
         return None
     return first.header if first is not None and first.WhichOneof("part") == "header" else None
+
+
+def may_be_late(stream: Stream) -> bool:
+    """Whether a stream may be told that it is late: its header breaks no rule."""
+    header = header_of(stream)
+    if header is None:
+        return False
+    try:
+        check_header(header)
+        places_of(header)
+    except Wrong:
+        return False
+    return True
 
 
 def must_be_answered(stream: Stream) -> bool:

@@ -29,6 +29,15 @@ LAYOUT = Layout(
 )
 """The first fragment is in more than one chunk of every codec."""
 
+REVISION = 1
+"""Where the run stands: the only base that is not late. There is one before it, too."""
+
+BASES = (None, 0, REVISION + 1, REVISION + 2, 1 << 40)
+LATE = st.sampled_from(
+    [*[{}] * 16, *({"base_revision": base} for base in BASES), {"epoch": 0}, {"epoch": 2}]
+)
+"""In what all ranks of a push agree: most are in time. With None they name no base."""
+
 ENDINGS = ("end", "cut", "still")
 """The client half-closes; cancels; or sends nothing more and waits."""
 
@@ -87,7 +96,8 @@ def chunk(data: bytes, crc_off: int = 0) -> pb.PushRequest:
 def header(fragment: int, codec: pb.Codec.ValueType, **given: Any) -> pb.PushHeader:
     usual: dict[str, Any] = {
         "run": RUN, "epoch": 1, "replica": "a", "incarnation": 1, "seq": 5, "ranks": 1,
-        "kind": pb.PUSH_KIND_PSEUDO_GRADIENT, "base_revision": 0, "inner_steps": 1, "tokens": 1,
+        "kind": pb.PUSH_KIND_PSEUDO_GRADIENT, "base_revision": REVISION, "inner_steps": 1,
+        "tokens": 1,
     }  # fmt: skip
     return pb.PushHeader(fragment=fragment, codec=codec, **usual | given)
 
@@ -104,15 +114,15 @@ def draft(values: Float32, boxes: list[pb.Box], grains: int, head: pb.PushHeader
 
 @st.composite
 def drafts(draw: st.DrawFn) -> list[Draft]:
-    """All ranks of one valid push."""
+    """All ranks of one push, valid unless it is late."""
     fragment, codec = draw(st.integers(0, 1)), pb.Codec.ValueType(draw(st.integers(1, 5)))
-    grains = draw(st.integers(1, 3))
+    grains, late = draw(st.integers(1, 3)), draw(LATE)
     boxes = [box.to_proto() for box in LAYOUT.fragments[fragment].boxes]
     numel = LAYOUT.fragments[fragment].numel
     random = np.random.default_rng(draw(st.integers(0, 9)))
     values = (random.standard_normal(numel) / 10).astype(np.float32)
     if draw(st.booleans()):
-        return [draft(values, boxes, grains, header(fragment, codec))]
+        return [draft(values, boxes, grains, header(fragment, codec, **late))]
     first, rows = boxes[0], boxes[0].sizes[0]
     cut = draw(st.integers(0, rows))
     begin = first.offsets[0]
@@ -121,7 +131,7 @@ def drafts(draw: st.DrawFn) -> list[Draft]:
     at = cut * COLUMNS
     parts = ((values[:at], [upper]), (values[at:], [lower, *boxes[1:]]))
     return [
-        draft(mine, held, grains, header(fragment, codec, rank=rank, ranks=2))
+        draft(mine, held, grains, header(fragment, codec, rank=rank, ranks=2, **late))
         for rank, (mine, held) in enumerate(parts)
     ]
 
@@ -295,15 +305,18 @@ def broken_rules() -> Iterator[tuple[Stream, ...]]:
     """
     both = {
         "run": "other", "replica": "", "incarnation": 2, "epoch": 2, "kind": 4, "codec": 6,
-        "base_revision": 1, "inner_steps": 0, "seq": 0, "ranks": 0, "fragment": 2, "first_step": 9,
+        "base_revision": REVISION + 1, "inner_steps": 0, "seq": 0, "ranks": 0, "fragment": 2,
+        "first_step": 9,
     }  # fmt: skip
     both |= {f"{name} over the bound": (1 << 40) + 1 for name in COUNTS if name != "epoch"}
+    both |= {"base_revision of the past": REVISION - 1, "base_revision of none": None}
+    both |= {"epoch of the past": 0}
     for name, value in both.items():
         field = name.split()[0]
         given = {"last_step": (1 << 40) + 1} if field == "first_step" and value != 9 else {}
         yield _two_ranks({**given, field: value}, {**given, field: value})
     later = {
-        "epoch": 2, "codec": 1, "base_revision": 1, "gradient_step": 1, "inner_steps": 2,
+        "epoch": 2, "codec": 1, "base_revision": REVISION + 1, "gradient_step": 1, "inner_steps": 2,
         "tokens": 2, "first_step": 1, "last_step": 3, "ranks": 3, "rank": 0,
     }  # fmt: skip
     for name, value in later.items():
@@ -327,7 +340,10 @@ def _two_ranks(first: dict[str, Any], second: dict[str, Any], shift: int = 0) ->
             np.ones(count, np.float32), held, 1, header(0, pb.CODEC_BF16, rank=rank, ranks=2)
         )
         for name, value in given.items():
-            setattr(one.header, name, value)
+            if value is None:
+                one.header.ClearField(name)
+            else:
+                setattr(one.header, name, value)
         _renew(one)
         ranks.append(one.finished())
     return tuple(ranks)

@@ -1,13 +1,16 @@
-"""Staleness and order: each case of docs/protocol.md has one outcome, and a test that holds it.
+"""Staleness and order: each case of docs/protocol.md has one outcome, and tests that hold it.
 
-The cases that no other file tests are here; ``HELD_BY`` says where each of them is.
+The cases that no other file tests are here; ``HELD_BY`` says where each of them is:
+where a rule of a case is broken, one of its tests fails.
 """
 
 from __future__ import annotations
 
 import ast
 import asyncio
+import itertools
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from syncline_proto.codec import Float32
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.receiving import TOGETHER
+from syncline_sync.shard import Shard
+from syncline_sync.staging import Staged, Staging
 from syncline_testing.service import (
     Service,
     code_of,
@@ -37,50 +42,88 @@ RULES = RunSettings.model_validate(
 ROUNDS = "unit/sync/test_fragment_rounds.py"
 STAGING = "unit/sync/test_staging.py"
 HERE = "integration/test_sync_order.py"
+FAULTS = "integration/test_sync_faults.py"
+HOGS = "integration/test_sync_hogs.py"
+RANKS = "integration/test_sync_ranks.py"
+FUZZ = "fuzz/test_streams.py"
 
 HELD_BY = {
-    "the same push again, its round open": f"{ROUNDS}::test_a_push_into_an_open_round_is_accepted_"
-    "and_a_second_sending_is_a_duplicate",
-    "the same push again, its round committed": f"{ROUNDS}::test_a_push_that_a_committed_round_"
-    "contains_is_a_duplicate_of_its_verdict",
-    "the same push again, which a crash lost": f"{ROUNDS}::test_what_is_committed_is_known_after_a_"
-    "restart_and_what_is_not_is_taken",
-    "a lower `seq` than one that entered a round": f"{ROUNDS}::test_an_older_push_than_the_one_in_"
-    "the_open_round_is_a_duplicate_too",
-    "another `base_revision` than the newest": f"{ROUNDS}::test_another_base_than_the_rounds_is_"
-    "stale_and_names_the_newest",
-    "a second push into a round": f"{ROUNDS}::test_a_second_push_of_a_replica_in_a_round_is_stale",
-    "another `epoch`": f"{ROUNDS}::test_another_epoch_is_stale",
-    "no lease, or another incarnation's": "integration/test_sync_faults.py::test_who_loses_its_"
-    "lease_is_told_wherever_its_call_waits",
-    "a new life, its older one's push in the round": f"{ROUNDS}::test_a_new_life_whose_older_life_"
-    "is_in_the_round_is_stale_and_waits_for_it",
-    "a run that nobody knows": f"{HERE}::test_a_push_for_a_run_that_is_not_there_is_told",
-    "a run that has ended": "integration/test_sync_faults.py::test_a_run_that_ends_answers_all_"
-    "its_pushes",
-    "a run without a layout": f"{HERE}::test_a_push_before_there_is_a_layout_is_told",
-    "a fragment without revision 0": f"{ROUNDS}::test_the_first_offer_sets_revision_0_and_all_"
-    "others_are_told_to_pull",
-    "ranks that disagree (on steps, say)": f"{HERE}::test_a_rank_that_disagrees_on_the_steps_is_"
-    "told_and_the_others_wait_for_it",
-    "ranks that overlap, or leave something out": "integration/test_sync_ranks.py::test_ranks_that_"
-    "overlap_are_all_told_and_nothing_changes",
-    "a rank that dies in mid-push and comes back": f"{HERE}::test_a_rank_that_dies_in_mid_push_and_"
-    "comes_back_makes_it_whole",
-    "a rank that comes back in a new life": f"{HERE}::test_a_new_life_takes_the_place_of_a_push_"
-    "that_its_older_one_left_half",
-    "a rank that never comes": "integration/test_sync_hogs.py::test_pushes_that_lack_a_rank_for_"
-    "ever_do_not_keep_another_run_out",
-    "a newer `seq` while an older push is not whole": f"{STAGING}::test_a_newer_push_replaces_an_"
-    "unfinished_older_one",
-    "an older `seq` once a newer push has begun": f"{STAGING}::test_a_newer_push_replaces_an_"
-    "unfinished_older_one",
-    "a push that is whole, its call cut before the answer": "integration/test_sync_ranks.py::"
-    "test_a_rank_that_missed_the_answer_gets_it_again",
-    "values that are not finite": "integration/test_sync_faults.py::test_poison_counts_for_"
-    "nothing_and_is_told",
-    "a stream that is not what its header says": "fuzz/test_streams.py::test_a_push_counts_if_it_"
-    "is_wholly_valid_and_else_changes_nothing",
+    "the same push again, its round open": (
+        (ROUNDS, "test_a_push_into_an_open_round_is_accepted_and_a_second_sending_is_a_duplicate"),
+    ),
+    "the same push again, its round committed": (
+        (ROUNDS, "test_a_push_that_a_committed_round_contains_is_a_duplicate_of_its_verdict"),
+    ),
+    "the same push again, which a crash lost": (
+        (ROUNDS, "test_what_is_committed_is_known_after_a_restart_and_what_is_not_is_taken"),
+        (ROUNDS, "test_what_a_restart_lost_is_stale_where_its_round_has_closed_without_it"),
+    ),
+    "a lower `seq` than one that entered a round": (
+        (ROUNDS, "test_an_older_push_than_the_one_in_the_open_round_is_a_duplicate_too"),
+        (ROUNDS, "test_an_older_push_than_the_one_that_was_committed_is_a_duplicate_too"),
+    ),
+    "another `base_revision` than the newest": (
+        (ROUNDS, "test_another_base_than_the_rounds_is_stale_and_names_the_newest"),
+    ),
+    "a second push into a round": (
+        (ROUNDS, "test_a_second_push_of_a_replica_in_a_round_is_stale"),
+    ),
+    "another `epoch`": (
+        (ROUNDS, "test_another_epoch_is_stale"),
+        (HERE, "test_a_push_of_another_epoch_is_told_without_its_other_ranks"),
+    ),
+    "no lease, or another incarnation's": (
+        (ROUNDS, "test_who_does_not_hold_the_lease_is_fenced_whatever_it_sends"),
+        (HERE, "test_who_holds_no_lease_is_told_before_its_chunks"),
+        (FAULTS, "test_who_loses_its_lease_is_told_wherever_its_call_waits"),
+    ),
+    "a new life, its older one's push in the round": (
+        (ROUNDS, "test_a_new_life_whose_older_life_is_in_the_round_is_stale_and_waits_for_it"),
+    ),
+    "a run that nobody knows": ((HERE, "test_a_push_for_a_run_that_is_not_there_is_told"),),
+    "a run that has ended": ((FAULTS, "test_a_run_that_ends_answers_all_its_pushes"),),
+    "a run without a layout": ((HERE, "test_a_push_before_there_is_a_layout_is_told"),),
+    "a fragment without revision 0": (
+        (ROUNDS, "test_the_first_offer_sets_revision_0_and_all_others_are_told_to_pull"),
+    ),
+    "ranks that disagree (on steps, say)": (
+        (STAGING, "test_ranks_that_disagree_are_told_in_what"),
+        (HERE, "test_a_rank_that_disagrees_on_the_steps_is_told_and_the_others_wait_for_it"),
+    ),
+    "ranks that overlap, or leave something out": (
+        (STAGING, "test_ranks_that_do_not_tile_are_all_told"),
+        (RANKS, "test_ranks_that_overlap_are_all_told_and_nothing_changes"),
+    ),
+    "a rank that dies in mid-push and comes back": (
+        (HERE, "test_a_rank_that_dies_in_mid_push_and_comes_back_makes_it_whole"),
+        (RANKS, "test_a_rank_that_sends_again_while_its_older_calls_hang_is_taken"),
+    ),
+    "a rank that comes back in a new life": (
+        (STAGING, "test_a_newer_push_leaves_a_whole_older_one_to_its_judge"),
+        (HERE, "test_a_new_life_takes_the_place_of_a_push_that_its_older_one_left_half"),
+    ),
+    "a rank that never comes": (
+        (HOGS, "test_pushes_that_lack_a_rank_for_ever_do_not_keep_another_run_out"),
+    ),
+    "a newer `seq` while an older push is not whole": (
+        (STAGING, "test_a_newer_push_replaces_an_unfinished_older_one"),
+        (STAGING, "test_a_newer_push_leaves_a_whole_older_one_to_its_judge"),
+    ),
+    "an older `seq` once a newer push has begun": (
+        (STAGING, "test_a_newer_push_replaces_an_unfinished_older_one"),
+    ),
+    "a push that is whole, its call cut before the answer": (
+        (HERE, "test_a_whole_push_whose_call_is_cut_is_judged_all_the_same"),
+        (RANKS, "test_a_rank_that_missed_the_answer_gets_it_again"),
+    ),
+    "values that are not finite": (
+        (ROUNDS, "test_parameters_that_are_not_finite_are_refused"),
+        (FAULTS, "test_poison_counts_for_nothing_and_is_told"),
+    ),
+    "a stream that is not what its header says": (
+        (FUZZ, "test_a_push_counts_if_it_is_wholly_valid_and_else_changes_nothing"),
+        (FUZZ, "test_a_push_that_breaks_one_rule_changes_nothing"),
+    ),
 }
 
 
@@ -133,10 +176,11 @@ def test_each_case_of_the_protocol_has_a_test() -> None:
     table = text.split("case by case\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \|", table, flags=re.MULTILINE)
     assert rows[2:] == list(HELD_BY)
-    for where in HELD_BY.values():
-        path, name = where.split("::")
+    held = itertools.chain.from_iterable(HELD_BY.values())
+    for path, named in itertools.groupby(sorted(held), key=lambda where: where[0]):
         tree = ast.parse((ROOT / "tests" / path).read_text())
-        assert name in {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}, where
+        there = {f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)}
+        assert {name for _, name in named} <= there
 
 
 def test_a_push_for_a_run_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -159,6 +203,36 @@ def test_a_push_before_there_is_a_layout_is_told(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError, match="call OpenRun first") as refused:
                 await s.offer(vector(1), "a")
             assert code_of(refused.value) == "INVALID_REQUEST"
+
+    asyncio.run(scenario())
+
+
+def test_a_push_of_another_epoch_is_told_without_its_other_ranks(tmp_path: Path) -> None:
+    """They are told the same, and have no reason to come."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await started(s)
+            for epoch in (0, 2):
+                first, _ = ranks_of(s, vector(0.5), epoch=epoch)
+                answer = await s.send(*first, timeout=5)
+                assert (answer.verdict, answer.epoch) == (pb.VERDICT_STALE, 1)
+            assert s.shared.budget.used == 0
+
+    asyncio.run(scenario())
+
+
+def test_who_holds_no_lease_is_told_before_its_chunks(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await started(s)
+            await s.members({"a": 2})
+            for replica, incarnation in (("a", 1), ("a", 3), ("b", 1)):
+                header = s.header(vector(0.5), replica, incarnation=incarnation, base_revision=0)
+                call = s.stub.Push(timeout=5)
+                await call.write(pb.PushRequest(header=header))
+                assert (await call).verdict == pb.VERDICT_FENCED
+                assert s.shared.budget.used == 0
 
     asyncio.run(scenario())
 
@@ -234,3 +308,50 @@ def test_a_new_life_takes_the_place_of_a_push_that_its_older_one_left_half(tmp_p
             assert (await pushed(s.stub, first)).verdict == pb.VERDICT_FENCED
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("base", [0, 7])
+def test_a_whole_push_whose_call_is_cut_is_judged_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: int
+) -> None:
+    """Sent again before that, it waits for the same judgement; after it, it is told of that."""
+    judged, ended = threading.Event(), asyncio.Event()
+    check, leave = Staged.check_tiling, Staging.leave
+
+    def slowly(self: Staged, numel: int) -> None:
+        assert judged.wait(20)
+        check(self, numel)
+
+    def left(self: Staging, staged: Staged, shard: Shard) -> None:
+        leave(self, staged, shard)
+        ended.set()
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await started(s)
+            monkeypatch.setattr(Staged, "check_tiling", slowly)
+            monkeypatch.setattr(Staging, "leave", left)
+            verdict = pb.VERDICT_STALE if base else pb.VERDICT_ACCEPTED
+            parts = list(iter_push(s.header(vector(0.5), "a", base_revision=base), vector(0.5)))
+            call = asyncio.create_task(pushed(s.stub, parts))
+            staging = (await s.host.run(s.run)).staging
+            assert staging is not None
+            async with asyncio.timeout(20):
+                while not any(push.submitted for push in staging._staged.values()):
+                    await asyncio.sleep(0.005)
+            call.cancel()
+            await asyncio.wait_for(ended.wait(), 20)
+            answer = asyncio.create_task(pushed(s.stub, parts))
+            await asyncio.sleep(0.05)
+            assert not answer.done()
+            judged.set()
+            assert (await answer).verdict == verdict
+            told = await pushed(s.stub, parts)
+            assert (told.verdict, told.judged) == (pb.VERDICT_DUPLICATE, verdict)
+            if not base:
+                await holds(s, 0.5)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        judged.set()

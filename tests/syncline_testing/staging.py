@@ -42,7 +42,7 @@ def half(rank: int, replica: str = "a", **given: Any) -> pb.PushHeader:
     """One of two ranks: rank 0 has the first third, rank 1 the rest."""
     start, size = ((0, 4), (4, 8))[rank]
     boxes = [Box(given.get("fragment", 0), (start,), (size,)).to_proto()]
-    return header(replica, rank=rank, ranks=2, boxes=boxes, **given)
+    return header(replica, **{"rank": rank, "ranks": 2, "boxes": boxes, **given})
 
 
 def fill(shard: Shard, value: float = 1.0) -> None:

@@ -63,6 +63,9 @@ def test_a_push_into_an_open_round_is_accepted_and_a_second_sending_is_a_duplica
     assert (first.verdict, first.result, first.weight) == (ACCEPTED, 1, 1.0)
     again = w.push("a", seq=w.seqs["a"])
     assert (again.verdict, again.judged, again.result, again.weight) == (DUPLICATE, ACCEPTED, 1, 0)
+    w.push("b", norm=math.nan)
+    bad = w.push("b", seq=w.seqs["b"])
+    assert (bad.verdict, bad.judged, bad.result, bad.non_finite) == (DUPLICATE, ANOMALOUS, 1, True)
 
 
 def test_an_older_push_than_the_one_in_the_open_round_is_a_duplicate_too() -> None:
@@ -72,8 +75,24 @@ def test_an_older_push_than_the_one_in_the_open_round_is_a_duplicate_too() -> No
     assert (older.verdict, older.judged, older.result, older.weight) == (DUPLICATE, ACCEPTED, 0, 0)
 
 
+@pytest.mark.parametrize("norm", [1.0, math.nan])
+def test_an_older_push_than_the_one_that_was_committed_is_a_duplicate_too(norm: float) -> None:
+    """Whatever became of the newer, and whatever the older holds."""
+    w = World("a", "b", "c")
+    w.push("a", seq=10, norm=norm)
+    w.push("b")
+    w.closes(ClosedBy.EVERYONE)
+    w.push("b")
+    w.push("c")
+    w.now_s += DEADLINE_S
+    closed_by = w.core.due(w.now_s)
+    assert closed_by is not None and w.core.close(closed_by).saved.revision == 2
+    older = w.push("a", seq=9)
+    assert (older.verdict, older.judged, older.result, older.weight) == (DUPLICATE, ACCEPTED, 2, 0)
+
+
 def test_a_push_that_a_committed_round_contains_is_a_duplicate_of_its_verdict() -> None:
-    w = World("a", "b")
+    w = World("a", "b", "c")
     w.push("a")
     w.push("b", norm=math.nan)
     w.closes(ClosedBy.EVERYONE)
@@ -85,6 +104,12 @@ def test_a_push_that_a_committed_round_contains_is_a_duplicate_of_its_verdict() 
     assert (bad.verdict, bad.judged, bad.result, bad.non_finite) == (DUPLICATE, ANOMALOUS, 1, True)
     much_older = w.push("a", seq=1, base=0)
     assert (much_older.verdict, much_older.weight) == (DUPLICATE, 0.0)
+    w.round("a", "c")
+    for core in (w.core, Fragment(w.settings, w.core.saved)):  # over a restart, too
+        w.core = core
+        w.adopt()
+        bad = w.push("b", seq=w.seqs["b"], base=0)
+        assert (bad.verdict, bad.judged, bad.result) == (DUPLICATE, ANOMALOUS, 1)
 
 
 def test_what_is_committed_is_known_after_a_restart_and_what_is_not_is_taken() -> None:
@@ -99,6 +124,20 @@ def test_what_is_committed_is_known_after_a_restart_and_what_is_not_is_taken() -
     w.waits()
     w.push("b")
     w.closes(ClosedBy.EVERYONE)
+
+
+def test_what_a_restart_lost_is_stale_where_its_round_has_closed_without_it() -> None:
+    w = World("a", "b", "c")
+    w.round("a", "b")
+    w.push("a")  # folded, but never committed
+    w.core = Fragment(w.settings, w.core.saved)
+    w.adopt()
+    w.push("b")
+    w.push("c")
+    w.now_s += DEADLINE_S
+    w.closes(ClosedBy.DEADLINE)
+    again = w.push("a", seq=w.seqs["a"], base=1)
+    assert (again.verdict, again.result, w.core.arrived) == (STALE, 2, ())
 
 
 def test_a_second_push_of_a_replica_in_a_round_is_stale() -> None:

@@ -94,9 +94,12 @@ def test_a_header_that_breaks_a_rule_is_refused_and_takes_no_room(
         {"kind": pb.PUSH_KIND_PARAMETERS},
         {"codec": pb.CODEC_BF16},
         {"base_revision": 1},
+        {"gradient_step": 1},
         {"inner_steps": 2},
         {"tokens": 2},
+        {"first_step": 1, "last_step": 1},
         {"last_step": 2},
+        {"ranks": 3},
     ],
     ids=str,
 )
@@ -106,6 +109,15 @@ def test_ranks_that_disagree_are_told_in_what(other: dict[str, Any]) -> None:
         with pytest.raises(InvalidRequest, match=f"^{next(iter(other))}:"):
             joined(staging, half(1, **other))
         assert not staged.answer.done(), "the rank that was right is not harmed"
+
+    run(scenario)
+
+
+def test_ranks_of_which_one_names_no_base_are_told() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        sent(staging, half(0, kind=pb.PUSH_KIND_PARAMETERS))
+        with pytest.raises(InvalidRequest, match="^base_revision: some ranks"):
+            joined(staging, half(1, kind=pb.PUSH_KIND_PARAMETERS, base_revision=None))
 
     run(scenario)
 
@@ -178,6 +190,20 @@ def test_a_push_whose_calls_have_all_ended_gives_its_room_back() -> None:
         other, shard = joined(staging, half(1))
         staging.leave(other, shard)
         assert other is kept and budget.used == BYTES, "rank 0 is in: it stays"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("newer", [{"seq": 8}, {"seq": 1, "incarnation": 2}], ids=str)
+def test_a_newer_push_leaves_a_whole_older_one_to_its_judge(newer: dict[str, Any]) -> None:
+    """A new life begins with seq 1, whatever its older one sent."""
+
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        whole, _ = sent(staging, header(seq=7))
+        joined(staging, header(**newer))
+        assert not whole.answer.done() and budget.used == 2 * BYTES
+        staging.settle(whole, YES)
+        assert await whole.answer == YES
 
     run(scenario)
 
