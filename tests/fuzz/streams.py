@@ -340,7 +340,7 @@ def _two_ranks(first: dict[str, Any], second: dict[str, Any], shift: int = 0) ->
             np.ones(count, np.float32), held, 1, header(0, pb.CODEC_BF16, rank=rank, ranks=2)
         )
         for name, value in given.items():
-            if value is None:
+            if name == "base_revision" and value is None:
                 one.header.ClearField(name)
             else:
                 setattr(one.header, name, value)

@@ -53,6 +53,7 @@ HELD_BY = {
     ),
     "the same push again, its round committed": (
         (ROUNDS, "test_a_push_that_a_committed_round_contains_is_a_duplicate_of_its_verdict"),
+        ("integration/test_sync_round.py", "test_a_service_that_restarts_stands_where_it_was"),
     ),
     "the same push again, which a crash lost": (
         (ROUNDS, "test_what_is_committed_is_known_after_a_restart_and_what_is_not_is_taken"),
