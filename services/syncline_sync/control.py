@@ -182,8 +182,9 @@ class ControlLink:
                 await asyncio.sleep(QUIET_S)
                 continue
             version = membership.version
-            await self._adopt(membership)
+            # Kept before it counts: after a kill nobody whose push was taken may be a stranger.
             await asyncio.to_thread(replace_file, self._snapshot, answer)
+            await self._adopt(membership)
 
     def _read(self, answer: bytes) -> Membership:
         try:

@@ -71,7 +71,7 @@ class Receiving:
                 if await first is not None:
                     raise Overloaded("push: this rank is in; only its answer is still to come.")
                 return
-            await context.send_initial_metadata(((ROOM_HEADER, "granted"),))
+            await _tell_room(context)
             await self._read(first, parts)
             if self._digesting is not None:
                 await self._digesting
@@ -145,6 +145,25 @@ class Receiving:
 def begun_anew() -> InvalidRequest:
     """What a call is told when another has taken its place."""
     return InvalidRequest("rank: this rank has begun to send the same push again.")
+
+
+async def _tell_room(context: PushContext) -> None:
+    """Tell the client that its chunks may come. To be cancelled only once that is said.
+
+    gRPC takes no status while it sends this: a call that ends meanwhile would never be answered.
+    """
+    saying = asyncio.ensure_future(context.send_initial_metadata(((ROOM_HEADER, "granted"),)))
+    cancelled: asyncio.CancelledError | None = None
+    while not saying.done():
+        try:
+            await asyncio.wait({saying})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    failed = saying.exception()
+    if cancelled is not None:
+        raise cancelled
+    if failed is not None:
+        raise failed
 
 
 async def _has_room(granted: asyncio.Future[None], first: asyncio.Future[Part | None]) -> None:

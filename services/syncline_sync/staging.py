@@ -184,6 +184,7 @@ class Staging:
         _agree(staged.header, header)
         before = staged.shards.get(header.rank)
         if staged.submitted or (before is not None and before.is_like(shard)):
+            shard.spans = shard.spans[:0].copy()  # they may be many, and it may ask often
             return staged
         staged.claim(shard, self._numel(key))
         return staged

@@ -6,6 +6,7 @@ Shares the codecs' arithmetic and the checksum with the service, and nothing els
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ AGREED = (
     "epoch", "kind", "ranks", "codec", "base_revision", "gradient_step", "inner_steps", "tokens",
     "first_step", "last_step",
 )  # fmt: skip
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+COUNT_MAX = 1 << 40
+ANY = ("epoch", "incarnation")
+"""These may be over it: they are compared, and never summed."""
 
 
 class Wrong(Exception):
@@ -74,6 +80,9 @@ def part_of(stream: Stream) -> Part:
         raise Wrong("not a chunk")
     header = messages[0].header
     check_header(header)
+    # The offer was the first of b.
+    if header.seq <= {"a": 1, "b": 2}.get(header.replica, COUNT_MAX) or header.incarnation != 1:
+        raise Wrong("known before, or no member's")
     places = places_of(header)
     values = payload(header, [m.chunk for m in messages[1:]], len(places))
     is_delta = header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
@@ -83,12 +92,11 @@ def part_of(stream: Stream) -> Part:
 
 
 def check_header(header: pb.PushHeader) -> None:
-    """Check what a header says, but for its boxes and for whether it is late."""
+    """Check what a header says, but for its boxes, and for who sends it and when."""
     is_delta = header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
     rules = {
         "run": header.run == RUN,
-        "replica": header.replica in ("a", "b"),
-        "incarnation": header.incarnation == 1,
+        "replica": NAME.fullmatch(header.replica),
         "fragment": header.fragment < len(LAYOUT.fragments),
         "ranks": header.rank < header.ranks <= 65_536,
         "kind": 1 <= header.kind <= 3,
@@ -97,10 +105,9 @@ def check_header(header: pb.PushHeader) -> None:
         "inner_steps": header.inner_steps >= 1 or not is_delta,
         "gradient_step": header.gradient_step >= 1 or header.kind != pb.PUSH_KIND_GRADIENT,
         "steps": header.first_step <= header.last_step,
-        # The offer was the first of b.
-        "seq": header.seq > (2 if header.replica == "b" else 1),
+        "seq": header.seq >= 1,
     }
-    sizes = {name: getattr(header, name) <= 1 << 40 for name in COUNTS if name != "epoch"}
+    sizes = {name: getattr(header, name) <= COUNT_MAX for name in COUNTS if name not in ANY}
     broken = [name for name, holds in (*sizes.items(), *rules.items()) if not holds]
     if broken:
         raise Wrong(broken)
@@ -203,8 +210,8 @@ def header_of(stream: Stream) -> pb.PushHeader | None:
     return first.header if first is not None and first.WhichOneof("part") == "header" else None
 
 
-def may_be_late(stream: Stream) -> bool:
-    """Whether a stream may be told that it is late: its header breaks no rule."""
+def may_be_judged(stream: Stream) -> bool:
+    """Whether a stream may be told a verdict: its header breaks no rule, whoever sends it."""
     header = header_of(stream)
     if header is None:
         return False

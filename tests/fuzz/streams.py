@@ -304,7 +304,7 @@ def broken_rules() -> Iterator[tuple[Stream, ...]]:
     What is drawn meets most rules seldom; these meet every one, each time.
     """
     both = {
-        "run": "other", "replica": "", "incarnation": 2, "epoch": 2, "kind": 4, "codec": 6,
+        "run": "other", "replica": "", "incarnation": 2, "epoch": 2, "codec": 6,
         "base_revision": REVISION + 1, "inner_steps": 0, "seq": 0, "ranks": 0, "fragment": 2,
         "first_step": 9,
     }  # fmt: skip
@@ -321,11 +321,21 @@ def broken_rules() -> Iterator[tuple[Stream, ...]]:
     }  # fmt: skip
     for name, value in later.items():
         yield _two_ranks({"last_step": 2}, {"last_step": 2, name: value})
+    yield _two_ranks({"kind": 4}, {"kind": 4}, codec=pb.CODEC_FP32)
+    gradient = {"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 1}
+    yield _two_ranks(gradient, gradient)
+    first, second = _two_ranks({"rank": 1}, {})
+    yield Stream((*first.messages, first.messages[-1]), "end"), second  # one takes its place
     yield _two_ranks({}, {}, shift=-1)
     yield _two_ranks({}, {}, shift=1)
 
 
-def _two_ranks(first: dict[str, Any], second: dict[str, Any], shift: int = 0) -> tuple[Stream, ...]:
+def _two_ranks(
+    first: dict[str, Any],
+    second: dict[str, Any],
+    shift: int = 0,
+    codec: pb.Codec.ValueType = pb.CODEC_BF16,
+) -> tuple[Stream, ...]:
     """Both halves of a push; the second's rows begin ``shift`` rows late, and are as many."""
     boxes = [box.to_proto() for box in LAYOUT.fragments[0].boxes]
     rows, begin = boxes[0].sizes[0], boxes[0].offsets[0]
@@ -336,9 +346,8 @@ def _two_ranks(first: dict[str, Any], second: dict[str, Any], shift: int = 0) ->
     ranks = []
     for rank, (held, given) in enumerate((([upper], first), ([lower, *boxes[1:]], second))):
         count = sum(int(np.prod(box.sizes)) for box in held)
-        one = draft(
-            np.ones(count, np.float32), held, 1, header(0, pb.CODEC_BF16, rank=rank, ranks=2)
-        )
+        named = header(0, codec, rank=rank, ranks=2)
+        one = draft(np.ones(count, np.float32), held, 1, named)
         for name, value in given.items():
             if name == "base_revision" and value is None:
                 one.header.ClearField(name)

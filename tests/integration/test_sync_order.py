@@ -89,6 +89,7 @@ HELD_BY = {
     ),
     "ranks that disagree (on steps, say)": (
         (STAGING, "test_ranks_that_disagree_are_told_in_what"),
+        (STAGING, "test_ranks_of_which_one_names_no_base_are_told"),
         (HERE, "test_a_rank_that_disagrees_on_the_steps_is_told_and_the_others_wait_for_it"),
     ),
     "ranks that overlap, or leave something out": (
@@ -312,8 +313,9 @@ def test_a_new_life_takes_the_place_of_a_push_that_its_older_one_left_half(tmp_p
 
 
 @pytest.mark.parametrize("base", [0, 7])
+@pytest.mark.parametrize("again", ["before", "after"])
 def test_a_whole_push_whose_call_is_cut_is_judged_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: int, again: str
 ) -> None:
     """Sent again before that, it waits for the same judgement; after it, it is told of that."""
     judged, ended = threading.Event(), asyncio.Event()
@@ -342,11 +344,16 @@ def test_a_whole_push_whose_call_is_cut_is_judged_all_the_same(
                     await asyncio.sleep(0.005)
             call.cancel()
             await asyncio.wait_for(ended.wait(), 20)
-            answer = asyncio.create_task(pushed(s.stub, parts))
-            await asyncio.sleep(0.05)
-            assert not answer.done()
+            if again == "before":
+                answer = asyncio.create_task(pushed(s.stub, parts))
+                await asyncio.sleep(0.05)
+                assert not answer.done()
+                judged.set()
+                assert (await answer).verdict == verdict
             judged.set()
-            assert (await answer).verdict == verdict
+            async with asyncio.timeout(20):
+                while s.shared.budget.used:
+                    await asyncio.sleep(0.005)
             told = await pushed(s.stub, parts)
             assert (told.verdict, told.judged) == (pb.VERDICT_DUPLICATE, verdict)
             if not base:

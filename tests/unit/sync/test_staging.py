@@ -171,6 +171,7 @@ def test_a_rank_that_is_in_need_not_send_again() -> None:
         staged, _ = sent(staging, half(0))
         again, shard = joined(staging, half(0))
         assert again is staged and not staged.expects(shard)
+        assert not shard.spans.size, "or many that ask again would hold much"
         staging.leave(staged, shard)
         _, whole = sent(staging, half(1))
         assert whole
