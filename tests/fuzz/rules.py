@@ -68,6 +68,19 @@ def part_of(stream: Stream) -> Part:
     """Read a stream as far as it goes.
 
     Raises:
+        Wrong: it breaks a rule, or is not whole, or not for now.
+    """
+    part = read(stream)
+    is_delta = part.header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
+    if not is_delta or (part.header.epoch, part.header.base_revision) != (1, REVISION):
+        raise NotNow
+    return part
+
+
+def read(stream: Stream) -> Part:
+    """Read a stream, be it late or not.
+
+    Raises:
         Wrong: it breaks a rule, or is not whole.
     """
     try:
@@ -85,9 +98,6 @@ def part_of(stream: Stream) -> Part:
         raise Wrong("known before, or no member's")
     places = places_of(header)
     values = payload(header, [m.chunk for m in messages[1:]], len(places))
-    is_delta = header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
-    if not is_delta or (header.epoch, header.base_revision) != (1, REVISION):
-        raise NotNow
     return Part(header, places, values, stream.ending)
 
 
@@ -194,6 +204,16 @@ def judged(group: Sequence[Part]) -> list[Counted]:
     values = np.empty(numel, np.float32)
     values[places] = np.concatenate([part.values for part in group])
     return [Counted(head.fragment, head.replica, values)]
+
+
+def is_whole(streams: Sequence[Stream]) -> bool:
+    """Whether these are all ranks of one push that breaks no rule: each is told a verdict."""
+    try:
+        parts = [read(stream) for stream in streams]
+    except Wrong:
+        return False
+    keys = {(h.fragment, h.replica, h.incarnation, h.seq) for h in (part.header for part in parts)}
+    return len(keys) == 1 and all(p.ending == "end" for p in parts) and bool(judged(parts))
 
 
 def lacks_ranks(group: Sequence[Part]) -> bool:
