@@ -25,9 +25,9 @@ from syncline_sync.sources import FEW_SPANS, Difference, Source, Spans
 FEW_CUT_SPANS = FEW_SPANS // 4
 """So many are cut out of a difference within a millisecond: each may be in several blocks."""
 
-LONG_DIFFERENCE_ELEMENTS = 1000 * 1024
+LONG_DIFFERENCE_ELEMENTS = 2000 * 1024
 """Of a chunk of that, where a shard has no more spans: with a scale of 4 bytes for each block of
-256, and two more for each span that begins and ends within one, it is under 1 MiB."""
+256, and two more for each span that begins and ends within one, it is under 2 MiB."""
 
 
 class NewestNamed(RevisionGone):

@@ -12,10 +12,9 @@ import mmap
 
 import numpy as np
 
-from syncline_proto.codec import CHUNK_BYTES_MAX
 from syncline_proto.codec.base import UInt8
 
-SLAB_BYTES = 2 * CHUNK_BYTES_MAX
+SLAB_BYTES = 2 << 20
 """The size of a huge page: such a slab is fetched in one go where the kernel has one to give."""
 
 KEPT_BYTES = 256 << 20

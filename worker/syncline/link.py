@@ -35,7 +35,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 
 MESSAGE_BYTES_MAX = 8 << 20
-"""A chunk is at most 1 MiB; a layout of many tensors, in one message, may be more."""
+"""A chunk is at most 2 MiB; a layout of many tensors, in one message, may be more."""
 
 PUSH, PULL = "/syncline.sync.v1.SyncService/Push", "/syncline.sync.v1.SyncService/Pull"
 

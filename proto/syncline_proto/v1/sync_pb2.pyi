@@ -468,7 +468,7 @@ Global___PushHeader: _TypeAlias = PushHeader  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):
-    """A piece of an encoded payload, at most 1 MiB; chunks follow one another in order and, except
+    """A piece of an encoded payload, at most 2 MiB; chunks follow one another in order and, except
     for the last one of a payload, are a multiple of 1024 elements long (4096 with CODEC_TOPK).
     """
 

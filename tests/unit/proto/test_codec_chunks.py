@@ -113,7 +113,7 @@ def chunk(size: int, crc_off: int = 0) -> pb.Chunk:
         (chunk(6), 4),  # not whole elements
         (chunk(20), 4),  # past the end
         (chunk(4 * 1000), 2000),  # off the grain, and not the last
-        (chunk((1 << 20) + 4096), 1 << 20),  # over 1 MiB
+        (chunk(codec.CHUNK_BYTES_MAX + 4096), 1 << 20),  # too large
         (chunk(16, crc_off=1), 4),  # damaged
     ],
     ids=["empty", "torn", "too-long", "off-grain", "too-large", "damaged"],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from syncline_proto.codec import CODECS, Codec, Float32, chunks, encode, published
+from syncline_proto.codec import CHUNK_BYTES_MAX, CODECS, Codec, Float32, chunks, encode, published
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import Box
 from syncline_proto.parts import Chunk
@@ -91,8 +91,8 @@ def test_a_payload_in_slabs_is_the_payload(codec: Codec, grains: tuple[int, ...]
     cuts = [0]
     while cuts[-1] < SIZE:
         step = grains[len(cuts) % len(grains)] * codec.grain
-        # At most 1 MiB, and of blocks that are whole.
-        step = min(step, (1 << 20) // codec.size(codec.grain) * codec.grain)
+        # At most a chunk, and of blocks that are whole.
+        step = min(step, CHUNK_BYTES_MAX // codec.size(codec.grain) * codec.grain)
         cuts.append(min(cuts[-1] + step, SIZE))
     for start, end in pairwise(map(codec.size, cuts)):
         made.take(chunks(memoryview(payload)[start:end], codec.number))
