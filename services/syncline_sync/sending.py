@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from syncline_proto.codec import crc32c
+from syncline_proto.codec import Bytes, crc32c_of
 from syncline_proto.errors import Unreachable
 from syncline_proto.parts import Chunk, write_chunk
 from syncline_sync.published import Loan
@@ -58,9 +58,9 @@ class Sending:
         return True
 
 
-def _sealed(data: bytes) -> tuple[bytes, int]:
+def _sealed(data: Bytes) -> tuple[bytes, int]:
     """The message of a chunk, and its payload's size; that is not kept while it waits."""
-    return write_chunk(Chunk(data, crc32c(data))), len(data)
+    return write_chunk(Chunk(data, crc32c_of(data))), len(data)
 
 
 async def _taken(writing: Awaitable[None], wait_s: float) -> None:

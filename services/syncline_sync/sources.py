@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import Float32, codec_of, cut, encode
+from syncline_proto.codec import Bytes, Float32, codec_of, cut, encode
 from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.descriptors import opened
@@ -36,8 +36,11 @@ class Source(Protocol):
     is_light: bool = False
     """A few spans of it are read as fast as they are copied."""
 
-    def read(self, spans: Spans) -> bytes:
-        """The encoded elements of these spans, one after another. Heavy, but for ``is_light``."""
+    def read(self, spans: Spans) -> Bytes:
+        """The encoded elements of these spans, one after another. Heavy, but for ``is_light``.
+
+        They may lie in the value, which is to stay as it is until they have been used.
+        """
         ...
 
     def hold(self) -> None:
@@ -55,9 +58,12 @@ class Sent(Source):
     def __init__(self, payload: memoryview, codec: pb.Codec.ValueType) -> None:
         self._payload, self._width = payload, codec_of(codec).size(1)
 
-    def read(self, spans: Spans) -> bytes:
+    def read(self, spans: Spans) -> Bytes:
         if len(spans) <= FEW_SPANS:
             cuts = (spans * self._width).tolist()
+            if len(cuts) == 1:
+                at, size = cuts[0]
+                return self._payload[at : at + size]
             return b"".join(self._payload[at : at + size] for at, size in cuts)
         return np.frombuffer(self._payload, _LITTLE[self._width])[places(spans)].tobytes()
 

@@ -45,7 +45,7 @@ def told(store: FragmentStore) -> Any:
     for is_gradient, saved in ((False, loaded.revisions), (True, loaded.gradients)):
         for one in saved:
             source = store.filed(one, pb.CODEC_FP32, is_gradient=is_gradient)
-            kept.append((one, source.read(whole)))
+            kept.append((one, bytes(source.read(whole))))
             source.close()
     arrays = (loaded.parameters, loaded.momentum, loaded.gradient, loaded.published)
     return loaded.saved, [one is not None and one.tobytes() for one in arrays], kept

@@ -49,7 +49,7 @@ class Fragment(kept.Fragment):
         value = await self.holding.revisions.get(self.revision if revision is None else revision)
         assert value.codec == pb.CODEC_BF16
         with Loan(self.holding.revisions, value.saved.revision, value) as loan:
-            return np.frombuffer(await loan.read(spans, self.pool), np.uint16)
+            return np.frombuffer(bytes(await loan.read(spans, self.pool)), np.uint16)
 
     async def difference(self) -> Difference | None:
         """The newest one, for who holds the revision before."""
