@@ -20,6 +20,7 @@ from syncline_proto.errors import InvalidRequest, Overloaded, Unreachable
 from syncline_proto.parts import Chunk
 from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.patience import patience
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.shard import Shard
 from syncline_sync.staging import Staged, Staging
@@ -95,13 +96,13 @@ class Receiving:
         A push that stands still for ``call_s`` is cut, so that it cannot hold room for ever.
         """
         wait_s = self._run.settings.timeouts.call_s
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(wait_s) as patience:
+            async with patience(wait_s) as its:
+                its.begin()
                 part = await first
                 while part is not None:
                     self._hand_on(part)
-                    patience.reschedule(loop.time() + wait_s)
+                    its.begin()
                     part = await anext(parts, None)
         except TimeoutError:
             raise Unreachable(f"push: no chunk came within {wait_s:g} s; send it again.") from None

@@ -6,7 +6,6 @@ whose turn it is, ``senders.py`` says.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TypeAlias
 from syncline_proto.codec import Bytes, crc32c_of
 from syncline_proto.errors import Unreachable
 from syncline_proto.parts import Chunk, write_chunk
+from syncline_sync.patience import Patience, patience
 from syncline_sync.published import Loan
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.senders import Senders
@@ -41,19 +41,30 @@ class Sending:
             RevisionGone: the reader has taken too long.
         """
         cuts, heavy, more = self.loan.cuts(where), len(where) > FEW_SPANS, True
-        while more:
-            async with senders.turn(self.run.name) as end_s:
-                while more and time.monotonic() < end_s:
-                    more = await self._send_next(cuts, heavy=heavy)
+        wait_s = self.run.settings.timeouts.call_s
+        try:
+            while more:
+                async with senders.turn(self.run.name) as end_s, patience(wait_s) as its:
+                    while more and time.monotonic() < end_s:
+                        more = await self._send_next(cuts, its, heavy=heavy)
+        except TimeoutError:
+            why = f"pull: nothing was taken for {wait_s:g} s; pull again."
+            raise Unreachable(why) from None
 
-    async def _send_next(self, cuts: Iterator[Spans], *, heavy: bool) -> bool:
-        """Send a chunk; False if there was none. ``heavy`` ones are cut in the pool."""
+    async def _send_next(self, cuts: Iterator[Spans], its: Patience, *, heavy: bool) -> bool:
+        """Send a chunk; False if there was none. ``heavy`` ones are cut in the pool.
+
+        Raises:
+            TimeoutError: the reader has not taken enough of what came before it, for too long.
+        """
         spans = await self.shared.compute(next, cuts, None) if heavy else next(cuts, None)
         if spans is None:
             return False
         self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
         part, size = _sealed(await self.loan.read(spans, self.shared.pool))
-        await _taken(self.write(part), self.run.settings.timeouts.call_s)
+        its.begin()
+        await self.write(part)
+        its.end()
         self.run.metrics.moved("down", size)
         return True
 
@@ -61,16 +72,3 @@ class Sending:
 def _sealed(data: Bytes) -> tuple[bytes, int]:
     """The message of a chunk, and its payload's size; that is not kept while it waits."""
     return write_chunk(Chunk(data, crc32c_of(data))), len(data)
-
-
-async def _taken(writing: Awaitable[None], wait_s: float) -> None:
-    """Write a chunk.
-
-    Raises:
-        Unreachable: the reader has not taken enough of what came before it for ``wait_s``.
-    """
-    try:
-        async with asyncio.timeout(wait_s):
-            await writing
-    except TimeoutError:
-        raise Unreachable(f"pull: nothing was taken for {wait_s:g} s; pull again.") from None
