@@ -109,6 +109,8 @@ class RunMetrics:
 
     def __init__(self, metrics: Metrics, run: str) -> None:
         self._metrics, self._run = metrics, run
+        self._bytes: dict[str, Counter] = {}
+        """By direction. Counted for every chunk, and to find a series takes longer than that."""
         self._tokens: dict[int, int] = {}
         """Committed, by fragment."""
         self._replicas: set[tuple[str, str]] = set()
@@ -119,7 +121,9 @@ class RunMetrics:
 
     def moved(self, direction: str, size: int) -> None:
         """Count payload bytes; direction is "up" (pushes) or "down" (pulls)."""
-        self._metrics.bytes.labels(self._run, direction).inc(size)
+        if direction not in self._bytes:
+            self._bytes[direction] = self._metrics.bytes.labels(self._run, direction)
+        self._bytes[direction].inc(size)
 
     def commit_seconds(self) -> AbstractContextManager[object]:
         return self._metrics.commit_seconds.labels(self._run).time()
