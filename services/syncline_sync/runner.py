@@ -24,6 +24,7 @@ from syncline_sync.holding import Holding
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.report import round_report
+from syncline_sync.sources import FEW_SPANS
 from syncline_sync.staging import Staged, Staging, away
 from syncline_sync.stored import Stored
 
@@ -185,7 +186,10 @@ class Runner:
         """Judge a whole push, fold it, answer it."""
         push = _whole_push(staged)
         try:
-            await self._compute(staged.check_tiling, self.numel)
+            if staged.pieces > FEW_SPANS:
+                await self._compute(staged.check_tiling, self.numel)
+            else:
+                staged.check_tiling(self.numel)
             judgement = self.core.judge(time.monotonic(), push)
         except InvalidRequest as error:
             self._around.staging.drop(staged, error)
