@@ -165,7 +165,7 @@ def test_mean_gradients_are_served_from_memory_and_then_from_their_file(tmp_path
             await f.gradient(step, given)
             value = await f.holding.gradients.get(step)
             assert value.codec == pb.CODEC_FP32
-            told.append(await value.read(WHOLE, f.pool))
+            told.append(bytes(await value.read(WHOLE, f.pool)))
             assert told[-1] == (given / np.float32(2)).tobytes()
         before = await f.holding.gradients.get(2)
         assert await before.read(WHOLE, f.pool) == told[1]
