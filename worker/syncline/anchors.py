@@ -78,7 +78,7 @@ class Anchors:
         values, name = self._values[fragment], self._names[fragment]
         if not (name and values.dtype == torch.bfloat16 and self._holds(fragment, values)):
             return None
-        return Held(name, values.view(torch.int16).numpy().view(np.uint16))
+        return Held(name, _array(values).view(np.uint16))
 
     def pseudo_gradient(self, fragment: int) -> Float32:
         """anchor - parameters, of the pieces that this rank sends (fp32, flat).
@@ -86,11 +86,12 @@ class Anchors:
         The array stays as it is until the next call for this fragment.
         """
         shard = self.shards[fragment]
-        anchor, delta = self._values[fragment], self._deltas[fragment]
+        anchor, delta = _array(self._values[fragment]), self._deltas[fragment].numpy()
         for piece in shard.pieces:
-            into = _flat(delta, piece)
-            pseudo_gradient(_flat(anchor, piece), _fp32(piece, into), out=into)
-        return sent(shard, delta)
+            where = slice(piece.start, piece.start + piece.box.numel)
+            into = delta[where]
+            pseudo_gradient(anchor[where], _fp32(piece, into), out=into)
+        return sent(shard, self._deltas[fragment])
 
     def parameters(self, fragment: int) -> Float32:
         """The parameters' values, of the pieces that this rank sends (fp32, flat)."""
@@ -167,20 +168,23 @@ def sent(shard: RankShard, flat: Tensor) -> Float32:
 
 
 def _cut(flat: Tensor, piece: Piece) -> Tensor:
-    return _flat(flat, piece).view(piece.box.sizes)
+    return flat[piece.start : piece.start + piece.box.numel].view(piece.box.sizes)
 
 
-def _flat(flat: Tensor, piece: Piece) -> Tensor:
-    return flat[piece.start : piece.start + piece.box.numel]
-
-
-def _fp32(piece: Piece, room: Tensor) -> Tensor:
+def _fp32(piece: Piece, room: Float32) -> Float32:
     """A piece's values as they lie in memory, flat; else, where they are not such, in ``room``."""
     local = piece.local
     if local.is_cpu and local.dtype == torch.float32 and local.is_contiguous():
-        return local.view(-1)
-    room.view(piece.box.sizes).copy_(local)
+        return local.numpy().reshape(-1)
+    torch.from_numpy(room).view(piece.box.sizes).copy_(local)
     return room
+
+
+def _array(values: Tensor) -> Float32 | UInt16:
+    """A tensor's memory (CPU, fp32 or bf16) as an array; bf16 as its bits."""
+    if values.dtype == torch.float32:
+        return values.numpy()
+    return values.view(torch.int16).numpy().view(np.uint16)
 
 
 def _tensor(values: Float32 | UInt16) -> Tensor:
