@@ -8,7 +8,7 @@ time into fresh memory: a millisecond or more for 1 MiB, of which nothing is cop
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 _CHUNK = b"\x12"  # field 2, bytes: the chunk, in PushRequest and PullResponse
 _DATA = b"\x0a"  # field 1, bytes: Chunk.data
@@ -23,16 +23,6 @@ class Chunk:
 
     data: bytes | memoryview
     crc32c: int
-    message: bytes = field(default=b"", repr=False, compare=False)
-    """What it was read from, if it was: ``head``, ``data`` and ``tail``."""
-
-    @property
-    def head(self) -> bytes:
-        return self.message[: -len(self.data) - _TAIL]
-
-    @property
-    def tail(self) -> bytes:
-        return self.message[-_TAIL:]
 
 
 def write_chunk(chunk: Chunk) -> bytes:
@@ -40,7 +30,9 @@ def write_chunk(chunk: Chunk) -> bytes:
     size = len(chunk.data)
     inner = _DATA + _varint(size)
     head = _CHUNK + _varint(len(inner) + size + _TAIL) + inner
-    return b"".join((head, chunk.data, _CRC, chunk.crc32c.to_bytes(4, "little")))
+    # Of a view, since to join a MiB of mere bytes lets go of Python's lock: see ``crc32c_of``.
+    data = memoryview(chunk.data)
+    return b"".join((head, data, _CRC, chunk.crc32c.to_bytes(4, "little")))
 
 
 def read_chunk(message: bytes) -> Chunk | None:
@@ -53,7 +45,7 @@ def read_chunk(message: bytes) -> Chunk | None:
     if count < 0 or end + _TAIL != len(message) or message[end : end + 1] != _CRC:
         return None
     crc32c = int.from_bytes(message[end + 1 :], "little")
-    return Chunk(memoryview(message)[at:end], crc32c, message)
+    return Chunk(memoryview(message)[at:end], crc32c)
 
 
 def _varint(value: int) -> bytes:

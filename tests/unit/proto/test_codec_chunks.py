@@ -142,14 +142,15 @@ def test_whatever_its_size_a_chunk_is_refused_or_holds_what_is_said(
 
 @given(st.binary(min_size=4, max_size=300).map(lambda data: data[: len(data) // 4 * 4]), st.data())
 def test_damage_is_seen_in_a_message_as_in_its_data(data: bytes, draw: st.DataObject) -> None:
-    """A chunk that was read is checked as a part of its message, without a copy."""
+    """A chunk that was read is a part of its message, and is checked without a copy."""
     elements = len(data) // 4
     message = write_chunk(Chunk(data, codec.crc32c(data)))
     read = read_chunk(message)
     assert read is not None
     assert codec.check_chunk(read, pb.CODEC_FP32, elements) == elements
-    places = st.integers(len(read.head), len(message) - 1)
-    at = draw.draw(places.filter(lambda at: at != len(message) - len(read.tail)))  # not a tag
+    end = len(message) - 4  # of what stands before the checksum: a tag, and before it the data
+    places = st.integers(end - 1 - len(data), len(message) - 1)
+    at = draw.draw(places.filter(lambda at: at != end - 1))
     bit = 1 << draw.draw(st.integers(0, 7))
     damaged = read_chunk(message[:at] + bytes([message[at] ^ bit]) + message[at + 1 :])
     assert damaged is not None
