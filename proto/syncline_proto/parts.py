@@ -30,7 +30,7 @@ def write_chunk(chunk: Chunk) -> bytes:
     size = len(chunk.data)
     inner = _DATA + _varint(size)
     head = _CHUNK + _varint(len(inner) + size + _TAIL) + inner
-    # Of a view, since to join a MiB of mere bytes lets go of Python's lock: see ``crc32c_of``.
+    # Of a view, since to join a MiB of mere bytes lets go of Python's lock: see ``crc32c``.
     data = memoryview(chunk.data)
     return b"".join((head, data, _CRC, chunk.crc32c.to_bytes(4, "little")))
 

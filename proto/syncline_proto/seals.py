@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from syncline_proto.codec import crc32c_of
+from syncline_proto.codec import crc32c
 
 _SEALED = re.compile(
     rb'\{"(\w{1,40})":(\d{1,9}),"crc32c":"([0-9a-f]{8})","(\w{1,40})":(.*)\}\n', re.DOTALL
@@ -30,7 +30,7 @@ class Seal:
         data = text.encode()
         head = b'{"%b":%d,"crc32c":"%08x","%b":%b}\n'
         names = self.numbered.encode(), self.body.encode()
-        return head % (names[0], self.number, crc32c_of(data), names[1], data)
+        return head % (names[0], self.number, crc32c(data), names[1], data)
 
     def open(self, data: bytes) -> str:
         """What ``close`` was given.
@@ -43,6 +43,6 @@ class Seal:
             raise ValueError("it is not sealed")
         if int(match[2]) != self.number:
             raise ValueError(f"it is of {self.numbered} {int(match[2])}, not {self.number}")
-        if int(match[3], 16) != crc32c_of(match[5]):
+        if int(match[3], 16) != crc32c(match[5]):
             raise ValueError("its checksum is another")
         return match[5].decode()

@@ -22,7 +22,7 @@ from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from syncline_proto.codec import Float32, UInt16, crc32c_of
+from syncline_proto.codec import Float32, UInt16, crc32c
 from syncline_proto.depot import Depot, Moved
 from syncline_proto.errors import CheckpointDamaged, CheckpointError, StoreDamaged, StoreError
 from syncline_proto.manifest import Entry, Manifest, check_file
@@ -94,7 +94,7 @@ class Aside:
         crc, size = 0, 0
         with _not_ours(), writing(fetched), opened(fetched, lambda: fetched.open("w+b")) as file:
             for piece in depot.pieces(entry.file):
-                crc, size = crc32c_of(piece, crc), size + len(piece)
+                crc, size = crc32c(piece, crc), size + len(piece)
                 file.write(piece)
                 moved(len(piece))
             check_file(where, entry, size, crc)

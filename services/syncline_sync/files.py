@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from syncline_proto.codec import Float32, UInt16, crc32c_of
+from syncline_proto.codec import Float32, UInt16, crc32c
 from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
 from syncline_proto.seals import Seal
 from syncline_sync.descriptors import opened
@@ -110,7 +110,7 @@ def checksum_of(file: int) -> tuple[int, int]:
     """(bytes, CRC-32C) of an open file, of which only a piece is ever in memory."""
     crc, size = 0, 0
     while data := os.pread(file, PIECE_BYTES, size):
-        crc, size = crc32c_of(data, crc), size + len(data)
+        crc, size = crc32c(data, crc), size + len(data)
     return size, crc
 
 

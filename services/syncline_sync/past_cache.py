@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterable
 
 import numpy as np
 
-from syncline_proto.codec import Bytes, crc32c_of
+from syncline_proto.codec import Bytes, crc32c
 from syncline_proto.codec.base import UInt8
 
 PIECE_BYTES = 4 << 20
@@ -45,7 +45,7 @@ def write_parts(file: int, parts: Iterable[Bytes]) -> tuple[int, int]:
     size, crc = 0, 0
     _set_past_cache(file, True)
     for piece in _gathered(parts, _piece_of_this_thread()):
-        crc = crc32c_of(piece.data, crc)
+        crc = crc32c(piece.data, crc)
         size += piece.size
         whole = piece.size - piece.size % _BLOCK
         _write(file, piece[:whole])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from syncline_proto.codec import crc32c_of
+from syncline_proto.codec import crc32c
 from syncline_proto.depot import PIECE_BYTES, Depot, Moved
 from syncline_proto.errors import CheckpointError, StoreDamaged
 from syncline_proto.manifest import file_name
@@ -51,7 +51,7 @@ class Pinned:
         crc, size = 0, 0
         with opened(self.path, lambda: self.path.open("rb")) as file:
             while piece := file.read(PIECE_BYTES):
-                crc, size = crc32c_of(piece, crc), size + len(piece)
+                crc, size = crc32c(piece, crc), size + len(piece)
                 yield piece
                 moved(len(piece))
         if (size, crc) != (self.entry.bytes, self.entry.crc32c):

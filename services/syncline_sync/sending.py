@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from syncline_proto.codec import Bytes, crc32c_of
+from syncline_proto.codec import Bytes, crc32c
 from syncline_proto.errors import Unreachable
 from syncline_proto.parts import Chunk, write_chunk
 from syncline_sync.patience import Patience, patience
@@ -71,4 +71,4 @@ class Sending:
 
 def _sealed(data: Bytes) -> tuple[bytes, int]:
     """The message of a chunk, and its payload's size; that is not kept while it waits."""
-    return write_chunk(Chunk(data, crc32c_of(data))), len(data)
+    return write_chunk(Chunk(data, crc32c(data))), len(data)

@@ -69,7 +69,7 @@ def taken(
         return follower.follow(chunk.data, out.view(np.uint16))
     count = check_chunk(chunk, codec, out.size)
     if codec == pb.CODEC_BF16:
-        # Not by numpy, which lets go of Python's lock for it: see ``crc32c_of``.
+        # Not by numpy, which lets go of Python's lock for it: see ``crc32c``.
         out[:count].data.cast("B")[:] = chunk.data
     else:
         decode_into(chunk.data, codec, out[:count].view(np.float32))

@@ -14,7 +14,6 @@ from syncline_proto.codec.chunks import (
     chunk_elements,
     chunks,
     crc32c,
-    crc32c_of,
 )
 from syncline_proto.codec.difference import (
     DIFFERENCE_ELEMENTS,
@@ -52,7 +51,7 @@ __all__ = [
     "chunks",
     "codec_of",
     "crc32c",
-    "crc32c_of",
+    "crc32c",
     "cut",
     "decode",
     "decode_into",

@@ -22,13 +22,8 @@ CHUNK_ELEMENTS_MAX = 2 << 20
 steps is soon on its way, and needs little memory."""
 
 
-def crc32c(data: Bytes) -> int:
-    """CRC-32C (Castagnoli) of ``data``."""
-    return crc32c_of(data)
-
-
-def crc32c_of(data: Bytes, crc: int = 0) -> int:
-    """CRC-32C of what ``crc`` covers, followed by ``data``; without a copy of it."""
+def crc32c(data: Bytes, crc: int = 0) -> int:
+    """CRC-32C (Castagnoli) of what ``crc`` covers, followed by ``data``; without a copy of it."""
     # As an array: the library takes no memoryview, and to copy costs half of what its sum does.
     # For ``bytes`` of a chunk's size it lets go of Python's lock, for 60 microseconds of work:
     # then a thread waits longer for the lock than it has worked.

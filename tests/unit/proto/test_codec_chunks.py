@@ -97,8 +97,8 @@ def test_int8_that_no_encoder_writes_is_refused_whatever_is_done(at: int, byte: 
 def test_the_checksum_is_castagnoli_in_one_piece_or_many() -> None:
     assert codec.crc32c(b"123456789") == 0xE3069283  # the check value of RFC 3720's CRC
     data = bytes(range(256)) * 9000
-    assert codec.crc32c_of(data) == codec.crc32c(data)
-    assert codec.crc32c_of(data[1000:], codec.crc32c_of(data[:1000])) == codec.crc32c(data)
+    assert codec.crc32c(memoryview(data)) == codec.crc32c(data)
+    assert codec.crc32c(data[1000:], codec.crc32c(data[:1000])) == codec.crc32c(data)
 
 
 def chunk(size: int, crc_off: int = 0) -> pb.Chunk:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from io import BytesIO
 
-from syncline_proto.codec import crc32c_of
+from syncline_proto.codec import crc32c
 from syncline_proto.depot import Depot, Moved
 from syncline_proto.errors import CheckpointDamaged, CheckpointError
 from syncline_proto.manifest import MANIFEST, Entry, Manifest, check_file
@@ -72,7 +72,7 @@ def read(depot: Depot, entry: Entry, moved: Moved) -> bytes:
         data.write(piece)
         moved(len(piece))
     whole = data.getvalue()
-    check_file(f"{depot.url}/{entry.file}", entry, len(whole), crc32c_of(whole))
+    check_file(f"{depot.url}/{entry.file}", entry, len(whole), crc32c(whole))
     return whole
 
 
@@ -110,6 +110,6 @@ def _damage(depot: Depot, manifest: Manifest, check: bool, moved: Moved) -> str 
 def _sum(depot: Depot, entry: Entry, moved: Moved) -> int:
     crc = 0
     for piece in depot.pieces(entry.file):
-        crc = crc32c_of(piece, crc)
+        crc = crc32c(piece, crc)
         moved(len(piece))
     return crc
