@@ -24,6 +24,7 @@ from syncline_sync.budget import Budget
 from syncline_sync.core.ending import Ending, Vote
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.metrics import Metrics
+from syncline_sync.places import Places
 from syncline_sync.pool import P, T, compute
 from syncline_sync.runner import Adopt, Runner, Surroundings
 from syncline_sync.slabs import Slabs
@@ -122,6 +123,7 @@ class RunHost:
         self.asked_at_s = time.monotonic()
         self.layout: Layout | None = None
         self.fingerprint = ""
+        self.places: Places | None = None
         self.staging: Staging | None = None
         self.runners: dict[int, Runner] = {}
         """Of the fragments that are ours, by number, ascending."""
@@ -240,6 +242,7 @@ class RunHost:
 
     def _start(self, layout: Layout, fragments: Mapping[int, Stored]) -> None:
         self.layout, self.fingerprint = layout, layout.fingerprint()
+        self.places = Places(layout)
         self.staging = Staging(self.name, layout, self._shared.budget)
         self._cutting = asyncio.create_task(self._cut(self.staging))
         self._ending = Ending(

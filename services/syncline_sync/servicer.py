@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import ParamSpec, TypeAlias, TypeVar, cast
 
 import grpc
-import numpy as np
-import numpy.typing as npt
 
 from syncline_proto.errors import (
     EpochChanged,
@@ -17,16 +15,16 @@ from syncline_proto.errors import (
     RunUnknown,
     SynclineError,
 )
-from syncline_proto.layout import Layout, boxes_from_proto, layout_from_proto
+from syncline_proto.layout import layout_from_proto
 from syncline_proto.names import NAME_WORDS, valid_name
 from syncline_proto.owners import owners
 from syncline_proto.settings import TimeoutSettings
-from syncline_proto.spans import spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
+from syncline_sync.places import Boxes
 from syncline_sync.published import Loan, Shelf
 from syncline_sync.receiving import Part, PushContext, Receiving, begun_anew
 from syncline_sync.run import RunHost, Shared
@@ -127,9 +125,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         run = await self._host.run(_name("run", header.run))
         runner, staging = self._runner(run, header.fragment), run.staging
         assert staging is not None
-        assert run.layout is not None
-        slabs = self._shared.slabs
-        shard = await self._located(run, len(header.boxes), shard_of, run.layout, header, slabs)
+        assert run.places is not None
+        slabs, fragment, boxes = self._shared.slabs, header.fragment, header.boxes
+        shard = await self._located(run, fragment, boxes, shard_of, run.places, header, slabs)
         del header  # many boxes may be in it
         header = shard.header
         early = runner.core.fenced(run.members, header.replica, header.incarnation)
@@ -167,8 +165,11 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             raise EpochChanged(
                 f"Run {run.name} is in epoch {run.epoch}, not {request.epoch}: open it again."
             )
-        assert run.layout is not None
-        where = await self._located(run, len(request.boxes), _places, run.layout, request)
+        assert run.places is not None
+        fragment, boxes = request.fragment, request.boxes
+        where = run.places.whole(fragment)
+        if boxes:
+            where = await self._located(run, fragment, boxes, run.places.of, fragment, boxes)
         shelf, number = _wanted(runner, request)
         value = await shelf.get(number)
         elements, instance = int(where[:, 1].sum()), self._host.instance
@@ -201,10 +202,18 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         return run.runners[fragment]
 
     async def _located(
-        self, run: RunHost, boxes: int, find: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+        self,
+        run: RunHost,
+        fragment: int,
+        boxes: Boxes,
+        find: Callable[P, T],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> T:
         """Find where boxes lie; many only for one call at a time, so that the pool is free."""
-        if boxes <= FEW_BOXES:
+        if run.places is not None and run.places.knows(fragment, boxes):
+            return find(*args, **kwargs)
+        if len(boxes) <= FEW_BOXES:
             return await self._shared.compute(find, *args, **kwargs)
         async with self._lookups.room(run.name, 1):
             looking = asyncio.ensure_future(self._shared.compute(find, *args, **kwargs))
@@ -253,16 +262,6 @@ def _response(judgement: Judgement, runner: Runner) -> pb.PushResponse:
         judged=judged,
         non_finite=judgement.non_finite,
     )
-
-
-def _places(layout: Layout, request: pb.PullRequest) -> npt.NDArray[np.int64]:
-    """Spans [k, 2] of the boxes that a pull names; of the whole fragment if it names none.
-
-    Raises:
-        InvalidRequest: a box is not one of the fragment's.
-    """
-    whole = layout.fragments[request.fragment].boxes
-    return spans(layout, request.fragment, boxes_from_proto(request.boxes) or whole)
 
 
 def _wanted(runner: Runner, request: pb.PullRequest) -> tuple[Shelf, int | None]:

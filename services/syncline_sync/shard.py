@@ -15,11 +15,10 @@ import numpy.typing as npt
 from syncline_proto.codec import check_chunk, codec_of
 from syncline_proto.codec.base import UInt8
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.layout import Layout, boxes_from_proto
 from syncline_proto.parts import Chunk
-from syncline_proto.spans import spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import Payload
+from syncline_sync.places import Places
 from syncline_sync.slabs import SLAB_BYTES, Slabs
 
 RANKS_MAX = 65_536
@@ -104,15 +103,16 @@ class Shard:
         self.kept = []
 
 
-def shard_of(layout: Layout, header: pb.PushHeader, slabs: Slabs) -> Shard:
-    """Check a header and find where its shard lies. May be heavy: call it in the pool.
+def shard_of(places: Places, header: pb.PushHeader, slabs: Slabs) -> Shard:
+    """Check a header and find where its shard lies. As heavy as ``Places.of``.
 
     ``slabs`` is where the shard's memory is to come from.
 
     Raises:
         InvalidRequest: a field is out of range; it is named.
     """
-    if header.fragment >= len(layout.fragments):
+    fragments = places.layout.fragments
+    if header.fragment >= len(fragments):
         raise InvalidRequest(f"fragment: there is no fragment {header.fragment}.")
     if not 1 <= header.ranks <= RANKS_MAX:
         raise InvalidRequest(f"ranks: {header.ranks} is not 1 to {RANKS_MAX}.")
@@ -138,9 +138,9 @@ def shard_of(layout: Layout, header: pb.PushHeader, slabs: Slabs) -> Shard:
     if header.first_step > header.last_step:
         raise InvalidRequest("first_step: is after last_step.")
     codec_of(header.codec)
-    found = spans(layout, header.fragment, boxes_from_proto(header.boxes))
+    found = places.of(header.fragment, header.boxes)
     elements = int(found[:, 1].sum())
-    if elements > layout.fragments[header.fragment].numel:
+    if elements > fragments[header.fragment].numel:
         raise InvalidRequest("boxes: the shard has more elements than the fragment.")
     return Shard(_without_boxes(header), found, elements, slabs)
 

@@ -19,6 +19,7 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import host
 from syncline_sync.host import DiskHangs
+from syncline_sync.places import Places
 from syncline_sync.shard import shard_of
 from syncline_testing.service import (
     RUN,
@@ -184,7 +185,7 @@ def test_a_push_that_lacks_a_rank_when_the_run_is_put_away_is_answered(tmp_path:
             assert s.shared.budget.used == 0
             assert run.staging is not None
             with pytest.raises(Unreachable, match="send it again"):  # who was on the way to it
-                run.staging.join(shard_of(LAYOUT, rank[0].header, s.shared.slabs))
+                run.staging.join(shard_of(Places(LAYOUT), rank[0].header, s.shared.slabs))
             assert not s.faults
 
     asyncio.run(scenario())

@@ -12,6 +12,7 @@ from syncline_proto.codec import chunks, encode
 from syncline_proto.layout import Box
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
+from syncline_sync.places import Places
 from syncline_sync.shard import Shard, shard_of
 from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staged, Staging
@@ -59,7 +60,7 @@ def run(scenario: Callable[[Staging, Budget], Awaitable[None]], limit: int = 10 
 
 
 def joined(staging: Staging, given_header: pb.PushHeader) -> tuple[Staged, Shard]:
-    shard = shard_of(LAYOUT, given_header, Slabs())
+    shard = shard_of(Places(LAYOUT), given_header, Slabs())
     return staging.join(shard), shard
 
 

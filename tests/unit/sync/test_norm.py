@@ -17,6 +17,7 @@ from syncline_proto.layout import Box
 from syncline_proto.parts import Chunk
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
+from syncline_sync.places import Places
 from syncline_sync.shard import Shard, shard_of
 from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staged, Staging
@@ -63,7 +64,7 @@ def staged_norm(
             a, b = spans[rank]
             boxes = [Box(0, (a,), (b - a,)).to_proto()] if b > a else []
             shards[rank] = shard_of(
-                layout,
+                Places(layout),
                 pb.PushHeader(
                     run="run", epoch=1, replica="a", incarnation=1, seq=1, base_revision=0,
                     rank=rank, ranks=len(spans), codec=codec, boxes=boxes, inner_steps=1,

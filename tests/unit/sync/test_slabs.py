@@ -17,6 +17,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core import merge
 from syncline_sync.core.record import Judgement
+from syncline_sync.places import Places
 from syncline_sync.shard import Shard, shard_of
 from syncline_sync.slabs import SLAB_BYTES, Slabs
 from syncline_sync.staging import Staged, Staging
@@ -35,7 +36,7 @@ def values_of(seed: int) -> Float32:
 
 def shard(slabs: Slabs, seq: int = 1, codec: pb.Codec.ValueType = pb.CODEC_FP32) -> Shard:
     boxes = [Box(0, (0,), (SIZE,)).to_proto()]
-    return shard_of(LAYOUT, header(seq=seq, codec=codec, boxes=boxes), slabs)
+    return shard_of(Places(LAYOUT), header(seq=seq, codec=codec, boxes=boxes), slabs)
 
 
 def filled(slabs: Slabs, values: Float32, **given: Any) -> Shard:

@@ -13,6 +13,7 @@ from syncline_proto.errors import Unreachable
 from syncline_proto.layout import Box
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
+from syncline_sync.places import Places
 from syncline_sync.shard import shard_of
 from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staged, Staging
@@ -164,7 +165,8 @@ def test_a_push_is_cut_when_and_only_when_no_missing_rank_moves(
         return header(fragment=fragment, rank=rank, ranks=3, boxes=boxes)
 
     async def scenario(staging: Staging, budget: Budget) -> None:
-        shards = {(f, r): shard_of(LAYOUT, piece(f, r), Slabs()) for f in (0, 1) for r in range(3)}
+        places, slabs = Places(LAYOUT), Slabs()
+        shards = {(f, r): shard_of(places, piece(f, r), slabs) for f in (0, 1) for r in range(3)}
         pushes = [[staging.join(shards[f, r]) for r in range(3)][0] for f in (0, 1)]
         sent_thirds = dict.fromkeys(shards, 0)
         alive_s = [0.0, 0.0]

@@ -1,0 +1,73 @@
+"""Where the shards of a run lie in its fragments: looked for once, and known from then on.
+
+Ranks name the same boxes with every push and pull; to hand a search to the pool and back takes
+longer than most searches. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from syncline_proto.layout import Layout, boxes_from_proto
+from syncline_proto.spans import spans
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.sources import Spans
+
+FEW_BOXES = 64
+"""Of a shard that is remembered; what it takes to look for so many, a loop may take, too."""
+
+FEW_KNOWN_SPANS = 256
+
+KNOWN_MAX = 1024
+"""Shards of a run: with boxes and spans at their most about 8 MiB."""
+
+Boxes: TypeAlias = Sequence[pb.Box]
+
+_Key: TypeAlias = tuple[int, tuple[bytes, ...]]
+
+
+class Places:
+    """Of one run. Its methods may be called from any thread."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._known: dict[_Key, Spans] = {}
+
+    def knows(self, fragment: int, boxes: Boxes) -> bool:
+        """Whether ``of`` has them at hand."""
+        return len(boxes) <= FEW_BOXES and _key(fragment, boxes) in self._known
+
+    def of(self, fragment: int, boxes: Boxes) -> Spans:
+        """Where boxes lie in a fragment's flat vector: [k, 2], in payload order, for reading only.
+
+        Heavy, but for those that it ``knows``.
+
+        Raises:
+            InvalidRequest: a box is not one of the fragment's.
+        """
+        if len(boxes) > FEW_BOXES:
+            return spans(self.layout, fragment, boxes_from_proto(boxes))
+        key = _key(fragment, boxes)
+        found = self._known.get(key)
+        if found is None:
+            found = spans(self.layout, fragment, boxes_from_proto(boxes))
+            found.flags.writeable = False
+            if len(found) <= FEW_KNOWN_SPANS:
+                self._remember(key, found)
+        return found
+
+    def whole(self, fragment: int) -> Spans:
+        """All of a fragment."""
+        return np.array([[0, self.layout.fragments[fragment].numel]], np.int64)
+
+    def _remember(self, key: _Key, found: Spans) -> None:
+        if len(self._known) >= KNOWN_MAX:
+            self._known.clear()  # somebody sends ever new boxes; the others look once more
+        self._known[key] = found
+
+
+def _key(fragment: int, boxes: Boxes) -> _Key:
+    return fragment, tuple(box.SerializeToString() for box in boxes)
