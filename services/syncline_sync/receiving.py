@@ -25,7 +25,7 @@ from syncline_sync.run import RunHost, Shared
 from syncline_sync.shard import Shard
 from syncline_sync.staging import Staged, Staging
 
-TOGETHER = 4
+TOGETHER = 2
 """Chunks for which the pool is asked: to ask, and to be told of the end, costs as much as one."""
 
 Part: TypeAlias = pb.PushRequest | Chunk
