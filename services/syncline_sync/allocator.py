@@ -1,9 +1,9 @@
 """What the C library's allocator does with memory that is free again: it keeps some of it.
 
-Every chunk that comes is 2 MiB of fresh memory for a moment. glibc asks the kernel for each such
-piece and hands it back, and the kernel clears its pages one by one: that took more time than all
-arithmetic on what is in them (`benchmarks/wire.py`). Kept here is at most ``KEPT_BYTES`` of each of
-``ARENAS``; pieces of ``LARGE_BYTES`` and more, such as whole fragments, go back as before.
+Every chunk that comes is up to 2 MiB of fresh memory for a moment. glibc asks the kernel for each
+such piece and hands it back, and the kernel clears its pages one by one: that took more time than
+all arithmetic on what is in them (`benchmarks/wire.py`). Kept here is at most ``KEPT_BYTES`` of
+each of ``ARENAS``; pieces of ``LARGE_BYTES`` and more, such as whole fragments, go back as before.
 
 Not for replicas: glibc raises both bounds itself with the first large tensors that are freed, and
 keeps what it has from then on. Bounds that are set keep it from that: a round of a replica took

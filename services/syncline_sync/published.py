@@ -25,9 +25,13 @@ from syncline_sync.sources import FEW_SPANS, Difference, Source, Spans
 FEW_CUT_SPANS = FEW_SPANS // 4
 """So many are cut out of a difference within a millisecond: each may be in several blocks."""
 
-LONG_DIFFERENCE_ELEMENTS = 2000 * 1024
+PULLED_BYTES_MAX = 1 << 20
+"""Of a chunk that is sent: it is in memory several times over for each reader, and chunks of twice
+that save a pull 5 % of its CPU where they save a push 25 %."""
+
+LONG_DIFFERENCE_ELEMENTS = 1000 * 1024
 """Of a chunk of that, where a shard has no more spans: with a scale of 4 bytes for each block of
-256, and two more for each span that begins and ends within one, it is under 2 MiB."""
+256, and two more for each span that begins and ends within one, it is under 1 MiB."""
 
 
 class NewestNamed(RevisionGone):
@@ -81,7 +85,7 @@ class Published:
 
     def cuts(self, spans: Spans) -> Iterator[Spans]:
         """A shard, in payload order, cut into the spans of chunks; as heavy as ``cuts``."""
-        return cuts(spans, chunk_elements(self.codec))
+        return cuts(spans, chunk_elements(self.codec, PULLED_BYTES_MAX))
 
     async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> Bytes:
         """The bytes of some spans; in the pool, where that takes longer than to copy them.

@@ -15,7 +15,7 @@ from syncline_proto.parts import Chunk
 from syncline_proto.v1 import sync_pb2 as pb
 
 CHUNK_BYTES_MAX = 2 << 20
-"""Of 1 MiB they cost 9 % more CPU for the same bytes, here and at the other end."""
+"""Pushes in chunks of half that take a quarter more of gRPC's CPU, here and at the other end."""
 
 CHUNK_ELEMENTS_MAX = 2 << 20
 """Of our own chunks: a codec may have many millions in 2 MiB, but what is encoded late and in small
@@ -31,10 +31,10 @@ def crc32c(data: Bytes, crc: int = 0) -> int:
     return cast(int, google_crc32c.extend(crc, read))  # pyright: ignore[reportUnknownMemberType]
 
 
-def chunk_elements(number: pb.Codec.ValueType) -> int:
-    """Elements in a full chunk of ours, a multiple of the codec's grain."""
+def chunk_elements(number: pb.Codec.ValueType, size_max: int = CHUNK_BYTES_MAX) -> int:
+    """Elements in a full chunk of at most ``size_max`` bytes, a multiple of the codec's grain."""
     codec = codec_of(number)
-    grains = CHUNK_BYTES_MAX // codec.size(codec.grain)
+    grains = size_max // codec.size(codec.grain)
     return min(grains * codec.grain, CHUNK_ELEMENTS_MAX)
 
 

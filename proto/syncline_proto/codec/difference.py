@@ -31,8 +31,8 @@ BLOCK = _INT8.block
 _BLOCK_BYTES = _INT8.size(BLOCK)
 _SCALE_BYTES = 4
 
-DIFFERENCE_ELEMENTS = 408 * 1024
-"""Of our own chunks: under 2 MiB even if each element lay in another block."""
+DIFFERENCE_ELEMENTS = 204 * 1024
+"""Of our own chunks: under 1 MiB even if each element lay in another block."""
 
 SPAN_LEAST = 16
 """Elements of a shard's spans, on average, from which on a difference is sent: at most 3/4 of the

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from syncline_proto.codec import (
-    CHUNK_BYTES_MAX,
     CODEC_BY_NAME,
     Float32,
     advance,
@@ -27,6 +26,7 @@ from syncline_sync.fragment_store import FragmentStore, Place
 from syncline_sync.published import (
     FEW_CUT_SPANS,
     LONG_DIFFERENCE_ELEMENTS,
+    PULLED_BYTES_MAX,
     Loan,
     NewestNamed,
     Published,
@@ -80,7 +80,7 @@ def test_chunks_are_the_shard_in_its_order(
         value = Published(Saved(), number, source)
         chunks = [source.read(part) for part in value.cuts(spans)]
         assert b"".join(chunks) == expected
-        assert {len(chunk) for chunk in chunks[:-1]} <= {CHUNK_BYTES_MAX}
+        assert {len(chunk) for chunk in chunks[:-1]} <= {PULLED_BYTES_MAX}
         source.close()
 
 
@@ -99,7 +99,7 @@ def test_the_chunks_of_a_difference_are_within_their_bound(pieces: int) -> None:
     loan = Loan(Shelf("revision"), 1, sent(pb.CODEC_BF16), difference)
     spans = cut(pieces, pieces + 1, seed=pieces)
     sizes = [len(difference.read(part)) for part in loan.cuts(spans)]
-    assert max(sizes) <= CHUNK_BYTES_MAX
+    assert max(sizes) <= PULLED_BYTES_MAX
     if pieces <= FEW_CUT_SPANS:
         assert len(sizes) == -(-int(spans[:, 1].sum()) // LONG_DIFFERENCE_ELEMENTS)
 
