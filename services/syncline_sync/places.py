@@ -16,10 +16,8 @@ from syncline_proto.spans import spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.sources import Spans
 
-FEW_BOXES = 64
-"""Of a shard that is remembered; what it takes to look for so many, a loop may take, too."""
-
-FEW_KNOWN_SPANS = 256
+KNOWN_BOXES_MAX, KNOWN_SPANS_MAX = 64, 256
+"""Of a shard that is remembered."""
 
 KNOWN_MAX = 1024
 """Shards of a run: with boxes and spans at their most about 8 MiB."""
@@ -38,7 +36,7 @@ class Places:
 
     def knows(self, fragment: int, boxes: Boxes) -> bool:
         """Whether ``of`` has them at hand."""
-        return len(boxes) <= FEW_BOXES and _key(fragment, boxes) in self._known
+        return len(boxes) <= KNOWN_BOXES_MAX and _key(fragment, boxes) in self._known
 
     def of(self, fragment: int, boxes: Boxes) -> Spans:
         """Where boxes lie in a fragment's flat vector: [k, 2], in payload order, for reading only.
@@ -48,14 +46,14 @@ class Places:
         Raises:
             InvalidRequest: a box is not one of the fragment's.
         """
-        if len(boxes) > FEW_BOXES:
+        if len(boxes) > KNOWN_BOXES_MAX:
             return spans(self.layout, fragment, boxes_from_proto(boxes))
         key = _key(fragment, boxes)
         found = self._known.get(key)
         if found is None:
             found = spans(self.layout, fragment, boxes_from_proto(boxes))
             found.flags.writeable = False
-            if len(found) <= FEW_KNOWN_SPANS:
+            if len(found) <= KNOWN_SPANS_MAX:
                 self._remember(key, found)
         return found
 

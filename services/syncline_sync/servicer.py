@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import ParamSpec, TypeAlias, TypeVar, cast
+from functools import partial
+from typing import TypeAlias, TypeVar, cast
 
 import grpc
 
@@ -24,7 +25,7 @@ from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
-from syncline_sync.places import Boxes
+from syncline_sync.places import Places
 from syncline_sync.published import Loan, Shelf
 from syncline_sync.receiving import Part, PushContext, Receiving, begun_anew
 from syncline_sync.run import RunHost, Shared
@@ -38,7 +39,6 @@ OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunR
 PullContext: TypeAlias = grpc.aio.ServicerContext[pb.PullRequest, pb.PullResponse]
 StatusContext: TypeAlias = grpc.aio.ServicerContext[pb.GetRunStatusRequest, pb.GetRunStatusResponse]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 HEADER_WAIT_S = max(TimeoutSettings(profile=profile).call_s for profile in ("lan", "wan"))
@@ -126,9 +126,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         runner, staging = self._runner(run, header.fragment), run.staging
         assert staging is not None
         assert run.places is not None
-        slabs, fragment, boxes = self._shared.slabs, header.fragment, header.boxes
-        shard = await self._located(run, fragment, boxes, shard_of, run.places, header, slabs)
-        del header  # many boxes may be in it
+        find = partial(shard_of, run.places, header, self._shared.slabs)
+        shard = await self._located(run.name, run.places, header, find)
+        del header, find  # many boxes may be in it
         header = shard.header
         early = runner.core.fenced(run.members, header.replica, header.incarnation)
         early = early or staging.answered(header)
@@ -166,10 +166,10 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
                 f"Run {run.name} is in epoch {run.epoch}, not {request.epoch}: open it again."
             )
         assert run.places is not None
-        fragment, boxes = request.fragment, request.boxes
-        where = run.places.whole(fragment)
-        if boxes:
-            where = await self._located(run, fragment, boxes, run.places.of, fragment, boxes)
+        where = run.places.whole(request.fragment)
+        if request.boxes:
+            find = partial(run.places.of, request.fragment, request.boxes)
+            where = await self._located(run.name, run.places, request, find)
         shelf, number = _wanted(runner, request)
         value = await shelf.get(number)
         elements, instance = int(where[:, 1].sum()), self._host.instance
@@ -202,21 +202,15 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         return run.runners[fragment]
 
     async def _located(
-        self,
-        run: RunHost,
-        fragment: int,
-        boxes: Boxes,
-        find: Callable[P, T],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, run: str, places: Places, asked: pb.PushHeader | pb.PullRequest, find: Callable[[], T]
     ) -> T:
         """Find where boxes lie; many only for one call at a time, so that the pool is free."""
-        if run.places is not None and run.places.knows(fragment, boxes):
-            return find(*args, **kwargs)
-        if len(boxes) <= FEW_BOXES:
-            return await self._shared.compute(find, *args, **kwargs)
-        async with self._lookups.room(run.name, 1):
-            looking = asyncio.ensure_future(self._shared.compute(find, *args, **kwargs))
+        if places.knows(asked.fragment, asked.boxes):
+            return find()
+        if len(asked.boxes) <= FEW_BOXES:
+            return await self._shared.compute(find)
+        async with self._lookups.room(run, 1):
+            looking = asyncio.ensure_future(self._shared.compute(find))
             try:
                 return await asyncio.shield(looking)
             except asyncio.CancelledError:

@@ -51,7 +51,6 @@ __all__ = [
     "chunks",
     "codec_of",
     "crc32c",
-    "crc32c",
     "cut",
     "decode",
     "decode_into",

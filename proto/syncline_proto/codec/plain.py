@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -10,11 +12,21 @@ from syncline_proto.codec import loops
 from syncline_proto.codec.base import Codec, Float32, UInt8, bf16_bits, bf16_values
 
 
+class _Loops(NamedTuple):
+    """What is done with elements as they lie in a payload; as the methods of ``Codec``."""
+
+    dtype: type[np.float32] | type[np.uint16]
+    square_sum: Callable[[Any], float]
+    scale: Callable[[Any, Float32, np.float32], None]
+    add: Callable[[Any, Float32, np.float32], None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain(Codec):
     """A codec of ``width`` bytes an element."""
 
     width: int
+    loops: ClassVar[_Loops]
 
     def size(self, elements: int) -> int:
         return elements * self.width
@@ -23,12 +35,22 @@ class Plain(Codec):
         count, rest = divmod(size, self.width)
         return None if rest else count
 
+    def _square_sum(self, data: UInt8, elements: int) -> float:
+        return self.loops.square_sum(data.view(self.loops.dtype))
+
+    def _scale(self, data: UInt8, out: Float32, factor: np.float32) -> None:
+        self.loops.scale(data.view(self.loops.dtype), out, factor)
+
+    def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
+        self.loops.add(data.view(self.loops.dtype), out, factor)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp32(Plain):
     """4 bytes an element, as it is."""
 
     width: int = 4
+    loops: ClassVar = _Loops(np.float32, loops.square_sum, loops.scale, loops.add)
 
     def encode(self, values: Float32) -> memoryview:
         return values.data.cast("B")
@@ -36,21 +58,13 @@ class Fp32(Plain):
     def _read(self, data: UInt8, out: Float32) -> None:
         out[:] = data.view(np.float32)
 
-    def _square_sum(self, data: UInt8, elements: int) -> float:
-        return loops.square_sum(data.view(np.float32))
-
-    def _scale(self, data: UInt8, out: Float32, factor: np.float32) -> None:
-        loops.scale(data.view(np.float32), out, factor)
-
-    def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
-        loops.add(data.view(np.float32), out, factor)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bf16(Plain):
     """2 bytes an element: its upper half, rounded. NaN stays NaN (quiet), infinities stay."""
 
     width: int = 2
+    loops: ClassVar = _Loops(np.uint16, loops.bf16_square_sum, loops.bf16_scale, loops.bf16_add)
 
     def encode(self, values: Float32) -> memoryview:
         out = np.empty(values.size, np.uint16)
@@ -59,12 +73,3 @@ class Bf16(Plain):
 
     def _read(self, data: UInt8, out: Float32) -> None:
         bf16_values(data.view(np.uint16), out)
-
-    def _square_sum(self, data: UInt8, elements: int) -> float:
-        return loops.bf16_square_sum(data.view(np.uint16))
-
-    def _scale(self, data: UInt8, out: Float32, factor: np.float32) -> None:
-        loops.bf16_scale(data.view(np.uint16), out, factor)
-
-    def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
-        loops.bf16_add(data.view(np.uint16), out, factor)

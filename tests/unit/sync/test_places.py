@@ -9,7 +9,7 @@ from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import Box
 from syncline_proto.spans import spans
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.places import FEW_BOXES, FEW_KNOWN_SPANS, KNOWN_MAX, Places
+from syncline_sync.places import KNOWN_BOXES_MAX, KNOWN_MAX, KNOWN_SPANS_MAX, Places
 from syncline_testing.service import flat_layout
 
 NUMEL = 100_000
@@ -45,8 +45,8 @@ def test_what_is_refused_or_large_is_not_kept() -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="not inside"):
             places.of(0, boxes_of((NUMEL, 1)))
-    many = boxes_of(*((2 * i, 1) for i in range(FEW_BOXES + 1)))
-    assert len(places.of(0, many)) == FEW_BOXES + 1 <= FEW_KNOWN_SPANS
+    many = boxes_of(*((2 * i, 1) for i in range(KNOWN_BOXES_MAX + 1)))
+    assert len(places.of(0, many)) == KNOWN_BOXES_MAX + 1 <= KNOWN_SPANS_MAX
     assert not places.knows(0, many)
 
 

@@ -13,8 +13,6 @@ from torch import Tensor
 from syncline_proto.codec import Float32, UInt16
 from syncline_proto.compiled import compiled, read, written
 
-_PIECE = 1024
-"""Elements of a bf16 anchor that are fp32 at a time."""
 _16 = np.uint32(16)
 
 
@@ -45,16 +43,9 @@ def _less(anchor: Float32, current: Float32, out: Float32) -> None:
 
 @compiled("void", read("uint16"), read("float32"), written("float32"))
 def _less_of_bf16(anchor: UInt16, current: Float32, out: Float32) -> None:
-    widened = np.empty(_PIECE, np.uint32)
-    values = widened.view(np.float32)
-    for start in range(0, out.size, _PIECE):
-        count = min(_PIECE, out.size - start)
-        bits, less = anchor[start : start + count], current[start : start + count]
-        into = out[start : start + count]
-        for i in range(count):
-            widened[i] = np.uint32(bits[i]) << _16
-        for i in range(count):
-            into[i] = values[i] - less[i]
+    for i in range(out.size):
+        before = np.uint32(np.uint32(anchor[i]) << _16).view(np.float32)
+        out[i] = before - current[i]
 
 
 def rebased(new_anchor: Tensor, old_anchor: Tensor, current: Tensor) -> Tensor:
