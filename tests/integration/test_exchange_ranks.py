@@ -23,7 +23,9 @@ from syncline.core.agreement import Answer
 from syncline.exchange import PUSHES_MAX, Exchange
 from syncline.layout import Piece, RankShard
 from syncline.link import Link
+from syncline.payload import Encoded
 from syncline.push import Identity, Outcome, Push
+from syncline.rooms import Rooms
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.rest import ReplicaRegister, RunCreate
 from syncline_proto.settings import RunSettings, TimeoutSettings
@@ -77,7 +79,7 @@ def exchanges(
             shards = tuple(shard(Box(i, (rank * size,), (size,))) for i in range(FRAGMENTS))
             links = dict.fromkeys(range(FRAGMENTS), link)
             epochs = dict.fromkeys(links, epoch)
-            made.append(Exchange(me, LAYOUT, shards, links, epochs, Hurried()))
+            made.append(Exchange(me, LAYOUT, shards, links, epochs, Hurried(), Rooms()))
         yield made
     finally:
         for exchange in made:
@@ -94,9 +96,9 @@ def push_all(
 ) -> list[Future[Outcome]]:
     """Every fragment from every rank (all, or some ``of`` them), as the training threads do."""
     base = 0 if kind == pb.PUSH_KIND_PSEUDO_GRADIENT else None
-    values = np.full(NUMEL // (of or len(ranks)), 1e-3, np.float32)
+    payload = Encoded(np.full(NUMEL // (of or len(ranks)), 1e-3, np.float32).view(np.uint8))
     return [
-        rank.begin(Push(fragment=fragment, kind=kind, values=values, base=base, tokens=1))
+        rank.begin(Push(fragment=fragment, kind=kind, payload=payload, base=base, tokens=1))
         for rank in ranks
         for fragment in range(FRAGMENTS)
     ]

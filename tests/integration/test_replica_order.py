@@ -11,7 +11,7 @@ from torch import nn
 from syncline import exchange
 from syncline.line import Sending
 from syncline.link import Link
-from syncline_proto.codec import Float32
+from syncline.payload import Payload
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.by_hand import ByHand
 from syncline_testing.cluster import Cluster
@@ -75,12 +75,12 @@ def test_pushes_go_out_in_forward_order(cluster: Cluster, monkeypatch: pytest.Mo
     push = Link.push
 
     def told(
-        link: Link, header: pb.PushHeader, values: Float32, sending: Sending
+        link: Link, header: pb.PushHeader, payload: Payload, sending: Sending
     ) -> pb.PushResponse:
         if header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
             sent.append(header.fragment)
             assert go_on.wait(20)
-        return push(link, header, values, sending)
+        return push(link, header, payload, sending)
 
     monkeypatch.setattr(Link, "push", told)
     monkeypatch.setattr(exchange, "PUSHES_MAX", 1)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from syncline import link
+from syncline import payload
 from syncline_proto.codec import codec_of, crc32c
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.replicas import TinyModel, Trial
@@ -46,20 +46,20 @@ def hold_half(note: Path) -> None:
     """
     wide = 0
 
-    def chunks(payload: memoryview, codec: pb.Codec.ValueType) -> Iterator[pb.Chunk]:
+    def chunks(data: memoryview, codec: pb.Codec.ValueType) -> Iterator[pb.Chunk]:
         nonlocal wide
         step = codec_of(codec).size(GRAIN)
-        pieces = [bytes(payload[at : at + step]) for at in range(0, len(payload), step)]
+        pieces = [bytes(data[at : at + step]) for at in range(0, len(data), step)]
         is_wide = len(pieces) > 1
         wide += is_wide
         half = len(pieces) // 2 if is_wide and wide == 2 else -1
-        for number, data in enumerate(pieces):
+        for number, piece in enumerate(pieces):
             if number == half:
                 note.write_text("half of the chunks are out")
                 threading.Event().wait(HELD_S)
-            yield pb.Chunk(data=data, crc32c=crc32c(data))
+            yield pb.Chunk(data=piece, crc32c=crc32c(piece))
 
-    link.chunks = chunks
+    payload.chunks = chunks
 
 
 @contextmanager

@@ -7,15 +7,19 @@ Only ``revisions`` is read by another thread, the heartbeat's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from syncline.core.progress import pseudo_gradient, rebased
+from syncline.core.progress import rebased
+from syncline.gathering import Part, Window
 from syncline.layout import Piece, RankShard, local_part
-from syncline_proto.codec import Float32, UInt16
+from syncline.rooms import Rooms
+from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt8, UInt16, codec_of
+from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 
 _KEEPS_FP32 = (torch.float32, torch.float64)
@@ -33,28 +37,29 @@ class Held:
 
 
 class Anchors:
-    """This rank's anchors and pseudo-gradients.
+    """This rank's anchors, and what is pushed of the model.
 
-    A published value in bf16 is kept in bf16, without loss. The fp32 buffer of a fragment holds
-    what is pushed of it from the moment of the push until the result is merged; then it is free for
-    the next one, so pushes need no memory of their own.
+    A published value in bf16 is kept in bf16, without loss. What is pushed of a fragment has memory
+    only from the push until its result is merged.
     """
 
-    def __init__(self, shards: tuple[RankShard, ...]) -> None:
-        self.shards = shards
+    def __init__(self, shards: tuple[RankShard, ...], rooms: Rooms) -> None:
+        """``rooms`` is where payloads are written, and where an anchor goes that is let go."""
+        self.shards, self.rooms = shards, rooms
         self.revisions = [0] * len(shards)
         """By fragment; the list keeps its length, so a reader meets whole numbers at any time."""
         self.epochs = [0] * len(shards)
         """Of those revisions."""
         on_gpu = any(piece.parameter.is_cuda for shard in shards for piece in shard.pieces)
-        self._values = [torch.empty(0) for _ in shards]
+        self._values: list[Float32 | UInt16] = [np.empty(0, np.float32) for _ in shards]
         self._names = [""] * len(shards)
-        self._deltas = [torch.empty(shard.numel, pin_memory=on_gpu) for shard in shards]
+        self._window = Window(pinned=on_gpu)
 
     def adopt(self, fragment: int, values: Float32 | UInt16, header: pb.PullHeader) -> None:
         """Write a published value (flat; bf16 as its bits) into the model and make it the anchor.
 
-        The array is ours from then on: nothing is copied, and the anchor before is let go.
+        The array is ours from then on: nothing is copied, and the anchor before is let go. Whoever
+        has its ``held`` must be done with it.
         """
         self._keep(fragment, self._written(fragment, values), header)
 
@@ -63,50 +68,47 @@ class Anchors:
         pieces = self.shards[fragment].pieces
         current = read(pieces, torch.empty(self.shards[fragment].numel))
         fresh = self._written(fragment, values)
-        write(pieces, rebased(fresh, self._values[fragment].float(), current))
+        write(pieces, rebased(_tensor(fresh), _tensor(self._values[fragment]).float(), current))
         self._keep(fragment, fresh, header)
 
     def restore(self, fragment: int) -> None:
         """Write the anchor into the model."""
-        write(self.shards[fragment].pieces, self._values[fragment])
+        write(self.shards[fragment].pieces, _tensor(self._values[fragment]))
 
     def held(self, fragment: int) -> Held | None:
         """The anchor, where it is the published value itself and that is in bf16.
 
-        It stays as it is.
+        It stays as it is until another is adopted.
         """
         values, name = self._values[fragment], self._names[fragment]
-        if not (name and values.dtype == torch.bfloat16 and self._holds(fragment, values)):
+        if not (name and values.dtype == np.uint16 and self._holds(fragment, values)):
             return None
-        return Held(name, _array(values).view(np.uint16))
+        return Held(name, values.view(np.uint16))
 
-    def pseudo_gradient(self, fragment: int) -> Float32:
-        """anchor - parameters, of the pieces that this rank sends (fp32, flat).
+    def progress(self, fragment: int, codec: CodecName = "fp32") -> UInt8:
+        """anchor - parameters, of the pieces that this rank sends: a payload, in one of ``rooms``.
 
-        The array stays as it is until the next call for this fragment.
+        Positive where the replica has already descended.
         """
-        shard = self.shards[fragment]
-        anchor, delta = _array(self._values[fragment]), self._deltas[fragment].numpy()
-        for piece in shard.pieces:
-            where = slice(piece.start, piece.start + piece.box.numel)
-            into = delta[where]
-            pseudo_gradient(anchor[where], _fp32(piece, into), out=into)
-        return sent(shard, self._deltas[fragment])
+        anchor, pieces = self._values[fragment], self.shards[fragment].sent
+        parts = (Part(piece.local, _cut(anchor, piece)) for piece in pieces)
+        return self._gathered(fragment, parts, codec)
 
-    def parameters(self, fragment: int) -> Float32:
-        """The parameters' values, of the pieces that this rank sends (fp32, flat)."""
-        shard = self.shards[fragment]
-        return sent(shard, read(shard.pieces, self._deltas[fragment]))
+    def parameters(self, fragment: int) -> UInt8:
+        """The parameters, of the pieces that this rank sends: fp32, in one of ``rooms``."""
+        parts = (Part(piece.local) for piece in self.shards[fragment].sent)
+        return self._gathered(fragment, parts)
 
-    def gradients(self, fragment: int) -> Float32:
-        """The gradients, of the pieces that this rank sends (fp32, flat); zeros where none is."""
-        shard = self.shards[fragment]
-        flat = self._deltas[fragment]
-        for piece in shard.pieces:
-            gradient = piece.parameter.grad
-            into = _cut(flat, piece)
-            into.zero_() if gradient is None else into.copy_(local_part(gradient)[piece.where])
-        return sent(shard, flat)
+    def gradients(self, fragment: int) -> UInt8:
+        """The gradients, as ``parameters``; zeros where none is."""
+        parts = (Part(_gradient(piece)) for piece in self.shards[fragment].sent)
+        return self._gathered(fragment, parts)
+
+    def _gathered(self, fragment: int, parts: Iterable[Part], name: CodecName = "fp32") -> UInt8:
+        codec = codec_of(CODEC_BY_NAME[name])
+        room = self.rooms.take(codec.size(self.shards[fragment].numel_sent))
+        self._window.gather(parts, codec, room)
+        return room
 
     def write_gradients(self, fragment: int, values: Float32) -> None:
         """Replace the gradients by ``values``; parameters without a gradient get one.
@@ -118,12 +120,12 @@ class Anchors:
         for piece in self.shards[fragment].pieces:
             if piece.parameter.grad is None:
                 piece.parameter.grad = torch.zeros_like(piece.parameter)
-            local_part(piece.parameter.grad)[piece.where].copy_(_cut(flat, piece))
+            local_part(piece.parameter.grad)[piece.where].copy_(_shaped(flat, piece))
 
     def parameters_of(self, fragment: int) -> set[nn.Parameter]:
         return {piece.parameter for piece in self.shards[fragment].pieces}
 
-    def _written(self, fragment: int, values: Float32 | UInt16) -> Tensor:
+    def _written(self, fragment: int, values: Float32 | UInt16) -> Float32 | UInt16:
         """Write a published value into the model, and return what the model now holds of it.
 
         That is the value itself, but for parameters of a lower precision, whose anchor is rounded
@@ -131,14 +133,17 @@ class Anchors:
         """
         fresh, pieces = _tensor(values), self.shards[fragment].pieces
         write(pieces, fresh)
-        return fresh if self._holds(fragment, fresh) else read(pieces, fresh)
+        if not self._holds(fragment, values):
+            read(pieces, fresh)
+        return values
 
-    def _holds(self, fragment: int, values: Tensor) -> bool:
+    def _holds(self, fragment: int, values: Float32 | UInt16) -> bool:
         """Whether the parameters hold any values of this type as they are."""
-        kept_by = _KEEPS_BF16 if values.dtype == torch.bfloat16 else _KEEPS_FP32
+        kept_by = _KEEPS_BF16 if values.dtype == np.uint16 else _KEEPS_FP32
         return all(piece.parameter.dtype in kept_by for piece in self.shards[fragment].pieces)
 
-    def _keep(self, fragment: int, fresh: Tensor, header: pb.PullHeader) -> None:
+    def _keep(self, fragment: int, fresh: Float32 | UInt16, header: pb.PullHeader) -> None:
+        self.rooms.give_back(self._values[fragment].view(np.uint8))
         self._values[fragment], self._names[fragment] = fresh, header.value
         self.revisions[fragment], self.epochs[fragment] = header.revision, header.epoch
 
@@ -146,7 +151,7 @@ class Anchors:
 def read(pieces: tuple[Piece, ...], out: Tensor) -> Tensor:
     """Copy the pieces into ``out`` (flat, CPU), one after another."""
     for piece in pieces:
-        _cut(out, piece).copy_(piece.local)
+        _shaped(out, piece).copy_(piece.local)
     return out
 
 
@@ -154,40 +159,26 @@ def write(pieces: tuple[Piece, ...], flat: Tensor) -> None:
     """Copy ``flat`` (CPU) into the pieces' parameters."""
     with torch.no_grad():
         for piece in pieces:
-            piece.local.copy_(_cut(flat, piece))
+            piece.local.copy_(_shaped(flat, piece))
 
 
-def sent(shard: RankShard, flat: Tensor) -> Float32:
-    """The part of a shard's flat vector that this rank sends; a view where that is all of it."""
-    parts = shard.sent
-    if len(parts) == len(shard.pieces):
-        return flat.numpy()
-    if not parts:
-        return np.empty(0, np.float32)
-    return torch.cat([_cut(flat, piece).reshape(-1) for piece in parts]).numpy()
-
-
-def _cut(flat: Tensor, piece: Piece) -> Tensor:
+def _shaped(flat: Tensor, piece: Piece) -> Tensor:
     return flat[piece.start : piece.start + piece.box.numel].view(piece.box.sizes)
 
 
-def _fp32(piece: Piece, room: Float32) -> Float32:
-    """A piece's values as they lie in memory, flat; else, where they are not such, in ``room``."""
-    local = piece.local
-    if local.is_cpu and local.dtype == torch.float32 and local.is_contiguous():
-        return local.numpy().reshape(-1)
-    torch.from_numpy(room).view(piece.box.sizes).copy_(local)
-    return room
+def _cut(flat: Float32 | UInt16, piece: Piece) -> Float32 | UInt16:
+    return flat[piece.start : piece.start + piece.box.numel]
 
 
-def _array(values: Tensor) -> Float32 | UInt16:
-    """A tensor's memory (CPU, fp32 or bf16) as an array; bf16 as its bits."""
-    if values.dtype == torch.float32:
-        return values.numpy()
-    return values.view(torch.int16).numpy().view(np.uint16)
+def _gradient(piece: Piece) -> Tensor:
+    gradient = piece.parameter.grad
+    if gradient is None:
+        return torch.zeros(1).expand(piece.box.numel)
+    return local_part(gradient)[piece.where]
 
 
 def _tensor(values: Float32 | UInt16) -> Tensor:
+    """The same memory as a tensor: fp32, or bf16."""
     if values.dtype == np.float32:
         return torch.from_numpy(values)
     return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)

@@ -12,6 +12,7 @@ from syncline.anchors import Anchors
 from syncline.exchange import Exchange
 from syncline.helm import Helm
 from syncline.join import Joined
+from syncline.payload import Encoded
 from syncline.push import Push, Wanted
 from syncline.ranks import Ranks
 from syncline.recall import unless_recalled
@@ -91,8 +92,8 @@ class Entry:
                 return warm_up
 
     def _offer(self, fragment: int) -> Push:
-        values = self._anchors.parameters(fragment)
-        return Push(fragment=fragment, kind=pb.PUSH_KIND_PARAMETERS, values=values)
+        payload = Encoded(self._anchors.parameters(fragment))
+        return Push(fragment=fragment, kind=pb.PUSH_KIND_PARAMETERS, payload=payload)
 
     def _look(self) -> list[tuple[int, int]]:
         """Ask where the run stands; who is still joining may be called off meanwhile."""

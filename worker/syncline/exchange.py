@@ -40,6 +40,7 @@ from syncline.push import (
     verdict_of,
     wanted_by,
 )
+from syncline.rooms import Rooms
 from syncline.services import Services
 from syncline_proto.codec import Float32, Follower
 from syncline_proto.errors import (
@@ -88,15 +89,19 @@ class Exchange:
         links: dict[int, Link],
         epochs: dict[int, int],
         timeouts: TimeoutSettings,
+        rooms: Rooms,
     ) -> None:
-        """``links`` gives the service that owns each fragment, ``epochs`` that service's epoch."""
+        """``links`` gives the service that owns each fragment, ``epochs`` that service's epoch.
+
+        What is pulled is in one of ``rooms``.
+        """
         self.pauses = Pauses()
         """While the run stands still, waiting for a round costs no patience.
 
         Told by the training thread, read by exchanges.
         """
         self._identity, self._layout, self._shards = identity, layout, shards
-        self._timeouts = timeouts
+        self._timeouts, self._rooms = timeouts, rooms
         self._seqs = [0] * len(shards)
         self._judged_pushes: set[int] = set()
         """Fragments whose newest push was judged: what is missing is the result."""
@@ -204,7 +209,7 @@ class Exchange:
                 epoch = services.epoch(fragment)
                 # A base of another epoch may bear the number of one that is here, and be another.
                 header.epoch = epoch if push.epoch is None else push.epoch
-                answer = link.push(header, push.values, sending)
+                answer = link.push(header, push.payload, sending)
             services.learn_epoch(fragment, epoch, answer.epoch or epoch)
             return answer
 
@@ -298,7 +303,8 @@ class Exchange:
         if held is not None and name:
             follower = Follower(held.bits, spans(self._layout, fragment, boxes))
         link = self._services.link(fragment)
-        return link.pull(request, shard.numel if wanted.values else None, follower)
+        elements = shard.numel if wanted.values else None
+        return link.pull(request, elements, self._rooms, follower)
 
     def _exchanged(self, act: Callable[[], Outcome]) -> Future[Outcome]:
         """Begin ``act``; an error of ours becomes an outcome, a fault is raised to who reads it."""

@@ -64,6 +64,10 @@ class RankShard:
     def sent(self) -> tuple[Piece, ...]:
         return tuple(piece for piece in self.pieces if piece.sends)
 
+    @property
+    def numel_sent(self) -> int:
+        return sum(piece.box.numel for piece in self.sent)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:

@@ -29,6 +29,7 @@ from syncline.join import Joined, Wish, open_run, register
 from syncline.layout import ModelLayout, describe, see_alike
 from syncline.push import Identity
 from syncline.ranks import Ranks
+from syncline.rooms import Rooms
 from syncline.rounds import Rounds
 from syncline.session import Session
 from syncline.tally import Tally
@@ -137,12 +138,13 @@ class Life:
         )
         layout, shards = described.layout, described.shards
         timeouts = joined.settings.timeouts
-        exchange = Exchange(identity, layout, shards, joined.links, joined.epochs, timeouts)
+        rooms = Rooms()
+        exchange = Exchange(identity, layout, shards, joined.links, joined.epochs, timeouts, rooms)
         self._exchange = exchange
         self._hooks = Hooks(model, described)
         say = voice(ranks.index)
         helm = Helm(ranks, identity.run, self._client, self.pulse, self._recall, say)
-        anchors = Anchors(shards)
+        anchors = Anchors(shards, rooms)
         tally = Tally()
         waiting = Waiting(Council(ranks, exchange, helm.order), helm, tally)
         rounds = Rounds(

@@ -16,16 +16,11 @@ from typing import Any
 import grpc
 
 from syncline.line import Sending
+from syncline.payload import Payload
 from syncline.pulled import Pulled, room_for, taken
+from syncline.rooms import Rooms
 from syncline_proto.addresses import bearer_token, sync_address
-from syncline_proto.codec import (
-    Float32,
-    Follower,
-    chunk_elements,
-    chunks,
-    codec_of,
-    encode,
-)
+from syncline_proto.codec import Follower
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.parts import read_chunk, write_chunk
@@ -123,28 +118,34 @@ class Link:
         self.instance = answer.instance
         return answer
 
-    def push(self, header: pb.PushHeader, values: Float32, sending: Sending) -> pb.PushResponse:
+    def push(self, header: pb.PushHeader, payload: Payload, sending: Sending) -> pb.PushResponse:
         """Send one rank's shard, and wait for the verdict on the replica's whole push.
 
-        ``values`` (fp32, flat) are encoded as they go out, once the service has room for them.
-        ``sending`` hears of each chunk, and of the last byte, on another thread.
+        Chunks go out once the service has room for them. ``sending`` hears of each, and of the last
+        byte, on another thread.
 
         Raises:
             Stalled: neither chunk nor answer moved for ``call_s``.
         """
         with self._errors(), self._watch.follow() as watched:
-            parts = _parts(header, values, watched, sending)
+            parts = _parts(header, payload, watched, sending)
             call = self._push.future(parts, metadata=self._metadata)
             watched.begin(call)
             answer = call.result()
         with self._lock:
-            self.bytes_up += codec_of(header.codec).size(values.size)
+            self.bytes_up += payload.size
         return answer
 
     def pull(
-        self, request: pb.PullRequest, elements: int | None, follower: Follower | None = None
+        self,
+        request: pb.PullRequest,
+        elements: int | None,
+        rooms: Rooms,
+        follower: Follower | None = None,
     ) -> Pulled:
         """Receive ``elements`` values of a revision, as soon as that is published.
+
+        They are in one of ``rooms``, which is lost to it where the call fails.
 
         With ``header_only`` in the request ``elements`` is None. ``follower`` holds what the
         request says is held.
@@ -162,7 +163,7 @@ class Link:
             if header.difference_from not in ("", request.held):
                 raise InvalidRequest("pull: a difference came to a value that is not held.")
             by_difference = follower if header.difference_from else None
-            values = room_for(header, elements or 0)
+            values = room_for(header, elements or 0, rooms)
             filled = 0
             for part in stream:
                 watched.moved()
@@ -262,21 +263,16 @@ class _Watch:
 
 
 def _parts(
-    header: pb.PushHeader, values: Float32, watched: _Watched, sending: Sending
+    header: pb.PushHeader, payload: Payload, watched: _Watched, sending: Sending
 ) -> Iterator[bytes]:
-    """The messages of a push; grpc takes the next one when the line has room for it.
-
-    A chunk is encoded when it is taken, so nobody holds the whole fragment once more.
-    """
+    """The messages of a push; grpc takes the next one when the line has room for it."""
     yield pb.PushRequest(header=header).SerializeToString()
     if not watched.has_room():
         return
-    step = chunk_elements(header.codec)
-    for start in range(0, values.size, step):
-        for chunk in chunks(encode(values[start : start + step], header.codec), header.codec):
-            watched.moved()
-            sending.moved()
-            yield write_chunk(chunk)
+    for chunk in payload.chunks():
+        watched.moved()
+        sending.moved()
+        yield write_chunk(chunk)
     watched.moved()
     sending.ended()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from syncline.rooms import Rooms
 from syncline_proto.codec import (
     CHUNK_BYTES_MAX,
     Float32,
@@ -42,11 +43,11 @@ class Pulled:
         return (self.values.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def room_for(header: pb.PullHeader, elements: int) -> Float32 | UInt16:
+def room_for(header: pb.PullHeader, elements: int, rooms: Rooms) -> Float32 | UInt16:
     """For the values of a pull; what a difference leads to is in bf16, too."""
     if header.codec == pb.CODEC_BF16 or header.difference_from:
-        return np.empty(elements, np.uint16)
-    return np.empty(elements, np.float32)
+        return rooms.take(2 * elements).view(np.uint16)
+    return rooms.take(4 * elements).view(np.float32)
 
 
 def taken(

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from syncline.anchors import Held
 from syncline.core.agreement import Answer
-from syncline.core.feedback import has_feedback, loss_of
+from syncline.payload import Payload, Values
 from syncline.pulled import Pulled
 from syncline_proto.codec import CODEC_BY_NAME, Float32
 from syncline_proto.errors import SynclineError
 from syncline_proto.layout import Box
-from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 
 
@@ -34,14 +33,13 @@ class Identity:
 class Push:
     """What one rank sends of one fragment.
 
-    ``values`` (fp32, flat) must not change before the exchange ends, since they may have to be
-    sent again; nor may what is ``held`` of it, to which a difference may come.
+    Its payload must not change before the exchange ends, since it may have to be sent again; nor
+    may what is ``held`` of the fragment, to which a difference may come.
     """
 
     fragment: int
     kind: pb.PushKind.ValueType
-    values: Float32
-    codec: CodecName = "fp32"
+    payload: Payload
     base: int | None = None
     epoch: int | None = None
     """Of the base; None, where there is none, takes the one that was heard last."""
@@ -93,7 +91,7 @@ def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[Box]) -> pb.Pu
         kind=push.kind,
         base_revision=push.base,
         gradient_step=push.gradient_step,
-        codec=CODEC_BY_NAME[push.codec],
+        codec=CODEC_BY_NAME[push.payload.codec],
         boxes=[box.to_proto() for box in boxes],
         inner_steps=push.inner_steps,
         tokens=push.tokens,
@@ -136,7 +134,7 @@ def verdict_of(answer: pb.PushResponse) -> pb.Verdict.ValueType:
 def loss_by(push: Push, answer: pb.PushResponse) -> Float32 | None:
     """What the next push is to carry of a judged one; None: nothing."""
     kept = answer.residual == pb.RESIDUAL_ACTION_KEEP
-    return loss_of(push.values, push.codec) if kept and has_feedback(push.codec) else None
+    return push.payload.loss() if kept and isinstance(push.payload, Values) else None
 
 
 def outcome_of(

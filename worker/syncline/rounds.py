@@ -10,16 +10,18 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import numpy as np
 from structlog.typing import FilteringBoundLogger
 from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD, barren_after, diverged
-from syncline.core.feedback import Residuals, action_for, has_feedback, loss_of
+from syncline.core.feedback import Residuals, action_for, has_feedback
 from syncline.core.plan import in_step
 from syncline.exchange import Exchange
 from syncline.hooks import Hooks
+from syncline.payload import Encoded, Payload, Values
 from syncline.push import Outcome, Push
 from syncline.tally import Tally
 from syncline.voice import of_waiting
@@ -113,12 +115,13 @@ class Rounds:
     def push(self, tokens: int, codec: CodecName) -> None:
         """Push progress, in forward order; ``tokens`` are those since the last push.
 
-        The pseudo-gradients are taken now; encoding and sending go on in the background.
+        The pseudo-gradients are taken now, and sent in the background.
         """
         for held in self._unpushed:
             held.tokens += tokens
         chosen = in_step(self._anchors.revisions, self._ready())
         self._in_time = False
+        self._anchors.rooms.trim()
         self.begin(self._of_progress(fragment, codec) for fragment in chosen)
         if self.fragments[-1] in chosen:
             self.tally.since_sync, self.tally.pushed = 0, self._unpushed[-1].tokens
@@ -134,13 +137,10 @@ class Rounds:
 
     def _of_progress(self, fragment: int, codec: CodecName) -> Push:
         held, last_step = self._unpushed[fragment], self.tally.inner_step
-        values = self._anchors.pseudo_gradient(fragment)
-        self._residuals.load(fragment, values)
         return Push(
             fragment=fragment,
             kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
-            values=values,
-            codec=codec,
+            payload=self._payload(fragment, codec),
             base=self._anchors.revisions[fragment],
             epoch=self._anchors.epochs[fragment],
             inner_steps=last_step - held.first_step,
@@ -149,6 +149,13 @@ class Rounds:
             last_step=last_step,
             held=self._anchors.held(fragment),
         )
+
+    def _payload(self, fragment: int, codec: CodecName) -> Payload:
+        if not (has_feedback(codec) or self._residuals.owes(fragment)):
+            return Encoded(self._anchors.progress(fragment, codec), codec)
+        values = self._anchors.progress(fragment).view(np.float32)
+        self._residuals.load(fragment, values)
+        return Values(values, codec)
 
     def merge_all(self, until: float | None = None) -> None:
         """Merge everything that is pending, as ``merge`` does."""
@@ -178,6 +185,7 @@ class Rounds:
         conclusion, outcome = self._waiting.settled(fragment, future, until, say)
         del self._pending[fragment]
         self._settle_residual(push, conclusion, outcome)
+        self._anchors.rooms.give_back(push.payload.room)
         if conclusion.step is Step.REBASE:
             self._rebase(fragment, outcome)
             self._see_barren(fragment, conclusion, outcome)
@@ -198,7 +206,7 @@ class Rounds:
         if not (self._in_time or self.budget_is_committed):
             step_of = in_step(self._anchors.revisions, self._ready())
             again = [push.fragment for push in late if push.fragment in step_of]
-        codec = late[0].codec
+        codec = late[0].payload.codec
         self.begin(self._of_progress(fragment, codec) for fragment in again)
         last = self.fragments[-1]
         if last not in again and any(push.fragment == last for push in late):
@@ -260,8 +268,8 @@ class Rounds:
         if push.kind != pb.PUSH_KIND_PSEUDO_GRADIENT:
             return  # nothing that was owed went with it
         action, loss = action_for(conclusion, outcome.residual), outcome.loss
-        if action == pb.RESIDUAL_ACTION_KEEP and loss is None and has_feedback(push.codec):
-            loss = loss_of(push.values, push.codec)
+        if action == pb.RESIDUAL_ACTION_KEEP and loss is None and isinstance(push.payload, Values):
+            loss = push.payload.loss()
         self._residuals.settle(push.fragment, action, loss)
 
     def _see_header(self, fragment: int, header: pb.PullHeader) -> None:

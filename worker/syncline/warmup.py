@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
 from syncline.exchange import Exchange
+from syncline.payload import Encoded
 from syncline.push import Outcome, Push
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -44,12 +45,12 @@ class WarmUp:
             us, and then the gradients mean nothing.
         """
         self.step += 1
-        futures = [
-            self._exchange.begin(self._push(fragment, inner_step, tokens))
-            for fragment in range(len(self._anchors.shards))
-        ]
-        # Every push ends before any buffer may be used again, so all are waited for.
+        fragments = range(len(self._anchors.shards))
+        pushes = [self._push(fragment, inner_step, tokens) for fragment in fragments]
+        futures = [self._exchange.begin(push) for push in pushes]
         ends = [self._settled(fragment, future) for fragment, future in enumerate(futures)]
+        for push in pushes:
+            self._anchors.rooms.give_back(push.payload.room)
         if any(conclusion.step is not Step.MERGE for conclusion, _ in ends):
             return None
         committed = 0
@@ -65,7 +66,7 @@ class WarmUp:
             Push(
                 fragment=fragment,
                 kind=pb.PUSH_KIND_PARAMETERS,
-                values=self._anchors.parameters(fragment),
+                payload=Encoded(self._anchors.parameters(fragment)),
                 base=0,
                 first_step=inner_step,
                 last_step=inner_step,
@@ -77,7 +78,7 @@ class WarmUp:
         return Push(
             fragment=fragment,
             kind=pb.PUSH_KIND_GRADIENT,
-            values=self._anchors.gradients(fragment),
+            payload=Encoded(self._anchors.gradients(fragment)),
             gradient_step=self.step,
             tokens=tokens,
             first_step=inner_step,

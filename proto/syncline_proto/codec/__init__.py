@@ -5,7 +5,7 @@ share ``blocks``), ``table`` has them by number and by name, ``chunks`` cuts pay
 ``difference`` tells a published value by the one before it.
 """
 
-from syncline_proto.codec.base import Bytes, Codec, Float32, UInt16, square_sum
+from syncline_proto.codec.base import Bytes, Codec, Float32, UInt8, UInt16, square_sum
 from syncline_proto.codec.chunks import (
     CHUNK_BYTES_MAX,
     check_chunk,
@@ -43,6 +43,7 @@ __all__ = [
     "Float32",
     "Follower",
     "UInt16",
+    "UInt8",
     "advance",
     "check_chunk",
     "check_sum",

@@ -64,9 +64,21 @@ class Codec(ABC):
         Where a last block is padded to whole bytes it may hold fewer.
         """
 
-    @abstractmethod
     def encode(self, values: Float32) -> memoryview:
         """Write ``values`` (fp32, flat, contiguous); fp32 itself is a view, not a copy."""
+        out = np.empty(self.size(values.size), np.uint8)
+        self._write(values, out)
+        return out.data
+
+    def encode_into(self, values: Float32, out: UInt8) -> None:
+        """Write ``values`` as ``encode`` does, into ``out``: uint8, exactly as many bytes.
+
+        Raises:
+            ValueError: it is another size.
+        """
+        if out.size != self.size(values.size):
+            raise ValueError(f"{values.size} elements do not take {out.size} bytes.")
+        self._write(values, out)
 
     def decode_into(self, data: Bytes, out: Float32) -> None:
         """Read ``data`` into ``out`` (fp32, flat, contiguous, exactly as many elements).
@@ -106,6 +118,10 @@ class Codec(ABC):
             piece = room[: elements - start]
             self._read(read[self.size(start) : self.size(start + piece.size)], piece)
             yield piece
+
+    @abstractmethod
+    def _write(self, values: Float32, out: UInt8) -> None:
+        """Encode; the sizes agree."""
 
     @abstractmethod
     def _read(self, data: UInt8, out: Float32) -> None:

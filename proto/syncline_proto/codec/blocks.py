@@ -54,8 +54,7 @@ class Blocks(Codec):
         last = bisect_right(range(self.block), rest, key=self.block_size) - 1
         return full * self.block + last if self.block_size(last) == rest else None
 
-    def encode(self, values: Float32) -> memoryview:
-        out = np.empty(self.size(values.size), np.uint8)
+    def _write(self, values: Float32, out: UInt8) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is dealt with
             for start in range(0, values.size, self.piece):
                 piece = values[start : start + self.piece]
@@ -64,7 +63,6 @@ class Blocks(Codec):
                     size = self.block_size(rows.shape[1])
                     self._write_rows(rows, out[at : at + size * len(rows)].reshape(-1, size))
                     at += size * len(rows)
-        return out.data
 
     def _read(self, data: UInt8, out: Float32) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # so is what a stranger may send

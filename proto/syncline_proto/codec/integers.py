@@ -39,11 +39,9 @@ class Int8(Codec):
             return None
         return full * self.block + max(0, rest - self.seam)
 
-    def encode(self, values: Float32) -> memoryview:
+    def _write(self, values: Float32, out: UInt8) -> None:
         # 17 bits of the scale and 7 of the integer are the 24 of an fp32.
-        out = np.empty(self.size(values.size), np.uint8)
         loops.int8_write(values, out)
-        return out.data
 
     def _read(self, data: UInt8, out: Float32) -> None:
         check_int8(loops.int8_read(data, out))

@@ -55,6 +55,9 @@ class Fp32(Plain):
     def encode(self, values: Float32) -> memoryview:
         return values.data.cast("B")
 
+    def _write(self, values: Float32, out: UInt8) -> None:
+        out.data[:] = values.data.cast("B")
+
     def _read(self, data: UInt8, out: Float32) -> None:
         out[:] = data.view(np.float32)
 
@@ -66,10 +69,8 @@ class Bf16(Plain):
     width: int = 2
     loops: ClassVar = _Loops(np.uint16, loops.bf16_square_sum, loops.bf16_scale, loops.bf16_add)
 
-    def encode(self, values: Float32) -> memoryview:
-        out = np.empty(values.size, np.uint16)
-        bf16_bits(values, out)
-        return out.data.cast("B")
+    def _write(self, values: Float32, out: UInt8) -> None:
+        bf16_bits(values, out.view(np.uint16))
 
     def _read(self, data: UInt8, out: Float32) -> None:
         bf16_values(data.view(np.uint16), out)

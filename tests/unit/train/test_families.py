@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ from syncline.anchors import Anchors
 from syncline.hooks import Hooks
 from syncline.layout import blocks_in, describe, frozen_tensors
 from syncline.ranks import Ranks
+from syncline.rooms import Rooms
 from syncline.train.model import build_model
-from syncline_proto.codec import Float32
+from syncline_proto.codec import Float32, UInt8
 from syncline_proto.errors import ConfigError
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -146,16 +148,20 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> float
     return loss.item()
 
 
+def fp32(payload: UInt8) -> Float32:
+    return payload.view(np.float32)
+
+
 class Copy:
     """One replica's model with its layout, anchors and optimizer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.found = describe(model, Ranks())
-        self.anchors = Anchors(self.found.shards)
+        self.anchors = Anchors(self.found.shards, Rooms())
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for fragment in self.fragments:
-            self.adopt(fragment, self.anchors.parameters(fragment).copy())
+            self.adopt(fragment, fp32(self.anchors.parameters(fragment)))
 
     @property
     def fragments(self) -> range:
@@ -172,8 +178,8 @@ class Copy:
 
 def merged(replicas: list[Copy], fragment: int) -> Float32:
     """What the sync service publishes after a round of plain averaging."""
-    base = replicas[0].anchors.parameters(fragment) + replicas[0].anchors.pseudo_gradient(fragment)
-    total = sum(replica.anchors.pseudo_gradient(fragment) for replica in replicas)
+    deltas = [fp32(replica.anchors.progress(fragment)) for replica in replicas]
+    base, total = fp32(replicas[0].anchors.parameters(fragment)) + deltas[0], sum(deltas)
     assert not isinstance(total, int)
     outer_step(base, base * 0, total, float(len(replicas)), AVERAGE)
     return total  # the outer step leaves the new parameters there

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from syncline.anchors import Anchors
 from syncline.layout import describe
 from syncline.ranks import Ranks
-from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt16
+from syncline.rooms import Rooms
+from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt8, UInt16
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -20,11 +21,15 @@ HEADER = pb.PullHeader(revision=3, codec=pb.CODEC_FP32)
 
 
 def anchors(dtype: torch.dtype) -> Anchors:
-    return Anchors(describe(nn.Linear(7, 5).to(dtype), Ranks()).shards)
+    return Anchors(describe(nn.Linear(7, 5).to(dtype), Ranks()).shards, Rooms())
 
 
 def values(numel: int, seed: int = 0) -> Float32:
     return np.random.default_rng(seed).normal(size=numel).astype(np.float32)
+
+
+def fp32(payload: UInt8) -> Float32:
+    return payload.view(np.float32)
 
 
 def bits(published: Tensor) -> UInt16:
@@ -41,8 +46,8 @@ def test_what_rounding_loses_is_no_progress(dtype: torch.dtype, codec: CodecName
     if codec == "bf16":
         published = published.bfloat16().float()
     held.adopt(0, bits(published) if codec == "bf16" else published.numpy().copy(), header)
-    assert not held.pseudo_gradient(0).any()
-    assert held.parameters(0).tolist() == published.to(dtype).float().tolist()
+    assert not fp32(held.progress(0)).any()
+    assert fp32(held.parameters(0)).tolist() == published.to(dtype).float().tolist()
     assert held.revisions[0] == 3
 
 
@@ -56,8 +61,8 @@ def test_without_progress_a_rebase_is_an_adoption(
     second = torch.from_numpy(values(held.shards[0].numel, 2))
     held.rebase(0, bits(second), HEADER)
     other.adopt(0, bits(second), HEADER)
-    assert held.parameters(0).tolist() == other.parameters(0).tolist()
-    assert not held.pseudo_gradient(0).any()
+    assert fp32(held.parameters(0)).tolist() == fp32(other.parameters(0)).tolist()
+    assert not fp32(held.progress(0)).any()
 
 
 @pytest.mark.parametrize("codec", [pb.CODEC_BF16, pb.CODEC_INT8])
@@ -103,11 +108,11 @@ def test_progress_is_measured_however_the_parameter_lies_in_memory(
 ) -> None:
     layer = nn.Linear(7, 5, bias=False)
     layer.weight = nn.Parameter(weight.to(dtype, copy=True))
-    held = Anchors(describe(layer, Ranks()).shards)
+    held = Anchors(describe(layer, Ranks()).shards, Rooms())
     held.adopt(0, bits(torch.from_numpy(values(35))), pb.PullHeader(codec=pb.CODEC_BF16))
     anchor = layer.weight.detach().float().clone()
     with torch.no_grad():
         layer.weight.sub_(torch.from_numpy(values(35, 1)).view(5, 7))
     progress = anchor - layer.weight.detach().float()
-    assert held.pseudo_gradient(0).tolist() == progress.reshape(-1).tolist()
+    assert fp32(held.progress(0)).tolist() == progress.reshape(-1).tolist()
     assert progress.any()

@@ -15,6 +15,7 @@ from syncline.exchange import Exchange
 from syncline.layout import RankShard
 from syncline.link import Link
 from syncline.push import Identity, Outcome, Wanted
+from syncline.rooms import Rooms
 from syncline_proto.errors import EpochChanged, RevisionGone, SynclineError, Unreachable
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import TimeoutSettings
@@ -63,7 +64,13 @@ def pulling(service: MovesOn, timeouts: TimeoutSettings) -> Iterator[Exchange]:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     made = Exchange(
-        ME, LAYOUT, (EMPTY,), {0: Link(f"127.0.0.1:{port}", timeouts, None)}, {0: 0}, timeouts
+        ME,
+        LAYOUT,
+        (EMPTY,),
+        {0: Link(f"127.0.0.1:{port}", timeouts, None)},
+        {0: 0},
+        timeouts,
+        Rooms(),
     )
     try:
         yield made

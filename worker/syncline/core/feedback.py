@@ -41,6 +41,10 @@ class Residuals:
         self._held: dict[int, Float32] = {}
         self._epochs: dict[int, int] = {}
 
+    def owes(self, fragment: int) -> bool:
+        """Whether something is to be added to what is sent."""
+        return fragment in self._held
+
     def load(self, fragment: int, delta: Float32) -> None:
         """Turn ``delta`` (fp32, flat) into what is to be sent of it, in place."""
         held = self._held.get(fragment)

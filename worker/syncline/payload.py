@@ -1,0 +1,77 @@
+"""What a push carries, as chunks: encoded already, or encoded as it goes out.
+
+A codec that loses too much to lose (``with_feedback``) has to be asked, once the service has
+answered, what it lost: so its values are kept, and encoded late, off the training thread. All
+others are encoded where the values are computed, while these are in the processor's cache; nobody
+needs them in fp32 any more, so a push is as large as what is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from syncline.core.feedback import has_feedback, loss_of
+from syncline_proto.codec import (
+    CODEC_BY_NAME,
+    Float32,
+    UInt8,
+    chunk_elements,
+    chunks,
+    codec_of,
+    encode,
+)
+from syncline_proto.parts import Chunk
+from syncline_proto.settings import CodecName
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Bytes that do not change before the push has ended."""
+
+    room: UInt8
+    codec: CodecName = "fp32"
+
+    @property
+    def size(self) -> int:
+        """Bytes that are sent."""
+        return self.room.size
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The chunks in order; the same however often they are asked for."""
+        return chunks(self.room.data, CODEC_BY_NAME[self.codec])
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """fp32 [n], contiguous, that do not change before the push has ended."""
+
+    values: Float32
+    codec: CodecName
+
+    @property
+    def room(self) -> UInt8:
+        """Their memory."""
+        return self.values.view(np.uint8)
+
+    @property
+    def size(self) -> int:
+        """Bytes that are sent."""
+        return codec_of(CODEC_BY_NAME[self.codec]).size(self.values.size)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The chunks in order; each is encoded when it is taken, so few are in memory."""
+        number = CODEC_BY_NAME[self.codec]
+        step = chunk_elements(number)
+        for start in range(0, self.values.size, step):
+            yield from chunks(encode(self.values[start : start + step], number), number)
+
+    def loss(self) -> Float32 | None:
+        """What the codec loses of the values (fp32, flat); None, where that is not kept."""
+        return loss_of(self.values, self.codec) if has_feedback(self.codec) else None
+
+
+Payload: TypeAlias = Encoded | Values

@@ -1,0 +1,57 @@
+"""Memory for what is pushed and pulled, used again from round to round.
+
+What the kernel has just given it clears page by page, which takes longer than to write there what
+was received; and each round needs as much as the last. So whoever has no more use for a room gives
+it back, and the next one of the same size takes it. Knows nothing of what is in one.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+
+import numpy as np
+
+from syncline_proto.codec import UInt8
+
+
+class Rooms:
+    """Idle rooms, by their size. All methods may be called from any thread.
+
+    Who gives one back has the last use of it behind him. One that is not given back is lost to
+    this, and freed with its last use: so a room in which somebody may still be stays out of it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._idle: dict[int, list[UInt8]] = {}
+        self._unused: dict[int, int] = {}
+        """By size: so many of the idle ones have not been taken since the last ``trim``."""
+
+    @property
+    def idle_bytes(self) -> int:
+        with self._lock:
+            return sum(size * len(rooms) for size, rooms in self._idle.items())
+
+    def take(self, size: int) -> UInt8:
+        """A room of ``size`` bytes with anything in it: uint8 [size]."""
+        with self._lock:
+            if idle := self._idle.get(size):
+                room = idle.pop()
+                self._unused[size] = min(self._unused.get(size, 0), len(idle))
+                return room
+        return np.empty(size, np.uint8)
+
+    def give_back(self, room: UInt8) -> None:
+        """Let the next one have it."""
+        with self._lock:
+            if room.size:
+                self._idle.setdefault(room.size, []).append(room)
+
+    def trim(self) -> None:
+        """Let go of what has not been taken since the last call. Call it once a round."""
+        with self._lock:
+            for size, idle in list(self._idle.items()):
+                del idle[: self._unused.get(size, 0)]
+                self._unused[size] = len(idle)
+                if not idle:
+                    del self._idle[size], self._unused[size]
