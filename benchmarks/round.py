@@ -69,7 +69,12 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--replicas", type=_at_least(2), default=2)
     parser.add_argument("--codec", choices=CODECS, default="bf16")
     parser.add_argument("--peers", type=_peers, default=list(systems.PEERS))
-    parser.add_argument("--shards", type=_at_least(1), default=2, help="sync services, of ours")
+    parser.add_argument(
+        "--shards",
+        type=_at_least(1),
+        default=2,
+        help="sync services, of ours: each on a host of its own",
+    )
     parser.add_argument("--repeats", type=_at_least(1), default=7)
     parser.add_argument("--parameters", type=_at_least(1000), default=PARAMETERS)
     parser.add_argument("--peers-folder", type=Path, default=default_folder(), metavar="FOLDER")
@@ -107,7 +112,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-round-")))
         scene = systems.Scene(
-            network=stack.enter_context(network(given.network, given.replicas + 1)),
+            network=stack.enter_context(network(given.network, given.replicas + given.shards)),
             participants=given.replicas,
             parameters=given.parameters,
             folder=folder,

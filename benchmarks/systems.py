@@ -1,7 +1,8 @@
 """The processes of each system that ``round.py`` compares: what is started, where, with what.
 
 Every system gets the same: one host for each participant, one more for what serves them, the same
-threads. Builds command lines, and starts nothing.
+threads; of several sync services each has a host of its own. Builds command lines, and starts
+nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class Scene:
 
     def service(self, name: str, argv: Sequence[str], **env: str) -> Command:
         """A process on the host of those who serve."""
-        return self._command(name, self.server, STAGE_SERVICE, argv, env)
+        return self.service_at(self.server, name, argv, **env)
+
+    def service_at(self, host: int, name: str, argv: Sequence[str], **env: str) -> Command:
+        return self._command(name, host, STAGE_SERVICE, argv, env)
 
     def _command(
         self, name: str, host: int, stage: int, argv: Sequence[str], env: dict[str, str]
@@ -99,15 +103,16 @@ def syncline_services(scene: Scene, control: int, shards: int) -> list[Command]:
         )
     ]
     for index in range(shards):
-        sync, health, metrics = free_ports(3)
+        host, (sync, health, metrics) = scene.server + index, free_ports(3)
         argv = [
             *(*module, "syncline_sync", "--control", f"http://{scene.at(scene.server, control)}"),
             *("--shards", str(shards), "--index", str(index)),
             *("--host", "0.0.0.0", "--port", str(sync), "--health-port", str(health)),
             *("--metrics-port", str(metrics), "--data", str(scene.folder / f"store-{index}")),
-            *("--advertise", scene.at(scene.server, sync)),
+            *("--advertise", scene.at(host, sync)),
         ]
-        commands.append(scene.service(f"sync-{index}", argv, SYNCLINE_SYNC_TOKEN=TOKEN, **ours))
+        env = {"SYNCLINE_SYNC_TOKEN": TOKEN, **ours}
+        commands.append(scene.service_at(host, f"sync-{index}", argv, **env))
     return commands
 
 
