@@ -85,7 +85,7 @@ class Anchors:
             return None
         return Held(name, values.view(np.uint16))
 
-    def progress(self, fragment: int, codec: CodecName = "fp32") -> UInt8:
+    def pseudo_gradient(self, fragment: int, codec: CodecName = "fp32") -> UInt8:
         """anchor - parameters, of the pieces that this rank sends: a payload, in one of ``rooms``.
 
         Positive where the replica has already descended.

@@ -152,8 +152,8 @@ class Rounds:
 
     def _payload(self, fragment: int, codec: CodecName) -> Payload:
         if not (has_feedback(codec) or self._residuals.owes(fragment)):
-            return Encoded(self._anchors.progress(fragment, codec), codec)
-        values = self._anchors.progress(fragment).view(np.float32)
+            return Encoded(self._anchors.pseudo_gradient(fragment, codec), codec)
+        values = self._anchors.pseudo_gradient(fragment).view(np.float32)
         self._residuals.load(fragment, values)
         return Values(values, codec)
 

@@ -178,7 +178,7 @@ class Copy:
 
 def merged(replicas: list[Copy], fragment: int) -> Float32:
     """What the sync service publishes after a round of plain averaging."""
-    deltas = [fp32(replica.anchors.progress(fragment)) for replica in replicas]
+    deltas = [fp32(replica.anchors.pseudo_gradient(fragment)) for replica in replicas]
     base, total = fp32(replicas[0].anchors.parameters(fragment)) + deltas[0], sum(deltas)
     assert not isinstance(total, int)
     outer_step(base, base * 0, total, float(len(replicas)), AVERAGE)

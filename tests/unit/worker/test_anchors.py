@@ -46,7 +46,7 @@ def test_what_rounding_loses_is_no_progress(dtype: torch.dtype, codec: CodecName
     if codec == "bf16":
         published = published.bfloat16().float()
     held.adopt(0, bits(published) if codec == "bf16" else published.numpy().copy(), header)
-    assert not fp32(held.progress(0)).any()
+    assert not fp32(held.pseudo_gradient(0)).any()
     assert fp32(held.parameters(0)).tolist() == published.to(dtype).float().tolist()
     assert held.revisions[0] == 3
 
@@ -62,7 +62,7 @@ def test_without_progress_a_rebase_is_an_adoption(
     held.rebase(0, bits(second), HEADER)
     other.adopt(0, bits(second), HEADER)
     assert fp32(held.parameters(0)).tolist() == fp32(other.parameters(0)).tolist()
-    assert not fp32(held.progress(0)).any()
+    assert not fp32(held.pseudo_gradient(0)).any()
 
 
 @pytest.mark.parametrize("codec", [pb.CODEC_BF16, pb.CODEC_INT8])
@@ -114,5 +114,5 @@ def test_progress_is_measured_however_the_parameter_lies_in_memory(
     with torch.no_grad():
         layer.weight.sub_(torch.from_numpy(values(35, 1)).view(5, 7))
     progress = anchor - layer.weight.detach().float()
-    assert fp32(held.progress(0)).tolist() == progress.reshape(-1).tolist()
+    assert fp32(held.pseudo_gradient(0)).tolist() == progress.reshape(-1).tolist()
     assert progress.any()
