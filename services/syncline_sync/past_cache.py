@@ -96,7 +96,8 @@ def _set_past_cache(file: int, wanted: bool) -> bool:
 def _piece_of_this_thread() -> UInt8:
     """Where it gathers: uint8 [PIECE_BYTES], from a page's beginning."""
     if not hasattr(_mine, "piece"):
-        memory = mmap.mmap(-1, PIECE_BYTES)
+        # Private: memory that processes may share has small pages only, each found for each write.
+        memory = mmap.mmap(-1, PIECE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         _mine.piece = np.frombuffer(memory, np.uint8)
