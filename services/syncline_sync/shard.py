@@ -66,16 +66,15 @@ class Shard:
         codec = codec_of(self.header.codec)
         for chunk in chunks:
             count = check_chunk(chunk, codec.number, self.elements - self.received)
-            rest = np.frombuffer(chunk.data, np.uint8)
+            rest = memoryview(chunk.data)
             while count:
                 slab, before = divmod(self.received, self._in_slab)
                 here = min(count, self._in_slab - before)
                 if slab == len(self.kept):
                     self.kept.append(self._memory())
                 at, size = codec.size(before), codec.size(here)
-                part = self.kept[slab][at : at + size]
-                part[:] = rest[:size]
-                self.square_sum += codec.square_sum(part.data, here)
+                into = self.kept[slab][at : at + size]
+                self.square_sum += codec.copy(rest[:size], into, here)
                 self.received += here
                 rest, count = rest[size:], count - here
 

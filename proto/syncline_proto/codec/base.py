@@ -89,13 +89,15 @@ class Codec(ABC):
         """
         self._read(self._bytes(data, out.size), out)
 
-    def square_sum(self, data: Bytes, elements: int) -> float:
-        """Sum of squares, in float64, of what ``data`` decodes to; not finite if a value is not.
+    def copy(self, data: Bytes, into: UInt8, elements: int) -> float:
+        """Copy ``data``; the sum of squares, in float64, of what it decodes to.
+
+        That is not finite if a value is not. ``into`` is as long as ``data``.
 
         Raises:
-            InvalidRequest: as for ``decode_into``.
+            InvalidRequest: as for ``decode_into``; ``into`` is undefined then.
         """
-        return self._square_sum(self._bytes(data, elements), elements)
+        return self._copy(self._bytes(data, elements), into, elements)
 
     def scale(self, data: Bytes, out: Float32, factor: np.float32) -> None:
         """out = factor * D, in fp32; D is what ``data`` decodes to, as in ``decode_into``."""
@@ -126,6 +128,10 @@ class Codec(ABC):
     @abstractmethod
     def _read(self, data: UInt8, out: Float32) -> None:
         """Decode; the sizes agree."""
+
+    def _copy(self, data: UInt8, into: UInt8, elements: int) -> float:
+        into[:] = data
+        return self._square_sum(into, elements)
 
     def _square_sum(self, data: UInt8, elements: int) -> float:
         return sum(map(loops.square_sum, self.pieces(data.data, elements)))

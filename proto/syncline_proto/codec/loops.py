@@ -97,6 +97,16 @@ def square_sum(values: Float32) -> float:
     return total
 
 
+@compiled("float64", read("float32"), written("float32"), is_sum=True)
+def copy(values: Float32, out: Float32) -> float:
+    """out = values; their ``square_sum``."""
+    total = 0.0
+    for i in range(values.size):
+        out[i] = values[i]
+        total += np.float64(values[i]) * np.float64(values[i])
+    return total
+
+
 @compiled("void", read("float32"), written("float32"), "float32")
 def scale(values: Float32, out: Float32, factor: np.float32) -> None:
     """out = factor * values."""
@@ -125,11 +135,12 @@ def bf16_values(bits: UInt16, out: Float32) -> None:
         out[i] = widened(bits[i])
 
 
-@compiled("float64", read("uint16"), is_sum=True)
-def bf16_square_sum(bits: UInt16) -> float:
-    """Sum of squares of bf16, in float64."""
+@compiled("float64", read("uint16"), written("uint16"), is_sum=True)
+def bf16_copy(bits: UInt16, out: UInt16) -> float:
+    """out = bits; their ``square_sum``."""
     total = 0.0
     for i in range(bits.size):
+        out[i] = bits[i]
         value = np.float64(widened(bits[i]))
         total += value * value
     return total

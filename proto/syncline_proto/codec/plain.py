@@ -16,7 +16,7 @@ class _Loops(NamedTuple):
     """What is done with elements as they lie in a payload; as the methods of ``Codec``."""
 
     dtype: type[np.float32] | type[np.uint16]
-    square_sum: Callable[[Any], float]
+    copy: Callable[[Any, Any], float]
     scale: Callable[[Any, Float32, np.float32], None]
     add: Callable[[Any, Float32, np.float32], None]
 
@@ -35,8 +35,8 @@ class Plain(Codec):
         count, rest = divmod(size, self.width)
         return None if rest else count
 
-    def _square_sum(self, data: UInt8, elements: int) -> float:
-        return self.loops.square_sum(data.view(self.loops.dtype))
+    def _copy(self, data: UInt8, into: UInt8, elements: int) -> float:
+        return self.loops.copy(data.view(self.loops.dtype), into.view(self.loops.dtype))
 
     def _scale(self, data: UInt8, out: Float32, factor: np.float32) -> None:
         self.loops.scale(data.view(self.loops.dtype), out, factor)
@@ -50,7 +50,7 @@ class Fp32(Plain):
     """4 bytes an element, as it is."""
 
     width: int = 4
-    loops: ClassVar = _Loops(np.float32, loops.square_sum, loops.scale, loops.add)
+    loops: ClassVar = _Loops(np.float32, loops.copy, loops.scale, loops.add)
 
     def encode(self, values: Float32) -> memoryview:
         return values.data.cast("B")
@@ -67,7 +67,7 @@ class Bf16(Plain):
     """2 bytes an element: its upper half, rounded. NaN stays NaN (quiet), infinities stay."""
 
     width: int = 2
-    loops: ClassVar = _Loops(np.uint16, loops.bf16_square_sum, loops.bf16_scale, loops.bf16_add)
+    loops: ClassVar = _Loops(np.uint16, loops.bf16_copy, loops.bf16_scale, loops.bf16_add)
 
     def _write(self, values: Float32, out: UInt8) -> None:
         bf16_bits(values, out.view(np.uint16))
