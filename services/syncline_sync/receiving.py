@@ -1,9 +1,10 @@
-"""One rank's shard on its way in: read from its call as it comes, digested in the pool.
+"""One rank's shard on its way in: read from its call as it comes, and checked, copied and measured.
 
-Reading and digesting overlap: the loop takes the next chunk while the pool checks, copies and
-measures those before it, several at a time when they come fast. What waits in between is within
-the push's room: a chunk that cannot be the shard's next, by its length, ends the call before it
-waits. Decides nothing; whose push it is and what becomes of it is the servicer's.
+A chunk of a light codec is so before the pool could have been asked: a fifth of a millisecond for
+2 MiB. Of others reading and digesting overlap: the loop takes the next chunk while the pool has
+those before it, several at a time when they come fast. What waits in between is within the push's
+room: a chunk that cannot be the shard's next, by its length, ends the call before it waits. Decides
+nothing; whose push it is and what becomes of it is the servicer's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TypeAlias
 
 import grpc
 
-from syncline_proto.codec import chunk_count
+from syncline_proto.codec import chunk_count, codec_of
 from syncline_proto.errors import InvalidRequest, Overloaded, Unreachable
 from syncline_proto.parts import Chunk
 from syncline_proto.status import ROOM_HEADER
@@ -114,6 +115,10 @@ class Receiving:
             part = Chunk(part.chunk.data, part.chunk.crc32c)
         self._left -= chunk_count(part, self._shard.header.codec, self._left)
         self._staging.note(self._staged, self._shard, time.monotonic())
+        if codec_of(self._shard.header.codec).is_light:
+            self._shard.take([part])
+            self._run.metrics.moved("up", len(part.data))
+            return
         self._waiting.append(part)
         if len(self._waiting) < TOGETHER and self._left > 0:
             return

@@ -58,7 +58,7 @@ class Shard:
         return self.received == self.elements
 
     def take(self, chunks: Iterable[Chunk]) -> None:
-        """Check and keep the next chunks. Heavy: call it in the pool.
+        """Check and keep the next chunks. Heavy, but for a light codec: call it in the pool.
 
         Raises:
             InvalidRequest: one is damaged, or not what the header announced.

@@ -52,6 +52,8 @@ class Codec(ABC):
     """Bytes that a payload may grow by, at most, for each place where it is cut in two."""
     with_feedback: bool = False
     """What it loses is too much to lose: the sender keeps it, and adds it to what it sends next."""
+    is_light: bool = False
+    """``copy`` takes little longer than to copy."""
 
     @abstractmethod
     def size(self, elements: int) -> int:

@@ -26,6 +26,7 @@ class Plain(Codec):
     """A codec of ``width`` bytes an element."""
 
     width: int
+    is_light: bool = True
     loops: ClassVar[_Loops]
 
     def size(self, elements: int) -> int:
