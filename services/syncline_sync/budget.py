@@ -1,10 +1,10 @@
-"""Room for what is in flight, within one limit: shared fairly between runs, in order within one.
+"""Room for what is in flight, within one limit: shared fairly between runs, and within each.
 
-The run that holds the least is served first, so nobody's pushes can keep another run's out; among
-runs that hold as much, first come, first served. Where room may be held for long, a run gets no
-more than half of what the others leave. Who had to leave the line may come back to its old place in
-it, and holds nobody up meanwhile. One loop owns it. Knows sizes only; what they are of is its
-users' business.
+The run that holds the least is served first, so nobody's pushes can keep another run's out; within
+a run likewise the replica that holds the least; among those who hold as much, first come, first
+served. Where room may be held for long, a run gets no more than half of what the others leave. Who
+had to leave the line may come back to its old place in it, and holds nobody up meanwhile. One loop
+owns it. Knows sizes only; what they are of is its users' business.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ class Room:
     """Of a ``size``, to be used once ``granted`` is done, and to be given back in any case."""
 
     run: str
+    replica: str
+    """Empty where a run's share is nobody's in particular."""
     size: int
     place: int
-    """In the line: of one run, the smallest is served first."""
+    """In the line: of one replica, the smallest is served first."""
     granted: asyncio.Future[None]
+
+    @property
+    def whose(self) -> tuple[str, str]:
+        return self.run, self.replica
 
 
 class Budget:
@@ -38,7 +44,8 @@ class Budget:
 
     Invariants:
         - ``used`` <= ``limit``, except that one room alone may always be had;
-        - nobody is passed by a run that holds more than his;
+        - nobody is passed by a run that holds more than his, nor by a replica of his own run that
+          holds more than he;
         - with ``halves`` no run gets more than half of what the others leave, the last room rounded
           up. So ``n`` runs that give nothing back leave at least ``limit // 2**n`` rooms of size 1
           to all others: none, perhaps, once there are more of them than log2(limit).
@@ -52,12 +59,14 @@ class Budget:
         self._places = itertools.count()
         self._held: Counter[str] = Counter()
         """By run; those that hold nothing are not in it."""
-        self._waiting: dict[str, list[Room]] = {}
-        """By run, then by place; no list is empty."""
+        self._held_by: Counter[tuple[str, str]] = Counter()
+        """By run and replica, likewise."""
+        self._waiting: dict[tuple[str, str], list[Room]] = {}
+        """By run and replica, then by place; no list is empty."""
         self._waiters = 0
 
-    def ask(self, run: str, size: int, place: int | None = None) -> Room:
-        """Ask for room behind those of the run who came before, or at a ``place`` held before.
+    def ask(self, run: str, size: int, place: int | None = None, replica: str = "") -> Room:
+        """Ask for room behind the replica's own that came before, or at a ``place`` held before.
 
         Raises:
             Overloaded: too many wait already.
@@ -65,8 +74,8 @@ class Budget:
         if self._waiters >= self._waiters_max:
             raise Overloaded("The sync service has too many calls waiting for room; try later.")
         place = next(self._places) if place is None else place
-        room = Room(run, size, place, asyncio.get_running_loop().create_future())
-        line = self._waiting.setdefault(run, [])
+        room = Room(run, replica, size, place, asyncio.get_running_loop().create_future())
+        line = self._waiting.setdefault(room.whose, [])
         bisect.insort(line, room, key=lambda waiting: waiting.place)
         self._waiters += 1
         self._admit()
@@ -94,7 +103,7 @@ class Budget:
     def give_back(self, room: Room) -> None:
         """End a room, granted or still waited for."""
         if room.granted.done():
-            self._hold(room.run, -room.size)
+            self._hold(room, -room.size)
         else:
             self._unqueue(room)
             room.granted.cancel()
@@ -104,24 +113,31 @@ class Budget:
         while self._waiting:
             room = min(
                 (line[0] for line in self._waiting.values()),
-                key=lambda first: (self._held[first.run], first.place),
+                key=lambda first: (
+                    self._held[first.run],
+                    self._held_by[first.whose],
+                    first.place,
+                ),
             )
             kept_free = self._held[room.run] if self._halves else 0
             if self.used and self.used + room.size + kept_free > self.limit:
                 break
             self._unqueue(room)
-            self._hold(room.run, room.size)
+            self._hold(room, room.size)
             room.granted.set_result(None)
 
     def _unqueue(self, room: Room) -> None:
-        line = self._waiting[room.run]
+        line = self._waiting[room.whose]
         line.remove(room)
         if not line:
-            del self._waiting[room.run]
+            del self._waiting[room.whose]
         self._waiters -= 1
 
-    def _hold(self, run: str, size: int) -> None:
+    def _hold(self, room: Room, size: int) -> None:
         self.used += size
-        self._held[run] += size
-        if not self._held[run]:
-            del self._held[run]
+        self._held[room.run] += size
+        self._held_by[room.whose] += size
+        if not self._held[room.run]:
+            del self._held[room.run]
+        if not self._held_by[room.whose]:
+            del self._held_by[room.whose]

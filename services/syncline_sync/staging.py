@@ -294,7 +294,7 @@ class Staging:
         """
         codec = codec_of(header.codec)
         size = codec.size(self._numel(key)) + codec.seam * (header.ranks - 1)
-        room = self._budget.ask(self._run, size, self._place(key))
+        room = self._budget.ask(self._run, size, self._place(key), header.replica)
         self._left.pop(key[:2], None)
         self._drop_older(key)
         answer: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()

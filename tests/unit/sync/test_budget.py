@@ -1,4 +1,4 @@
-"""Room within a limit: fair between runs, in order within one, for everybody in the end."""
+"""Room within a limit: fair between runs and replicas, in order, for everybody in the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from syncline_sync.budget import Budget, Room
     st.randoms(use_true_random=False),
 )
 @settings(deadline=None)
-def test_one_run_is_served_in_order_and_within_the_limit(
+def test_one_replica_is_served_in_order_and_within_the_limit(
     asked: list[tuple[int, bool]], limit: int, chance: Any
 ) -> None:
     async def main() -> None:
@@ -45,49 +45,52 @@ def test_one_run_is_served_in_order_and_within_the_limit(
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), min_size=1, max_size=40),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(1, 9)),
+        min_size=1,
+        max_size=40,
+    ),
     st.integers(1, 20),
     st.randoms(use_true_random=False),
 )
 @settings(deadline=None)
-def test_no_run_is_passed_by_one_that_holds_more(
-    asked: list[tuple[str, int]], limit: int, chance: Any
+def test_nobody_is_passed_by_a_run_or_a_replica_of_his_that_holds_more(
+    asked: list[tuple[str, str, int]], limit: int, chance: Any
 ) -> None:
     async def main() -> None:
         budget = Budget(limit)
         left, rooms, served = list(asked), list[Room](), 0
-
-        def held(run: str) -> int:
-            return sum(r.size for r in rooms if r.granted.done() and r.run == run)
 
         def waiting() -> list[Room]:
             return [r for r in rooms if not r.granted.done()]
 
         while left or rooms:
             before = waiting()
-            had = {run: held(run) for run in "abc"}
+            inside = [r for r in rooms if r.granted.done()]
             if left and (not rooms or chance.random() < 0.6):
-                rooms.append(budget.ask(*left.pop(0)))
+                run, replica, size = left.pop(0)
+                rooms.append(budget.ask(run, size, replica=replica))
                 before.append(rooms[-1])
             else:
-                granted = [r for r in rooms if r.granted.done()]
-                assert granted, "somebody must be able to go on"
-                gone = chance.choice(granted)
+                assert inside, "somebody must be able to go on"
+                gone = chance.choice(inside)
                 rooms.remove(gone)
-                had[gone.run] -= gone.size
+                inside.remove(gone)
                 budget.give_back(gone)
                 served += 1
+
+            def rank(room: Room, inside: list[Room] = inside) -> tuple[int, int, int]:
+                of_run = [r for r in inside if r.run == room.run]
+                of_replica = [r for r in of_run if r.replica == room.replica]
+                return sum(r.size for r in of_run), sum(r.size for r in of_replica), room.place
+
             entered = [r for r in before if r.granted.done()]
             while entered:  # in the order in which they must have been let in
-                first = min(entered, key=lambda r: (had[r.run], r.place))
-                passed = [r for r in before if had[r.run] < had[first.run]]
-                assert not passed, "whoever holds less comes first"
-                assert first is min(
-                    (r for r in before if r.run == first.run), key=lambda r: r.place
-                )
+                first = min(entered, key=rank)
+                assert first is min(before, key=rank), "whoever holds less comes first"
                 before.remove(first)
                 entered.remove(first)
-                had[first.run] += first.size
+                inside.append(first)
             inside = [r for r in rooms if r.granted.done()]
             assert budget.used == sum(r.size for r in inside)
             assert budget.used <= limit or len(inside) == 1

@@ -262,6 +262,22 @@ def test_ranks_of_one_push_share_one_place_in_the_queue() -> None:
     run(scenario, limit=BYTES)
 
 
+def test_a_replica_that_pushes_all_at_once_does_not_keep_another_out() -> None:
+    """Whoever holds less has the next room, though the other asked for more of it before."""
+
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        held = [sent(staging, header("hog", fragment=f))[0] for f in range(2)]
+        more = [joined(staging, header("hog", incarnation=2, fragment=f))[0] for f in range(2)]
+        other, _ = joined(staging, header("other"))
+        staging.settle(held[0], YES)
+        assert other.room.granted.done()
+        assert not any(staged.room.granted.done() for staged in more)
+        staging.settle(held[1], YES)
+        assert [staged.room.granted.done() for staged in more] == [True, False]
+
+    run(scenario, limit=2 * BYTES)
+
+
 def test_a_push_larger_than_the_budget_enters_alone() -> None:
     async def scenario(staging: Staging, budget: Budget) -> None:
         first, _ = joined(staging, header("a"))

@@ -3,11 +3,12 @@
 Pure: who calls says what time it is.
 
 Why ranks cannot wait for one another in it. The service judges a push when the bytes of all its
-ranks are in; it gives room to whole pushes, in the order of their first headers, and reads whatever
-has room. A rank's turn ends with its last byte, not with the verdict, so who has a turn waits for
-the wire or for room. While anything moves, turns end, since pushes are finite. When nothing moves,
-those who have a turn wait for room; they count no more, and the next ones begin. So in the end
-every rank has begun the push that has room, its bytes come in, and its room goes to the next.
+ranks are in; it gives room to whole pushes, of a replica in the order of their first headers, and
+reads whatever has room. A rank's turn ends with its last byte, not with the verdict, so who has a
+turn waits for the wire or for room. While anything moves, turns end, since pushes are finite. When
+nothing moves, those who have a turn wait for room; they count no more, and the next ones begin. So
+in the end every rank has begun the push that has room, its bytes come in, and its room goes to the
+next.
 """
 
 from __future__ import annotations
