@@ -1,4 +1,4 @@
-"""In the order of the forward pass: what is pushed first, and who waits for what."""
+"""In the order of the forward pass: what is pushed first, beside what, and who waits for what."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from collections.abc import Iterator
 import pytest
 from torch import nn
 
-from syncline import exchange
+from syncline import exchange, link
+from syncline.anchors import Anchors
 from syncline.line import Sending
 from syncline.link import Link
 from syncline.payload import Payload
+from syncline_proto.codec.base import UInt8
+from syncline_proto.parts import Chunk
+from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.by_hand import ByHand
 from syncline_testing.cluster import Cluster
@@ -75,12 +79,12 @@ def test_pushes_go_out_in_forward_order(cluster: Cluster, monkeypatch: pytest.Mo
     push = Link.push
 
     def told(
-        link: Link, header: pb.PushHeader, payload: Payload, sending: Sending
+        at: Link, header: pb.PushHeader, payload: Payload, sending: Sending
     ) -> pb.PushResponse:
         if header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
             sent.append(header.fragment)
             assert go_on.wait(20)
-        return push(link, header, payload, sending)
+        return push(at, header, payload, sending)
 
     monkeypatch.setattr(Link, "push", told)
     monkeypatch.setattr(exchange, "PUSHES_MAX", 1)
@@ -95,3 +99,51 @@ def test_pushes_go_out_in_forward_order(cluster: Cluster, monkeypatch: pytest.Mo
     finally:
         go_on.set()
         trial.replica.close(failed=True)
+
+
+def test_a_fragment_is_sent_while_the_next_ones_are_still_in_the_model(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is copied out of the model, and encoded, only once the one before has arrived."""
+    there = [threading.Event() for _ in FRAGMENTS]
+    push, progress = Link.push, Anchors.progress
+
+    def told(
+        at: Link, header: pb.PushHeader, payload: Payload, sending: Sending
+    ) -> pb.PushResponse:
+        answer = push(at, header, payload, sending)
+        if header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
+            there[header.fragment].set()
+        return answer
+
+    def after_the_one_before(anchors: Anchors, fragment: int, codec: CodecName = "fp32") -> UInt8:
+        assert fragment == 0 or there[fragment - 1].wait(20)
+        return progress(anchors, fragment, codec)
+
+    monkeypatch.setattr(Link, "push", told)
+    monkeypatch.setattr(Anchors, "progress", after_the_one_before)
+    trial = Trial(cluster.control_url, "beside", 1, settings={**TWO, "min_replicas": 1})
+    with trial.replica:
+        trial.step(4)
+        trial.replica.finish()
+        assert trial.replica.revision == 1
+
+
+def test_several_fragments_are_sent_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there are turns: no chunk goes out before all of them are under way."""
+    all_of_them = threading.Barrier(exchange.PUSHES_MAX)
+    assert exchange.PUSHES_MAX > 1 and len(FRAGMENTS) % exchange.PUSHES_MAX == 0
+    write = link.write_chunk
+
+    def together(chunk: Chunk) -> bytes:
+        all_of_them.wait(20)
+        return write(chunk)
+
+    trial = Trial(cluster.control_url, "at-once", 1, settings={**TWO, "min_replicas": 1})
+    with trial.replica:
+        monkeypatch.setattr(link, "write_chunk", together)
+        trial.step(4)
+        trial.replica.finish()
+        assert trial.replica.revision == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from threading import Event
+from threading import Barrier, Event
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from syncline.link import Link
 from syncline.patience import patiently
 from syncline.train.observe import newest_cut
 from syncline_proto.settings import TimeoutSettings
+from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.files import SEAL
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, TinyModel, Trial, joined, together
@@ -48,6 +49,15 @@ def trained(cluster: Cluster, run: str, steps: int, **rules: Any) -> dict[str, n
         return observed(cluster, run)
 
 
+def owned(cluster: Cluster, run: str) -> list[set[int]]:
+    """The fragments of each service."""
+    found: list[set[int]] = []
+    for address in cluster.sync_addresses:
+        with closing(Link(address, TimeoutSettings(), None)) as link:
+            found.append({state.fragment for state in link.status(run).fragments})
+    return found
+
+
 def observed(cluster: Cluster, run: str) -> dict[str, np.ndarray]:
     client = ControlClient(cluster.control_url, None, 10.0)
     try:
@@ -75,6 +85,29 @@ def test_two_services_give_what_one_gives_bit_for_bit(
     assert {(f, view["revision"]) for f in fragments} <= rounds
 
 
+def test_a_replica_talks_to_both_at_once(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens the run, and pushes, at neither before it has begun to at the other."""
+    opening, begun = Barrier(2), {address: Event() for address in two.sync_addresses}
+    open_run, push = Link.open_run, Link.push
+
+    def opened(link: Link, *what: Any) -> pb.OpenRunResponse:
+        opening.wait(20)
+        return open_run(link, *what)
+
+    def pushed(link: Link, *what: Any) -> pb.PushResponse:
+        begun[link.address].set()
+        assert all(other.wait(20) for other in begun.values())
+        return push(link, *what)
+
+    monkeypatch.setattr(Link, "open_run", opened)
+    monkeypatch.setattr(Link, "push", pushed)
+    trial = Trial(two.control_url, "both", 1, settings=QUICK)
+    with joined(trial):
+        trial.step(4)
+        trial.replica.finish()
+        assert trial.replica.revision == 1
+
+
 def test_a_service_that_is_killed_in_a_round_stalls_its_own_fragments_and_recovers_alone(
     two: Cluster,
 ) -> None:
@@ -87,12 +120,13 @@ def test_a_service_that_is_killed_in_a_round_stalls_its_own_fragments_and_recove
         together(*(lambda t=t: t.step(4) for t in trials))
         together(*(trial.replica.finish for trial in trials))
         wait_until(lambda: set(revisions().values()) == {1}, 20, "the first round is told of")
+        others, its = owned(two, "kill")
+        assert others and its
         trials[0].step(4)  # its pushes are on their way, and wait for the other's
         two.syncs[1].kill()
         trials[1].step(4)
-        wait_until(lambda: max(revisions().values()) == 2, 20, "the other's rounds go on")
-        behind = {fragment for fragment, revision in revisions().items() if revision == 1}
-        assert behind, "what the dead one owns stands still"
+        went_on = dict.fromkeys(others, 2) | dict.fromkeys(its, 1)
+        wait_until(lambda: revisions() == went_on, 20, "all rounds but the dead one's go on")
         two.syncs[1].start()
         together(*(trial.replica.finish for trial in trials))
         wait_until(lambda: set(revisions().values()) == {2}, 20, "it recovered alone")

@@ -1,0 +1,129 @@
+"""What comes in, what is summed and what is written at the same time: no push waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from syncline_proto.codec import Float32
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import merge
+from syncline_sync.shard import Shard
+from syncline_testing.service import RUN, Service, flat_layout, service
+
+SIZE, FRAGMENTS, LIMIT_S = 10, 2, 20.0
+RULES = RunSettings.model_validate(
+    {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}, "min_replicas": 2}
+)
+
+
+def vector(value: float) -> Float32:
+    return np.full(SIZE, value, np.float32)
+
+
+class Gate:
+    """The first call that comes to it waits there until it is opened; all others pass."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def passed(self) -> None:
+        if not self.reached.is_set():
+            self.reached.set()
+            assert self.opened.wait(LIMIT_S)
+
+
+async def until(event: threading.Event) -> None:
+    assert await asyncio.to_thread(event.wait, LIMIT_S)
+
+
+async def started(s: Service) -> None:
+    await s.members({"a": 1, "b": 1})
+    await s.open(flat_layout(SIZE, FRAGMENTS), "a")
+    for fragment in range(FRAGMENTS):
+        await s.offer(vector(0), "a", fragment=fragment)
+        await s.pull(fragment=fragment, revision=0)
+
+
+async def published(s: Service) -> None:
+    """Both fragments' first rounds are over, with both pushes."""
+    for fragment in range(FRAGMENTS):
+        header, values = await s.pull(fragment=fragment, revision=1)
+        assert np.array_equal(values, vector(-2)) and len(header.contributions) == 2
+    assert s.shared.budget.used == 0 and not s.faults
+
+
+def test_pushes_come_in_and_are_folded_while_another_is_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other fragments; of the same one they come in whole, and wait for their turn."""
+    gate, fold = Gate(), merge.fold
+
+    def held(*args: Any, **kwargs: Any) -> None:
+        gate.passed()
+        fold(*args, **kwargs)
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await started(s)
+            monkeypatch.setattr(merge, "fold", held)
+            first = asyncio.create_task(s.push(vector(1), "a", base_revision=0))
+            await until(gate.reached)
+            for replica, value in (("a", 1), ("b", 3)):
+                given = {"fragment": 1, "base_revision": 0}
+                answer = await s.push(vector(value), replica, **given)
+                assert answer.verdict == pb.VERDICT_ACCEPTED
+            await s.pull(fragment=1, revision=1)
+            second = asyncio.create_task(s.push(vector(3), "b", base_revision=0))
+            staging = (await s.host.run(RUN)).staging
+            assert staging is not None
+            async with asyncio.timeout(LIMIT_S):
+                while sum(push.submitted for push in staging._staged.values()) < 2:
+                    await asyncio.sleep(0.005)
+            assert not first.done() and not second.done()
+            gate.opened.set()
+            answers = [await first, await second]
+            assert {answer.verdict for answer in answers} == {pb.VERDICT_ACCEPTED}
+            await published(s)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        gate.opened.set()
+
+
+def test_pushes_come_in_and_are_folded_while_another_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, take = Gate(), Shard.take
+
+    def held(shard: Shard, chunks: Any) -> None:
+        gate.passed()
+        take(shard, chunks)
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await started(s)
+            monkeypatch.setattr(Shard, "take", held)
+            first = asyncio.create_task(s.push(vector(1), "a", base_revision=0))
+            await until(gate.reached)
+            pushes = (("b", 0, 3), ("a", 1, 1), ("b", 1, 3))
+            for replica, fragment, value in pushes:
+                given = {"fragment": fragment, "base_revision": 0}
+                answer = await s.push(vector(value), replica, **given)
+                assert answer.verdict == pb.VERDICT_ACCEPTED
+            assert not first.done()
+            gate.opened.set()
+            assert (await first).verdict == pb.VERDICT_ACCEPTED
+            await published(s)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        gate.opened.set()
