@@ -10,14 +10,11 @@ import time
 from pathlib import Path
 
 import structlog
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, given, seed, settings
 
 from fuzz.arena import Arena, arena
-from fuzz.flood import BUDGET, CONSTANT, flooded
+from fuzz.flood import BUDGET, CONSTANT, drawn, flooded
 from fuzz.streams import Stream, pushes
-
-FLOOD_DRAWN = 300
-"""Streams that a flood is made of, besides those that are made to cost memory."""
 
 
 def fought(folder: Path, number: int, examples: int) -> Arena:
@@ -37,26 +34,6 @@ def fought(folder: Path, number: int, examples: int) -> Arena:
 
         meets()
         return fighter
-
-
-def drawn(number: int) -> list[Stream]:
-    """Some of the streams of a seed."""
-    found: list[Stream] = []
-
-    @seed(number)
-    @settings(
-        max_examples=FLOOD_DRAWN,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
-    @given(pushes())
-    def keep(streams: tuple[Stream, ...]) -> None:
-        found.extend(streams)
-
-    keep()
-    return found
 
 
 def main() -> int:

@@ -16,9 +16,11 @@ from typing import Any
 
 import grpc
 import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
 
 from fuzz.arena import HARMLESS, PUSH, REFUSALS, START
-from fuzz.streams import LAYOUT, REVISION, RUN, Stream, header
+from fuzz.streams import LAYOUT, REVISION, RUN, Stream, header, pushes
 from syncline_proto.codec import crc32c
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
@@ -29,6 +31,9 @@ BUDGET = 1 << 20
 """The smallest that can be set: everything else is the constant."""
 
 REPLICAS = ("b", "a", "third")
+
+DRAWN = 300
+"""Streams that a flood is made of, besides those that are made to cost memory."""
 
 CALLERS = 32
 CALL_S = 2.0
@@ -62,6 +67,26 @@ class Figures:
     def beyond_bytes(self) -> int:
         """What was taken beyond the budget and what the service holds at rest."""
         return self.peak_bytes - self.rest_bytes - BUDGET
+
+
+def drawn(number: int) -> list[Stream]:
+    """Some of the streams of a seed."""
+    found: list[Stream] = []
+
+    @seeded(number)
+    @settings(
+        max_examples=DRAWN,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(pushes())
+    def keep(streams: tuple[Stream, ...]) -> None:
+        found.extend(streams)
+
+    keep()
+    return found
 
 
 def hogs() -> list[Stream]:

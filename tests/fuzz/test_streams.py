@@ -1,16 +1,23 @@
-"""The short form of ``make fuzz``: what counts is what the rules say, whatever else is sent."""
+"""The short form of ``make fuzz``: what counts is what the rules say, whatever else is sent.
+
+And whatever it is, it takes no more memory than is allowed.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from fuzz.arena import arena
+from fuzz.flood import drawn, flooded
 from fuzz.rules import counted
 from fuzz.streams import Stream, broken_rules, pushes
 
 EXAMPLES = 300
+SEED, FLOOD_S = 7, 5.0
 
 
 def test_a_push_counts_if_it_is_wholly_valid_and_else_changes_nothing(tmp_path: Path) -> None:
@@ -40,3 +47,11 @@ def test_a_push_that_breaks_one_rule_changes_nothing(tmp_path: Path) -> None:
             assert counted(streams) == [], streams
             runner.run(fought.meets(streams))
         assert fought.entered == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_many_malformed_pushes_at_a_time_take_no_more_memory_than_is_allowed(
+    tmp_path: Path,
+) -> None:
+    figures = flooded(tmp_path, drawn(SEED), SEED, FLOOD_S)
+    assert figures.refused > 0

@@ -9,8 +9,10 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from syncline.cli.app import run
+from syncline.train.exported import PARAMETERS
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing.cluster import Cluster
@@ -55,6 +57,12 @@ def pulled(cluster: Cluster, name: str, fragment: int, **which: Any) -> bytes:
         stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
         request = pb.PullRequest(run=name, fragment=fragment, **(which or {"newest": True}))
         return b"".join(part.chunk.data for part in stub.Pull(request, timeout=20))
+
+
+def exported(told: Any) -> list[bytes]:
+    """Each fragment's values, in what export says it has made of a run that has no job."""
+    tensors = load_file(Path(told["folder"]) / PARAMETERS)
+    return [tensors[spec.name].tobytes() for spec in LAYOUT.tensors]
 
 
 def test_a_run_is_kept_found_and_begun_from(
@@ -125,14 +133,15 @@ def test_a_run_is_kept_found_and_begun_from(
         code = run(["runs", "show", "second"])
         assert code == 0 and "waits for replicas" in capsys.readouterr().out
         assert view["origin"]["checkpoint"] == f"{place}/first-r1"
-        for fragment in range(3):
-            assert pulled(cluster, "second", fragment) == pulled(cluster, "first", fragment)
+        newest = [pulled(cluster, "first", fragment) for fragment in range(3)]
+        assert [pulled(cluster, "second", fragment) for fragment in range(3)] == newest
         cluster.sync.kill()
         cluster.sync.start()
-        assert pulled(cluster, "second", 2) == pulled(cluster, "first", 2)
+        assert pulled(cluster, "second", 2) == newest[2]
     for command in (("ls",), ("export", "--out", str(tmp_path / "out"))):
         assert refused(*command, "ftp://somewhere")[0] == 10
         assert refused(*command, "")[0] == 10
         assert refused(*command, str(tmp_path / "nowhere"))[0] == 42
     assert refused("export", f"{place}/No-Name", "--out", str(tmp_path / "out"))[0] == 10
     assert done("ls", str(cluster.folder / "store")) == []
+    assert exported(done("export", f"{place}/first-r1", "--out", str(tmp_path / "o"))) == newest

@@ -54,6 +54,7 @@ def test_commits_go_beside_one_another_and_hold_up_no_push(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fragments = DISK_THREADS + 2
+    assert DISK_THREADS > 1, "or nothing is beside anything"
 
     async def scenario() -> None:
         async with service(tmp_path, settings(1, "commit")) as s:
@@ -68,7 +69,9 @@ def test_commits_go_beside_one_another_and_hold_up_no_push(
                 assert answer.verdict == pb.VERDICT_ACCEPTED
                 assert np.array_equal((await s.pull(revision=0))[1], vector(1.0))
                 states = (await s.status()).fragments
-                assert [state.revision for state in states] == [0] * fragments, "nothing is early"
+                assert [state.revision for state in states] == [0] * fragments
+                shelves = [r.holding.revisions for r in (await s.host.run(RUN)).runners.values()]
+                assert [shelf.newest for shelf in shelves] == [0] * fragments, "nothing is early"
                 assert len(disk.at_once) == DISK_THREADS
             for fragment in range(fragments):
                 await s.pull(fragment=fragment, revision=1)

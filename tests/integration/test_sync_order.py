@@ -337,6 +337,7 @@ def test_a_whole_push_whose_call_is_cut_is_judged_all_the_same(
             monkeypatch.setattr(Staged, "check_tiling", slowly)
             monkeypatch.setattr(Staging, "leave", left)
             verdict = pb.VERDICT_STALE if base else pb.VERDICT_ACCEPTED
+            residual = pb.RESIDUAL_ACTION_RESTORE if base else pb.RESIDUAL_ACTION_KEEP
             parts = list(iter_push(s.header(vector(0.5), "a", base_revision=base), vector(0.5)))
             call = asyncio.create_task(pushed(s.stub, parts))
             staging = (await s.host.run(s.run)).staging
@@ -358,6 +359,7 @@ def test_a_whole_push_whose_call_is_cut_is_judged_all_the_same(
                     await asyncio.sleep(0.005)
             told = await pushed(s.stub, parts)
             assert (told.verdict, told.judged) == (pb.VERDICT_DUPLICATE, verdict)
+            assert told.residual == residual
             if not base:
                 await holds(s, 0.5)
 

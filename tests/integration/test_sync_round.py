@@ -104,10 +104,12 @@ def test_a_late_push_is_stale_and_names_the_newest(tmp_path: Path) -> None:
         one = AVERAGE.model_copy(update={"min_replicas": 1})
         async with service(tmp_path, one) as s:
             await started(s, "a", "b")
-            await s.push(vector(0.5), "a", base_revision=0)
+            early = await s.push(vector(0.5), "a", base_revision=0)
+            assert early.residual == pb.RESIDUAL_ACTION_KEEP
             await s.pull(revision=1)
             late = await s.push(vector(0.5), "b", base_revision=0)
             assert (late.verdict, late.result_revision) == (pb.VERDICT_STALE, 1)
+            assert late.residual == pb.RESIDUAL_ACTION_RESTORE
             with pytest.raises(grpc.aio.AioRpcError) as gone:
                 await s.push(vector(0.1), "a", base_revision=1)
                 await s.push(vector(0.1), "b", base_revision=1)

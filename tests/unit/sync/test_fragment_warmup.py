@@ -32,7 +32,7 @@ class Phase:
         self.seqs: dict[str, int] = {}
         self.adopt()
         self.offer(replicas[0], None)
-        self.close()
+        self.first = self.close()
 
     def adopt(self, **changed: int | None) -> tuple[str, ...]:
         self.members = {r: i for r, i in {**self.members, **changed}.items() if i is not None}
@@ -127,6 +127,18 @@ def test_the_first_offer_after_the_last_step_becomes_revision_1() -> None:
     assert (w.offer("a", 0).verdict, w.gradient("a", 1).verdict) == (STALE, STALE)
     assert w.push("a", base=1).verdict == ACCEPTED
     assert w.core.expected == ("a", "b")
+
+
+def test_only_what_outer_steps_make_is_ever_written_behind() -> None:
+    """What a run begins with has nothing before it to go back to."""
+    w = Phase("a", "b", durability="async")
+    steps = [w.step(step, "a", "b") for step in range(1, STEPS + 1)]
+    w.offer("b", 0)
+    offered = w.close()
+    assert [closing.behind for closing in (w.first, *steps, offered)] == [False] * (STEPS + 2)
+    for replica in ("a", "b"):
+        w.push(replica, base=1)
+    assert w.close().behind
 
 
 def test_a_pseudo_gradient_in_the_phase_is_told_to_wait_for_revision_1() -> None:

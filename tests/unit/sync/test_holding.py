@@ -100,6 +100,29 @@ def test_rounds_make_no_fourth_array(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(("down", "arrays"), [("fp32", 3.0), ("bf16", 3.0), ("int8", 3.76)])
+def test_what_is_held_between_rounds_is_as_much_as_is_told(
+    tmp_path: Path, down: str, arrays: float
+) -> None:
+    """In arrays of fp32: parameters, momentum, the third; a published value and a difference."""
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        for seed in range(2, 6):
+            await f.round(values(seed), values(10 + seed))
+        traced = tracemalloc.take_snapshot().filter_traces(
+            [tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)]
+        )
+        held = sum(trace.size for trace in traced.traces)
+        assert (arrays - 0.1) * 4 * NUMEL < held <= arrays * 4 * NUMEL
+
+    tracemalloc.start()
+    try:
+        run(tmp_path, scenario, down)
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_round_in_which_nothing_counts_serves_the_same_value_again(tmp_path: Path) -> None:
     async def scenario(f: Fragment) -> None:
         await f.offer(values(1))
