@@ -106,7 +106,7 @@ def test_a_fragment_is_sent_while_the_next_ones_are_still_in_the_model(
 ) -> None:
     """Each is copied out of the model, and encoded, only once the one before has arrived."""
     there = [threading.Event() for _ in FRAGMENTS]
-    push, progress = Link.push, Anchors.progress
+    push, taken = Link.push, Anchors.pseudo_gradient
 
     def told(
         at: Link, header: pb.PushHeader, payload: Payload, sending: Sending
@@ -118,10 +118,10 @@ def test_a_fragment_is_sent_while_the_next_ones_are_still_in_the_model(
 
     def after_the_one_before(anchors: Anchors, fragment: int, codec: CodecName = "fp32") -> UInt8:
         assert fragment == 0 or there[fragment - 1].wait(20)
-        return progress(anchors, fragment, codec)
+        return taken(anchors, fragment, codec)
 
     monkeypatch.setattr(Link, "push", told)
-    monkeypatch.setattr(Anchors, "progress", after_the_one_before)
+    monkeypatch.setattr(Anchors, "pseudo_gradient", after_the_one_before)
     trial = Trial(cluster.control_url, "beside", 1, settings={**TWO, "min_replicas": 1})
     with trial.replica:
         trial.step(4)

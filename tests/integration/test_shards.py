@@ -78,11 +78,19 @@ def test_two_services_give_what_one_gives_bit_for_bit(
     )
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
-    view = two.get(f"/runs/{run}")
-    assert view["revision"] == one.get(f"/runs/{run}")["revision"] >= 3
-    rounds = {(r["fragment"], r["revision"]) for r in two.get(f"/runs/{run}/rounds")}
-    fragments = {fragment for fragment, _ in rounds}
-    assert {(f, view["revision"]) for f in fragments} <= rounds
+
+    def told(cluster: Cluster) -> dict[int, int]:
+        """By fragment: the newest revision that the control plane has heard of."""
+        return {r["fragment"]: r["revision"] for r in cluster.get(f"/runs/{run}/rounds")}
+
+    def alike() -> bool:
+        revision = two.get(f"/runs/{run}")["revision"]
+        alike = revision == one.get(f"/runs/{run}")["revision"] >= 3
+        return alike and told(two) == told(one) == dict.fromkeys(
+            set().union(*owned(two, run)), revision
+        )
+
+    wait_until(alike, 20, "both have told the control plane of all rounds")
 
 
 def test_a_replica_talks_to_both_at_once(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,11 +51,11 @@ async def started(s: Service) -> None:
         await s.pull(fragment=fragment, revision=0)
 
 
-async def published(s: Service) -> None:
-    """Both fragments' first rounds are over, with both pushes."""
+async def published(s: Service, off: float = 0.0) -> None:
+    """Both fragments' first rounds are over, with both pushes; ``off`` is what a codec may lose."""
     for fragment in range(FRAGMENTS):
         header, values = await s.pull(fragment=fragment, revision=1)
-        assert np.array_equal(values, vector(-2)) and len(header.contributions) == 2
+        assert np.allclose(values, vector(-2), rtol=off) and len(header.contributions) == 2
     assert s.shared.budget.used == 0 and not s.faults
 
 
@@ -101,6 +101,7 @@ def test_pushes_come_in_and_are_folded_while_another_is_folded(
 def test_pushes_come_in_and_are_folded_while_another_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a codec that the pool decodes: what is light is taken in at once, and holds up nobody."""
     gate, take = Gate(), Shard.take
 
     def held(shard: Shard, chunks: Any) -> None:
@@ -111,17 +112,17 @@ def test_pushes_come_in_and_are_folded_while_another_is_decoded(
         async with service(tmp_path, RULES) as s:
             await started(s)
             monkeypatch.setattr(Shard, "take", held)
-            first = asyncio.create_task(s.push(vector(1), "a", base_revision=0))
+            given = {"codec": pb.CODEC_INT8, "base_revision": 0}
+            first = asyncio.create_task(s.push(vector(1), "a", **given))
             await until(gate.reached)
             pushes = (("b", 0, 3), ("a", 1, 1), ("b", 1, 3))
             for replica, fragment, value in pushes:
-                given = {"fragment": fragment, "base_revision": 0}
-                answer = await s.push(vector(value), replica, **given)
+                answer = await s.push(vector(value), replica, fragment=fragment, **given)
                 assert answer.verdict == pb.VERDICT_ACCEPTED
             assert not first.done()
             gate.opened.set()
             assert (await first).verdict == pb.VERDICT_ACCEPTED
-            await published(s)
+            await published(s, off=1e-2)
 
     try:
         asyncio.run(scenario())
