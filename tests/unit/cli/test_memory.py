@@ -68,9 +68,9 @@ def test_a_system_that_does_not_say_refuses_nobody(tmp_path: Path) -> None:
 
 
 def test_only_what_cannot_fit_is_refused(tmp_path: Path) -> None:
-    """22 bytes a parameter and replica on the CPU, of which 6 stay there beside a GPU."""
+    """19 bytes a parameter and replica on the CPU, of which 3 stay there beside a GPU."""
     root = machine(tmp_path)
-    for replicas, each, on_gpus in ((1, 22, False), (4, 22, False), (2, 6, True)):
+    for replicas, each, on_gpus in ((1, 19, False), (4, 19, False), (2, 3, True)):
         most = 1024 * MIB // (replicas * each)
         check_memory(most, replicas, on_gpus=on_gpus, root=root)
         with pytest.raises(ConfigError, match=f"{each} bytes each"):
@@ -78,7 +78,7 @@ def test_only_what_cannot_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         check_memory(100 * MIB, 2, on_gpus=False, root=root)
     said = raised.value.message
-    assert "2 replicas of 104,857,600 parameters need 4.3 GiB" in said
+    assert "2 replicas of 104,857,600 parameters need 3.7 GiB" in said
     assert "this machine has 1.0 GiB; make the model smaller" in said
 
 

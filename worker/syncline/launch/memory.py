@@ -13,9 +13,9 @@ from syncline_proto.errors import ConfigError
 
 TRAINED_BYTES = 4 + 4 + 8
 """For each parameter in fp32: weight, gradient, and the two moments of AdamW."""
-EXCHANGED_BYTES = 2 + 4
+EXCHANGED_BYTES = 2 + 1
 """For each parameter, always in the machine's own memory: the anchor (bf16, where values are
-published so; else fp32) and the fp32 pseudo-gradient."""
+published so; else fp32) and what is pushed (in int8; more in other codecs)."""
 
 ROOT = Path("/")
 GIB = 1 << 30
@@ -24,7 +24,7 @@ GIB = 1 << 30
 def check_memory(parameters: int, replicas: int, *, on_gpus: bool, root: Path = ROOT) -> None:
     """Refuse replicas that need more memory than there is, counting nothing that they could spare.
 
-        needed = replicas * parameters * (16 on the CPU, 0 on GPUs, + 6) bytes
+        needed = replicas * parameters * (16 on the CPU, 0 on GPUs, + 3) bytes
 
     The ranks of a replica share it. Activations, what is in flight and the services come on top.
     ``root``: of the file system, for tests.
@@ -37,7 +37,7 @@ def check_memory(parameters: int, replicas: int, *, on_gpus: bool, root: Path = 
     needed = replicas * parameters * each
     if there is None or needed <= there:
         return
-    held = "an anchor and a pseudo-gradient"
+    held = "an anchor and what is pushed"
     held = held if on_gpus else f"weights, gradients, AdamW's two moments, {held}"
     who = "1 replica" if replicas == 1 else f"{replicas} replicas"
     raise ConfigError(
