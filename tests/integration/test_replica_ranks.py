@@ -134,6 +134,20 @@ def test_ranks_with_different_models_are_told_so_on_every_rank(
     assert cluster.http.get("/runs/unlike").status_code == 404
 
 
+@pytest.mark.parametrize("warmup_steps", [0, 3])
+def test_ranks_that_nothing_averages_are_refused_at_the_first_step(
+    cluster: Cluster, tmp_path: Path, warmup_steps: int
+) -> None:
+    run, settings = f"apart-{warmup_steps}", QUICK | {"warmup_steps": warmup_steps}
+    with ranks(tmp_path, job(cluster, run, settings, 5) | {"sharded": False}, 2) as processes:
+        codes = [process.wait(60) for process in processes]
+    logs = [(tmp_path / f"wide-{run}-{rank}.log").read_text() for rank in range(2)]
+    assert codes == [1, 1], logs
+    assert all("ConfigError: The ranks of this replica have different" in log for log in logs)
+    (view,) = cluster.get(f"/runs/{run}/replicas")
+    assert view["state"] == "left"
+
+
 def test_ctrl_c_ends_a_replica_that_waits_for_a_round(cluster: Cluster, tmp_path: Path) -> None:
     """Nobody else comes, so the round would not close before its patience is up."""
     with ranks(tmp_path, job(cluster, "alone", TWO, 100), 2) as processes:

@@ -196,9 +196,10 @@ def main(path: Path) -> None:
     dist.init_process_group("gloo")
     rank, seed = dist.get_rank(), job["seed"]
     model = TinyModel(seed, job.get("blocks", [2] * dist.get_world_size())[rank])
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
+    if job.get("sharded", True):
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     replica = Replica(
         model,

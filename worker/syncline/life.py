@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
+from syncline.averaged import Averaged
 from syncline.buffers import Buffers
 from syncline.control import ControlClient
 from syncline.council import Council
@@ -28,7 +29,7 @@ from syncline.hooks import Hooks, reshard_all
 from syncline.join import Joined, Wish, open_run, register
 from syncline.layout import ModelLayout, describe, see_alike
 from syncline.push import Identity
-from syncline.ranks import Ranks
+from syncline.ranks import Ranks, see_together
 from syncline.rooms import Rooms
 from syncline.rounds import Rounds
 from syncline.session import Session
@@ -64,6 +65,7 @@ class Life:
         Raises:
             SynclineError: as ``register`` and ``open_run`` do, or the model cannot be described.
         """
+        see_together()
         ranks = self._ranks = Ranks()
         reshard_all(model)
         described = describe(model, ranks)
@@ -164,6 +166,7 @@ class Life:
             exchange,
             helm,
             self._hooks,
+            Averaged(described, ranks),
             Buffers(model, ranks),
             rounds,
             waiting,

@@ -8,6 +8,7 @@ carries tensors of the model, and never unpickles.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncline_proto.errors import ProcessFailed, SynclineError, from_code
+from syncline_proto.errors import ConfigError, ProcessFailed, SynclineError, from_code
 from syncline_proto.settings import TimeoutSettings
 
 POLL_S_MIN, POLL_S_MAX = 20e-6, 5e-3
@@ -111,6 +112,22 @@ class Ranks:
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
+
+
+def see_together() -> None:
+    """See that ranks which were started as one replica have met.
+
+    Raises:
+        ConfigError: each would be a replica of its own.
+    """
+    told = os.environ.get("WORLD_SIZE", "")
+    count = int(told) if told.isdecimal() else 1
+    if count > 1 and not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            f"WORLD_SIZE is {count}, and torch.distributed is not initialised, so each rank would "
+            "be a replica of its own; call torch.distributed.init_process_group first, or remove "
+            "WORLD_SIZE from the environment where that is meant."
+        )
 
 
 def _said_of(raised: BaseException) -> bytes:

@@ -14,6 +14,7 @@ import torch
 from structlog.typing import FilteringBoundLogger
 from torch.optim import Optimizer
 
+from syncline.averaged import Averaged
 from syncline.buffers import Buffers
 from syncline.core.plan import Act, reaches_budget
 from syncline.ending import RunEnd
@@ -46,6 +47,7 @@ class Session:
         exchange: Exchange,
         helm: Helm,
         hooks: Hooks,
+        averaged: Averaged,
         buffers: Buffers,
         rounds: Rounds,
         waiting: Waiting,
@@ -65,6 +67,7 @@ class Session:
         self._settings_version = joined.registration.run.settings_version
         self._ranks, self._exchange, self._helm, self._hooks = ranks, exchange, helm, hooks
         self._rounds, self._waiting, self._buffers = rounds, waiting, buffers
+        self._averaged = averaged
         self._entry, self._run_end, self._optimizer, self._log = entry, run_end, optimizer, log
         self._warm_up: WarmUp | None = None
         self._synchronized = False
@@ -166,6 +169,7 @@ class Session:
             return
         with self._at_hook():
             self._see_over()
+            self._averaged.see(self.tally.inner_step)
             self._offer_at_end()
             self._rounds.merge_all()
             self._see_budget()
