@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from structlog.typing import FilteringBoundLogger
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
+
+from syncline.tally import Tally
+from syncline_proto.errors import ConfigError
 
 Batch = TypeVar("Batch")
 
@@ -38,6 +42,32 @@ def ranks_among(loader: Iterable[Any]) -> tuple[int, int]:
     if not together or isinstance(getattr(loader, "sampler", None), DistributedSampler):
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
+
+
+class Counting:
+    """Counts the tokens of batches, and sees that there are any."""
+
+    def __init__(self, tokens_of: Callable[[Any], int] | None) -> None:
+        self._tokens_of = tokens_of or tokens_in
+        self._said = False
+
+    def __call__(self, batch: Any) -> int:
+        return self._tokens_of(batch)
+
+    def see(self, tally: Tally, budget: int | None, log: FilteringBoundLogger) -> None:
+        """Say once that steps were made and no token was counted, in whatever way.
+
+        Raises:
+            ConfigError: there is a token budget, which would never be reached.
+        """
+        if self._said or not tally.inner_step or tally.tokens:
+            return
+        self._said = True
+        why = "no batch has had input_ids or an integer tensor, so no token was counted"
+        so = "give Replica a tokens_of= that counts a batch, or call count_tokens"
+        if budget is not None:
+            raise ConfigError(f"The token budget would never be reached: {why}; {so}.")
+        log.warning("data.uncounted", why=why, so=so)
 
 
 def tokens_in(batch: Any) -> int:

@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Self
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncline.alone import Alone
-from syncline.batches import Batch, dealt, ranks_among, tokens_in
+from syncline.batches import Batch, Counting, dealt, ranks_among
 from syncline.faults import plainly, why_of
 from syncline.join import Wish, wished
 from syncline.life import Life
 from syncline.recall import Recall
 from syncline.session import Session
 from syncline.settings import run_settings
-from syncline.stats import Stats, progress_of, stats_of
+from syncline.stats import Stats, number_of, progress_of, stats_of
 from syncline.tally import Phase
-from syncline.voice import voice
+from syncline.voice import own_rank, voice
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import LossPoint, Progress, Registration
 from syncline_proto.settings import RunSettings
@@ -84,7 +84,7 @@ class Replica:
         given = None if settings is None else run_settings(settings)
         self._wish = wished(control, run, name, given, job or {})
         self._model, self._optimizer = model, optimizer
-        self._tokens_of = tokens_of or tokens_in
+        self._tokens_in = Counting(tokens_of)
         self._recall = Recall()
         self._alone = Alone(given or RunSettings(), optimizer, self._recall)
         self._session: Session | Alone = self._alone
@@ -190,19 +190,20 @@ class Replica:
         """
         self._see_started()
         replicas = self.settings.replicas if self.active else 1
-        rank, ranks = ranks_among(loader)
+        say, (rank, ranks) = voice(own_rank()), ranks_among(loader)
         alive = self._registration.run.replicas_alive if self._registration else 0
         if alive > replicas:
             why = f"batches are dealt among {replicas} replicas, and {alive} are alive"
             so = "some train on the same ones; create the run with more expected_replicas"
-            voice(rank).warning("data.shared", why=why, so=so)
+            say.warning("data.shared", why=why, so=so)
         own = dealt(
             loader, replica=self.ordinal % replicas, replicas=replicas, rank=rank, ranks=ranks
         )
         for batch in own:
             if self.done:
                 return
-            self.count_tokens(self._tokens_of(batch))
+            self._tokens_in.see(self._session.tally, self.settings.token_budget, say)
+            self.count_tokens(self._tokens_in(batch))
             yield batch
             if self.last_round:
                 self.finish()
@@ -215,8 +216,8 @@ class Replica:
     def report(
         self,
         *,
-        loss: float | None = None,
-        grad_norm: float | None = None,
+        loss: float | Tensor | None = None,
+        grad_norm: float | Tensor | None = None,
         lr: float | None = None,
         tokens_per_second: float | None = None,
     ) -> None:
@@ -227,20 +228,19 @@ class Replica:
             "inner_lr": lr,
             "tokens_per_second": tokens_per_second,
         }
-        self._said = self._said | {
-            key: float(value)
-            for key, value in new.items()
-            if value is not None and math.isfinite(value)
-        }
+        told = {key: number_of(value) for key, value in new.items() if value is not None}
+        finite = {key: value for key, value in told.items() if math.isfinite(value)}
+        self._said = self._said | finite  # a new one: the heartbeat reads the old meanwhile
         if loss is not None:
-            self.add_point("train", loss)
+            self.add_point("train", told["loss"])
 
-    def add_point(self, kind: Literal["train", "held-out", "merged"], loss: float) -> None:
+    def add_point(self, kind: Literal["train", "held-out", "merged"], loss: float | Tensor) -> None:
         """Add a point to this replica's loss curves (nats per token); rank 0's counts."""
         pulse = self._life.pulse if self._life else None
-        if pulse is not None and math.isfinite(loss):
+        value = number_of(loss)
+        if pulse is not None and math.isfinite(value):
             point = LossPoint(
-                kind=kind, tokens=self.run_tokens, loss=float(loss), inner_step=self.inner_step
+                kind=kind, tokens=self.run_tokens, loss=value, inner_step=self.inner_step
             )
             pulse.add(point)
 

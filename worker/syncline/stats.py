@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from syncline.alone import Alone
 from syncline.session import Session
 from syncline_proto.rest import Progress
@@ -33,6 +35,11 @@ class Stats:
     """Pushes that came late, over all fragments."""
     anomalous: int
     """Pushes that were given weight 0, over all fragments."""
+
+
+def number_of(value: float | Tensor) -> float:
+    """A figure of a loop, which may still hang on the graph that computed it."""
+    return float(value.detach() if isinstance(value, Tensor) else value)
 
 
 def stats_of(session: Session | Alone) -> Stats:

@@ -64,6 +64,48 @@ def test_a_shard_ends_at_the_token_budget() -> None:
     assert seen == 3
 
 
+def test_batches_without_tokens_are_told_of_once() -> None:
+    trial = Trial(None, "r", 1)
+    floats = [{"image": torch.ones(5)}] * 4
+    with capture_logs() as logs, trial.replica as replica:
+        for _ in range(2):
+            for _ in replica.shard(floats):
+                trial.optimizer.step()
+    assert [entry["event"] for entry in logs] == ["replica.alone", "data.uncounted"]
+    assert "tokens_of=" in logs[1]["so"]
+
+
+def test_a_budget_that_nothing_counts_towards_is_refused_after_a_step() -> None:
+    trial = Trial(None, "r", 1, settings={"token_budget": 9})
+    with trial.replica as replica:
+        batches = replica.shard([torch.ones(5)] * 4)
+        next(batches)
+        next(batches)  # gradients may be gathered over several
+        trial.optimizer.step()
+        with pytest.raises(ConfigError, match="never be reached: no batch has had input_ids"):
+            next(batches)
+
+
+@pytest.mark.parametrize("tokens_of", [None, lambda batch: len(batch)])
+def test_whoever_counts_tokens_is_enough(tokens_of: Callable[[torch.Tensor], int] | None) -> None:
+    trial = Trial(None, "r", 1, settings={"token_budget": 15}, tokens_of=tokens_of)
+    with capture_logs() as logs, trial.replica as replica:
+        for batch_ in replica.shard([torch.ones(5)] * 4):
+            if tokens_of is None:
+                replica.count_tokens(len(batch_))
+            trial.optimizer.step()
+    assert len(logs) == 1 and replica.inner_step == 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_loss_may_be_reported_as_it_was_computed() -> None:
+    trial = Trial(None, "r", 1)
+    loss = loss_of(trial.model, batch(0, 0))
+    trial.replica.report(loss=loss, grad_norm=torch.ones(()))
+    trial.replica.add_point("held-out", loss)
+    assert trial.replica._said == {"loss": loss.item(), "grad_norm": 1.0}
+
+
 def test_of_several_ranks_one_says_it(tmp_path: Path) -> None:
     act = """
 import torch, syncline
