@@ -225,6 +225,8 @@ class BarListener:
         self._bar.update(self._task, completed=now.tokens)
 
     def close(self, ending: Ending | None = None) -> None:
+        if ending is not None:
+            self._bar.update(self._task, completed=ending.tokens)
         if self._bar.live.is_started:
             self._bar.stop()
         if ending is None:
