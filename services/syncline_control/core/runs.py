@@ -79,17 +79,42 @@ def patched(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
         raise InvalidRequest(f"settings.{error.message}") from None
 
 
-def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """Yield "key: old -> new" for each leaf in which two JSON values differ, sorted by key."""
+def changes(old: RunSettings, new: RunSettings) -> list[str]:
+    """Return "key: old -> new" for each setting that changes, by key."""
+    found = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
+    return [f"{key}: {one} -> {other}" for key, one, other in found]
+
+
+def see_equal(run: str, has: RunSettings, asked: RunSettings) -> None:
+    """Raises:
+    RunConflict: the run ``has`` other settings than those asked for; all are named, and what
+        nobody may have asked for is called the default.
+    """
+    new = asked.model_dump(mode="json")
+    bare = RunSettings(strategy=asked.strategy).model_dump(mode="json")
+    chosen = {key for key, _, _ in differences(bare, new)}
+    told = [
+        f"{key}: the run has {one}, here {other}{'' if key in chosen else ', the default'}"
+        for key, one, other in differences(has.model_dump(mode="json"), new)
+    ]
+    if told:
+        raise RunConflict(
+            f"Run {run} exists with other settings ({'; '.join(told)}); use its settings, or "
+            "another name."
+        )
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield (key, old, new) for each leaf in which two JSON values differ, sorted by key."""
     if isinstance(old, dict) and isinstance(new, dict):
         one, other = cast(dict[str, Any], old), cast(dict[str, Any], new)
         for key in sorted(one.keys() | other.keys()):
             below = f"{path}.{key}" if path else key
             yield from differences(one.get(key), other.get(key), below)
     elif old != new:
-        yield f"{path}: {_short(old)} -> {_short(new)}"
+        yield path, _short(old), _short(new)
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = "none" if value is None else str(value)
     return text if len(text) <= 60 else text[:57] + "..."

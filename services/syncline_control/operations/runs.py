@@ -37,7 +37,7 @@ def create(tx: Transaction, body: RunCreate) -> tuple[RunView, bool]:
     """Return the run and whether it is new.
 
     Raises:
-        RunConflict: it exists with other settings (the message names the first difference), or did
+        RunConflict: it exists with other settings (the message names them), or did
             not begin from the checkpoint that is named.
         Overloaded: there are too many runs.
         InvalidRequest: the job is too long.
@@ -46,12 +46,7 @@ def create(tx: Transaction, body: RunCreate) -> tuple[RunView, bool]:
     if row is not None:
         if body.origin is not None and body.origin != origin_of(row):
             raise RunConflict(f"Run {body.name} exists already; restore under another name.")
-        old = settings_of(row).model_dump(mode="json")
-        for difference in life.differences(old, body.settings.model_dump(mode="json")):
-            raise RunConflict(
-                f"Run {body.name} exists with other settings ({difference}); use its settings or "
-                "another name."
-            )
+        life.see_equal(body.name, settings_of(row), body.settings)
         return view(tx, row), False
     if (tx.session.scalar(select(func.count()).select_from(Run)) or 0) >= RUNS_MAX:
         raise Overloaded(f"There are {RUNS_MAX} runs already; start with another database.")
@@ -110,7 +105,7 @@ def patch_settings(tx: Transaction, run: str, body: SettingsPatch) -> RunView:
     refuse_if_ended(row)
     old = settings_of(row)
     new = life.patched(old, body.settings)
-    changes = list(life.differences(old.model_dump(mode="json"), new.model_dump(mode="json")))
+    changes = life.changes(old, new)
     if changes:
         row.settings = new.model_dump_json()
         row.settings_version += 1

@@ -6,7 +6,17 @@ from itertools import product
 
 import pytest
 
-from syncline_control.core.runs import ENDED, LIFE, Act, after, differences, patched, told
+from syncline_control.core.runs import (
+    ENDED,
+    LIFE,
+    Act,
+    after,
+    changes,
+    differences,
+    patched,
+    see_equal,
+    told,
+)
 from syncline_proto.errors import InvalidRequest, RunConflict
 from syncline_proto.rest import RunState
 from syncline_proto.settings import RunSettings
@@ -51,8 +61,7 @@ def test_the_event_of_an_act_says_why_or_how_to_go_on(
 def test_a_live_change_touches_only_what_it_names() -> None:
     old = RunSettings(sync_every=8)
     new = patched(old, {"outer": {"lr": 0.5}, "sync_every": 16})
-    found = list(differences(old.model_dump(mode="json"), new.model_dump(mode="json")))
-    assert found == ["outer.lr: 0.7 -> 0.5", "sync_every: 8 -> 16"]
+    assert changes(old, new) == ["outer.lr: 0.7 -> 0.5", "sync_every: 8 -> 16"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +79,19 @@ def test_a_change_that_may_not_be_names_its_key(patch: dict[str, object], says: 
         patched(RunSettings(), patch)
 
 
+def test_all_settings_that_differ_are_named_with_whose_they_are() -> None:
+    has = RunSettings(strategy="diloco", sync_every=8, token_budget=100)
+    asked = RunSettings(strategy="diloco", sync_every=16)
+    see_equal("r", has, has)
+    with pytest.raises(RunConflict) as error:
+        see_equal("r", has, asked)
+    assert error.value.message == (
+        "Run r exists with other settings (sync_every: the run has 8, here 16; token_budget: the "
+        "run has 100, here none, the default); use its settings, or another name."
+    )
+
+
 def test_differences_see_missing_keys_and_shorten_long_values() -> None:
-    assert list(differences({"a": 1}, {})) == ["a: 1 -> None"]
-    (line,) = differences({"a": "x" * 100}, {"a": "y"})
-    assert len(line) < 80
+    assert list(differences({"a": 1}, {})) == [("a", "1", "none")]
+    ((_, old, _),) = differences({"a": "x" * 100}, {"a": "y"})
+    assert len(old) == 60
