@@ -174,7 +174,7 @@ def test_ctrl_c_leaves_nothing_behind(
 def test_an_existing_folder_is_only_replaced_on_request(lines: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = prepare([lines], out, progress=False)
-    with pytest.raises(DataError, match=f"{out} exists already"):
+    with pytest.raises(DataError, match=f"{out} exists already; .*, or --overwrite"):
         prepare([lines], out, "bpe:280", progress=False)
     assert inspect(out, progress=False).fingerprint == first.fingerprint
     prepare([lines], out, "bpe:280", overwrite=True, progress=False)
@@ -191,12 +191,15 @@ def test_a_failed_replacement_keeps_the_old_folder(lines: Path, tmp_path: Path) 
     assert inspect(out, progress=False).fingerprint == first.fingerprint
 
 
-def test_what_is_not_ours_is_never_overwritten(lines: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_not_ours_is_never_overwritten(
+    lines: Path, tmp_path: Path, overwrite: bool
+) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "letter.txt").write_text("dear")
-    with pytest.raises(DataError, match="is not prepared data, so it is not overwritten"):
-        prepare([lines], home, overwrite=True, progress=False)
+    with pytest.raises(DataError, match="is not prepared data, so it is never overwritten"):
+        prepare([lines], home, overwrite=overwrite, progress=False)
     assert (home / "letter.txt").read_text() == "dear"
 
 

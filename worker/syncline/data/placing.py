@@ -22,10 +22,10 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     Raises:
         DataError: ``out`` exists and may not be replaced, or cannot be written.
     """
-    _refuse(out, overwrite)
     # Not the process's id: in a container it is the same after a kill -9.
     hidden = out.parent / f".{out.name}.preparing-{secrets.token_hex(4)}"
     try:
+        _refuse(out, overwrite)
         out.parent.mkdir(parents=True, exist_ok=True)
         hidden.mkdir()
         yield hidden
@@ -41,14 +41,15 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
 def _refuse(out: Path, overwrite: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
-    if not overwrite:
-        raise DataError(f"{out} exists already; choose another place or overwrite it.")
     is_ours = (out / MANIFEST_FILE).is_file()
     is_empty = out.is_dir() and not any(out.iterdir())
     if out.is_symlink() or not (is_ours or is_empty):
         raise DataError(
-            f"{out} is not prepared data, so it is not overwritten; remove it yourself."
+            f"{out} exists already and is not prepared data, so it is never overwritten; choose "
+            "another place, or remove it yourself."
         )
+    if not overwrite:
+        raise DataError(f"{out} exists already; choose another place, or --overwrite.")
 
 
 def _replace(hidden: Path, out: Path) -> None:
