@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from syncline.launch.kept import Kept
+    from syncline_proto.rest import RunView
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -175,14 +176,7 @@ def restore_checkpoint(
         _moving(f"Fetching {where}", as_json) as told,
     ):
         view = restore(client, services, where, name, patch, told)
-    output.show(
-        view,
-        as_json,
-        lambda: (
-            f"The run {view.name} begins at revision {view.revision}, after "
-            f"{output.count(view.committed_tokens)} tokens; replicas may join it."
-        ),
-    )
+    output.show(view, as_json, lambda: begins(view))
 
 
 @app.command("export")
@@ -238,6 +232,19 @@ def kept_table(found: Sequence[Kept], url: str) -> RenderableType:
         spare=("taken", "tokens", "run"),
     )
     return Group(made, *(one.damage for one in found if one.damage))
+
+
+def begins(view: RunView) -> str:
+    """Say where a restored run stands, and what becomes of it."""
+    tokens, budget = view.committed_tokens, view.settings.token_budget
+    stands = f"The run {view.name} begins at revision {view.revision}, after"
+    if budget is None or tokens < budget:
+        return f"{stands} {output.count(tokens)} tokens; replicas may join it."
+    return (
+        f"{stands} {output.count(tokens)} tokens, which is its whole token budget ({budget:,}), so "
+        "it ends when the first replica joins; to train on, restore it under another name with "
+        "--set run.token_budget=MORE."
+    )
 
 
 def _place(text: str) -> str:
