@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +38,7 @@ class SyncSettings(BaseSettings):
     health_port: int = Field(default=50052, ge=0, le=65535)
     metrics_port: int = Field(default=9101, ge=0, le=65535)
     advertise: str = ""
-    """The address that replicas connect to; empty: host and port."""
+    """The address that replicas connect to; empty: host and port, if host is an address."""
     data: Path = Path("syncline-data")
     shards: int = Field(default=1, ge=1, le=SHARDS_MAX)
     """How many services share the fragments of every run."""
@@ -108,3 +109,21 @@ class SyncSettings(BaseSettings):
                 "SYNCLINE_SYNC_TOKEN, or give --insecure if the network is yours"
             )
         return self
+
+    @model_validator(mode="after")
+    def _no_address_of_nobody(self) -> Self:
+        told = self.advertise.rpartition(":")[0] or self.host
+        if _is_wildcard(told):
+            raise ValueError(
+                f"replicas are told to connect to {told}, which is no machine's address; give "
+                "--advertise HOST:PORT (or SYNCLINE_SYNC_ADVERTISE) as they reach this service"
+            )
+        return self
+
+
+def _is_wildcard(host: str) -> bool:
+    """Whether one may listen there, on every address of the machine, and connect to none."""
+    try:
+        return ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False

@@ -62,8 +62,9 @@ def test_an_image_listens_where_it_says(program: str) -> None:
         for name, value in image_env(program).items()
         if name.startswith("SYNCLINE_")
     }
-    # Outside of a container the control plane wants a token for this host.
-    given = {"token": "secret"} | fields
+    # Whoever listens there wants a token, and replicas to be told where to connect to.
+    told = {"advertise": "sync:50051"} if program == "sync" else {}
+    given = {"token": "secret"} | told | fields
     settings = SETTINGS[program].model_validate(given)
     ports = {getattr(settings, name) for name in type(settings).model_fields if "port" in name}
     assert ports == exposed(program)
