@@ -243,6 +243,10 @@ def run(
     fall_back: Annotated[
         str | None, _shown("RUN", "A damaged run goes on from the revision before the damage.")
     ] = None,
+    token: Annotated[
+        str | None,
+        _shown("TOKEN", "The control plane's, and everyone's. Safer in the environment than here."),
+    ] = None,
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="No token although others can reach us.")
     ] = None,
@@ -260,9 +264,8 @@ def run(
     \b
     Environment, under the flags:
       SYNCLINE_SYNC_CONTROL, _HOST, _PORT, _HEALTH_PORT, _METRICS_PORT, _ADVERTISE,
-      _DATA, _SHARDS, _INDEX, _NAME, _STAGING_BYTES, _FALL_BACK, _INSECURE, _LOG_JSON;
-      and without a flag
-      SYNCLINE_SYNC_TOKEN    sent to the control plane, and asked of all callers
+      _DATA, _SHARDS, _INDEX, _NAME, _STAGING_BYTES, _FALL_BACK, _TOKEN, _INSECURE,
+      _LOG_JSON; and without a flag
       SYNCLINE_SYNC_THREADS  for arithmetic; 0: one per core, at least 4
       SYNCLINE_SYNC_PARENT   a process id: end once that is not our parent any more
 

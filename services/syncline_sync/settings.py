@@ -105,8 +105,8 @@ class SyncSettings(BaseSettings):
     def _no_open_doors(self) -> Self:
         if not (self.token or self.insecure or is_loopback(self.host)):
             raise ValueError(
-                f"{self.host} can be reached from other machines and there is no token; set "
-                "SYNCLINE_SYNC_TOKEN, or give --insecure if the network is yours"
+                f"{self.host} can be reached from other machines and there is no token; give "
+                "--token (or SYNCLINE_SYNC_TOKEN), or --insecure if the network is yours"
             )
         return self
 

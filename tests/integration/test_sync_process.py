@@ -213,36 +213,6 @@ def test_a_damaged_run_is_named_and_ends_nothing_else(tmp_path: Path) -> None:
             assert (code, said.count(file.name)) == (0, 1), said
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"control": "nonsense://x"},
-        {"control": "http://127.0.0.1:99999"},
-        {"advertise": "http://sync-0:50051"},
-        {"advertise": "sync-0"},
-        {"advertise": "0.0.0.0:50051"},
-        {"name": "No Name"},
-        {"port": 99999},
-    ],
-    ids=str,
-)
-def test_a_wrong_setting_is_named(tmp_path: Path, flags: dict[str, Any]) -> None:
-    with process(tmp_path, **flags) as p:
-        code, said = p.ended()
-    assert code == 10
-    assert f"--{next(iter(flags))}" in one_sentence(said)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
-def test_who_listens_everywhere_says_where_replicas_connect_to(tmp_path: Path, host: str) -> None:
-    with process(tmp_path, host=host, insecure="") as p:
-        code, said = p.ended()
-    assert code == 10
-    assert f"connect to {host}, which is no" in said and "--advertise" in one_sentence(said)
-    told = SyncSettings(host=host, insecure=True, advertise="sync-0:50051")
-    assert told.advertise == "sync-0:50051"
-
-
 def test_a_store_has_one_writer(tmp_path: Path) -> None:
     with process(tmp_path) as first:
         first.ready()
