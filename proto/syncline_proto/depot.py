@@ -149,7 +149,7 @@ class Depot:
 
     def put(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file in one step, over one that is there; on failure that one stays."""
-        with self._told(name):
+        with self._told(name, writing=True):
             if self._is_local:
                 _put(Path(self._path, name), pieces)
             else:
@@ -161,7 +161,7 @@ class Depot:
         Raises:
             FileExistsError: it is there.
         """
-        with self._told(name):
+        with self._told(name, writing=True):
             if self._is_local:
                 _create(Path(self._path, name), data)
             else:
@@ -198,7 +198,7 @@ class Depot:
         ]
 
     @contextlib.contextmanager
-    def _told(self, name: str = "") -> Generator[None]:
+    def _told(self, name: str = "", *, writing: bool = False) -> Generator[None]:
         """Turn what a store raises into CheckpointError."""
         where = f"{self.url}/{name}" if name else self.url
         try:
@@ -206,11 +206,19 @@ class Depot:
         except (SynclineError, FileExistsError, GeneratorExit):
             raise
         except FileNotFoundError:
+            if writing:
+                raise CheckpointError(
+                    f"{self.url} cannot be written, since its bucket or folder is not there; "
+                    "make it, or choose another place."
+                ) from None
             hint = "." if name else "; check the address."
             raise CheckpointError(f"{where} is not there{hint}") from None
         except Exception as error:  # each store's library has errors of its own
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise CheckpointError(f"{where}: {' '.join(str(why).split())[:300]}") from error
+            said = " ".join(str(why).split())[:300].rstrip(".")
+            if writing:
+                said = f"it cannot be written ({said}); choose another place"
+            raise CheckpointError(f"{where}: {said}.") from error
 
 
 def check_url(url: str) -> None:

@@ -22,6 +22,7 @@ from syncline_proto.depot import Depot
 from syncline_proto.errors import (
     CheckpointDamaged,
     CheckpointError,
+    ConfigError,
     InvalidRequest,
     Overloaded,
     RunConflict,
@@ -239,8 +240,9 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         """A checkpoint's folder, by its address.
 
         Raises:
-            InvalidRequest: it is no address, or in the midst of our own files.
-            ConfigError: what its store needs is not installed here.
+            InvalidRequest: it is no address.
+            ConfigError: it is in the midst of our own files, or what its store needs is not
+                installed here.
         """
         return await self._do(_depot_beside, self._shared.root, url)
 
@@ -356,8 +358,8 @@ def _fetched(
 def _depot_beside(root: Path, url: str) -> Depot:
     depot, own = Depot.at(url), all_of(root.absolute()).resolve()
     if "://" not in url and Path(url).resolve().is_relative_to(own):
-        raise InvalidRequest(
-            f"url: {url[:200]} is in the sync service's own data folder; choose a place beside it."
+        raise ConfigError(
+            f"{url[:200]} is in the sync service's own data folder; choose a place beside it."
         )
     return depot
 

@@ -95,8 +95,14 @@ def test_a_run_is_kept_there_and_begins_from_there(tmp_path: Path, bucket: str) 
 
 
 def test_what_the_store_refuses_is_told_in_a_sentence(bucket: str) -> None:
-    with pytest.raises(CheckpointError, match="s3://nobodys-bucket/folder"):
-        Depot("s3://nobodys-bucket/folder").put("file", [b"data"])
+    nobodys = Depot("s3://nobodys-bucket/folder")
+    for write in (lambda: nobodys.put("file", [b"data"]), lambda: nobodys.create("file", b"data")):
+        with pytest.raises(CheckpointError) as refused:
+            write()
+        assert refused.value.message == (
+            "s3://nobodys-bucket/folder cannot be written, since its bucket or folder is not "
+            "there; make it, or choose another place."
+        )
     with pytest.raises(CheckpointError, match="is not there"):
         Depot(f"{bucket}/none").manifest()
     assert Depot(f"{bucket}/none").sizes() == {}

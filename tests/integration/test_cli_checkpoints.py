@@ -94,6 +94,7 @@ def test_a_run_is_kept_found_and_begun_from(
             code, said = refused("save", "first", str(place), "--name", name)
             assert code == 10 and "lower-case letters" in said
         assert refused("save", "first", "")[0] == 10
+        assert refused("save", "first", str(cluster.folder / "store" / "kept"))[0] == 10
         assert done("save", "first", str(place), "--name", "latest")["revision"] == 1
 
         def told() -> list[str]:

@@ -147,6 +147,23 @@ def test_a_directory_holds_what_was_put_and_what_failed_leaves_nothing(tmp_path:
         depot.below("..")
 
 
+def test_a_place_that_cannot_be_written_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    depot = Depot(str(tmp_path / "kept"))
+    with pytest.raises(CheckpointError) as refused:
+        depot.put("file", [b"some"])
+    assert refused.value.message == (
+        f"{tmp_path}/kept/file: it cannot be written (Permission denied); choose another place."
+    )
+    with pytest.raises(CheckpointError, match="bucket or folder is not there; make it"):
+        depot.create("file", b"some")
+
+
 def test_what_is_no_checkpoint_is_said_to_be_what_it_is(tmp_path: Path) -> None:
     for name, file in (("unsealed", "00000-1a2b3c4d.safetensors"), ("other", "notes.txt")):
         Depot(str(tmp_path)).below(name).put(file, [b"some"])
