@@ -15,8 +15,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import text
 
-from syncline_control import __main__ as command
-from syncline_control import server
+from syncline_control import command, server
 from syncline_control.operations import replicas, runs
 from syncline_control.pulse import Pulse
 from syncline_control.settings import ControlSettings

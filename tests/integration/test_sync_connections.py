@@ -140,7 +140,7 @@ def test_metrics_have_few_requests_at_a_time_and_go_on_when_those_are_over(
 STARTED = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, {ALLOWED}))
-from syncline_sync.__main__ import main
+from syncline_sync.command import main
 main()
 """
 

@@ -21,9 +21,9 @@ from round import options as benchmark_options
 from syncline.cli.commands import app
 from syncline.settings import Environment
 from syncline.train.config import JobConfig
-from syncline_control.__main__ import app as control
+from syncline_control.command import app as control
 from syncline_control.settings import ControlSettings
-from syncline_sync.__main__ import run as serve
+from syncline_sync.command import run as serve
 from syncline_sync.settings import SyncSettings
 from syncline_testing.deploy import COMPOSE, load, stages
 from syncline_testing.pages import (

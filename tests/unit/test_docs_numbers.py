@@ -28,7 +28,7 @@ from syncline_proto.settings import (
     TimeoutSettings,
 )
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
-from syncline_sync.__main__ import LAST_REPORTS_S
+from syncline_sync.command import LAST_REPORTS_S
 from syncline_sync.core import detector, merge, record
 from syncline_sync.exporter import REQUESTS_MAX, SILENT_S
 from syncline_sync.host import STOP_S

@@ -1,4 +1,4 @@
-"""Ctrl+C while a program is still loading, or ends already: no traceback, whatever it was amid.
+"""Ctrl+C amid what may not be left half done, and at the end: no traceback, whatever it was amid.
 
 Imports next to nothing, since what comes before it cannot be interrupted tidily.
 """
@@ -10,25 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 
-INTERRUPTED = 130
-"""The exit code after Ctrl+C."""
-
-
-class Loading:
-    """Inside, modules are loaded and nothing is open yet: Ctrl+C ends the process at once.
-
-    As an exception it would go through modules half loaded, some of which make another of it.
-    Where Ctrl+C is ignored, or is somebody else's, it stays so.
-    """
-
-    def __enter__(self) -> None:
-        self._is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self._is_ours:
-            signal.signal(signal.SIGINT, _break_off)
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+from syncline_proto.loading import INTERRUPTED, break_off
 
 
 class Deferred:
@@ -53,7 +35,7 @@ class Deferred:
 
     def _ask(self, *_: object) -> None:
         if self._is_asked:
-            _break_off()
+            break_off()
         self._is_asked = True
 
 
@@ -73,9 +55,3 @@ def end(code: int) -> None:
         if "torch" in sys.modules or code == INTERRUPTED:
             os._exit(code)
     sys.exit(code)  # which also tells where the last words could not be written
-
-
-def _break_off(*_: object) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        os.write(2, b"Interrupted.\n")
-    os._exit(INTERRUPTED)

@@ -44,6 +44,18 @@ def test_the_trainer_is_interrupted_while_it_loads(loading: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "Interrupted.\n")
 
 
+@pytest.mark.parametrize("loading", ["structlog", "grpc", "syncline_sync.command"])
+def test_the_sync_service_is_interrupted_while_it_loads(loading: str) -> None:
+    ended = interrupted("syncline_sync.__main__", loading)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "Interrupted.\n")
+
+
+@pytest.mark.parametrize("loading", ["structlog", "syncline_control.command", "fastapi"])
+def test_the_control_plane_is_interrupted_while_it_loads(loading: str) -> None:
+    ended = interrupted("syncline_control.__main__", loading)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "Interrupted.\n")
+
+
 @pytest.mark.parametrize(
     ("module", "argument", "code"), [("syncline.cli", "version", 0), ("syncline.train", "none", 12)]
 )
@@ -133,11 +145,14 @@ def test_ctrl_c_ends_what_blocks_at_the_end(tmp_path: Path) -> None:
     assert ending(tmp_path, stuck) == (7, "", "")
 
 
-def test_the_door_loads_next_to_nothing() -> None:
+@pytest.mark.parametrize(
+    "door", ["syncline.cli.app", "syncline_sync.__main__", "syncline_control.__main__"]
+)
+def test_the_door_loads_next_to_nothing(door: str) -> None:
     script = (
         "import sys\n"
         "before = set(sys.modules)\n"
-        "import syncline.cli.app\n"
+        f"import {door}\n"
         "loaded = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(*sorted(loaded & {'typing', 'typer', 'pydantic', 'structlog', 'argparse'}))\n"
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 
-from syncline.interrupts import INTERRUPTED, Loading, end
+from syncline.interrupts import INTERRUPTED, end
+from syncline_proto.loading import Loading
 
 
 def main() -> None:

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Sequence
 
 from syncline.faults import FAULT, IN_SHELLS, said_of, told, trace_if_asked
-from syncline.interrupts import INTERRUPTED, Loading, end
+from syncline.interrupts import INTERRUPTED, end
 from syncline.uncollected import uncollected
 from syncline_proto.errors import ProcessFailed, SynclineError
+from syncline_proto.loading import Loading
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
