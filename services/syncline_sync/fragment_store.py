@@ -328,11 +328,12 @@ class FragmentStore:
         path = self.folder / entry.file
         with reading(path) as file:
             size, crc = checksum_of(file)
-            if (size, crc) != (entry.bytes, entry.crc32c):
-                raise StoreDamaged(
-                    f"{path} is damaged: {size} bytes where the head names {entry.bytes}, or "
-                    f"another checksum. {MEND}"
-                )
+            if size != entry.bytes:
+                said = f"{size} bytes where the head names {entry.bytes}"
+                raise StoreDamaged(f"{path} is damaged: {said}. {MEND}")
+            if crc != entry.crc32c:
+                said = f"its {size} bytes have another checksum than the head names"
+                raise StoreDamaged(f"{path} is damaged: {said}. {MEND}")
             with understood(path):
                 arrays, metadata = arrays_of(file)
                 saved = saved_from_json(metadata.pop("saved"))

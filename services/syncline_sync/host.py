@@ -270,7 +270,7 @@ class Host:
                 self._tell(name, "run.went_back", WENT_BACK.format(recalled.epoch))
             host = self._runs[name] = RunHost(name, settings, recalled, self._shared)
             self._count()
-            if begins and origin:
+            if begins and origin and self._shared.seat.index == 0:  # the same of all services
                 self._tell(name, "run.restored", RESTORED.format(origin))
             if begins or recalled.went_back:
                 self._tell_standing(host)

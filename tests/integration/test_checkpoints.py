@@ -275,6 +275,8 @@ def test_each_service_fetches_the_fragments_that_it_owns(tmp_path: Path) -> None
                         stored(tmp_path / "all", "run", fragment, 0),
                         stored(root, "spread", fragment, 0),
                     )
+                told = [what.kind for what in s.reports if isinstance(what, EventIn)]
+                assert told == (["run.restored"] if index == 0 else []), "once for all three"
 
     asyncio.run(scenario())
 
