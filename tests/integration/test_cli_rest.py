@@ -191,6 +191,26 @@ def test_status_says_whom_the_first_round_waits_for(shell: Shell, control: str) 
     assert waits not in shell("status")[1]
 
 
+def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> None:
+    post(control, "/v1/runs", {"name": "hurt"})
+    said = "Run hurt is not served: head.json is damaged."
+    reports = "/v1/runs/hurt/reports"
+    post(control, reports, {"events": [{"kind": "run.damaged", "message": said}]})
+    (event,) = shell.json("status")["damaged"]
+    assert (event["run"], event["message"]) == ("hurt", said)
+    assert f"{said} That was at" in " ".join(shell("status")[1].split())
+    doctor = shell.json("doctor")
+    assert [one["verdict"] for one in doctor["checks"] if one["what"] == said] == ["warn"]
+    round_since = {
+        "fragment": 0, "fragment_name": "f", "kind": "pseudo-gradient", "revision": 1,
+        "committed_at": event["time"] + 1, "seconds": 0.1,
+    }  # fmt: skip
+    post(control, reports, {"rounds": [round_since]})
+    assert shell.json("status")["damaged"] == []
+    assert said not in shell("doctor")[1]
+    shell("runs stop hurt")
+
+
 def test_events_and_rounds(shell: Shell) -> None:
     kinds = [event["kind"] for event in shell.json("events first")]
     assert "replica.joined" in kinds

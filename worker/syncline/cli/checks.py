@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from syncline.cli import output
+from syncline.cli.runs import damaged_runs
 from syncline_proto.errors import SynclineError, Unreachable
 
 if TYPE_CHECKING:
@@ -202,10 +203,12 @@ def _control(client: OperatorClient) -> Iterator[Finding]:
             advice="Look into its log, and at its --database.",
         )
         return
-    runs = len(client.runs())
-    yield Finding(
-        check="control plane", verdict="ok", what=f"{client.url}, {output.counted(runs, 'run')}"
-    )
+    found = client.runs()
+    what = f"{client.url}, {output.counted(len(found), 'run')}"
+    yield Finding(check="control plane", verdict="ok", what=what)
+    for event in damaged_runs(client, found):
+        advice = "Once it is mended, its next round ends this warning."
+        yield Finding(check="run", verdict="warn", what=event.message, advice=advice)
     if server is None:
         return
     # The header was written somewhere in [before, after], and cut to whole seconds.

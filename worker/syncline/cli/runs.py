@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from syncline.launch.client import OperatorClient
-    from syncline_proto.rest import RunView
+    from syncline_proto.rest import Event, RunView
     from syncline_proto.settings import RunSettings
+
+EVENTS_LOOKED_AT = 500
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -248,6 +250,18 @@ def _what_changed(before: RunView, after: RunView) -> str:
     if not changes:
         return f"{after.name} has these settings already."
     return f"From its next round on, {after.name} has {', '.join(changes)}."
+
+
+def damaged_runs(client: OperatorClient, runs: Sequence[RunView]) -> list[Event]:
+    """What was told of damage to runs that have not ended, and have had no round since then."""
+    going = {run.name for run in runs if run.ended_at is None}
+    events = client.events(None, None, EVENTS_LOOKED_AT)
+    newest = {one.run: one for one in events if one.kind == "run.damaged" and one.run in going}
+    return [one for name, one in newest.items() if name and not _went_on(client, name, one.time)]
+
+
+def _went_on(client: OperatorClient, run: str, since: float) -> bool:
+    return any(one.committed_at > since for one in client.rounds(run, 1))
 
 
 def budget_share(run: RunView) -> float | None:

@@ -126,6 +126,7 @@ def _look(client: OperatorClient) -> dict[str, Any]:
             if run.ended_at is None
         },
         "sync_services": client.sync_services(),
+        "damaged": runs.damaged_runs(client, found),
     }
 
 
@@ -140,6 +141,7 @@ def _picture(seen: dict[str, Any]) -> RenderableType:
             seen["replicas"], "No replica is alive; replicas ls lists the others."
         ),
         *_first_rounds(seen),
+        *(Text(_no_round_since(event)) for event in seen["damaged"]),
         "",
         _services_table(seen["sync_services"]),
         *_away(seen["sync_services"]),
@@ -158,6 +160,10 @@ def _first_rounds(seen: dict[str, Any]) -> Iterator[str]:
             name = "expected_replicas" if settings.expected_replicas else "min_replicas"
             waits = f"waits for {missing} more of {name} {settings.replicas}"
             yield f"{run.name}: the first round {waits}"
+
+
+def _no_round_since(event: Event) -> str:
+    return f"{event.message} That was at {output.clock(event.time)}, and no round has ended since."
 
 
 def _watch(client: OperatorClient, every: float) -> None:
