@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Generator
 from pathlib import Path
@@ -166,6 +168,14 @@ def test_what_python_is_to_run_is_there() -> None:
     assert modules and scripts
     assert [name for name in modules if importlib.util.find_spec(name) is None] == []
     assert [name for name in scripts if not (ROOT / name).is_file()] == []
+
+
+def test_stubs_of_ones_own_stand_beside_the_installed_package(tmp_path: Path) -> None:
+    (tmp_path / "proto").symlink_to(ROOT / "proto")
+    (protoc,) = (words for words in shown("python") if "grpc_tools.protoc" in words)
+    told = "import syncline; from mine import sync_pb2_grpc, checkpoints_pb2_grpc"
+    for command in (protoc[1:], ["-c", told]):
+        subprocess.run([sys.executable, *command], cwd=tmp_path, check=True, timeout=60)
 
 
 def test_paths_that_are_named_exist() -> None:
