@@ -218,6 +218,8 @@ class Depot:
             said = " ".join(str(why).split())[:300].rstrip(".")
             if writing:
                 said = f"it cannot be written ({said}); choose another place"
+            else:
+                said = f"{said}; check the address, and who may use it"
             raise CheckpointError(f"{where}: {said}.") from error
 
 

@@ -100,7 +100,8 @@ def test_what_is_no_place_for_checkpoints_is_refused(tmp_path: Path) -> None:
             assert not s.faults
             told = [one for one in s.reports if isinstance(one, EventIn)]
             assert [one.kind for one in told] == ["checkpoint.failed"], "only what was refused"
-            assert str(tmp_path / "file") in told[0].message
+            why = "Not a directory; check the address, and who may use it."
+            assert told[0].message == f"{tmp_path}/file/one: {why}"
             assert not list((tmp_path / "store" / "pinned").iterdir())
 
     asyncio.run(scenario())
