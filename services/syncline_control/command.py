@@ -123,6 +123,7 @@ def run(
         typer.echo(f"syncline-control: {error.message}", err=True)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:  # before the server listens to signals
+        typer.echo("Interrupted.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     raise typer.Exit(INTERRUPTED if number == signal.SIGINT else 0)
 

@@ -76,6 +76,19 @@ def test_any_other_fault_is_one_sentence_and_exit_code_1(
     )
 
 
+def test_ctrl_c_before_it_listens_is_one_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_flags: dict[str, Any]) -> ControlSettings:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "resolved", interrupted)
+    monkeypatch.setattr(sys, "argv", ["syncline-control"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert (end.value.code, capsys.readouterr().err) == (130, "Interrupted.\n")
+
+
 def test_nobody_loses_a_lease_while_the_database_takes_no_writes(tmp_path: Path) -> None:
     now = [1000.0]
 
