@@ -30,12 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from services import Cluster
-from wire_client import Client, folder, layout_of, messages_of, run_of
+from wire_client import DURABILITY, Client, folder, layout_of, messages_of, run_of
 
 RATIO_MAX, GROWTH_MAX = 3.5, 1.05
 COUNTS = (2, 8)
 RUN, CODEC = "memory", "bf16"
-SETTING = "durability"
 
 STAGING_SHARE = 16
 """The room for pushes is this part of the parameters; of a 7B model's 28 GB the default is about
@@ -62,7 +61,7 @@ def main() -> None:
         "empty_bytes": max(empty for empty, _ in found.values()),
         "parameter_bytes": parameter_bytes,
         "staging_bytes": staging_bytes,
-        SETTING: run_of(RUN, 2, CODEC)["settings"].get(SETTING, "commit"),
+        "durability": DURABILITY,
     }
     print(json.dumps(result))
     usual = all(

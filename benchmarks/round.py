@@ -37,7 +37,7 @@ from course import CODECS, DURABLE, OURS, Course, Rounds
 from network import NETWORKS, NetworkUnavailable, network
 from peers.environments import PINS, CannotInstall, default_folder, python_of
 from syncline.launch.processes import Crew
-from syncline_proto.settings import DownCodecName, RunSettings
+from syncline_proto.settings import DownCodecName
 from turns import Referee, Round, RoundFailed
 
 PARAMETERS = 50_000_000
@@ -163,11 +163,8 @@ def our_settings(
         "codec": {"up": codec, "down": down},
         "timeouts": {"profile": "wan" if over == "100mbit" else "lan", "lease": LEASE_S},
     }
-    notes: dict[str, Any] = {"codec_up": codec, "codec_down": down, "durability": "commit"}
-    if "durability" not in RunSettings.model_fields:
-        return {OURS: settings}, notes
-    fast = {**settings, "durability": "async"}
-    return {OURS: fast, DURABLE: settings}, {**notes, "durability": "async"}
+    notes: dict[str, Any] = {"codec_up": codec, "codec_down": down, "durability": "async"}
+    return {OURS: {**settings, "durability": "async"}, DURABLE: settings}, notes
 
 
 def figures(taken: dict[str, Rounds], missing: dict[str, str]) -> dict[str, Any]:
@@ -184,7 +181,7 @@ def figures(taken: dict[str, Rounds], missing: dict[str, str]) -> dict[str, Any]
         ratios[RATIOS.get(peer, f"over_{peer}")] = ratio
     return {
         "round_s": seconds[OURS],
-        "round_durable_s": seconds.get(DURABLE, seconds[OURS]),
+        "round_durable_s": seconds[DURABLE],
         **ratios,
         "seconds": seconds,
         "off": {name: max(one.off for one in its) for name, its in all_of.items()},

@@ -73,6 +73,7 @@ class Scene:
         return self.service_at(self.server, name, argv, **env)
 
     def service_at(self, host: int, name: str, argv: Sequence[str], **env: str) -> Command:
+        """A process that serves, on any host."""
         return self._command(name, host, STAGE_SERVICE, argv, env)
 
     def _command(
@@ -103,7 +104,8 @@ def syncline_services(scene: Scene, control: int, shards: int) -> list[Command]:
         )
     ]
     for index in range(shards):
-        host, (sync, health, metrics) = scene.server + index, free_ports(3)
+        host = scene.server + index
+        sync, health, metrics = free_ports(3)
         argv = [
             *(*module, "syncline_sync", "--control", f"http://{scene.at(scene.server, control)}"),
             *("--shards", str(shards), "--index", str(index)),

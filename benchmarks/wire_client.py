@@ -18,11 +18,12 @@ import numpy as np
 from syncline_proto.codec import CODEC_BY_NAME, chunks, encode
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.parts import write_chunk
-from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 
 CALL_S = 300.0
+DURABILITY = "async"
+"""Of what is measured: a revision is published first, and written behind."""
 OPTIONS = (
     ("grpc.max_receive_message_length", 8 << 20),
     # Each replica has a connection of its own.
@@ -47,13 +48,12 @@ def messages_of(elements: int, codec: str) -> list[bytes]:
 
 def run_of(name: str, replicas: int, codec: str) -> dict[str, Any]:
     """What the control plane is to be told of a run; not more durable than it must be."""
-    settings: dict[str, Any] = {
+    settings = {
         "min_replicas": replicas,
         "codec": {"up": codec, "down": codec},
         "timeouts": {"lease": 3600, "round_deadline": 7200},  # nobody sends heartbeats here
+        "durability": DURABILITY,
     }
-    if "durability" in RunSettings.model_fields:
-        settings["durability"] = "async"
     return {"name": name, "settings": settings}
 
 

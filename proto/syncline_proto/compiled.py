@@ -7,8 +7,8 @@ arithmetic. A loop that does everything while a value is in a register takes a t
 A loop is compiled when it is first called, in a second or less, or with all others ahead of that.
 What came of it is kept by numba, beside the source, else in the user's cache folder, or in
 NUMBA_CACHE_DIR, and then loaded within a tenth of a second; where nothing can be kept, each process
-compiles anew. Loops round as numpy does,
-operation by operation: nothing is contracted or put in another order, but for sums that say so.
+compiles anew. Loops round as numpy does, operation by operation: nothing is contracted or put in
+another order, but for sums that say so.
 """
 
 from __future__ import annotations

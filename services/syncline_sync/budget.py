@@ -40,12 +40,12 @@ class Room:
 
 
 class Budget:
-    """What may be in flight at a time: bytes of pushes, or chunks of pulls.
+    """What may be in flight at a time: bytes of pushes, turns of pulls, searches for boxes.
 
     Invariants:
         - ``used`` <= ``limit``, except that one room alone may always be had;
-        - nobody is passed by a run that holds more than his, nor by a replica of his own run that
-          holds more than he;
+        - nobody is passed by a run that holds more than its own, nor by a replica of that run that
+          holds more than it does;
         - with ``halves`` no run gets more than half of what the others leave, the last room rounded
           up. So ``n`` runs that give nothing back leave at least ``limit // 2**n`` rooms of size 1
           to all others: none, perhaps, once there are more of them than log2(limit).

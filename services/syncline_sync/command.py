@@ -303,7 +303,8 @@ def main() -> None:
     except SynclineError as error:
         _say(error.message)
         _leave(error.ended_with if isinstance(error, ChildFailed) else error.exit_code)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # before the service listens to signals
+        typer.echo("Interrupted.", err=True)
         _leave(INTERRUPTED)
     except Exception as error:  # the outermost loop of the process
         log.exception("a fault of ours")

@@ -1,10 +1,10 @@
 """One rank's shard on its way in: read from its call as it comes, and checked, copied and measured.
 
-A chunk of a light codec is so before the pool could have been asked: a fifth of a millisecond for
-2 MiB. Of others reading and digesting overlap: the loop takes the next chunk while the pool has
-those before it, several at a time when they come fast. What waits in between is within the push's
-room: a chunk that cannot be the shard's next, by its length, ends the call before it waits. Decides
-nothing; whose push it is and what becomes of it is the servicer's.
+A chunk of a light codec is so on the loop, before the pool could have been asked: a fifth of a
+millisecond for 2 MiB. Of others reading and digesting overlap: the loop takes the next chunk while
+the pool has those before it, several at a time when they come fast. What waits in between is within
+the push's room: a chunk that cannot be the shard's next, by its length, ends the call before it
+waits. Decides nothing; whose push it is and what becomes of it is the servicer's.
 """
 
 from __future__ import annotations

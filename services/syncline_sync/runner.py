@@ -1,7 +1,8 @@
 """One fragment at work: its decisions, and what it holds, in one order.
 
 An actor: a single task takes pushes and membership one after another, so nothing here needs a
-lock. Heavy arithmetic and the disk run in the pool while the task waits; the order is always
+lock. Heavy arithmetic runs in the pool, and what is written in the threads of the disk, while the
+task waits; the order is always
 judge -> fold -> answer -> (due?) close -> outer step -> store -> publish.
 """
 

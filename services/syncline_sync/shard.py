@@ -58,7 +58,7 @@ class Shard:
         return self.received == self.elements
 
     def take(self, chunks: Iterable[Chunk]) -> None:
-        """Check and keep the next chunks. Heavy, but for a light codec: call it in the pool.
+        """Check and keep the next chunks. Heavy, but for a chunk of a light codec.
 
         Raises:
             InvalidRequest: one is damaged, or not what the header announced.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,10 @@ def exported(told: Any) -> list[bytes]:
     return [tensors[spec.name].tobytes() for spec in LAYOUT.tensors]
 
 
-def test_a_run_is_kept_found_and_begun_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = tmp_path / "kept"
+def commands(
+    capsys: pytest.CaptureFixture[str],
+) -> tuple[Callable[..., Any], Callable[..., tuple[int, str]]]:
+    """What a command that ends well says as JSON; how one ends that does not, and its words."""
 
     def done(*words: str, code: int = 0) -> Any:
         capsys.readouterr()
@@ -80,6 +81,26 @@ def test_a_run_is_kept_found_and_begun_from(
     def refused(*words: str) -> tuple[int, str]:
         capsys.readouterr()
         return run(["checkpoints", *words]), capsys.readouterr().err
+
+    return done, refused
+
+
+def test_an_address_of_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, refused = commands(capsys)
+    for command in (("ls",), ("export", "--out", str(tmp_path / "out"))):
+        assert refused(*command, "ftp://somewhere")[0] == 10
+        assert refused(*command, "")[0] == 10
+        assert refused(*command, str(tmp_path / "nowhere"))[0] == 42
+
+
+def test_a_run_is_kept_found_and_begun_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "kept"
+
+    done, refused = commands(capsys)
 
     with Cluster(tmp_path) as cluster:
         monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
@@ -139,10 +160,6 @@ def test_a_run_is_kept_found_and_begun_from(
         cluster.sync.kill()
         cluster.sync.start()
         assert pulled(cluster, "second", 2) == newest[2]
-    for command in (("ls",), ("export", "--out", str(tmp_path / "out"))):
-        assert refused(*command, "ftp://somewhere")[0] == 10
-        assert refused(*command, "")[0] == 10
-        assert refused(*command, str(tmp_path / "nowhere"))[0] == 42
     assert refused("export", f"{place}/No-Name", "--out", str(tmp_path / "out"))[0] == 10
     assert done("ls", str(cluster.folder / "store")) == []
     assert exported(done("export", f"{place}/first-r1", "--out", str(tmp_path / "o"))) == newest

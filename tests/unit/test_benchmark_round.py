@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from course import CODECS, OURS
+from course import CODECS, DURABLE, OURS
 from network import NETWORKS
 from peers.gate import GATE, PARTICIPANT, SYSTEM, Gate
 from peers.values import AVERAGE, DILOCO, PATTERN, Outer, Trainee, shapes, sizes
@@ -52,17 +52,22 @@ def test_a_ratio_is_of_medians_and_what_is_missing_is_null_with_a_reason() -> No
         return [Round(seconds=each, off=each / 100) for each in seconds]
 
     taken = {
-        "gloo": {OURS: rounds(1.0, 9.0, 2.0), "gloo": rounds(0.5, 0.5, 40.0)},
+        "gloo": {
+            OURS: rounds(1.0, 9.0, 2.0),
+            DURABLE: rounds(4.0, 5.0, 4.0),
+            "gloo": rounds(0.5, 0.5, 40.0),
+        },
         "torchft": {OURS: rounds(3.0, 3.0, 3.0), "torchft": rounds(6.0, 2.0, 7.0)},
         "flower": {},
     }
     told = figures(taken, {"flower": "No room."})
-    assert told["round_s"] == told["round_durable_s"] == told["seconds"][OURS] == 3.0
+    assert told["round_s"] == told["seconds"][OURS] == 3.0
+    assert told["round_durable_s"] == told["seconds"][DURABLE] == 4.0
     assert told["over_gloo"] == 2.0 / 0.5, "of ours only what was taken beside it"
     assert told["over_torchft_diloco"] == 0.5
     assert told["over_flower"] is told["over_hivemind"] is None
     assert told["missing"] == {"flower": "No room."}
-    assert told["off"] == {OURS: 0.09, "gloo": 0.4, "torchft": 0.07}
+    assert told["off"] == {OURS: 0.09, DURABLE: 0.05, "gloo": 0.4, "torchft": 0.07}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +111,7 @@ def test_the_settings_are_those_of_a_run_and_one_of_its_runs_is_durable(
     assert all(run.min_replicas == 3 and run.sync_every == 1 for run in runs.values())
     assert {run.codec.up for run in runs.values()} == {notes["codec_up"]} == {codec}
     assert {run.codec.down for run in runs.values()} == {notes["codec_down"]}
-    kinds = [getattr(run, "durability", "commit") for run in runs.values()]
+    kinds = [run.durability for run in runs.values()]
     assert kinds[0] == notes["durability"]
     assert kinds[-1] == "commit"
 

@@ -1,8 +1,9 @@
 """The anchors: each fragment as last received, this rank's shard of it, on the CPU.
 
-Reads and writes the model's parameters and gradients as flat fp32 vectors, shard by shard. Knows
-nothing of services or threads: the training thread calls, and nobody else changes what is here.
-Only ``revisions`` is read by another thread, the heartbeat's.
+Writes published values (flat; fp32, or bf16 as bits) into the model, and what is in the model into
+payloads, shard by shard. Knows nothing of services: the training thread calls, and nobody else
+changes what is here. Other threads read ``revisions`` (the heartbeat's) and what is ``held`` (an
+exchange's), and take from ``rooms``.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class Held:
 class Anchors:
     """This rank's anchors, and what is pushed of the model.
 
-    A published value in bf16 is kept in bf16, without loss. What is pushed of a fragment has memory
-    only from the push until its result is merged.
+    A published value in bf16 is kept in bf16, without loss. What is pushed of a fragment lies
+    in one of ``rooms`` until its result is merged; then the next push may have that.
     """
 
     def __init__(self, shards: tuple[RankShard, ...], rooms: Rooms) -> None:
-        """``rooms`` is where payloads are written, and where an anchor goes that is let go."""
+        """Payloads are written into ``rooms``; an anchor that has a successor goes there, too."""
         self.shards, self.rooms = shards, rooms
         self.revisions = [0] * len(shards)
         """By fragment; the list keeps its length, so a reader meets whole numbers at any time."""
@@ -58,8 +59,8 @@ class Anchors:
     def adopt(self, fragment: int, values: Float32 | UInt16, header: pb.PullHeader) -> None:
         """Write a published value (flat; bf16 as its bits) into the model and make it the anchor.
 
-        The array is ours from then on: nothing is copied, and the anchor before is let go. Whoever
-        has its ``held`` must be done with it.
+        The array is ours from then on: nothing is copied, and the one before goes back to
+        ``rooms``. Whoever has its ``held`` must be done with it.
         """
         self._keep(fragment, self._written(fragment, values), header)
 

@@ -14,7 +14,7 @@ from syncline.layout import ModelLayout
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError
 
-APART = 1e-3
+NORMS_RTOL = 1e-3
 """Between norms of one gradient on two ranks: far over rounding, far below another batch's."""
 
 
@@ -42,7 +42,7 @@ class Averaged:
         norms = torch.tensor([_norm(p.grad) for _, p in self._whole], dtype=torch.float64)
         told = torch.tensor(self._ranks.gather(norms.view(torch.int64).tolist()))
         every = told.view(torch.float64)
-        alike = torch.isclose(every, every[0], rtol=APART, atol=0.0, equal_nan=True).all(0)
+        alike = torch.isclose(every, every[0], rtol=NORMS_RTOL, atol=0.0, equal_nan=True).all(0)
         for (name, _), is_alike in zip(self._whole, alike.tolist(), strict=True):
             if not is_alike:
                 raise ConfigError(

@@ -2,7 +2,7 @@
 
 Each exchange has a thread of its own, so a fragment that waits for its round holds up no other;
 a few send at a time, in the order in which they were begun (line). Knows the service's rules for
-sending again, and nothing of models, ranks or hooks: fp32 arrays go in, an ``Outcome`` comes out.
+sending again, and nothing of models, ranks or hooks: a ``Push`` goes in, an ``Outcome`` comes out.
 
 How long an exchange may take: a service that does not answer is asked for ``give_up_s``; one that
 answers but does not publish is waited for ``2 round_deadline_s + give_up_s``, not counting the

@@ -1,8 +1,9 @@
 """Values of a model on their way into a payload, a window of them at a time.
 
 A window fits into the processor's cache, so what is subtracted and encoded there goes through
-memory once: read where the model has it, written as it will be sent. On a GPU the window is pinned
-memory. Knows nothing of fragments, revisions or services.
+memory once: read where the model has it, written as it will be sent. Of a GPU the window is pinned
+memory. What does not lie in one stretch is copied whole before. Knows nothing of fragments,
+revisions or services.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What a push carries, as chunks: encoded already, or encoded as it goes out.
 
 A codec that loses too much to lose (``with_feedback``) has to be asked, once the service has
-answered, what it lost: so its values are kept, and encoded late, off the training thread. All
-others are encoded where the values are computed, while these are in the processor's cache; nobody
-needs them in fp32 any more, so a push is as large as what is sent.
+answered, what it lost: so its values are kept, and encoded late, off the training thread; those of
+any codec, too, while something is owed. All else is encoded where the values are computed, while
+these are in the processor's cache; nobody needs them in fp32 any more, so a push is as large as
+what is sent.
 """
 
 from __future__ import annotations

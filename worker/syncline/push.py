@@ -1,6 +1,6 @@
 """A push of one rank: who sends it, what is in it, what it must wait for, what became of it.
 
-Values only; an ``Exchange`` sends them.
+Plain data; an ``Exchange`` sends it.
 """
 
 from __future__ import annotations

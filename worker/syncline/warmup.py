@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import numpy as np
+
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
 from syncline.exchange import Exchange
@@ -57,6 +59,7 @@ class WarmUp:
         for fragment, (_, outcome) in enumerate(ends):
             assert outcome.pulled is not None
             self._anchors.write_gradients(fragment, outcome.pulled.in_fp32())
+            self._anchors.rooms.give_back(outcome.pulled.values.view(np.uint8))  # copied by now
             committed = outcome.pulled.header.committed_tokens
         return committed
 

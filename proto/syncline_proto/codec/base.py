@@ -73,13 +73,8 @@ class Codec(ABC):
         return out.data
 
     def encode_into(self, values: Float32, out: UInt8) -> None:
-        """Write ``values`` as ``encode`` does, into ``out``: uint8, exactly as many bytes.
-
-        Raises:
-            ValueError: it is another size.
-        """
-        if out.size != self.size(values.size):
-            raise ValueError(f"{values.size} elements do not take {out.size} bytes.")
+        """Write ``values`` as ``encode`` does, into ``out``: uint8, exactly as many bytes."""
+        assert out.size == self.size(values.size), "out is of another size"
         self._write(values, out)
 
     def decode_into(self, data: Bytes, out: Float32) -> None:

@@ -55,8 +55,8 @@ def peak_of(values: Float32) -> np.uint32:
 
 
 @inner
-def block_write(values: Float32, peak: np.uint32, out: UInt8) -> np.float32:
-    """Write a block whose ``peak_of`` is finite; returns its scale, as ``blocks.quantised``."""
+def block_write(values: Float32, peak: np.uint32, out: UInt8) -> None:
+    """Write a block whose ``peak_of`` is finite; its scale is as ``blocks.quantised`` has it."""
     scale = _NONE
     if peak > _NONE:
         least = np.float32(np.uint32(peak).view(np.float32) / _LEVELS)
@@ -67,7 +67,6 @@ def block_write(values: Float32, peak: np.uint32, out: UInt8) -> np.float32:
     into = out[_SCALE_BYTES:].view(np.int8)
     for i in range(values.size):
         into[i] = np.int8(np.int32(np.rint(values[i] * inverse)))
-    return np.uint32(scale).view(np.float32)
 
 
 @inner
