@@ -161,7 +161,7 @@ class Depot:
         Raises:
             FileExistsError: it is there.
         """
-        with self._told(name, writing=True):
+        with self._told(name, writing=True, creating=True):
             if self._is_local:
                 _create(Path(self._path, name), data)
             else:
@@ -198,12 +198,17 @@ class Depot:
         ]
 
     @contextlib.contextmanager
-    def _told(self, name: str = "", *, writing: bool = False) -> Generator[None]:
-        """Turn what a store raises into CheckpointError."""
+    def _told(
+        self, name: str = "", *, writing: bool = False, creating: bool = False
+    ) -> Generator[None]:
+        """Turn what a store raises into CheckpointError.
+
+        ``creating``: but for FileExistsError, which says that somebody else was first.
+        """
         where = f"{self.url}/{name}" if name else self.url
         try:
             yield
-        except (SynclineError, FileExistsError, GeneratorExit):
+        except (SynclineError, GeneratorExit):
             raise
         except FileNotFoundError:
             if writing:
@@ -214,6 +219,8 @@ class Depot:
             hint = "." if name else "; check the address."
             raise CheckpointError(f"{where} is not there{hint}") from None
         except Exception as error:  # each store's library has errors of its own
+            if creating and isinstance(error, FileExistsError):
+                raise
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             said = " ".join(str(why).split())[:300].rstrip(".")
             if writing:

@@ -9,6 +9,7 @@ nothing of a run that is at work.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
@@ -357,7 +358,8 @@ def _fetched(
 
 def _depot_beside(root: Path, url: str) -> Depot:
     depot, own = Depot.at(url), all_of(root.absolute()).resolve()
-    if "://" not in url and Path(url).resolve().is_relative_to(own):
+    # Not by ``Path.resolve``, which raises where links lead back to themselves.
+    if "://" not in url and Path(os.path.realpath(url)).is_relative_to(own):
         raise ConfigError(
             f"{url[:200]} is in the sync service's own data folder; choose a place beside it."
         )

@@ -80,11 +80,14 @@ def test_what_is_no_place_for_checkpoints_is_refused(tmp_path: Path) -> None:
         "simplecache::s3://b/one": "INVALID_REQUEST",
         str(tmp_path / "Not-A-Name"): "INVALID_REQUEST",
         str(tmp_path / "file" / "one"): "CHECKPOINT",
+        str(tmp_path / "file"): "CHECKPOINT",
+        str(tmp_path / "loop" / "one"): "CHECKPOINT",
         str(tmp_path / "store" / "runs" / "one"): "CONFIG",
         str(tmp_path / "link" / "one"): "CONFIG",
     }
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "link").symlink_to(tmp_path / "store")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
 
     async def scenario() -> None:
         async with service(tmp_path / "store", SETTINGS) as s:
@@ -99,9 +102,12 @@ def test_what_is_no_place_for_checkpoints_is_refused(tmp_path: Path) -> None:
                 assert code(error) == "INVALID_REQUEST"
             assert not s.faults
             told = [one for one in s.reports if isinstance(one, EventIn)]
-            assert [one.kind for one in told] == ["checkpoint.failed"], "only what was refused"
+            assert {one.kind for one in told} == {"checkpoint.failed"}, "only what was refused"
+            in_the_way, is_file, is_loop = (one.message for one in told)
             why = "Not a directory; check the address, and who may use it."
-            assert told[0].message == f"{tmp_path}/file/one: {why}"
+            assert in_the_way == f"{tmp_path}/file/one: {why}"
+            assert "it cannot be written (File exists); choose another place." in is_file
+            assert "Too many levels of symbolic links" in is_loop
             assert not list((tmp_path / "store" / "pinned").iterdir())
 
     asyncio.run(scenario())

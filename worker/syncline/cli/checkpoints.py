@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -257,7 +258,7 @@ def _place(text: str) -> str:
 
     if not text.strip():
         raise ConfigError("URL is empty; name a directory, or s3://BUCKET/FOLDER and the like.")
-    place = text if "://" in text else str(Path(text).expanduser().resolve())
+    place = text if "://" in text else os.path.realpath(Path(text).expanduser())
     try:
         check_url(place)
     except InvalidRequest as error:  # whoever typed it reads it
