@@ -1,9 +1,10 @@
-"""What the control plane says of a run, for tests that ask none."""
+"""What the control plane says of a run, and a trainer of its end, for tests that ask none."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from syncline.train.progress import Ending
 from syncline_proto.rest import Registration, RunState, RunView
 from syncline_proto.settings import RunSettings
 
@@ -30,4 +31,27 @@ def registration(replica: str) -> Registration:
         heartbeat_s=1.0,
         run=running("run"),
         sync_services=[],
+    )
+
+
+def ending(tokens: int) -> Ending:
+    """A training that went well, after so many tokens of all, half of them its own."""
+    return Ending(
+        reason="budget",
+        bits_per_byte_start=8.0,
+        held_out_local=2.0,
+        bits_per_byte_local=2.9,
+        held_out_merged=1.9,
+        bits_per_byte_merged=2.8,
+        tokens=tokens,
+        own_tokens=tokens // 2,
+        seconds=100.0,
+        tokens_per_second=5000.0,
+        exposed_sync_s=2.0,
+        exposed_sync_share=0.02,
+        rounds=9,
+        revision=9,
+        inner_step=100,
+        skipped_steps=0,
+        exported=None,
     )

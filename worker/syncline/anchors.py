@@ -67,9 +67,10 @@ class Anchors:
     def rebase(self, fragment: int, values: Float32 | UInt16, header: pb.PullHeader) -> None:
         """Move the replica's progress since the anchor onto a new anchor; else as ``adopt``."""
         pieces = self.shards[fragment].pieces
-        current = read(pieces, torch.empty(self.shards[fragment].numel))
+        current = read(pieces, torch.empty(self.shards[fragment].numel)).numpy()
         fresh = self._written(fragment, values)
-        write(pieces, rebased(_tensor(fresh), _tensor(self._values[fragment]).float(), current))
+        moved = rebased(_fp32(fresh), _fp32(self._values[fragment]), current)
+        write(pieces, torch.from_numpy(moved))
         self._keep(fragment, fresh, header)
 
     def restore(self, fragment: int) -> None:
@@ -176,6 +177,10 @@ def _gradient(piece: Piece) -> Tensor:
     if gradient is None:
         return torch.zeros(1).expand(piece.box.numel)
     return local_part(gradient)[piece.where]
+
+
+def _fp32(values: Float32 | UInt16) -> Float32:
+    return _tensor(values).float().numpy()
 
 
 def _tensor(values: Float32 | UInt16) -> Tensor:

@@ -13,7 +13,7 @@ from syncline.cli.replicas import by_name
 from syncline.launch.view import ReplicaNow, ReplicaStage, View, of_export, result
 from syncline.train.progress import Ending, JsonListener, Snapshot, Start
 from syncline_proto.rest import ReplicaState, ReplicaView, RunState
-from syncline_testing.views import running
+from syncline_testing.views import ending, running
 
 START = Start(
     run="tiny",
@@ -43,25 +43,7 @@ NOW = Snapshot(
     eta_s=30.0,
 )
 PAGE = "http://127.0.0.1:1/"
-END = Ending(
-    reason="budget",
-    bits_per_byte_start=8.0,
-    held_out_local=2.0,
-    bits_per_byte_local=2.9,
-    held_out_merged=1.9,
-    bits_per_byte_merged=2.8,
-    tokens=1_000_000,
-    own_tokens=500_000,
-    seconds=100.0,
-    tokens_per_second=5000.0,
-    exposed_sync_s=2.0,
-    exposed_sync_share=0.02,
-    rounds=9,
-    revision=9,
-    inner_step=100,
-    skipped_steps=0,
-    exported=None,
-)
+END = ending(1_000_000)
 
 
 def told(*, now: Snapshot = NOW, end: Ending | None = None) -> list[str]:

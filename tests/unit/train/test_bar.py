@@ -8,28 +8,7 @@ import pytest
 from rich.console import Console
 
 from syncline.train.progress import BarListener, Ending, Start
-
-
-def ending(tokens: int) -> Ending:
-    return Ending(
-        reason="budget",
-        bits_per_byte_start=8.0,
-        held_out_local=None,
-        bits_per_byte_local=None,
-        held_out_merged=2.0,
-        bits_per_byte_merged=3.0,
-        tokens=tokens,
-        own_tokens=tokens,
-        seconds=1.0,
-        tokens_per_second=1.0,
-        exposed_sync_s=0.0,
-        exposed_sync_share=0.0,
-        rounds=1,
-        revision=1,
-        inner_step=1,
-        skipped_steps=0,
-        exported=None,
-    )
+from syncline_testing.views import ending
 
 
 @pytest.mark.parametrize(

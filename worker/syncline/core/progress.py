@@ -8,7 +8,6 @@ max(|anchor|, |current|): one rounding here, one there, each of at most half an 
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 
 from syncline_proto.codec import Float32, UInt16
 from syncline_proto.compiled import compiled, read, written
@@ -48,6 +47,9 @@ def _less_of_bf16(anchor: UInt16, current: Float32, out: Float32) -> None:
         out[i] = before - current[i]
 
 
-def rebased(new_anchor: Tensor, old_anchor: Tensor, current: Tensor) -> Tensor:
-    """new anchor + (current - old anchor): the same progress, from another start (fp32 tensors)."""
-    return (current - old_anchor).add_(new_anchor)
+def rebased(new_anchor: Float32, old_anchor: Float32, current: Float32) -> Float32:
+    """new anchor + (current - old anchor): the same progress, from another start (fp32, flat)."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite, the service judges
+        moved: Float32 = current - old_anchor
+        moved += new_anchor
+    return moved
