@@ -41,6 +41,8 @@ from syncline_proto.settings import DownCodecName
 from turns import Referee, Round, RoundFailed
 
 PARAMETERS = 50_000_000
+BLOCKS_PER_FRAGMENT = 7
+"""Of the model's 13: so it is embedding, two fragments of blocks, and head."""
 LIMIT_S = {"loopback": 300.0, "1gbit": 300.0, "100mbit": 900.0}
 LEASE_S = 60.0
 """A machine so busy that heartbeats are late shows in the seconds; nobody need be lost for it."""
@@ -75,6 +77,12 @@ def options() -> argparse.ArgumentParser:
         default=2,
         help="sync services, of ours: each on a host of its own",
     )
+    parser.add_argument(
+        "--blocks",
+        type=_at_least(1),
+        default=BLOCKS_PER_FRAGMENT,
+        help="transformer blocks in a fragment, of ours",
+    )
     parser.add_argument("--repeats", type=_at_least(1), default=7)
     parser.add_argument("--parameters", type=_at_least(1000), default=PARAMETERS)
     parser.add_argument("--peers-folder", type=Path, default=default_folder(), metavar="FOLDER")
@@ -108,7 +116,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         RoundFailed: a round of ours failed.
     """
     pythons, missing = environments(given.peers, given.peers_folder)
-    settings, notes = our_settings(given.network, given.replicas, given.codec)
+    settings, notes = our_settings(given.network, given.replicas, given.codec, given.blocks)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-round-")))
         scene = systems.Scene(
@@ -152,18 +160,20 @@ def environments(peers: list[str], folder: Path) -> tuple[dict[str, Path], dict[
 
 
 def our_settings(
-    over: str, replicas: int, codec: str
+    over: str, replicas: int, codec: str, blocks: int
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """The settings of each run of ours, by system, and what the JSON says of them."""
     down = codec if codec in get_args(DownCodecName) else "bf16"
     settings: dict[str, Any] = {
         "strategy": "diloco",
         "sync_every": 1,
+        "blocks_per_fragment": blocks,
         "min_replicas": replicas,
         "codec": {"up": codec, "down": down},
         "timeouts": {"profile": "wan" if over == "100mbit" else "lan", "lease": LEASE_S},
     }
     notes: dict[str, Any] = {"codec_up": codec, "codec_down": down, "durability": "async"}
+    notes["blocks_per_fragment"] = blocks
     return {OURS: {**settings, "durability": "async"}, DURABLE: settings}, notes
 
 

@@ -145,7 +145,11 @@ def test_a_run_is_kept_found_and_begun_from(
 
         assert refused("restore", f"{place}/first-r1", "--run", "first")[0] == 16
         assert refused("restore", f"{place}/none", "--run", "second")[0] == 42
-        for wrong, why in (("run.outer.lr=-1", "outer.lr"), ("outer.lr=0.5", "run.KEY=VALUE")):
+        for wrong, why in (
+            ("run.outer.lr=-1", "outer.lr"),
+            ("outer.lr=0.5", "run.KEY=VALUE"),
+            ("run.blocks_per_fragment=2", "blocks_per_fragment: the fragments stay"),
+        ):
             restore = ("restore", f"{place}/first-r1", "--run", "second", "--set", wrong)
             code, said = refused(*restore)
             assert code == 10 and why in said

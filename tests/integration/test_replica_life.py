@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -28,6 +29,8 @@ from syncline_proto.errors import (
 )
 from syncline_proto.rest import RunState
 from syncline_proto.settings import TimeoutSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing.cluster import Cluster, free_ports
 from syncline_testing.replicas import (
     QUICK,
@@ -233,6 +236,18 @@ def test_a_second_life_fences_the_first(cluster: Cluster) -> None:
             second.step(4)
             second.replica.finish()
             steps_until(first, lambda: False)
+
+
+def test_whoever_comes_cuts_the_model_as_the_run_has_it(cluster: Cluster) -> None:
+    first = Trial(cluster.control_url, "cut", 0, settings={**ALONE, "blocks_per_fragment": 2})
+    with joined(first):
+        second = Trial(cluster.control_url, "cut", 1)
+        with joined(second), grpc.insecure_channel(cluster.sync_address) as channel:
+            stub = sync_pb2_grpc.SyncServiceStub(channel)
+            layout = stub.OpenRun(pb.OpenRunRequest(run="cut"), timeout=10).layout
+            assert [one.name for one in layout.fragments] == ["embeddings", "blocks.0-1", "head"]
+            for name, value in first.parameters().items():
+                assert torch.equal(value, second.parameters()[name])
 
 
 def test_other_settings_and_other_models_are_refused_with_the_difference(cluster: Cluster) -> None:

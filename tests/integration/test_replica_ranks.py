@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from syncline.interrupts import INTERRUPTED
-from syncline.layout import describe
+from syncline.layout import outline
 from syncline.ranks import Ranks
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
@@ -87,7 +87,7 @@ def test_replicas_of_different_size_agree_bit_for_bit(
     assert counted["committed"] == trial.replica.committed_tokens == 11 * 3 * STEP_TOKENS
     assert counted["stale"] == 0
     assert trial.replica.done == ("token_budget" in more)
-    own = describe(TinyModel(), Ranks()).layout.fingerprint()
+    own = outline(TinyModel(), Ranks()).cut().layout.fingerprint()
     assert own == cluster_fingerprint(cluster, run)
     before, after = counted["probe"]
     if run == "plain":  # a round ends there; in the other run it is the middle of one

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from syncline.layout import blocks_in
+from syncline.blocks import blocks_in
 from syncline.train.config import JobConfig
 from syncline.train.logs import configure_logs
 from syncline.train.loop import Trainer

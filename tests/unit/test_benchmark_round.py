@@ -106,9 +106,10 @@ def test_too_slow_a_round_is_a_shortfall(differs: dict[str, Any], said: str | No
 def test_the_settings_are_those_of_a_run_and_one_of_its_runs_is_durable(
     over: str, codec: str
 ) -> None:
-    settings, notes = our_settings(over, 3, codec)
+    settings, notes = our_settings(over, 3, codec, 4)
     runs = {name: RunSettings.model_validate(its) for name, its in settings.items()}
     assert all(run.min_replicas == 3 and run.sync_every == 1 for run in runs.values())
+    assert {run.blocks_per_fragment for run in runs.values()} == {4}
     assert {run.codec.up for run in runs.values()} == {notes["codec_up"]} == {codec}
     assert {run.codec.down for run in runs.values()} == {notes["codec_down"]}
     kinds = [run.durability for run in runs.values()]

@@ -18,8 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from syncline.blocks import blocks_in
 from syncline.faults import plainly
-from syncline.layout import ModelLayout, blocks_in
+from syncline.layout import ModelLayout
 from syncline_proto.errors import ConfigError
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)

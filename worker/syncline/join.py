@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -31,6 +31,8 @@ from syncline_proto.layout import Layout
 from syncline_proto.rest import Registration, ReplicaRegister, RunCreate, RunView, SyncEndpoint
 from syncline_proto.settings import LIVE, RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
+
+Told = TypeVar("Told")
 
 log = structlog.get_logger()
 
@@ -91,17 +93,41 @@ class Joined:
         return self.registration.run.settings
 
 
-def register(wish: Wish, ranks: Ranks, fingerprint: str, recall: Event) -> Registration:
-    """Find or create the run and ask for a lease; on all ranks.
+def found_run(wish: Wish, ranks: Ranks, recall: Event) -> RunView:
+    """Find the run, or create it; on all ranks.
 
     Raises:
-        CalledOff: ``recall`` was set on rank 0. A lease that is on its way then runs out.
-        RunConflict: the run has other settings than the given ones, or has ended.
+        CalledOff: ``recall`` was set on rank 0.
+        RunConflict: the run has other settings than the given ones.
         Unreachable: the control plane does not answer.
     """
 
+    def found() -> dict[str, Any]:
+        return _answered(wish, recall, lambda client: _run(client, wish)).model_dump(mode="json")
+
+    return RunView.model_validate(ranks.share(lambda: unless_recalled(found, recall)))
+
+
+def register(wish: Wish, ranks: Ranks, fingerprint: str, recall: Event) -> Registration:
+    """Ask for a lease in the run that was found; on all ranks.
+
+    Raises:
+        CalledOff: ``recall`` was set on rank 0. A lease that is on its way then runs out.
+        RunConflict: the run has ended.
+        Unreachable: the control plane does not answer.
+    """
+    body = ReplicaRegister(
+        replica=wish.replica,
+        ranks=ranks.count,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        fingerprint=fingerprint,
+    )
+
     def registered() -> dict[str, Any]:
-        return _register(wish, ranks.count, fingerprint, recall).model_dump(mode="json")
+        # If an answer is lost, the lease that it carried is fenced by the next.
+        lease = _answered(wish, recall, lambda client: client.register(wish.run, body))
+        return lease.model_dump(mode="json")
 
     told = ranks.share(lambda: unless_recalled(registered, recall))
     return Registration.model_validate(told)
@@ -216,23 +242,13 @@ class _Links:
                 link.close()
 
 
-def _register(wish: Wish, ranks: int, fingerprint: str, recall: Event) -> Registration:
+def _answered(wish: Wish, recall: Event, ask: Callable[[ControlClient], Told]) -> Told:
+    """Ask the control plane patiently."""
     timeouts = (wish.settings or RunSettings()).timeouts
     client = ControlClient(wish.control, wish.token, timeouts.call_s)
-    body = ReplicaRegister(
-        replica=wish.replica,
-        ranks=ranks,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        fingerprint=fingerprint,
-    )
+    outage = _control_outage(wish, timeouts.connect_s)
     try:
-        outage = _control_outage(wish, timeouts.connect_s)
-        patiently(lambda: _run(client, wish), timeouts.connect_s, recall, outage=outage)
-        # If an answer is lost, the lease that it carried is fenced by the next.
-        return patiently(
-            lambda: client.register(wish.run, body), timeouts.connect_s, recall, outage=outage
-        )
+        return patiently(lambda: ask(client), timeouts.connect_s, recall, outage=outage)
     finally:
         client.close()
 

@@ -1,31 +1,25 @@
 """A model -> the run's layout, and the part of it that this rank holds.
 
-The one place that knows about wrappers (DDP, FSDP2, checkpointing, compile); who needs a DTensor's
-own part or its whole asks here (``local_part``, ``whole``).
+Who needs a DTensor's own part or its whole asks here (``local_part``, ``whole``).
 Reads the model; changes nothing in it. The layout is the same however the model is sharded.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from syncline.blocks import CanonicalNames, Groups
 from syncline.core.boxes import is_sender, local_box, overlap
 from syncline.core.cutting import cut
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError, LayoutMismatch
 from syncline_proto.layout import DTYPES, FRAGMENT_ELEMENTS_MAX, Box, Layout, TensorSpec
-
-EMBEDDINGS, HEAD = "embeddings", "head"
-
-WRAPPER_ATTRIBUTES = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""Where wrappers keep what they wrap: compile, activation checkpointing, FSDP1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +73,29 @@ class ModelLayout:
     """By the number of the tensor in the layout."""
 
 
-def describe(
-    model: nn.Module, ranks: Ranks, elements_max: int = FRAGMENT_ELEMENTS_MAX
-) -> ModelLayout:
-    """Describe a model as it is now. Collective if frozen tensors are sharded.
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A model as it was when this was made, before anybody cuts it into fragments."""
+
+    specs: tuple[TensorSpec, ...]
+    frozen_sha256: str
+    parameters: tuple[nn.Parameter, ...]
+    groups: Groups
+    held: tuple[_Held, ...]
+
+    def cut(
+        self, blocks_per_fragment: int = 1, elements_max: int = FRAGMENT_ELEMENTS_MAX
+    ) -> ModelLayout:
+        """Cut it as the run has it (``RunSettings.blocks_per_fragment``)."""
+        groups = [self.groups.of(spec.name, blocks_per_fragment) for spec in self.specs]
+        fragments = cut([spec.shape for spec in self.specs], groups, elements_max)
+        layout = Layout(self.specs, fragments, self.frozen_sha256)
+        shards = tuple(_shard(part.boxes, self.parameters, self.held) for part in fragments)
+        return ModelLayout(layout, shards, self.parameters)
+
+
+def outline(model: nn.Module, ranks: Ranks) -> Outline:
+    """Look at a model as it is now. Collective if frozen tensors are sharded.
 
     Persistent floating-point buffers count as frozen; ``buffers`` sees that they stay so.
 
@@ -97,17 +110,14 @@ def describe(
     trainable = [(p, tied[p]) for p in tied if p.requires_grad]
     if not trainable:
         raise ConfigError("The model has no parameter that requires a gradient.")
-    groups = _groups(model, names)
     specs = tuple(
         TensorSpec(own[0], tuple(p.shape), _dtype(own[0], p), tuple(sorted(own[1:])))
         for p, own in trainable
     )
-    fragments = cut([s.shape for s in specs], [groups[s.name] for s in specs], elements_max)
-    layout = Layout(specs, fragments, tensors_sha256(frozen_tensors(model)))
     parameters = tuple(p for p, _ in trainable)
-    held = [_held(i, specs[i].name, p, ranks) for i, p in enumerate(parameters)]
-    shards = tuple(_shard(fragment.boxes, parameters, held) for fragment in fragments)
-    return ModelLayout(layout, shards, parameters)
+    held = tuple(_held(i, specs[i].name, p, ranks) for i, p in enumerate(parameters))
+    frozen_sha256 = tensors_sha256(frozen_tensors(model))
+    return Outline(specs, frozen_sha256, parameters, Groups(model, names), held)
 
 
 def see_alike(ranks: Ranks, fingerprint: str) -> None:
@@ -179,73 +189,6 @@ def tensors_sha256(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-class CanonicalNames:
-    """Map a raw dotted name of a model to the name without wrapper prefixes."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = dict(model.named_modules(remove_duplicate=False))
-
-    def __call__(self, raw: str) -> str:
-        parts = raw.split(".")
-        return ".".join(
-            part for i, part in enumerate(parts) if not self._wraps(".".join(parts[:i]), part)
-        )
-
-    def _wraps(self, owner: str, attribute: str) -> bool:
-        if attribute in WRAPPER_ATTRIBUTES:
-            return True
-        wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-        return attribute == "module" and isinstance(self._modules.get(owner), wrappers)
-
-
-def blocks_in(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
-    """The longest outermost list of equal modules with parameters: the transformer blocks.
-
-    Returns:
-        Its raw name and the list; None if the model has none.
-    """
-    found: list[tuple[str, nn.ModuleList]] = []
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer, _ in found)
-        if isinstance(module, nn.ModuleList) and not inside and _are_equal(module):
-            found.append((name, module))
-    return max(found, key=lambda pair: len(pair[1]), default=None)
-
-
-def _are_equal(modules: nn.ModuleList) -> bool:
-    kinds = {_kind(module) for module in modules}
-    return len(kinds) == 1 and all(any(True for _ in m.parameters()) for m in modules)
-
-
-def _kind(module: nn.Module) -> type[nn.Module]:
-    """The class of what is inside all wrappers; FSDP2 makes a subclass of it."""
-    for attribute in WRAPPER_ATTRIBUTES:
-        inner = module._modules.get(attribute)
-        if inner is not None:
-            return _kind(inner)
-    return next(kind for kind in type(module).__mro__ if not issubclass(kind, FSDPModule))
-
-
-def _groups(model: nn.Module, names: CanonicalNames) -> dict[str, str]:
-    """The fragment group of every canonical parameter name, in forward order of the groups."""
-    found = blocks_in(model)
-    raw = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    if found is None:
-        return {names(name): names(name).split(".")[0] for name in raw}
-    prefix = f"{found[0]}."
-    groups: dict[str, str] = {}
-    seen = False
-    for name in raw:
-        inside = name.startswith(prefix)
-        seen = seen or inside
-        if inside:
-            number = name.removeprefix(prefix).split(".")[0]
-            groups.setdefault(names(name), names(f"{prefix}{number}"))
-        else:
-            groups.setdefault(names(name), HEAD if seen else EMBEDDINGS)
-    return groups
-
-
 def _see_no_running_statistics(model: nn.Module, names: CanonicalNames) -> None:
     """Refuse them before anybody joins: a run's layout, with their hash, is for good."""
     saved = persistent_buffers(model)
@@ -298,7 +241,7 @@ def _held(index: int, name: str, parameter: nn.Parameter, ranks: Ranks) -> _Held
 
 
 def _shard(
-    boxes: tuple[Box, ...], parameters: tuple[nn.Parameter, ...], held: list[_Held]
+    boxes: Iterable[Box], parameters: Sequence[nn.Parameter], held: Sequence[_Held]
 ) -> RankShard:
     pieces: list[Piece] = []
     start = 0
@@ -313,7 +256,7 @@ def _shard(
     return RankShard(tuple(pieces), start)
 
 
-def _overlaps(boxes: tuple[Box, ...], held: list[_Held]) -> Iterator[tuple[Box, _Held]]:
+def _overlaps(boxes: Iterable[Box], held: Sequence[_Held]) -> Iterator[tuple[Box, _Held]]:
     for box in boxes:
         mine = held[box.tensor]
         part = overlap(box, mine.box)

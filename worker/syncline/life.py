@@ -26,8 +26,8 @@ from syncline.faults import INTERRUPTED
 from syncline.heartbeat import Pulse
 from syncline.helm import Helm
 from syncline.hooks import Hooks, reshard_all
-from syncline.join import Joined, Wish, open_run, register
-from syncline.layout import ModelLayout, describe, see_alike
+from syncline.join import Joined, Wish, found_run, open_run, register
+from syncline.layout import ModelLayout, outline, see_alike
 from syncline.push import Identity
 from syncline.ranks import Ranks, see_together
 from syncline.rooms import Rooms
@@ -68,10 +68,12 @@ class Life:
         see_together()
         ranks = self._ranks = Ranks()
         reshard_all(model)
-        described = describe(model, ranks)
+        outlined = outline(model, ranks)
+        wish = self._wish
+        run = found_run(wish, ranks, self._recall)
+        described = outlined.cut(run.settings.blocks_per_fragment)
         fingerprint = described.layout.fingerprint()
         see_alike(ranks, fingerprint)
-        wish = self._wish
         registration = register(wish, ranks, fingerprint, self._recall)
         self.registration = registration
         if ranks.first:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from syncline.anchors import Anchors
+from syncline.blocks import blocks_in
 from syncline.hooks import Hooks
-from syncline.layout import blocks_in, describe, frozen_tensors
+from syncline.layout import frozen_tensors, outline
 from syncline.ranks import Ranks
 from syncline.rooms import Rooms
 from syncline.train.model import build_model
@@ -157,7 +158,7 @@ class Copy:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.found = describe(model, Ranks())
+        self.found = outline(model, Ranks()).cut()
         self.anchors = Anchors(self.found.shards, Rooms())
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for fragment in self.fragments:
@@ -258,8 +259,8 @@ def test_the_default_is_the_best_attention_that_a_family_has(model_type: str) ->
 @pytest.mark.parametrize("model_type", sorted(FROZEN))
 def test_what_a_family_never_trains_is_in_the_layout_as_a_hash(model_type: str) -> None:
     model = build(model_type)
-    before = describe(model, Ranks()).layout
+    before = outline(model, Ranks()).cut().layout
     name, tensor = next(iter(frozen_tensors(model).items()))
     assert name not in {spec.name for spec in before.tensors}
     tensor.data += 1
-    assert describe(model, Ranks()).layout.frozen_sha256 not in ("", before.frozen_sha256)
+    assert outline(model, Ranks()).cut().layout.frozen_sha256 not in ("", before.frozen_sha256)

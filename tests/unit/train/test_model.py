@@ -10,7 +10,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from syncline.layout import blocks_in
+from syncline.blocks import blocks_in
 from syncline.train.model import build_config, build_model, check_model
 from syncline_proto.errors import ConfigError, FileMissing
 from syncline_testing.training import LLAMA, tiny_job

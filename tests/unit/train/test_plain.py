@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_model
 from torch import nn
 
-from syncline.layout import describe
+from syncline.layout import outline
 from syncline.ranks import Ranks
 from syncline.train.exported import Origin, check_free
 from syncline.train.plain import write_parameters
@@ -30,7 +30,7 @@ class Own(nn.Module):
 
 def test_a_model_takes_its_parameters_back_ties_and_all(tmp_path: Path) -> None:
     one, other = Own(0), Own(1)
-    layout = describe(one, Ranks()).layout
+    layout = outline(one, Ranks()).cut().layout
     state = one.state_dict()
     tensors = {spec.name: state[spec.name].float() for spec in layout.tensors}
     file = write_parameters(tensors, tmp_path / "out", Origin(run="mine"))

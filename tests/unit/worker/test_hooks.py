@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from syncline.hooks import Hooks
-from syncline.layout import describe
+from syncline.layout import outline
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError
 from syncline_testing.replicas import TinyModel, batch, loss_of
@@ -19,7 +19,7 @@ class Watched:
     """Hooks whose callbacks note what came when."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.described = describe(model, Ranks())
+        self.described = outline(model, Ranks()).cut()
         self.seen: list[int] = []
         self.hooks = Hooks(model, self.described)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

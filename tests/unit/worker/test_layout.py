@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from syncline.hooks import places
-from syncline.layout import ModelLayout, describe
+from syncline.layout import ModelLayout, outline
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError
 from syncline_proto.layout import Layout, difference
@@ -19,7 +19,7 @@ from syncline_testing.replicas import TinyModel
 
 
 def described(model: nn.Module, **how: Any) -> ModelLayout:
-    return describe(model, Ranks(), **how)
+    return outline(model, Ranks()).cut(**how)
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -145,3 +145,26 @@ def test_integer_and_passing_buffers_are_no_matter() -> None:
 def test_a_model_without_anything_to_train_is_refused() -> None:
     with pytest.raises(ConfigError, match="no parameter"):
         layout_of(TinyModel().requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    ("together", "blocks"),
+    [
+        (1, ["blocks.0", "blocks.1", "blocks.2"]),
+        (2, ["blocks.0-1", "blocks.2"]),
+        (9, ["blocks.0-2"]),
+    ],
+)
+def test_neighbouring_blocks_are_one_fragment_where_the_run_says_so(
+    together: int, blocks: list[str]
+) -> None:
+    model = TinyModel()
+    model.blocks.append(checkpoint_wrapper(copy.deepcopy(model.blocks[0])))
+    found = described(model, blocks_per_fragment=together)
+    fragments, tensors = found.layout.fragments, found.layout.tensors
+    assert [fragment.name for fragment in fragments] == ["embeddings", *blocks, "head"]
+    boxes = [box.tensor for fragment in fragments for box in fragment.boxes]
+    assert boxes == [*range(len(tensors))]
+    last = {tensors[box.tensor].name.split(".")[1] for box in fragments[-2].boxes}
+    assert last == {str(number) for number in range(3) if number // together == 2 // together}
+    assert model.blocks[2] in places(model, found)[-2]

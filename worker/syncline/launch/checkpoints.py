@@ -20,6 +20,7 @@ from syncline.launch.copier import Copier
 from syncline.standing import standing
 from syncline_proto.errors import (
     CheckpointError,
+    ConfigError,
     RevisionGone,
     RunConflict,
     RunUnknown,
@@ -103,10 +104,12 @@ def restore(
         RunConflict: there is such a run already.
         CheckpointDamaged: a file is damaged; it is named, and there is no run.
         CheckpointError: there is no such checkpoint, or a service cannot take its part.
-        ConfigError: a change is none.
+        ConfigError: a change is none, or would need other fragments.
     """
     manifest = services[0].manifest(url)
     settings = overlaid(manifest.settings, changes)
+    if settings.blocks_per_fragment != manifest.settings.blocks_per_fragment:
+        raise ConfigError("run.blocks_per_fragment: the fragments stay as the checkpoint has them.")
     _refuse_known(client, run)
     _fetched(manifest, services, url, run, told)
     origin = Origin(checkpoint=url, id=manifest.id, revision=manifest.revision)

@@ -24,7 +24,7 @@ from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from syncline.layout import blocks_in
+from syncline.blocks import blocks_in
 from syncline.train.config import JobConfig, ModelSection, TrainSection
 from syncline.train.folder import vocabulary_of
 from syncline_proto.errors import ConfigError, FileMissing
