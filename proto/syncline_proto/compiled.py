@@ -4,7 +4,7 @@ numpy goes through memory once for each operation, and a thread that calls it le
 lock and takes it again each time: several threads at once spent half as long on that as on all
 arithmetic. A loop that does everything while a value is in a register takes a third of the time.
 
-A loop is compiled when it is first called, in a second or less, or with all others ahead of that.
+A loop is compiled when it is first called, within a few seconds, or with all others ahead of that.
 What came of it is kept by numba, beside the source, else in the user's cache folder, or in
 NUMBA_CACHE_DIR, and then loaded within a tenth of a second; where nothing can be kept, each process
 compiles anew. Loops round as numpy does, operation by operation: nothing is contracted or put in
@@ -41,7 +41,7 @@ def written(element: str) -> str:
 
 
 def inner(function: F) -> F:
-    """A function that loops of its module call, a few instructions or a block of them at a time."""
+    """A function that loops call: it is written into them wherever they do."""
     _inner.add(function)
     return function
 
@@ -82,14 +82,24 @@ def compile_all() -> None:
 def _made(function: Callable[..., Any], signature: str, *, is_sum: bool) -> Callable[..., Any]:
     import numba  # most of what imports a codec never calls one
 
-    known = {
-        name: numba.njit(called)
-        for name, called in function.__globals__.items()
-        if isinstance(called, FunctionType) and called in _inner
-    }
-    loop = FunctionType(function.__code__, {**function.__globals__, **known}, function.__name__)
+    loop = _with_inner(function)
     fast = {"reassoc", "nsz"} if is_sum else False
     try:
         return numba.njit(signature, nogil=True, cache=True, fastmath=fast)(loop)
     except RuntimeError:  # there is no place for a cache
         return numba.njit(signature, nogil=True, fastmath=fast)(loop)
+
+
+def _with_inner(function: Callable[..., Any]) -> FunctionType:
+    """The function as numba can compile it, with all that it calls written into it.
+
+    So what is constant in a call is constant in what is called, be it the length of a loop.
+    """
+    import numba
+
+    known: dict[str, Any] = {}
+    for name in function.__code__.co_names:
+        called = function.__globals__.get(name)
+        if isinstance(called, FunctionType) and called in _inner:
+            known[name] = numba.njit(_with_inner(called), inline="always")
+    return FunctionType(function.__code__, {**function.__globals__, **known}, function.__name__)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import loops
+from syncline_proto.codec import int8_loops as loops
 from syncline_proto.codec.base import Bytes, Float32, UInt16, bf16_bits
 from syncline_proto.codec.integers import Int8, check_int8
 from syncline_proto.errors import InvalidRequest
@@ -27,9 +27,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 
 _INT8 = Int8(number=pb.CODEC_INT8, name="int8")
 
-BLOCK = _INT8.block
-_BLOCK_BYTES = _INT8.size(BLOCK)
-_SCALE_BYTES = 4
+BLOCK = loops.BLOCK
 
 DIFFERENCE_ELEMENTS = 204 * 1024
 """Of our own chunks: under 1 MiB even if each element lay in another block."""
@@ -47,7 +45,7 @@ def advance(held: UInt16, values: Float32) -> memoryview | None:
     finite; then the new value is ``values`` rounded to bf16, which only whole can be told.
     """
     out = np.empty(_INT8.size(held.size), np.uint8)
-    if not loops.int8_advance(held, values, out):
+    if not loops.advance(held, values, out):
         publish(held, values)
         return None
     return out.data
@@ -71,15 +69,15 @@ def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> bytes:
         end = start + length
         while start < end:
             block, within = divmod(start, BLOCK)
-            at, whole = block * _BLOCK_BYTES, (end - start) // BLOCK
+            at, whole = block * loops.BLOCK_BYTES, (end - start) // BLOCK
             if whole and not within and block != last:
-                parts.append(difference[at : at + whole * _BLOCK_BYTES])
+                parts.append(difference[at : at + whole * loops.BLOCK_BYTES])
                 last, start = block + whole - 1, start + whole * BLOCK
                 continue
             if block != last:
-                parts.append(difference[at : at + _SCALE_BYTES])
+                parts.append(difference[at : at + loops.SCALE_BYTES])
             count = min(BLOCK - within, end - start)
-            at += _SCALE_BYTES + within
+            at += loops.SCALE_BYTES + within
             parts.append(difference[at : at + count])
             last, start = block, start + count
     return b"".join(parts)
@@ -108,14 +106,14 @@ class Follower:
             start, length = (int(n) for n in self._spans[self._span])
             left = length - self._used
             block, within = divmod(start + self._used, BLOCK)
-            whole = min(left // BLOCK, (len(view) - at) // _BLOCK_BYTES)
+            whole = min(left // BLOCK, (len(view) - at) // loops.BLOCK_BYTES)
             if whole and not within and block != last:
                 count, last = whole * BLOCK, block + whole - 1
                 payload, at = view[at : at + _INT8.size(count)], at + _INT8.size(count)
-                scale = bytes(payload[-_BLOCK_BYTES:][:_SCALE_BYTES])
+                scale = bytes(payload[-loops.BLOCK_BYTES :][: loops.SCALE_BYTES])
             else:
                 if block != last:
-                    scale, at = bytes(view[at : at + _SCALE_BYTES]), at + _SCALE_BYTES
+                    scale, at = bytes(view[at : at + loops.SCALE_BYTES]), at + loops.SCALE_BYTES
                 count, last = min(BLOCK - within, left, len(view) - at), block
                 if count <= 0:
                     raise InvalidRequest("chunk.data: a scale stands there without an element.")
@@ -131,4 +129,4 @@ class Follower:
         held = self._held[self._filled : self._filled + out.size]
         self._filled += out.size
         data = np.frombuffer(payload, np.uint8)
-        check_int8(loops.int8_follow(data, held, out))
+        check_int8(loops.follow(data, held, out))

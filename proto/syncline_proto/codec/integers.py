@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncline_proto.codec import loops
+from syncline_proto.codec import int8_loops as loops
 from syncline_proto.codec.base import Codec, Float32, UInt8, bf16_values
 from syncline_proto.codec.blocks import BAD_SCALE, Blocks, check_scales, quantised
 from syncline_proto.errors import InvalidRequest
@@ -27,8 +27,9 @@ _PAIRS = np.stack([np.tile(_SIGNED, 16), np.repeat(_SIGNED, 16)], axis=1).view(n
 class Int8(Codec):
     """About 8.1 bits an element; off by half a scale at most, a 254th of its block's largest."""
 
-    block: int = 256
-    seam: int = 4
+    block: int = loops.BLOCK
+    seam: int = loops.SCALE_BYTES
+    is_light: bool = True
 
     def size(self, elements: int) -> int:
         return elements + self.seam * -(-elements // self.block)
@@ -41,21 +42,21 @@ class Int8(Codec):
 
     def _write(self, values: Float32, out: UInt8) -> None:
         # 17 bits of the scale and 7 of the integer are the 24 of an fp32.
-        loops.int8_write(values, out)
+        loops.write(values, out)
 
     def _read(self, data: UInt8, out: Float32) -> None:
-        check_int8(loops.int8_read(data, out))
+        check_int8(loops.values(data, out))
 
-    def _square_sum(self, data: UInt8, elements: int) -> float:
-        total = loops.int8_square_sum(data, elements)
+    def _copy(self, data: UInt8, into: UInt8, elements: int) -> float:
+        total = loops.copy(data, into, elements)
         check_int8(int(-total) if total < 0 else loops.FINE)
         return total
 
     def _scale(self, data: UInt8, out: Float32, factor: np.float32) -> None:
-        check_int8(loops.int8_scale(data, out, factor))
+        check_int8(loops.scale(data, out, factor))
 
     def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
-        check_int8(loops.int8_add(data, out, factor))
+        check_int8(loops.add(data, out, factor))
 
 
 def check_int8(found: int) -> None:
