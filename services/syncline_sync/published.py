@@ -115,6 +115,11 @@ class Published:
         if self._loans:
             await compute(pool, self._source.hold)
 
+    @property
+    def is_lent(self) -> bool:
+        """Somebody reads it, or its difference."""
+        return self._loans > 0
+
     def lend(self) -> None:
         """Somebody begins to read it; ``give_back`` is to follow."""
         self._loans += 1

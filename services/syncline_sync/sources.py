@@ -88,10 +88,10 @@ class Difference(Source):
 
     def __init__(self, payload: memoryview) -> None:
         """``payload`` is what ``advance`` returned."""
-        self._payload = payload
+        self.payload = payload
 
-    def read(self, spans: Spans) -> bytes:
-        return cut(self._payload, spans)
+    def read(self, spans: Spans) -> Bytes:
+        return cut(self.payload, spans)
 
 
 class Filed(Source):

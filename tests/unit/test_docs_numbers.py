@@ -80,7 +80,7 @@ def follows() -> bytes:
     assert codec.decode(held.data.cast("B"), codec.CODEC_BY_NAME["bf16"])[254:].tolist() == [
         1.25, 0.75, 1.125, 1,
     ]  # fmt: skip
-    return codec.cut(told, np.array([[254, 4]]))
+    return bytes(codec.cut(told, np.array([[254, 4]])))
 
 
 FIVE = np.array([1, -0.5, 0.25, 0, 0.125], np.float32)

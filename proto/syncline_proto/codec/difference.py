@@ -37,14 +37,15 @@ SPAN_LEAST = 16
 value's bytes, and the spans, which are gone through one by one, are no more than that is worth."""
 
 
-def advance(held: UInt16, values: Float32) -> memoryview | None:
+def advance(held: UInt16, values: Float32, room: memoryview | None = None) -> memoryview | None:
     """Take the published value as near to ``values`` as a difference can, and return that.
 
     ``held`` is bf16, as bits [n], and becomes the new published value; ``values`` are fp32 [n].
     The difference is a payload of n elements in CODEC_INT8. None: it, or what it leads to, is not
     finite; then the new value is ``values`` rounded to bf16, which only whole can be told.
+    ``room`` is an earlier difference of as many elements that nobody needs: written over.
     """
-    out = np.empty(_INT8.size(held.size), np.uint8)
+    out = np.empty(_INT8.size(held.size), np.uint8) if room is None else np.asarray(room)
     if not loops.advance(held, values, out):
         publish(held, values)
         return None
@@ -61,8 +62,11 @@ def is_worth_it(spans: npt.NDArray[np.int64]) -> bool:
     return SPAN_LEAST * len(spans) <= int(spans[:, 1].sum())
 
 
-def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> bytes:
-    """A chunk: what ``advance`` returned, of these spans [k, 2] of the fragment's flat vector."""
+def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> Bytes:
+    """A chunk: what ``advance`` returned, of these spans [k, 2] of the fragment's flat vector.
+
+    Where that is one stretch of it, it is that, and no copy.
+    """
     parts: list[memoryview] = []
     last = -1
     for start, length in spans.tolist():
@@ -80,7 +84,7 @@ def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> bytes:
             at += loops.SCALE_BYTES + within
             parts.append(difference[at : at + count])
             last, start = block, start + count
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Follower:

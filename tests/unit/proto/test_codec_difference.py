@@ -94,7 +94,7 @@ def test_any_shard_in_any_chunks_leads_to_the_same_bits(spans: Spans, full: int,
         some = places[at : at + full]
         chunk = cut(difference, np.array([(place, 1) for place in some], np.int64))
         assert filled == at
-        told = by_the_page(chunk, some, values_of(before[some]))
+        told = by_the_page(bytes(chunk), some, values_of(before[some]))
         filled += follower.follow(chunk, out[filled:])
         assert np.array_equal(told, values_of(out[at:filled]))
     assert filled == len(places)
@@ -170,7 +170,7 @@ def test_a_chunk_that_no_encoder_writes_is_refused(
     spans = np.array([[10, 1_000]], np.int64)
     follower, out = Follower(before[10:1_010], spans), np.empty(1_000, np.uint16)
     with pytest.raises(InvalidRequest, match=says):
-        follower.follow(damage(cut(difference, spans)), out)
+        follower.follow(damage(bytes(cut(difference, spans))), out)
 
 
 def test_a_difference_is_small_wherever_it_is_sent() -> None:

@@ -208,9 +208,11 @@ def test_memory_is_three_arrays_a_half_and_a_quarter(tmp_path: Path) -> None:
             difference = await f.difference()
             assert difference is not None
             assert sum(a.nbytes for a in kept) == 3.5 * 4 * NUMEL
-            assert len(difference._payload) == NUMEL + 4 * 20
-            arrays = arrays or {id(a) for a in kept}
-            assert {id(a) for a in kept} == arrays
+            assert len(difference.payload) == NUMEL + 4 * 20
+            kept.append(np.asarray(difference.payload))
+            where = {a.ctypes.data for a in kept}
+            arrays = arrays or where
+            assert where == arrays, "all of it is used again"
 
     run(tmp_path, scenario)
 
