@@ -62,11 +62,11 @@ class Depot:
             InvalidRequest: it is neither, or of a kind that holds no checkpoints.
             ConfigError: what this kind of store needs is not installed here.
         """
+        check_url(url)
         self.url = url.rstrip("/")
-        scheme, mark, _ = self.url.partition("://")
+        scheme, mark, _ = url.partition("://")
         self._is_local = not mark
-        check_url(self.url)
-        self._files: Any = _file_system(self.url, scheme)
+        self._files: Any = _file_system(self.url or "/", scheme)
         self._path = self.url if self._is_local else str(self._files._strip_protocol(self.url))
 
     @classmethod
@@ -76,8 +76,13 @@ class Depot:
         Raises:
             InvalidRequest, ConfigError: it is no such address, or of a store that is not for here.
         """
+        check_url(url)
         above, _, name = url.rstrip("/").rpartition("/")
-        return cls(above or "/").below(name)
+        if above.endswith(":/") or not valid_name(name):
+            raise InvalidRequest(
+                f"url: {url[:200]!r} does not end in the name of a checkpoint ({NAME_WORDS})."
+            )
+        return cls(url)
 
     def below(self, name: str) -> Depot:
         """The folder ``name`` in this one.
@@ -189,7 +194,7 @@ class Depot:
             FileNotFoundError: it is not there; and whatever else the store raises.
         """
         own = self._path.rstrip("/")
-        rows = self._files.ls(self._path, detail=True)
+        rows = self._files.ls(self._path or "/", detail=True)
         named = [(str(row["name"]).rstrip("/"), row) for row in rows]
         return [
             (path.rpartition("/")[2], str(row["type"]), int(row["size"] or 0))
@@ -205,7 +210,7 @@ class Depot:
 
         ``creating``: but for FileExistsError, which says that somebody else was first.
         """
-        where = f"{self.url}/{name}" if name else self.url
+        where = f"{self.url}/{name}" if name or not self.url else self.url
         try:
             yield
         except (SynclineError, GeneratorExit):
@@ -235,15 +240,17 @@ def check_url(url: str) -> None:
     Raises:
         InvalidRequest: it is neither an absolute path nor of a kind that holds checkpoints.
     """
-    head, mark, _ = url.partition("://")
+    head, mark, rest = url.partition("://")
     scheme = head if mark else None
     if len(url) > URL_CHARACTERS_MAX or not url.isprintable() or "::" in url:
-        raise InvalidRequest("url: no address of a folder.")
+        raise InvalidRequest(f"url: {url[:200]!r} is no address of a folder.")
     if scheme is None and (not url.startswith("/") or ".." in url.split("/")):
         raise InvalidRequest(f"url: {url[:200]!r} is no absolute path, and no URL.")
     if scheme is not None and scheme not in EXTRA:
         known = ", ".join(f"{one}://" for one in EXTRA)
         raise InvalidRequest(f"url: {url[:200]!r} is not a directory, nor one of {known}.")
+    if scheme is not None and not rest.strip("/"):
+        raise InvalidRequest(f"url: {url[:200]!r} names no bucket.")
 
 
 def _file_system(url: str, scheme: str) -> Any:

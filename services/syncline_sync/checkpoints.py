@@ -330,7 +330,7 @@ def _pins(
         holding = run.runners[fragment].holding
         published = dict(holding.revisions.values).get(revision)
         if published is None:
-            raise holding.revisions.gone(revision)
+            raise holding.revisions.missing(revision)
         tokens[fragment] = published.saved.committed_tokens
         pins[fragment] = partial(holding.pin, revision)
     return pins, tokens

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from syncline_proto.errors import StoreError
+from syncline_sync.promise import NOTHING_LOST
 
 WAIT_S = 15.0
 """How long a file waits for one; within the time that the end of the process has for the disk."""
@@ -64,6 +65,6 @@ def opened(path: Path, how: Callable[[], T]) -> T:
                 raise StoreError(
                     f"Cannot open {path}: {error.strerror} for {WAIT_S:g} s, and at most {limit()} "
                     "are allowed. Allow more (ulimit -n; the whole machine: fs.file-max), then "
-                    "start the service again; nothing committed is lost."
+                    f"{NOTHING_LOST}"
                 ) from error
         time.sleep(LOOK_S)

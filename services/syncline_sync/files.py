@@ -22,6 +22,7 @@ from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
 from syncline_proto.seals import Seal
 from syncline_sync.descriptors import opened
 from syncline_sync.past_cache import write_parts
+from syncline_sync.promise import NOTHING_LOST
 
 VERSION = 3
 """Of everything in the store."""
@@ -220,7 +221,7 @@ def writing(path: Path, half: Path | None = None) -> Generator[None]:
                 half.unlink()
         raise StoreError(
             f"Cannot write {path}: {error.strerror or error}. "
-            "Free the disk or mend it, then start the service again; nothing committed is lost."
+            f"Free the disk or mend it, then {NOTHING_LOST}"
         ) from error
 
 

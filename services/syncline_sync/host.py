@@ -25,6 +25,7 @@ from syncline_proto.rest import (
 from syncline_proto.settings import RunSettings
 from syncline_sync.aside import Aside
 from syncline_sync.fallback import fall_back
+from syncline_sync.promise import NOTHING_LOST
 from syncline_sync.run import Recalled, RunHost, Shared
 from syncline_sync.store import RunStore
 
@@ -332,5 +333,5 @@ class Host:
         except TimeoutError as error:
             raise DiskHangs(
                 f"The disk of {self._shared.root} has not answered for {STOP_S:g} s. Mend it, then "
-                "start the service again; nothing committed is lost."
+                f"{NOTHING_LOST}"
             ) from error

@@ -190,6 +190,14 @@ class Shelf:
         newest = self.newest or 0
         return NewestNamed(f"{self._what} {number} is gone; the newest is {newest}.", newest)
 
+    def missing(self, number: int) -> NewestNamed:
+        """What to tell who wants, without waiting, a number that is not here."""
+        newest = self.newest
+        if self._over is not None or (newest is not None and number < newest):
+            return self.gone(number)
+        there = "there is none yet" if newest is None else f"the newest is {newest}"
+        return NewestNamed(f"{self._what} {number} is still to come; {there}.", newest or 0)
+
     async def get(self, number: int | None) -> Published:
         """Wait for exactly this number, or with None for the newest there is.
 

@@ -93,6 +93,8 @@ def test_an_address_of_nothing_is_refused(
         assert refused(*command, "ftp://somewhere")[0] == 10
         assert refused(*command, "")[0] == 10
         assert refused(*command, str(tmp_path / "nowhere"))[0] == 42
+    code, said = refused("export", "kept/No-Name", "--out", str(tmp_path / "out"))
+    assert code == 10 and "kept/No-Name" in said, "as it was written"
 
 
 def test_a_run_is_kept_found_and_begun_from(

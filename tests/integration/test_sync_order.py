@@ -119,7 +119,7 @@ HELD_BY = {
         (HERE, "test_a_whole_push_whose_call_is_cut_is_judged_all_the_same"),
         (RANKS, "test_a_rank_that_missed_the_answer_gets_it_again"),
     ),
-    "values that are not finite": (
+    "values that are not finite, or a norm over 1e20": (
         (ROUNDS, "test_parameters_that_are_not_finite_are_refused"),
         (FAULTS, "test_poison_counts_for_nothing_and_is_told"),
     ),

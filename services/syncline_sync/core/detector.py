@@ -114,6 +114,15 @@ def is_finite(norm: float) -> bool:
     return norm <= NORM_LIMIT
 
 
+def unfit(norm: float) -> str:
+    """Why a push of this norm cannot be computed with, in words; empty if it can."""
+    if is_finite(norm):
+        return ""
+    if math.isfinite(norm):
+        return f"its norm {norm:.4g} is over {NORM_LIMIT:g}, more than fp32 has room to sum"
+    return "its values are not finite"
+
+
 def scaled(norm: float, inner_steps: int) -> float:
     """x = G / sqrt(n): what the detector compares, whatever the number of inner steps."""
     return norm / math.sqrt(inner_steps)
@@ -127,7 +136,7 @@ def inspect(
     A push that is not finite is bad whatever the settings: 0 * inf must never reach an accumulator.
     """
     if not is_finite(norm):
-        return Finding(True, math.nan, "its values are not finite")
+        return Finding(True, math.nan, unfit(norm))
     own = statistics.of(replica)
     x, mean = scaled(norm, inner_steps), own.ema.mean
     floor = max(own.ema.deviation, DEVIATION_FLOOR * mean)

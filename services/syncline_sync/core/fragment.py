@@ -151,7 +151,9 @@ class Fragment:
         """
         if epoch == self.saved.epoch or not self.initialised:
             return None
-        return self._stale(f"epoch {epoch} has ended, this is {self.saved.epoch}")
+        has_been = 1 <= epoch < self.saved.epoch
+        what = "has ended" if has_been else "is none of this service's"
+        return self._stale(f"epoch {epoch} {what}, this is {self.saved.epoch}")
 
     def judge(self, now_s: float, push: WholePush) -> Judgement:
         """Give a whole push its verdict; an accepted one enters the open round.
@@ -283,8 +285,8 @@ class Fragment:
         r = self._opened(now_s, push.kind)
         statistics, rules = self.saved.statistics, self.settings.penalty
         if push.kind is Kind.GRADIENT:
-            bad = not detector.is_finite(push.norm)
-            finding = detector.Finding(bad, 0.0, "its values are not finite" if bad else "")
+            why = detector.unfit(push.norm)
+            finding = detector.Finding(bool(why), 0.0, why)
         else:
             finding = detector.inspect(statistics, rules, push.replica, push.norm, push.inner_steps)
         entered = r.enter(push, finding, self.settings)
@@ -315,7 +317,8 @@ class Fragment:
                 "another replica has offered these parameters, or the run has them", result
             )
         if not detector.is_finite(push.norm):
-            raise InvalidRequest("push: the offered parameters are not finite.")
+            why = detector.unfit(push.norm)
+            raise InvalidRequest(f"push: {why}; such parameters are refused.")
         r = self._round = self._new_round(now_s, push.kind, 0 if first else 1)
         r.enter(push, detector.Finding(False, 0.0), self.settings)
         return Judgement(verdict=ACCEPTED, judged=ACCEPTED, result=r.result, sets=True)

@@ -119,11 +119,28 @@ def test_a_store_whose_package_is_missing_is_told_how_to_get_it(
 
 
 @pytest.mark.parametrize(
-    "url", ["relative/path", "", "http://host/path", "/a/../b", "s3://b::file:///c", "/a\nb"]
+    "url",
+    ["relative", "relative/path", "", "http://host/path", "/a/../b", "s3://b::file:///c", "s3:///"],
 )
-def test_what_is_no_place_is_refused(url: str) -> None:
-    with pytest.raises(InvalidRequest):
-        Depot(url)
+def test_what_is_no_place_is_refused_as_it_was_written(url: str) -> None:
+    for made in (Depot, Depot.at):
+        with pytest.raises(InvalidRequest) as refused:
+            made(url)
+        assert repr(url) in refused.value.message
+
+
+def test_an_address_that_ends_in_no_name_is_refused_as_it_was_written() -> None:
+    for url in ("/", "/kept/Not-A-Name", "s3://bucket", "/a\nb"):
+        with pytest.raises(InvalidRequest) as refused:
+            Depot.at(url)
+        assert repr(url) in refused.value.message
+
+
+def test_a_checkpoint_may_lie_right_below_the_root() -> None:
+    with pytest.raises(CheckpointError, match="^/no-such-checkpoint is not there"):
+        Depot.at("/no-such-checkpoint").manifest()
+    assert Depot("/").below("one").url == "/one"
+    assert "tmp" in Depot("/").folders()
 
 
 def test_a_directory_holds_what_was_put_and_what_failed_leaves_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,8 @@ def test_parameters_that_are_not_finite_are_refused() -> None:
     core.adopt(0.0, {"a": 1}, rules(), True)
     with pytest.raises(InvalidRequest, match="finite"):
         core.judge(0.0, whole_push("a", kind=Kind.PARAMETERS, base=None, norm=math.nan))
+    with pytest.raises(InvalidRequest, match=r"its norm 1e\+30 is over 1e\+20"):
+        core.judge(0.0, whole_push("a", kind=Kind.PARAMETERS, base=None, norm=1e30))
     assert not core.initialised
     assert core.due(0.0) is None
 
@@ -160,8 +163,12 @@ def test_another_base_than_the_rounds_is_stale_and_names_the_newest(base: int) -
 def test_another_epoch_is_stale() -> None:
     w = World("a", "b")
     w.round("a", "b")
-    assert w.push("a", epoch=2).verdict == STALE
-    assert w.push("a", epoch=0).result == 1
+    unheard = w.push("a", epoch=2)
+    assert (unheard.verdict, unheard.result) == (STALE, 1)
+    assert unheard.reason == "epoch 2 is none of this service's, this is 1."
+    assert w.push("a", epoch=0).reason == "epoch 0 is none of this service's, this is 1."
+    w.core.saved = replace(w.core.saved, epoch=3)
+    assert w.push("a", epoch=2).reason == "epoch 2 has ended, this is 3."
 
 
 def test_who_does_not_hold_the_lease_is_fenced_whatever_it_sends() -> None:
@@ -207,6 +214,8 @@ def test_a_norm_that_fp32_could_not_carry_counts_as_not_finite() -> None:
     w = World("a", "b", strategy="local-sgd")
     huge = w.push("a", norm=1e30)
     assert (huge.verdict, huge.non_finite) == (ANOMALOUS, True)
+    assert "its norm 1e+30 is over 1e+20" in huge.reason
+    assert "not finite" not in huge.reason
 
 
 # Who is waited for

@@ -78,8 +78,11 @@ def test_gradients_are_weighted_by_tokens_and_count_steps_not_revisions() -> Non
 
 
 def test_a_gradient_that_is_not_finite_counts_for_nothing() -> None:
-    w = Phase("a", "b")
+    w = Phase("a", "b", "c")
     assert w.gradient("a", 1, norm=math.nan).verdict == pb.VERDICT_ANOMALOUS
+    huge = w.gradient("c", 1, norm=1e30)
+    assert huge.verdict == pb.VERDICT_ANOMALOUS
+    assert "its norm 1e+30 is over 1e+20" in huge.reason
     w.gradient("b", 1)
     assert w.close().total_weight == 1.0
 

@@ -99,6 +99,7 @@ def test_a_disk_that_refuses_is_told_at_once_and_the_store_remembers_it(
             while not f.faults:
                 await asyncio.sleep(0.002)
         assert isinstance(f.faults[0], StoreError)
+        assert "durability async at most the newest revision" in f.faults[0].message, "what is lost"
         with pytest.raises(StoreError, match="No space left"):
             await f.round(values(3))
         assert f.holding.revisions.newest == 1, "nothing more is published"

@@ -123,6 +123,18 @@ def test_a_value_may_be_read_for_a_while_after_its_shelf_has_dropped_it() -> Non
         loan.check(now_s=1011.0, still_s=10.0)
 
 
+def test_who_does_not_wait_is_told_whether_a_revision_is_gone_or_yet_to_come() -> None:
+    shelf = Shelf("revision")
+    assert shelf.missing(0).message == "revision 0 is still to come; there is none yet."
+    for number in range(3):
+        shelf.put(number, sent(pb.CODEC_FP32))
+    assert shelf.missing(0).message == "revision 0 is gone; the newest is 2."
+    assert shelf.missing(3).message == "revision 3 is still to come; the newest is 2."
+    assert shelf.missing(3).newest == 2
+    shelf.end("over", 2)
+    assert shelf.missing(3).message == "over"
+
+
 ROWS = 3_000
 LAYOUT = Layout(
     (TensorSpec("w", (ROWS, 2), "float32"),),

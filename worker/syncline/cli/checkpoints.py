@@ -272,10 +272,11 @@ def _checkpoint(text: str) -> str:
     Raises:
         ConfigError: it is none.
     """
-    from syncline.settings import checked_name
+    from syncline_proto.names import NAME_WORDS, valid_name
 
     place = _place(text).rstrip("/")
-    checked_name("checkpoint", place.rpartition("/")[2])
+    if not valid_name(place.rpartition("/")[2]):
+        raise ConfigError(f"The last part of {text}, a checkpoint's name, must be {NAME_WORDS}.")
     return place
 
 
