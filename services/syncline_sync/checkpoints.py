@@ -9,7 +9,6 @@ nothing of a run that is at work.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
@@ -40,7 +39,7 @@ from syncline_sync.host import Host
 from syncline_sync.pins import Pin, Pinned, pin_all, pin_folder, unpin
 from syncline_sync.pool import compute
 from syncline_sync.run import RunHost, Shared
-from syncline_sync.seating import all_of
+from syncline_sync.seating import is_inside
 from syncline_sync.statuses import Statuses
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -357,11 +356,10 @@ def _fetched(
 
 
 def _depot_beside(root: Path, url: str) -> Depot:
-    depot, own = Depot.at(url), all_of(root.absolute()).resolve()
-    # Not by ``Path.resolve``, which raises where links lead back to themselves.
-    if "://" not in url and Path(os.path.realpath(url)).is_relative_to(own):
+    depot = Depot.at(url)
+    if "://" not in url and is_inside(root, url):
         raise ConfigError(
-            f"{url[:200]} is in the sync service's own data folder; choose a place beside it."
+            f"{url[:200]} is in the data folder of a sync service; choose a place beside it."
         )
     return depot
 

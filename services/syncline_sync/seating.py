@@ -7,6 +7,7 @@ begin them anew from whatever replica comes first. So the folder remembers, and 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from syncline_proto.errors import ConfigError
@@ -20,9 +21,13 @@ def folder_of(data: Path, index: int) -> Path:
     return data / f"sync-{index}"
 
 
-def all_of(data: Path) -> Path:
-    """The folder of everything that one command keeps, of which ``data`` may be one service's."""
-    return data.parent if (data.parent / MARK).exists() else data
+def is_inside(data: Path, path: str) -> bool:
+    """Whether a path is in the folder ``data``, or in that of another of several services."""
+    # Not by ``Path.resolve``, which raises where links lead back to themselves.
+    found = Path(os.path.realpath(path))
+    if found.is_relative_to(os.path.realpath(data)):
+        return True
+    return any(os.path.exists(above / MARK) for above in (found, *found.parents))
 
 
 def take_seat(data: Path, index: int | None, shards: int) -> None:

@@ -189,7 +189,7 @@ def test_the_folder_of_several_services_is_no_place_for_checkpoints_either(tmp_p
                     assert not expected
                 except grpc.aio.AioRpcError as error:
                     assert code_of(error) == expected
-                    assert "own data folder" in str(error.details())
+                    assert "in the data folder of a sync service" in str(error.details())
 
     asyncio.run(scenario())
 

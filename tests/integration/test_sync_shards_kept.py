@@ -16,12 +16,13 @@ from syncline.launch.checkpoints import save as take
 from syncline.launch.copier import Copier
 from syncline.launch.kept import listed
 from syncline_proto.depot import Depot
-from syncline_proto.errors import Unreachable
+from syncline_proto.errors import ConfigError, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.manifest import Manifest
 from syncline_proto.owners import Seat
 from syncline_proto.rest import RunState, RunView
 from syncline_sync.aside import sweep_aside
+from syncline_sync.seating import take_seat
 from syncline_testing.cluster import free_ports
 from syncline_testing.keeping import (
     MEMBERS,
@@ -29,6 +30,7 @@ from syncline_testing.keeping import (
     SIZE,
     begin,
     code,
+    copied,
     fetch,
     same,
     stored,
@@ -96,6 +98,29 @@ def test_a_service_that_is_away_when_a_checkpoint_is_saved_is_told_of_and_there_
         assert [entry.fragment for entry in manifest.entries] == list(FRAGMENTS)
         (found,) = listed(str(place), check=True, moved=lambda _: None)
         assert found.damage is None
+
+    asyncio.run(scenario())
+
+
+def test_a_place_in_the_folder_of_one_service_is_refused_by_all_before_anything_is_made(
+    tmp_path: Path,
+) -> None:
+    for index in range(2):
+        (tmp_path / str(index)).mkdir()
+        take_seat(tmp_path / str(index), index, 2)
+
+    async def scenario() -> None:
+        async with sharing(tmp_path, 2) as services:
+            for index in range(2):
+                place = tmp_path / str(index) / "runs"
+                before = sorted(place.iterdir())
+                with pytest.raises(ConfigError, match="in the data folder of a sync service"):
+                    await taken([s.address for s in services], place)
+                for number, s in enumerate(services):
+                    with pytest.raises(grpc.aio.AioRpcError) as error:
+                        await copied(s, str(place / "cut"), 0, Seat(number, 2).owned(LAYOUT))
+                    assert code(error) == "CONFIG"
+                assert sorted(place.iterdir()) == before
 
     asyncio.run(scenario())
 
