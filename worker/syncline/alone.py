@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from threading import Event
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from syncline.ranks import Ranks
+from syncline.averaged import Averaged
+from syncline.faults import plainly
+from syncline.ranks import Ranks, see_together
 from syncline.tally import Phase, Tally
 from syncline.voice import own_rank, voice
 from syncline_proto.settings import RunSettings
@@ -27,36 +30,54 @@ class Alone:
     bytes_down = 0
     wall_s = 0.0
 
-    def __init__(self, settings: RunSettings, optimizer: Optimizer, recall: Event) -> None:
+    def __init__(
+        self, settings: RunSettings, model: nn.Module, optimizer: Optimizer, recall: Event
+    ) -> None:
         """``recall`` is set when somebody asks the replica to leave."""
         self.settings = settings
         self.tally = Tally()
         self.done = False
         self.phase: Phase = "training"
-        self._optimizer, self._recall = optimizer, recall
+        self._model, self._optimizer, self._recall = model, optimizer, recall
         self._counted = 0
         """Tokens of this rank since the last inner step."""
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []
         self._ranks: Ranks | None = None
+        self._averaged: Averaged | None = None
 
     @property
     def run_tokens(self) -> int:
         return self.tally.tokens
 
     def start(self) -> None:
-        """Say that it is on its own, on rank 0, and count from here on; on all ranks."""
+        """Say that it is on its own, on rank 0, and count from here on; on all ranks.
+
+        Raises:
+            ConfigError: its ranks have not met.
+        """
+        see_together()
         why = "no control plane is configured (SYNCLINE_CONTROL)"
         idle = ", ".join(_without_meaning(self.settings))
         so = {"so": f"settings that mean nothing here: {idle}"} if idle else {}
         voice(own_rank()).info("replica.alone", why=why, **so)
         ranks = self._ranks = Ranks()
-        self._handle = self._optimizer.register_step_post_hook(lambda *_: self._after_step(ranks))  # pyright: ignore[reportArgumentType]
+        self._averaged = Averaged(self._model, ranks)
+        self._handles = [
+            self._optimizer.register_step_pre_hook(lambda *_: self._before_step()),  # pyright: ignore[reportArgumentType]
+            self._optimizer.register_step_post_hook(lambda *_: self._after_step(ranks)),  # pyright: ignore[reportArgumentType]
+        ]
 
     def count(self, tokens: int) -> None:
         self._counted += tokens
 
     def synchronize(self) -> None:
-        """There is nobody to wait for."""
+        """See that the ranks train one model; there is nobody else to wait for.
+
+        Raises:
+            ConfigError: nothing averages their gradients.
+        """
+        if self._averaged is not None:
+            self._averaged.see(self.tally.inner_step)
 
     def finish(self) -> None:
         """There is nothing to merge."""
@@ -66,10 +87,14 @@ class Alone:
 
     def close(self, failed: bool) -> None:
         """``failed``: the other ranks may be elsewhere, so nothing is done in step with them."""
-        if self._handle is not None:
-            self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
         if self._ranks is not None and not failed:
             self._ranks.close()
+
+    @plainly
+    def _before_step(self) -> None:
+        self.synchronize()
 
     def _after_step(self, ranks: Ranks) -> None:
         """Count, and end where the budget is reached or rank 0 was asked to leave.

@@ -7,10 +7,10 @@ copy of its own, and all but rank 0's, which alone is pushed, would be for nothi
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from syncline.layout import ModelLayout
+from syncline.blocks import CanonicalNames
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError
 
@@ -21,12 +21,12 @@ NORMS_RTOL = 1e-3
 class Averaged:
     """The parameters of one model that are on every rank of its replica."""
 
-    def __init__(self, described: ModelLayout, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+        self._ranks, names = ranks, CanonicalNames(model)
         self._whole = [
-            (spec.name, parameter)
-            for spec, parameter in zip(described.layout.tensors, described.parameters, strict=True)
-            if ranks.count > 1 and not isinstance(parameter, DTensor)
+            (names(raw), parameter)
+            for raw, parameter in model.named_parameters()
+            if ranks.count > 1 and parameter.requires_grad and not isinstance(parameter, DTensor)
         ]
 
     def see(self, steps: int) -> None:

@@ -168,7 +168,7 @@ class Life:
             exchange,
             helm,
             self._hooks,
-            Averaged(described, ranks),
+            Averaged(model, ranks),
             Buffers(model, ranks),
             rounds,
             waiting,

@@ -86,7 +86,7 @@ class Replica:
         self._model, self._optimizer = model, optimizer
         self._tokens_in = Counting(tokens_of)
         self._recall = Recall()
-        self._alone = Alone(given or RunSettings(), optimizer, self._recall)
+        self._alone = Alone(given or RunSettings(), model, optimizer, self._recall)
         self._session: Session | Alone = self._alone
         self._life: Life | None = None
         self._stage: Literal["new", "live", "closed"] = "new"

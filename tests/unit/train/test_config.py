@@ -6,9 +6,12 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from syncline.train.config import JobConfig
 from syncline_proto.errors import ConfigError, FileMissing, SynclineError
+from syncline_proto.settings import RunSettings
+from syncline_testing.replicas import Trial
 
 SMALLEST = """
 [run]
@@ -46,6 +49,16 @@ def test_the_presets_of_a_strategy_hold_in_a_job(tmp_path: Path) -> None:
     assert (job.settings.outer.lr, job.settings.outer.momentum) == (1.0, 0.0)
     assert job.settings.outer.clip == 2.0
     assert not job.settings.penalty.enabled
+
+
+def test_settings_that_nobody_wrote_are_not_given(tmp_path: Path) -> None:
+    """Training alone tells of those that mean nothing there, and of no others."""
+    job = JobConfig.load(write(tmp_path), ["run.sync_every=32"])
+    assert job.settings.model_fields_set == {"token_budget", "sync_every"}
+    assert job.settings == RunSettings(token_budget=1000, sync_every=32)
+    with capture_logs() as logs, Trial(None, "r", 1, settings=job.settings).replica:
+        pass
+    assert logs[0]["so"] == "settings that mean nothing here: sync_every"
 
 
 def test_an_export_may_not_replace_the_model_that_training_begins_with(tmp_path: Path) -> None:

@@ -133,8 +133,46 @@ print("after", replica.inner_step, replica.run_tokens)
     assert [said.splitlines()[-1] for said in two_ranks(tmp_path, act)] == ["after 3 60"] * 2
 
 
-def test_ranks_that_have_not_met_say_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under torchrun, with no process group: data-parallel by other means, or not at all."""
+def test_ranks_that_nothing_averages_are_refused_as_they_are_in_a_run(tmp_path: Path) -> None:
+    """Before the first step, or where the loop looks at its gradients; not where they are one."""
+    act = """
+import torch, syncline
+from syncline_proto.errors import ConfigError
+model = torch.nn.Linear(2, 2)
+for ask, by_hand in ((True, False), (False, False), (False, True)):
+    optimizer = torch.optim.SGD(model.parameters())
+    replica = syncline.Replica(model, optimizer)
+    replica.start()
+    model(torch.full((1, 2), float(rank + 1))).sum().backward()
+    try:
+        if by_hand:
+            for p in model.parameters():
+                dist.all_reduce(p.grad)
+        replica.synchronize() if ask else optimizer.step()
+    except ConfigError as error:
+        print(error.message)
+    else:
+        print("went on", replica.inner_step)
+    replica.close()
+    optimizer.zero_grad()
+"""
+    for said in two_ranks(tmp_path, act):
+        first, second, third = (line for line in said.splitlines() if "alone" not in line)
+        assert "different gradients of weight, so each trains" in first
+        assert second == first
+        assert third == "went on 1"
+
+
+def test_ranks_that_have_not_met_are_refused_as_they_are_in_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="^WORLD_SIZE is 2, and torch.distributed is not"):
+        Trial(None, "r", 1).replica.start()
+
+
+def test_ranks_of_which_nobody_says_how_many_say_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data-parallel by other means, or not at all."""
     for rank, said in (("0", 1), ("1", 0), ("", 1)):
         monkeypatch.setenv("RANK", rank)
         with capture_logs() as logs, Trial(None, "r", 1).replica:

@@ -15,14 +15,13 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from syncline.averaged import Averaged
-from syncline.layout import outline
 from syncline_proto.errors import ConfigError
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
 used = given = model
 {wrap}
-averaged = Averaged(outline(given, ranks).cut(), ranks)
+averaged = Averaged(given, ranks)
 averaged.see(0)
 used(torch.full((1, 2), float(rank + 1))).sum().backward()
 {after}

@@ -40,7 +40,8 @@ class RunSection(RunSettings):
 
     @property
     def settings(self) -> RunSettings:
-        return RunSettings.model_validate(self.model_dump(exclude={"name"}))
+        given = self.model_dump(exclude={"name"}, exclude_unset=True)
+        return RunSettings.model_validate(given)
 
 
 class ModelSection(Section):
