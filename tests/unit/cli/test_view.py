@@ -231,6 +231,24 @@ def test_the_last_picture_shows_what_the_summary_says() -> None:
     assert shown.count("2.0 %") == 3, "each replica's, and all of theirs"
 
 
+def test_the_last_words_of_speed_are_of_what_was_trained() -> None:
+    seen = view(None, None)
+    assert "  2 k tokens/s  " in live.line(seen)
+    seen.state = running("tiny").model_copy(update={"state": RunState.PAUSED})
+    assert "  0 tokens/s  " in live.line(seen), "it may go on"
+    seen.state = running("tiny").model_copy(update={"state": RunState.STOPPED, "ended_at": 1.0})
+    for shown in (live.line(seen), drawn(live.picture(seen))):
+        assert "2 k tokens/s while it trained" in shown
+    nothing = replace(END, own_tokens=0, tokens_per_second=0.0)
+    seen = view(nothing)
+    assert "nothing was trained" in live.line(seen)
+    found = result(seen, "folder", 120.0)
+    assert found is not None
+    assert row(drawn(live.ending(found, PAGE)), "speed") == "nothing was trained"
+    found = replace(found, tokens_per_second=2000.0)
+    assert row(drawn(live.ending(found, PAGE)), "speed") == "2 k tokens/s while it trained"
+
+
 def drawn(what: RenderableType, width: int = 160) -> str:
     """What a terminal of this width would show."""
     out = io.StringIO()

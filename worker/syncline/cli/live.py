@@ -93,13 +93,27 @@ def line(view: View) -> str:
     return "  ".join(
         (
             f"{output.count(view.tokens)} of {output.count(view.tokens_total)} tokens",
-            f"{output.count(view.tokens_per_second)} tokens/s",
+            _speed(view),
             *(_losses(view.replicas[name], now) for name, now in view.speaking.items()),
             f"revision {view.revision}",
             f"exposed sync {output.share(view.exposed_sync_share)}",
             left,
         )
     )
+
+
+def _speed(view: View) -> str:
+    """Of now; once nobody trains any more, of what was trained."""
+    trained = view.trained_per_second
+    if trained is None:
+        return f"{output.count(view.tokens_per_second)} tokens/s"
+    return _was_trained(trained)
+
+
+def _was_trained(tokens_per_second: float) -> str:
+    if not tokens_per_second:
+        return "nothing was trained"
+    return f"{output.count(tokens_per_second)} tokens/s while it trained"
 
 
 def _losses(replica: ReplicaNow, now: Snapshot) -> str:
@@ -158,7 +172,7 @@ def ending(result: Result, page: str) -> RenderableType:
         *([("synchronous steps", f"{steps}, before the first round")] if steps else []),
         ("excluded", f"{result.exclusions} pushes"),
         ("seconds", "of merged: since the launch, with start, loading and pauses"),
-        ("speed", f"{output.count(result.tokens_per_second)} tokens/s"),
+        ("speed", _was_trained(result.tokens_per_second)),
         ("page", result.page or f"{page} (gone with the services; --keep keeps them)"),
         ("folder", result.folder),
         ("model", result.export or "none: no round was committed"),
@@ -191,7 +205,7 @@ def _bar(view: View) -> RenderableType:
     made.add_row(
         ProgressBar(total=total or 1, completed=view.tokens if total else 0),
         words,
-        f"{output.count(view.tokens_per_second)} tokens/s",
+        _speed(view),
         Text(f"{output.duration(view.eta_s)} left" if _counts_down(view) else "", style="dim"),
     )
     return made

@@ -120,6 +120,14 @@ class View:
         return sum(self.pace(replica) or 0.0 for replica in self.replicas.values())
 
     @property
+    def trained_per_second(self) -> float | None:
+        """What all replicas together had while they trained; None while one does, or may again."""
+        at_it = any(self.pace(replica) is not None for replica in self.replicas.values())
+        if at_it or self.is_paused or not self.last_words:
+            return None
+        return math.fsum(told.tokens_per_second for told in self.last_words)
+
+    @property
     def eta_s(self) -> float | None:
         """Seconds to the end of the budget at this speed; None while nobody can say."""
         total, speed = self.tokens_total, self.tokens_per_second
