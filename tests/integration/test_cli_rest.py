@@ -196,6 +196,8 @@ def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> N
     said = "Run hurt is not served: head.json is damaged."
     reports = "/v1/runs/hurt/reports"
     post(control, reports, {"events": [{"kind": "run.damaged", "message": said}]})
+    later = [{"kind": "some.thing", "message": str(number)} for number in range(501)]
+    post(control, reports, {"events": later})
     (event,) = shell.json("status")["damaged"]
     assert (event["run"], event["message"]) == ("hurt", said)
     assert f"{said} That was at" in " ".join(shell("status")[1].split())
@@ -216,6 +218,7 @@ def test_events_and_rounds(shell: Shell) -> None:
     assert "replica.joined" in kinds
     assert shell.json("runs events first") == shell.json("events first")
     assert len(shell.json("events --limit 1")) == 1
+    assert shell.json("events --limit 5000"), "as many as may be asked for are given"
     assert shell.json("rounds first") == []
     assert "No round" in shell("rounds first")[1]
 

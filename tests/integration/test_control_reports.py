@@ -265,6 +265,10 @@ async def test_events_are_in_order_bounded_and_filtered(
     later = (await api.get(f"/v1/events?after={last['id'] - 1}")).json()
     assert later == [last]
     assert len((await api.get("/v1/events?limit=2")).json()) == 2
+    (excluded,) = (await api.get("/v1/events?kind=push.excluded&limit=1")).json()
+    assert excluded["message"] == "why"
+    assert (await api.get("/v1/events?kind=push.excluded&run=other")).json() == []
+    assert (await api.get("/v1/events?kind=No+Kind")).status_code == 422
     monkeypatch.setattr(transaction, "EVENTS_KEPT", 3)
     await report(api, events=[{"kind": "x.y", "message": str(i)} for i in range(10)])
     assert [one["message"] for one in (await api.get("/v1/events")).json()] == ["7", "8", "9"]

@@ -12,12 +12,15 @@ from syncline_control.transaction import Transaction
 from syncline_proto.rest import Event
 
 
-def listed(tx: Transaction, run: str | None, after: int | None, limit: int) -> list[Event]:
+def listed(
+    tx: Transaction, run: str | None, after: int | None, limit: int, kind: str | None = None
+) -> list[Event]:
     """Return events in the order in which they happened.
 
     Args:
         run: only those of this run, and those that are of no run and so concern all of them.
         after: the ``limit`` events that follow this id; None: the newest ``limit``.
+        kind: only those of this kind.
 
     Raises:
         RunUnknown: there is no such run.
@@ -26,6 +29,8 @@ def listed(tx: Transaction, run: str | None, after: int | None, limit: int) -> l
     if run is not None:
         runs.find(tx, run)
         query = query.where(or_(EventRow.run == run, EventRow.run.is_(None)))
+    if kind is not None:
+        query = query.where(EventRow.kind == kind)
     if after is not None:
         rows = tx.session.scalars(query.where(EventRow.id > after).order_by(EventRow.id)).all()
     else:

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from syncline_control.operations import events
 from syncline_control.routes.asking import After, Control, Following
 from syncline_control.streams import Streams
+from syncline_proto.names import KIND_PATTERN
 from syncline_proto.rest import Event
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
@@ -25,12 +26,14 @@ async def list_events(
     run: str | None = None,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=5000)] = 200,
+    kind: Annotated[str | None, Query(max_length=64, pattern=KIND_PATTERN)] = None,
 ) -> list[Event]:
     """List events, oldest first: those after an id, or else the newest.
 
-    With `run`, those of that run and those that concern every run (sync services).
+    With `run`, those of that run and those that concern every run (sync services); with `kind`,
+    those of that kind.
     """
-    return await state.do(events.listed, run, after, limit)
+    return await state.do(events.listed, run, after, limit, kind)
 
 
 @router.get("/stream", response_class=StreamingResponse, responses={**STREAM})

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from syncline.launch.client import OperatorClient
 
 DEFAULT_CONTROL = "http://127.0.0.1:8500"
+EVENTS_MAX = 5000
+"""As many as the control plane gives at a time."""
 
 Control = Annotated[
     str,

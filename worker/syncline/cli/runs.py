@@ -10,6 +10,7 @@ import typer
 from syncline.cli import output
 from syncline.cli.options import (
     DEFAULT_CONTROL,
+    EVENTS_MAX,
     Control,
     JobFile,
     Json,
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from syncline.launch.client import OperatorClient
     from syncline_proto.rest import Event, RunView
     from syncline_proto.settings import RunSettings
-
-EVENTS_LOOKED_AT = 500
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -255,8 +254,8 @@ def _what_changed(before: RunView, after: RunView) -> str:
 def damaged_runs(client: OperatorClient, runs: Sequence[RunView]) -> list[Event]:
     """What was told of damage to runs that have not ended, and have had no round since then."""
     going = {run.name for run in runs if run.ended_at is None}
-    events = client.events(None, None, EVENTS_LOOKED_AT)
-    newest = {one.run: one for one in events if one.kind == "run.damaged" and one.run in going}
+    events = client.events(None, None, EVENTS_MAX, "run.damaged")
+    newest = {one.run: one for one in events if one.run in going}
     return [one for name, one in newest.items() if name and not _went_on(client, name, one.time)]
 
 

@@ -11,6 +11,7 @@ import typer
 from syncline.cli import output, replicas, runs
 from syncline.cli.options import (
     DEFAULT_CONTROL,
+    EVENTS_MAX,
     Control,
     Json,
     MaybeRunName,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from syncline.launch.client import OperatorClient
     from syncline_proto.rest import Event, RoundReport, SyncEndpoint
 
-EVENTS_MAX = 10_000
 ROUNDS_MAX = 2_000
 
 

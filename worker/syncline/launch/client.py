@@ -105,8 +105,10 @@ class OperatorClient:
     def sync_services(self) -> list[SyncEndpoint]:
         return self._rest.call("GET", "/v1/sync-services", list[SyncEndpoint])
 
-    def events(self, run: str | None, after: int | None, limit: int) -> list[Event]:
-        query = _given(run=run, after=after, limit=limit)
+    def events(
+        self, run: str | None, after: int | None, limit: int, kind: str | None = None
+    ) -> list[Event]:
+        query = _given(run=run, after=after, limit=limit, kind=kind)
         return self._rest.call("GET", "/v1/events", list[Event], query=query)
 
     def follow(self, run: str | None, after: int) -> Generator[Event]:
