@@ -191,6 +191,31 @@ def test_status_says_whom_the_first_round_waits_for(shell: Shell, control: str) 
     assert waits not in shell("status")[1]
 
 
+def test_a_run_may_be_created_from_settings_alone(shell: Shell) -> None:
+    made = shell.json("runs create --name plain --set sync_every=32 --set run.codec.up=int8")
+    assert (made["name"], made["job"]) == ("plain", {})
+    assert (made["settings"]["sync_every"], made["settings"]["codec"]["up"]) == (32, "int8")
+    again = "runs create --name plain --set codec.up=int8 --set sync_every=32"
+    assert "exists already, with these settings" in shell(again)[1]
+    assert shell.json("runs create --name bare")["settings"]["sync_every"] == 64
+    for words, code, why in (
+        ("", 10, "give a job's file, or --name"),
+        ("--name plain", 16, "sync_every"),
+        ("--name My-Run", 10, "'My-Run' must be"),
+        ("--name unmade --set sync_evry=3", 10, "--set: sync_evry is not a setting"),
+        ("--name unmade --set outer.lr=-1", 10, "--set: outer.lr"),
+        ("--name unmade --set sync_every", 10, "--set sync_every: write it as"),
+        ("--name unmade --set optimizer.lr=1", 10, "--set: optimizer is not a setting"),
+        ("unmade", 12, "or create a run without a job by --name unmade."),
+        ("unmade/job.toml", 12, "give the path of a TOML file."),
+    ):
+        ended, said = shell.refused(f"runs create {words}")
+        assert (ended, why in said) == (code, True), said
+    assert "unmade" not in [one["name"] for one in shell.json("runs ls")]
+    for name in ("plain", "bare"):
+        shell(f"runs stop {name}")
+
+
 def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> None:
     post(control, "/v1/runs", {"name": "hurt"})
     said = "Run hurt is not served: head.json is damaged."

@@ -33,6 +33,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")]
 ReplicaName = Annotated[str, typer.Argument(metavar="REPLICA", help="The replica's name.")]
 JobFile = Annotated[str, typer.Argument(metavar="JOB.toml", help="The job's file.")]
+MaybeJobFile = Annotated[
+    str | None, typer.Argument(metavar="JOB.toml", help="The job's file.", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

@@ -12,9 +12,8 @@ from syncline.cli.options import (
     DEFAULT_CONTROL,
     EVENTS_MAX,
     Control,
-    JobFile,
     Json,
-    Overrides,
+    MaybeJobFile,
     RunName,
     Token,
     connect,
@@ -76,30 +75,39 @@ def show_run(
 
 @app.command("create")
 def create_run(
-    job: JobFile,
+    job: MaybeJobFile = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="RUN", help="Its name instead of the file's."),
+        typer.Option("--name", metavar="RUN", help="Its name, instead of the file's."),
     ] = None,
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="One setting: of the job, such as run.sync_every=128, or of the run without one.",
+            show_default=False,
+        ),
+    ] = None,
     control: Control = DEFAULT_CONTROL,
     token: Token = None,
     as_json: Json = False,
 ) -> None:
-    """Create a run from a job's file, before any replica joins it.
+    """Create a run before any replica joins it.
 
     Replicas create their run by themselves; this is for runs whose replicas start elsewhere.
+    Without a job it is one for training loops of your own, with the settings of a job's [run].
 
     \b
     Examples:
       syncline runs create job.toml
       syncline runs create job.toml --name second --set run.sync_every=128
+      syncline runs create --name my-run --set sync_every=32 --set codec.up=int8
     """
-    from syncline.train.config import JobConfig
-    from syncline_proto.rest import RunCreate
+    from syncline.cli.creating import of_job, of_settings
 
-    made = JobConfig.load(job, [*(overrides or []), *([f"run.name={name}"] if name else [])])
-    asked = RunCreate(name=made.run.name, settings=made.settings, job=made.to_job())
+    given = overrides or []
+    asked = of_settings(name, given) if job is None else of_job(job, name, given)
     with connect(control, token) as client:
         there = _is_there(client, asked.name)
         view = client.create_run(asked)
@@ -151,9 +159,9 @@ def change_settings(
       syncline runs set my-run outer.lr=0.5
       syncline runs set my-run sync_every=128 penalty.z_max=4
     """
-    from syncline.train.reading import apply_overrides
+    from syncline.cli.creating import values_of
 
-    patch = apply_overrides({}, [change.removeprefix("run.") for change in changes])
+    patch = values_of(changes)
     with connect(control, token) as client:
         before = client.run(run)
         view = client.change_settings(run, patch)

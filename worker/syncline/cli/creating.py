@@ -1,0 +1,58 @@
+"""What a run is created from, as it is typed: a job's file, or settings alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from syncline.settings import checked_name
+from syncline.train.config import JobConfig
+from syncline.train.reading import apply_overrides
+from syncline_proto.errors import ConfigError, FileMissing
+from syncline_proto.names import valid_name
+from syncline_proto.rest import RunCreate
+from syncline_proto.settings import RunSettings
+from syncline_proto.words import sentence
+
+
+def of_job(job: str, name: str | None, given: list[str]) -> RunCreate:
+    """A run of the job in a file, with ``given`` overrides.
+
+    Raises:
+        FileMissing: there is no such file.
+        ConfigError: it is no job.
+    """
+    try:
+        made = JobConfig.load(job, [*given, *([f"run.name={name}"] if name else [])])
+    except FileMissing as error:
+        if name is not None or not valid_name(job):
+            raise
+        raise FileMissing(
+            f"{error.message.rstrip('.')}, or create a run without a job by --name {job}."
+        ) from None
+    return RunCreate(name=made.run.name, settings=made.settings, job=made.to_job())
+
+
+def of_settings(name: str | None, given: list[str]) -> RunCreate:
+    """A run without a job.
+
+    Raises:
+        ConfigError: it has no name, or a setting is unknown or out of range.
+    """
+    if name is None:
+        raise ConfigError("A run has a name: give a job's file, or --name.")
+    try:
+        settings = RunSettings.model_validate(values_of(given))
+    except ValidationError as error:
+        raise ConfigError(f"--set: {sentence(error, RunSettings)}") from None
+    return RunCreate(name=checked_name("run", name), settings=settings)
+
+
+def values_of(given: list[str]) -> dict[str, Any]:
+    """Settings of a run by KEY=VALUE; a job's file has them in [run], and so run. may stand first.
+
+    Raises:
+        ConfigError: one is not written so.
+    """
+    return apply_overrides({}, [one.removeprefix("run.") for one in given])
