@@ -10,13 +10,13 @@ from typing import IO
 from syncline_proto.errors import ConfigError, StoreError
 
 TRIES_MAX = 10
-"""Each that fails tells of an owner who took the file away as he went."""
+"""Each that fails tells of an owner that took the file away as it went."""
 
 
 def owned(path: Path) -> IO[bytes] | None:
     """Lock the file until the answer is closed or the process ends; None if another has it.
 
-    An owner may unlink the file before he lets go of it.
+    An owner may unlink the file before it lets go of it.
 
     Raises:
         OSError: the file cannot be made, or its file system knows no locks.

@@ -1,7 +1,7 @@
 """What Prometheus is told. Every metric's name is in this file and nowhere else.
 
 What belongs to runs and replicas is read from a snapshot at each scrape, so the series of
-somebody who left are gone with him. Nothing here is global: each app has its own registry.
+what has left are gone with it. Nothing here is global: each app has its own registry.
 """
 
 from __future__ import annotations

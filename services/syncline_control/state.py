@@ -43,7 +43,7 @@ STREAMS_MAX = 256
 """Event streams open at once: about one for each page and `syncline watch`."""
 
 BATCH_MAX = 64
-"""Operations of each lane that share a commit; nobody waits for more before his own."""
+"""Operations of each lane that share a commit; none waits for more before its own."""
 
 EVENT_KINDS_MAX = 200
 """Kinds that are counted apart; kinds come from outside, and each one is a metric's series."""

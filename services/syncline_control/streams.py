@@ -1,6 +1,6 @@
 """Event streams: what is new is read and written down once for all who follow the same run.
 
-A stream that is behind reads by itself until it is not; a slow reader holds up nobody but himself.
+A stream that is behind reads by itself until it is not; a slow reader holds up nothing but itself.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:
-            # Who goes does not take the thread with him, and counts until it is back.
+            # A call that goes does not take the thread with it, and counts until that is back.
             await asyncio.gather(doing, return_exceptions=True)
             raise
 

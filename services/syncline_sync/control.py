@@ -284,7 +284,7 @@ class ControlLink:
             pause_s = min(2.0 * pause_s, RETRY_S[1])
 
     def _is_first(self, method: str) -> bool:
-        """Whether nobody has been heard yet; reports leave it to the other calls to meet him."""
+        """Whether nobody has been heard yet; reports leave it to the other calls to meet it."""
         return not self._heard and method != "POST"
 
     def _check(self, answer: httpx.Response) -> None:

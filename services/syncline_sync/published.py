@@ -90,7 +90,7 @@ class Published:
     async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> Bytes:
         """The bytes of some spans; in the pool, where that takes longer than to copy them.
 
-        They may lie in the value: who reads is done with them before he waits for anything.
+        They may lie in the value: a reader is done with them before it waits for anything.
 
         Raises:
             RevisionGone: it was dropped, and its file has been removed.
@@ -101,7 +101,7 @@ class Published:
         reading = asyncio.ensure_future(compute(pool, self._source.read, spans))
         self._reads.add(reading)
         reading.add_done_callback(self._read)
-        return await asyncio.shield(reading)  # who goes does not take the thread with him
+        return await asyncio.shield(reading)  # a call that goes leaves the thread
 
     async def move(self, source: Source) -> None:
         """Read from another source from now on; nobody reads the one before when this returns."""

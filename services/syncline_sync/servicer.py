@@ -214,13 +214,13 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             try:
                 return await asyncio.shield(looking)
             except asyncio.CancelledError:
-                # Who goes does not take the thread with him.
+                # A call that goes does not take the thread with it.
                 await asyncio.gather(looking, return_exceptions=True)
                 raise
 
 
 async def _header(parts: AsyncIterator[Part]) -> pb.PushHeader:
-    """The first message of a push; nobody waits long for one who does not say who he is."""
+    """The first message of a push; nobody waits long for a call that does not say whose it is."""
     try:
         first = await asyncio.wait_for(anext(parts, None), HEADER_WAIT_S)
     except TimeoutError:

@@ -23,8 +23,8 @@ KEPT_BYTES = 256 << 20
 class Slabs:
     """Idle slabs. Threads may take; one loop gives back and trims.
 
-    Who gives a slab back, or lets go of it, has the last use of it behind him: it may be another's
-    at once.
+    A slab that is given back, or let go of, has had its last use there: it may be another's at
+    once.
     """
 
     def __init__(self, kept_max: int = KEPT_BYTES) -> None:

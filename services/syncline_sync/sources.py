@@ -65,7 +65,7 @@ class Sent(Source):
                 at, size = cuts[0]
                 return self._payload[at : at + size]
             return b"".join(self._payload[at : at + size] for at, size in cuts)
-        return np.frombuffer(self._payload, _LITTLE[self._width])[places(spans)].tobytes()
+        return np.frombuffer(self._payload, _LITTLE[self._width])[indices(spans)].tobytes()
 
 
 class Plain(Source):
@@ -78,7 +78,7 @@ class Plain(Source):
         if len(spans) == 1:
             at, size = spans[0].tolist()
             return bytes(encode(self._values[at : at + size], self._codec))
-        return bytes(encode(self._values[places(spans)], self._codec))
+        return bytes(encode(self._values[indices(spans)], self._codec))
 
 
 class Difference(Source):
@@ -155,8 +155,8 @@ class Filed(Source):
         return self._array
 
 
-def places(spans: Spans) -> npt.NDArray[np.int64]:
-    """The places of all elements of the spans, one after another. Heavy."""
+def indices(spans: Spans) -> npt.NDArray[np.int64]:
+    """The indices of all elements of the spans, one after another. Heavy."""
     starts, lengths = spans[:, 0], spans[:, 1]
     before = np.cumsum(lengths) - lengths
     found = np.repeat(starts - before, lengths)

@@ -62,7 +62,7 @@ async def refuse(context: AnyContext, error: SynclineError) -> None:
 
 
 async def _told(context: AnyContext, status: grpc.StatusCode, message: str) -> None:
-    """End a call with a status; who goes while that waits for him is nobody's fault."""
+    """End a call with a status; a caller that goes meanwhile is nobody's fault."""
     try:
         await context.abort(status, message)
     except grpc.aio.InternalError:

@@ -1,4 +1,4 @@
-"""Who comes in, how far, and what he may hold up there: hosts, bodies, heads, lanes, streams."""
+"""Who comes in, how far, and what may be held up there: hosts, bodies, heads, lanes, streams."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from syncline_proto.codec import UInt8
 class Rooms:
     """Idle rooms, by their size. All methods may be called from any thread.
 
-    Who gives one back has the last use of it behind him. One that is not given back is lost to
-    this, and freed with its last use: so a room in which somebody may still be stays out of it.
+    One that is given back has had its last use there. One that is not is lost to this, and freed
+    with its last use: so a room in which something may still be stays out of it.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from syncline_proto.codec import loops
 from syncline_proto.codec.base import Codec, Float32, UInt8, bf16_bits, bf16_values
 
 
-class _Loops(NamedTuple):
+class _Raw(NamedTuple):
     """What is done with elements as they lie in a payload; as the methods of ``Codec``."""
 
     dtype: type[np.float32] | type[np.uint16]
@@ -27,7 +27,7 @@ class Plain(Codec):
 
     width: int
     is_light: bool = True
-    loops: ClassVar[_Loops]
+    raw: ClassVar[_Raw]
 
     def size(self, elements: int) -> int:
         return elements * self.width
@@ -37,13 +37,13 @@ class Plain(Codec):
         return None if rest else count
 
     def _copy(self, data: UInt8, into: UInt8, elements: int) -> float:
-        return self.loops.copy(data.view(self.loops.dtype), into.view(self.loops.dtype))
+        return self.raw.copy(data.view(self.raw.dtype), into.view(self.raw.dtype))
 
     def _scale(self, data: UInt8, out: Float32, factor: np.float32) -> None:
-        self.loops.scale(data.view(self.loops.dtype), out, factor)
+        self.raw.scale(data.view(self.raw.dtype), out, factor)
 
     def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
-        self.loops.add(data.view(self.loops.dtype), out, factor)
+        self.raw.add(data.view(self.raw.dtype), out, factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Fp32(Plain):
     """4 bytes an element, as it is."""
 
     width: int = 4
-    loops: ClassVar = _Loops(np.float32, loops.copy, loops.scale, loops.add)
+    raw: ClassVar = _Raw(np.float32, loops.copy, loops.scale, loops.add)
 
     def encode(self, values: Float32) -> memoryview:
         return values.data.cast("B")
@@ -68,7 +68,7 @@ class Bf16(Plain):
     """2 bytes an element: its upper half, rounded. NaN stays NaN (quiet), infinities stay."""
 
     width: int = 2
-    loops: ClassVar = _Loops(np.uint16, loops.bf16_copy, loops.bf16_scale, loops.bf16_add)
+    raw: ClassVar = _Raw(np.uint16, loops.bf16_copy, loops.bf16_scale, loops.bf16_add)
 
     def _write(self, values: Float32, out: UInt8) -> None:
         bf16_bits(values, out.view(np.uint16))

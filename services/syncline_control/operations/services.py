@@ -1,7 +1,7 @@
 """Sync services: they say where they listen, and say so again before their lease ends.
 
 All that are known share the runs' fragments: they agree on how many they are, and no two have the
-same index. Whoever contradicts a living one is refused, and for him a dead one is forgotten.
+same index. Whoever contradicts a living one is refused, and for it a dead one is forgotten.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A lock file has one owner, and is free again once he is gone."""
+"""A lock file has one owner, and is free again once that is gone."""
 
 from __future__ import annotations
 
