@@ -354,7 +354,7 @@ def test_what_answers_but_is_not_our_control_plane_is_told(
 
 
 def test_a_fault_of_ours_is_one_sentence_with_the_traceback_in_the_log(tmp_path: Path) -> None:
-    broken = "from syncline_sync import command as p; p.Host = None; p.main()"
+    broken = "from syncline_sync import command, process; process.Host = None; command.main()"
     ports = [
         flag for name in ("port", "health-port", "metrics-port") for flag in (f"--{name}", "0")
     ]

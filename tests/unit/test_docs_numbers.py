@@ -28,10 +28,10 @@ from syncline_proto.settings import (
     TimeoutSettings,
 )
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
-from syncline_sync.command import LAST_REPORTS_S
 from syncline_sync.core import detector, merge, record
 from syncline_sync.exporter import REQUESTS_MAX, SILENT_S
 from syncline_sync.host import STOP_S
+from syncline_sync.process import LAST_REPORTS_S
 from syncline_sync.run import LOOKS
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX
 from syncline_sync.servicer import HEADER_WAIT_S

@@ -1,0 +1,190 @@
+"""One sync service from its start to its end: the composition root, and nothing else.
+
+Knows clock, ports, store, host and control link at once; the rest knows one of them each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import httpx
+import structlog
+
+from syncline_proto.compiled import compile_all
+from syncline_proto.errors import StoreError
+from syncline_proto.locks import only_owner
+from syncline_proto.rest import SyncServiceHello
+from syncline_sync.aside import sweep_aside
+from syncline_sync.budget import Budget
+from syncline_sync.checkpoints import CheckpointServicer
+from syncline_sync.control import ControlLink, ReportQueue
+from syncline_sync.host import Host
+from syncline_sync.metrics import Metrics
+from syncline_sync.pins import sweep_pins
+from syncline_sync.pool import DISK_THREADS
+from syncline_sync.run import Shared
+from syncline_sync.seating import take_seat
+from syncline_sync.servicer import SyncServicer
+from syncline_sync.serving import address, bind
+from syncline_sync.settings import SyncSettings
+from syncline_sync.slabs import KEPT_BYTES, Slabs
+from syncline_sync.supervisor import outlived
+
+log = structlog.get_logger()
+
+LAST_REPORTS_S = 2.0
+"""How long the end waits for the control plane to take what is queued."""
+
+
+@dataclass(slots=True)
+class End:
+    """Why and when the process stops: a signal, or the first error."""
+
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    sign: signal.Signals | None = None
+    error: BaseException | None = None
+
+    def come(self, error: BaseException | None = None) -> None:
+        self.error = self.error or error
+        self.came.set()
+
+    def heed_signals(self) -> None:
+        """Come with SIGTERM or SIGINT; the first one counts."""
+        loop = asyncio.get_running_loop()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sign, self._ask, sign)
+
+    def _ask(self, sign: signal.Signals) -> None:
+        self.sign = self.sign or sign
+        self.come()
+
+
+async def serve(settings: SyncSettings) -> signal.Signals | None:
+    """Serve until SIGTERM or SIGINT, and return which; or until something is wrong for good.
+
+    Raises:
+        SynclineError: a port is taken, or the store refuses.
+    """
+    end = End()
+    end.heed_signals()
+    metrics = Metrics()
+    pool = ThreadPoolExecutor(settings.threads or max(os.cpu_count() or 1, 4), "compute")
+    reports = ReportQueue()
+    budget = Budget(settings.staging_bytes)
+    disk = ThreadPoolExecutor(DISK_THREADS, "disk")
+    link: ControlLink | None = None
+    shared = Shared(
+        settings.data,
+        pool,
+        disk,
+        budget,
+        metrics,
+        reports.put,
+        end.come,
+        Slabs(min(KEPT_BYTES, settings.staging_bytes)),
+        settings.seat,
+        lambda: link.hurry() if link else None,
+    )
+    await shared.compute(compile_all)  # or the first round would wait for it
+    host = Host(shared)
+    checkpoints = CheckpointServicer(host, shared)
+    doors = bind(settings, SyncServicer(host, shared), checkpoints, metrics)
+    mine = _taken_up(settings)  # not earlier: a start in vain leaves no folder behind
+    hello = SyncServiceHello(
+        name=settings.own_name,
+        index=settings.seat.index,
+        shards=settings.shards,
+        address=settings.advertise or address(settings.host, doors.port),
+        instance=host.instance,
+    )
+    headers = {"authorization": f"Bearer {settings.token}"} if settings.token else {}
+    async with httpx.AsyncClient(
+        base_url=settings.control, headers=headers, trust_env=False
+    ) as client:
+        snapshot = settings.data / "membership.json"
+        link = ControlLink(client, hello, host.follow, reports, snapshot, host.votes)
+        if settings.fall_back:
+            await host.fall_back(settings.fall_back)
+        await link.adopt_snapshot()
+        await doors.open()
+        log.info(
+            "listening", address=hello.address, data=str(settings.data), seat=str(settings.seat)
+        )
+        works = [link.run, host.sweep]
+        if settings.parent:
+            works.append(lambda: _until_alone(settings, end))
+        await _work_until(end, works)
+        _, hanging = await asyncio.gather(doors.close(), checkpoints.close())
+        for what in hanging:
+            log.warning("a checkpoint's store does not answer; ending without it", left=what)
+        try:
+            await host.stop()
+        finally:
+            await link.send_last(LAST_REPORTS_S)
+    for threads in (pool, disk):
+        threads.shutdown(wait=True, cancel_futures=True)
+    mine.close()
+    if end.error is not None:
+        raise end.error
+    log.info("ended")
+    return end.sign
+
+
+async def _work_until(end: End, works: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Let the process's own tasks run until its end comes, and see them ended."""
+    tasks = [asyncio.create_task(_guard(work, end)) for work in works]
+    await end.came.wait()
+    why = end.sign.name if end.sign else type(end.error).__name__ if end.error else "alone"
+    log.info("ending: no more calls are taken, commits are finished", why=why)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _guard(work: Callable[[], Awaitable[None]], end: End) -> None:
+    """Run a task of the process; its failure ends the process."""
+    try:
+        await work()
+    except Exception as error:  # the outermost loop of this task
+        end.come(error)
+
+
+async def _until_alone(settings: SyncSettings, end: End) -> None:
+    await outlived(settings.parent)
+    end.come()
+
+
+def _taken_up(settings: SyncSettings) -> IO[bytes]:
+    """Make the store's folder this process's own until the answer is closed; tidy it.
+
+    Raises:
+        ConfigError: another process has it, or it is of another seat.
+        StoreError: the disk refuses.
+    """
+    data = _data_folder(settings.data)
+    # A store has one writer.
+    mine = only_owner(data / "lock", f"Another sync service keeps its store in {data}", "--data")
+    take_seat(data, settings.seat.index, settings.shards)
+    sweep_pins(data)
+    sweep_aside(data)
+    return mine
+
+
+def _data_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"Cannot write to {path}: {error.strerror}; choose another with --data."
+        ) from error
+    return path
