@@ -69,12 +69,11 @@ class Life:
         ranks = self._ranks = Ranks()
         reshard_all(model)
         outlined = outline(model, ranks)
+        see_alike(ranks, outlined.cut().layout.fingerprint())  # however it will be cut
         wish = self._wish
         run = found_run(wish, ranks, self._recall)
         described = outlined.cut(run.settings.blocks_per_fragment)
-        fingerprint = described.layout.fingerprint()
-        see_alike(ranks, fingerprint)
-        registration = register(wish, ranks, fingerprint, self._recall)
+        registration = register(wish, ranks, described.layout.fingerprint(), self._recall)
         self.registration = registration
         if ranks.first:
             # Its calls are small, and the last of them stands between Ctrl+C and the end.
