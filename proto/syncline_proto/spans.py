@@ -1,7 +1,8 @@
 """Where a rank's shard lies in its fragment: spans, stretches of the flat vector without a gap.
 
-Pure numpy. Whoever counts them is protected: a shard cut into too many is refused before memory
-is taken for it.
+A box of a hundred bytes may fall into a million of them. So what is kept of a shard is its extent,
+as large as its boxes; spans are made of it where they are used, and one that is cut into too many
+is refused. Pure numpy.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,33 +19,105 @@ import numpy.typing as npt
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import Box, FragmentSpec, Layout, shown
 
+Spans: TypeAlias = npt.NDArray[np.int64]
+"""[k, 2]: start and length in elements, none empty."""
+
 SPANS_MAX = 1 << 20
 """Of one shard: a bound on what a strangely cut one can cost."""
 
 LOOKS_MAX = 1 << 20
 """Of one shard: how many boxes of its fragment are looked at to find those that hold its own."""
 
+_Loops: TypeAlias = tuple[tuple[int, int], ...]
+"""Of one row: (count, distance), the outermost first."""
 
-def spans(layout: Layout, fragment: int, boxes: Iterable[Box]) -> npt.NDArray[np.int64]:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extent:
+    """Where a shard's payload lies in its fragment's flat vector, row by row in payload order.
+
+    A row is a stretch, again and again at equal distances: along some ``loops``, the outermost
+    first. Nobody writes to it.
+    """
+
+    rows: Spans
+    """int64 [n, 2]: (start of the first stretch, length of each); neighbours are joined."""
+    loops: npt.NDArray[np.int64]
+    """int64 [n, l, 2]: (count, distance); a row with fewer has some of count 1."""
+    elements: int
+    pieces: int
+    """How many spans it has at most; those of looped rows may still join others."""
+
+    @classmethod
+    def of(cls, rows: Spans, loops: npt.NDArray[np.int64] | None = None) -> Extent:
+        """Of rows, none empty, without any loops where there are none given."""
+        loops = np.empty((len(rows), 0, 2), np.int64) if loops is None else loops
+        rows.flags.writeable = loops.flags.writeable = False  # many may read them
+        counts = loops[:, :, 0].prod(axis=1)
+        return cls(rows, loops, int((counts * rows[:, 1]).sum()), int(counts.sum()))
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + self.loops.nbytes
+
+    def is_like(self, other: Extent) -> bool:
+        return np.array_equal(self.rows, other.rows) and np.array_equal(self.loops, other.loops)
+
+    def spans(self) -> Spans:
+        """All of it: int64 [k, 2], (start, length), neighbours joined. Heavy: 16 bytes a piece."""
+        return self.between(0, self.elements) if self.loops.size else self.rows
+
+    def between(self, begin: int, end: int) -> Spans:
+        """The elements from ``begin`` to ``end`` of the payload, not none; as ``spans``."""
+        counts = self.loops[:, :, 0].prod(axis=1)
+        sizes = counts * self.rows[:, 1]
+        ends = np.cumsum(sizes)
+        first = int(np.searchsorted(ends, begin, side="right"))
+        last = int(np.searchsorted(ends, end, side="left"))
+        rows, loops = self.rows[first : last + 1], self.loops[first : last + 1]
+        skip, skipped = divmod(begin - int(ends[first] - sizes[first]), int(rows[0, 1]))
+        spare, beyond = divmod(int(ends[last]) - end, int(rows[-1, 1]))
+        wanted = counts[first : last + 1]
+        wanted[-1] -= spare
+        wanted[0] -= skip
+        row = np.repeat(np.arange(len(rows)), wanted)
+        number = np.arange(row.size) - np.repeat(np.cumsum(wanted) - wanted, wanted)
+        number[: wanted[0]] += skip
+        found = rows[row]
+        for loop in range(loops.shape[1] - 1, -1, -1):
+            number, turn = np.divmod(number, loops[row, loop, 0])
+            found[:, 0] += turn * loops[row, loop, 1]
+        found[0] += (skipped, -skipped)
+        found[-1, 1] -= beyond
+        return _joined(found)
+
+
+NOWHERE = Extent.of(np.empty((0, 2), np.int64))
+"""A shard without elements."""
+
+
+def extent(layout: Layout, fragment: int, boxes: Iterable[Box]) -> Extent:
     """Where a shard's payload lies in the fragment's flat vector.
 
-    Returns:
-        int64 [k, 2]: (start, length) in the flat vector, in payload order; neighbours are joined.
-
     Raises:
-        InvalidRequest: a box is not inside one box of the fragment.
+        InvalidRequest: a box is not inside one box of the fragment, or they fall into too many
+            spans, or are too hard to find.
     """
     spec = layout.fragments[fragment]
     parts = _parts(spec)
-    found: list[npt.NDArray[np.int64]] = [np.empty((0, 2), np.int64)]
+    rows: list[tuple[int, int]] = []
+    loops: list[_Loops] = []
     room, looks = SPANS_MAX, LOOKS_MAX
     for box in boxes:
         part = parts.get(box.tensor)
         for start, whole in part.candidates(box) if part else ():
             looks -= 1
             if whole.holds(box):
-                found.append(_spans_in(start, whole, box, room))
-                room -= len(found[-1])
+                if box.numel:
+                    row, along = _row(start, whole, box)
+                    room -= math.prod(count for count, _ in along)
+                    rows.append(row)
+                    loops.append(along)
                 break
             if looks <= 0:
                 raise InvalidRequest(
@@ -55,10 +129,17 @@ def spans(layout: Layout, fragment: int, boxes: Iterable[Box]) -> npt.NDArray[np
                 f"boxes: tensor {box.tensor}, offsets {shown(list(box.offsets))}, sizes "
                 f"{shown(list(box.sizes))} is not inside fragment {fragment} ({shown(spec.name)})."
             )
-    return _joined(np.concatenate(found))
+        if room < 0:
+            raise InvalidRequest(f"boxes: the shard falls into more than {SPANS_MAX} pieces.")
+    return _extent(rows, loops)
 
 
-def check_tiling(numel: int, shard_spans: Sequence[npt.NDArray[np.int64]]) -> None:
+def spans(layout: Layout, fragment: int, boxes: Iterable[Box]) -> Spans:
+    """All spans of a shard, as ``extent``: int64 [k, 2], in payload order; neighbours joined."""
+    return extent(layout, fragment, boxes).spans()
+
+
+def check_tiling(numel: int, shard_spans: Sequence[Spans]) -> None:
     """Check that the spans of all ranks cover ``numel`` elements exactly once.
 
     Raises:
@@ -119,31 +200,45 @@ def _parts(spec: FragmentSpec) -> dict[int, _Part]:
     return {tensor: _Part.of(boxes) for tensor, boxes in by_tensor.items()}
 
 
-def _spans_in(start: int, whole: Box, box: Box, room: int) -> npt.NDArray[np.int64]:
-    """Spans of ``box`` in the flat vector where ``whole`` begins at ``start``; ``room`` at most."""
-    if box.numel == 0:
-        return np.empty((0, 2), np.int64)
+def _row(start: int, whole: Box, box: Box) -> tuple[tuple[int, int], _Loops]:
+    """A box in the flat vector where ``whole`` begins at ``start``, as a row and its loops."""
     dims = len(box.sizes)
     tail = dims  # dimensions from `tail` on are taken whole, so they are contiguous
     while tail > 0 and box.sizes[tail - 1] == whole.sizes[tail - 1]:
         tail -= 1
     tail = max(tail - 1, 0)
-    if math.prod(box.sizes[:tail]) > room:
-        raise InvalidRequest(f"boxes: the shard falls into more than {SPANS_MAX} pieces.")
     strides = [math.prod(whole.sizes[d + 1 :]) for d in range(dims)]
-    length = math.prod(box.sizes[tail:])
     base = start + sum((box.offsets[d] - whole.offsets[d]) * strides[d] for d in range(dims))
-    offsets = np.array([base], np.int64)
-    for d in range(tail):
-        steps = np.arange(box.sizes[d], dtype=np.int64) * strides[d]
-        offsets = (offsets[:, None] + steps[None, :]).reshape(-1)
-    return np.stack([offsets, np.full_like(offsets, length)], axis=1)
+    loops: list[tuple[int, int]] = []
+    for count, stride in zip(box.sizes[:tail], strides, strict=False):
+        if loops and loops[-1][1] == count * stride:
+            loops[-1] = (loops[-1][0] * count, stride)
+        elif count > 1:
+            loops.append((count, stride))
+    return (base, math.prod(box.sizes[tail:])), tuple(loops)
 
 
-def _joined(every: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _extent(rows: list[tuple[int, int]], loops: list[_Loops]) -> Extent:
+    """Join rows that follow one another without a gap, and give all of them as many loops."""
+    if not any(loops):
+        return Extent.of(_joined(np.array(rows, np.int64).reshape(-1, 2)))
+    deepest = max(map(len, loops))
+    padded = [along + ((1, 0),) * (deepest - len(along)) for along in loops]
+    every, turns = np.array(rows, np.int64), np.array(padded, np.int64)
+    heads = np.nonzero(_begins(every, turns[:, :, 0].prod(axis=1) > 1))[0]
+    lengths = np.add.reduceat(every[:, 1], heads)
+    return Extent.of(np.stack([every[heads, 0], lengths], axis=1), turns[heads])
+
+
+def _joined(every: Spans) -> Spans:
     """Join spans that follow one another without a gap."""
     if len(every) < 2:
         return every
-    new = np.append(True, every[1:, 0] != every[:-1, 0] + every[:-1, 1])
-    heads = np.nonzero(new)[0]
+    heads = np.nonzero(_begins(every, np.zeros(len(every), np.bool_)))[0]
     return np.stack([every[heads, 0], np.add.reduceat(every[:, 1], heads)], axis=1)
+
+
+def _begins(every: Spans, looped: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which rows do not go on where the one before ends; ``looped`` ones stand alone."""
+    gaps = every[1:, 0] != every[:-1, 0] + every[:-1, 1]
+    return np.append(True, gaps | looped[1:] | looped[:-1])

@@ -63,7 +63,8 @@ class Budget:
         """By run and replica, likewise."""
         self._waiting: dict[tuple[str, str], list[Room]] = {}
         """By run and replica, then by place; no list is empty."""
-        self._waiters = 0
+        self.waiters = 0
+        """Rooms that are waited for."""
 
     def ask(self, run: str, size: int, place: int | None = None, replica: str = "") -> Room:
         """Ask for room behind the replica's own that came before, or at a ``place`` held before.
@@ -71,20 +72,15 @@ class Budget:
         Raises:
             Overloaded: too many wait already.
         """
-        if self._waiters >= self._waiters_max:
+        if self.waiters >= self._waiters_max:
             raise Overloaded("The sync service has too many calls waiting for room; try later.")
         place = next(self._places) if place is None else place
         room = Room(run, replica, size, place, asyncio.get_running_loop().create_future())
         line = self._waiting.setdefault(room.whose, [])
         bisect.insort(line, room, key=lambda waiting: waiting.place)
-        self._waiters += 1
+        self.waiters += 1
         self._admit()
         return room
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether somebody waits for room."""
-        return self._waiters > 0
 
     @asynccontextmanager
     async def room(self, run: str, size: int) -> AsyncGenerator[None]:
@@ -131,7 +127,7 @@ class Budget:
         line.remove(room)
         if not line:
             del self._waiting[room.whose]
-        self._waiters -= 1
+        self.waiters -= 1
 
     def _hold(self, room: Room, size: int) -> None:
         self.used += size

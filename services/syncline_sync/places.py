@@ -12,15 +12,14 @@ from typing import TypeAlias
 import numpy as np
 
 from syncline_proto.layout import Layout, boxes_from_proto
-from syncline_proto.spans import spans
+from syncline_proto.spans import Extent, extent
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.sources import Spans
 
-KNOWN_BOXES_MAX, KNOWN_SPANS_MAX = 64, 256
-"""Of a shard that is remembered."""
+KNOWN_BOXES_MAX, KNOWN_BYTES_MAX = 64, 4096
+"""Of a shard that is remembered; bytes are its extent's."""
 
 KNOWN_MAX = 1024
-"""Shards of a run: with boxes and spans at their most about 8 MiB."""
+"""Shards of a run: with boxes and extents at their most about 8 MiB."""
 
 Boxes: TypeAlias = Sequence[pb.Box]
 
@@ -32,14 +31,14 @@ class Places:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._known: dict[_Key, Spans] = {}
+        self._known: dict[_Key, Extent] = {}
 
     def knows(self, fragment: int, boxes: Boxes) -> bool:
         """Whether ``of`` has them at hand."""
         return len(boxes) <= KNOWN_BOXES_MAX and _key(fragment, boxes) in self._known
 
-    def of(self, fragment: int, boxes: Boxes) -> Spans:
-        """Where boxes lie in a fragment's flat vector: [k, 2], in payload order, for reading only.
+    def of(self, fragment: int, boxes: Boxes) -> Extent:
+        """Where boxes lie in a fragment's flat vector.
 
         Heavy, but for those that it ``knows``.
 
@@ -47,21 +46,20 @@ class Places:
             InvalidRequest: a box is not one of the fragment's.
         """
         if len(boxes) > KNOWN_BOXES_MAX:
-            return spans(self.layout, fragment, boxes_from_proto(boxes))
+            return extent(self.layout, fragment, boxes_from_proto(boxes))
         key = _key(fragment, boxes)
         found = self._known.get(key)
         if found is None:
-            found = spans(self.layout, fragment, boxes_from_proto(boxes))
-            found.flags.writeable = False
-            if len(found) <= KNOWN_SPANS_MAX:
+            found = extent(self.layout, fragment, boxes_from_proto(boxes))
+            if found.nbytes <= KNOWN_BYTES_MAX:
                 self._remember(key, found)
         return found
 
-    def whole(self, fragment: int) -> Spans:
+    def whole(self, fragment: int) -> Extent:
         """All of a fragment."""
-        return np.array([[0, self.layout.fragments[fragment].numel]], np.int64)
+        return Extent.of(np.array([[0, self.layout.fragments[fragment].numel]], np.int64))
 
-    def _remember(self, key: _Key, found: Spans) -> None:
+    def _remember(self, key: _Key, found: Extent) -> None:
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()  # somebody sends ever new boxes; the others look once more
         self._known[key] = found

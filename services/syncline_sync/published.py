@@ -16,11 +16,12 @@ import numpy as np
 
 from syncline_proto.codec import DIFFERENCE_ELEMENTS, Bytes, chunk_elements, is_worth_it
 from syncline_proto.errors import RevisionGone
+from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
 from syncline_sync.pool import compute
 from syncline_sync.report import pushed
-from syncline_sync.sources import FEW_SPANS, Difference, Source, Spans
+from syncline_sync.sources import FEW_SPANS, Difference, Source
 
 FEW_CUT_SPANS = FEW_SPANS // 4
 """So many are cut out of a difference within a millisecond: each may be in several blocks."""
@@ -28,6 +29,9 @@ FEW_CUT_SPANS = FEW_SPANS // 4
 PULLED_BYTES_MAX = 1 << 20
 """Of a chunk that is sent: it is in memory several times over for each reader, and chunks of twice
 that save a pull 5 % of its CPU where they save a push 25 %."""
+
+CUT_SPANS = 1 << 16
+"""Of a chunk: with 16 bytes each, 1 MiB for each pull whose turn it is."""
 
 LONG_DIFFERENCE_ELEMENTS = 1000 * 1024
 """Of a chunk of that, where a shard has no more spans: with a scale of 4 bytes for each block of
@@ -60,10 +64,11 @@ class Published:
         self._loans = 0
         self._is_dropped = False
 
-    def difference_to(self, held: str, instance: str, spans: Spans) -> Difference | None:
+    def difference_to(self, held: str, instance: str, where: Extent) -> Difference | None:
         """What takes the value named ``held`` to this one; None: that is to be sent whole."""
         wanted = _name(instance, self.saved.epoch, self.saved.revision - 1)
-        return self.difference if held == wanted and is_worth_it(spans) else None
+        is_wanted = held == wanted and is_worth_it(where.pieces, where.elements)
+        return self.difference if is_wanted else None
 
     def header(self, elements: int, instance: str, difference_from: str = "") -> pb.PullHeader:
         """What goes before the chunks of ``elements``; ``instance`` is the service's.
@@ -83,9 +88,9 @@ class Published:
             difference_from=difference_from,
         )
 
-    def cuts(self, spans: Spans) -> Iterator[Spans]:
+    def cuts(self, where: Extent) -> Iterator[Spans]:
         """A shard, in payload order, cut into the spans of chunks; as heavy as ``cuts``."""
-        return cuts(spans, chunk_elements(self.codec, PULLED_BYTES_MAX))
+        return cuts(where, chunk_elements(self.codec, PULLED_BYTES_MAX))
 
     async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> Bytes:
         """The bytes of some spans; in the pool, where that takes longer than to copy them.
@@ -257,12 +262,12 @@ class Loan:
         if now_s >= self._dropped_s + still_s:
             raise self._shelf.gone(self._number)
 
-    def cuts(self, spans: Spans) -> Iterator[Spans]:
+    def cuts(self, where: Extent) -> Iterator[Spans]:
         """A shard, in payload order, cut into the spans of chunks; as heavy as ``cuts``."""
         if self._difference is not None:
-            few = len(spans) <= FEW_CUT_SPANS
-            return cuts(spans, LONG_DIFFERENCE_ELEMENTS if few else DIFFERENCE_ELEMENTS)
-        return self.value.cuts(spans)
+            few = where.pieces <= FEW_CUT_SPANS
+            return cuts(where, LONG_DIFFERENCE_ELEMENTS if few else DIFFERENCE_ELEMENTS)
+        return self.value.cuts(where)
 
     async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> Bytes:
         """The bytes of some spans; as ``Published.read``.
@@ -281,11 +286,26 @@ class Loan:
             raise self._shelf.gone(self._number) from None
 
 
-def cuts(spans: Spans, full: int) -> Iterator[Spans]:
+def cuts(where: Extent, full: int) -> Iterator[Spans]:
     """A shard, in payload order, cut into the spans of ``full`` elements but for the last.
 
-    Each step may be heavy where they are more than ``FEW_SPANS``: draw it in the pool then.
+    They are fewer where a shard has loops and short stretches: see ``CUT_SPANS``.
+    Each step may be heavy where pieces are more than ``FEW_SPANS``: draw it in the pool then.
     """
+    if where.loops.size and where.pieces > FEW_SPANS:
+        shortest = int(where.rows[:, 1].min())
+        return _made(where, min(full, CUT_SPANS * shortest))
+    return _cut(where.spans(), full)
+
+
+def _made(where: Extent, full: int) -> Iterator[Spans]:
+    """Chunks' spans, each made when it is drawn."""
+    for begin in range(0, where.elements, full):
+        yield where.between(begin, min(begin + full, where.elements))
+
+
+def _cut(spans: Spans, full: int) -> Iterator[Spans]:
+    """The same of spans that are there already."""
     ends = np.cumsum(spans[:, 1])  # in the payload
     total = int(spans[:, 1].sum())
     # For all chunks at once: to ask numpy for one takes as long.

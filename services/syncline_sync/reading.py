@@ -82,9 +82,10 @@ class Reader(Doorkeeper):
 
     @contextmanager
     def _many(self, parse: Parse, method: str, parts: AsyncIterator[bytes]) -> Generator[Any]:
-        """A stream's messages, each held until the next is asked for; but for chunks.
+        """A stream's messages, each held until the next is asked for.
 
-        Those are within the room that their push has.
+        Of a push the header is held until the call ends, since as much is kept of its boxes; its
+        chunks are not, which are within its room.
         """
         with ExitStack() as held:
             yield self._each(parse, method, parts, held)
@@ -101,7 +102,8 @@ class Reader(Doorkeeper):
             read = [message]
             del data, message  # who waits here for the next keeps nothing of this one
             yield read.pop()
-            held.close()
+            if not has_chunks:
+                held.close()
 
     @contextmanager
     def _holding(self, request: bytes) -> Generator[None]:

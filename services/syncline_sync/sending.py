@@ -14,11 +14,12 @@ from typing import TypeAlias
 from syncline_proto.codec import Bytes, crc32c
 from syncline_proto.errors import Unreachable
 from syncline_proto.parts import Chunk, write_chunk
+from syncline_proto.spans import Extent, Spans
 from syncline_sync.patience import Patience, patience
 from syncline_sync.published import Loan
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.senders import Senders
-from syncline_sync.sources import FEW_SPANS, Spans
+from syncline_sync.sources import FEW_SPANS
 
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
@@ -32,15 +33,15 @@ class Sending:
     loan: Loan
     write: Write
 
-    async def send(self, where: Spans, senders: Senders) -> None:
-        """Write the spans ``where`` of the value, turn by turn.
+    async def send(self, where: Extent, senders: Senders) -> None:
+        """Write what of the value lies ``where``, turn by turn.
 
         Raises:
             Overloaded: too many pulls wait already, or too many of the run's cannot end.
             Unreachable: the reader does not take them.
             RevisionGone: the reader has taken too long.
         """
-        cuts, heavy, more = self.loan.cuts(where), len(where) > FEW_SPANS, True
+        cuts, heavy, more = self.loan.cuts(where), where.pieces > FEW_SPANS, True
         wait_s = self.run.settings.timeouts.call_s
         try:
             while more:
@@ -62,6 +63,7 @@ class Sending:
             return False
         self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
         part, size = _sealed(await self.loan.read(spans, self.shared.pool))
+        del spans  # the reader may take long
         its.begin()
         await self.write(part)
         its.end()

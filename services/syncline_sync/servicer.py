@@ -172,7 +172,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             where = await self._located(run.name, run.places, request, find)
         shelf, number = _wanted(runner, request)
         value = await shelf.get(number)
-        elements, instance = int(where[:, 1].sum()), self._host.instance
+        elements, instance = where.elements, self._host.instance
         difference = value.difference_to(request.held, instance, where) if request.held else None
         header = value.header(elements, instance, request.held if difference else "")
         await write(pb.PullResponse(header=header).SerializeToString())

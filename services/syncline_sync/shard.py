@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from syncline_proto.codec import check_chunk, codec_of
 from syncline_proto.codec.base import UInt8
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.parts import Chunk
+from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import Payload
 from syncline_sync.places import Places
@@ -37,8 +37,7 @@ class Shard:
 
     header: pb.PushHeader
     """Without its boxes."""
-    spans: npt.NDArray[np.int64]
-    elements: int
+    extent: Extent
     slabs: Slabs
     """Where its memory comes from."""
     received: int = 0
@@ -51,7 +50,11 @@ class Shard:
 
     def is_like(self, other: Shard) -> bool:
         """Whether it is announced as the very same part of the same push."""
-        return self.header == other.header and np.array_equal(self.spans, other.spans)
+        return self.header == other.header and self.extent.is_like(other.extent)
+
+    @property
+    def elements(self) -> int:
+        return self.extent.elements
 
     @property
     def whole(self) -> bool:
@@ -94,7 +97,7 @@ class Shard:
     def payload(self) -> Payload:
         full = codec_of(self.header.codec).size(self._in_slab)
         parts = tuple(slab.data[:full] for slab in self.kept)
-        return Payload(self.header.codec, parts, self.spans)
+        return Payload(self.header.codec, parts, self.extent)
 
     def free(self) -> None:
         """Let the next push have the slabs; nobody reads or writes them any more."""
@@ -138,10 +141,9 @@ def shard_of(places: Places, header: pb.PushHeader, slabs: Slabs) -> Shard:
         raise InvalidRequest("first_step: is after last_step.")
     codec_of(header.codec)
     found = places.of(header.fragment, header.boxes)
-    elements = int(found[:, 1].sum())
-    if elements > fragments[header.fragment].numel:
+    if found.elements > fragments[header.fragment].numel:
         raise InvalidRequest("boxes: the shard has more elements than the fragment.")
-    return Shard(_without_boxes(header), found, elements, slabs)
+    return Shard(_without_boxes(header), found, slabs)
 
 
 def _without_boxes(header: pb.PushHeader) -> pb.PushHeader:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from syncline_proto.codec import Bytes, Float32, codec_of, cut, encode
 from syncline_proto.errors import RevisionGone, StoreDamaged
+from syncline_proto.spans import Spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.descriptors import opened
 from syncline_sync.files import MEND, Array, arrays_of, checksum_of, understood
-
-Spans: TypeAlias = npt.NDArray[np.int64]
-"""[k, 2]: start and length in elements, none empty."""
 
 FEW_SPANS = 1024
 """So many stretches are copied one by one, which takes less than a millisecond."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from syncline_proto.codec import codec_of
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
-from syncline_proto.spans import SPANS_MAX, check_tiling
+from syncline_proto.spans import NOWHERE, SPANS_MAX, check_tiling
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget, Room
 from syncline_sync.core.merge import Payload
@@ -83,7 +83,7 @@ class Staged:
         Raises:
             InvalidRequest: an element is missing or comes twice.
         """
-        check_tiling(numel, [shard.spans for shard in self.shards.values()])
+        check_tiling(numel, [shard.extent.spans() for shard in self.shards.values()])
 
     def payloads(self) -> list[Payload]:
         return [self.shards[rank].payload() for rank in sorted(self.shards)]
@@ -109,7 +109,7 @@ class Staged:
             call.cancel()
         if shard is not None:
             self.claimed -= shard.elements
-            self.pieces -= len(shard.spans)
+            self.pieces -= shard.extent.pieces
 
     def claim(self, shard: Shard, elements_max: int) -> None:
         """Make room for a rank's shard, in place of what it has sent before.
@@ -127,11 +127,11 @@ class Staged:
                 f"boxes: rank {rank} has {shard.elements} elements where the other ranks "
                 f"leave {elements_max - self.claimed}."
             )
-        if self.pieces + len(shard.spans) > SPANS_MAX:
+        if self.pieces + shard.extent.pieces > SPANS_MAX:
             raise InvalidRequest(f"boxes: the push falls into more than {SPANS_MAX} pieces.")
         self.coming[rank] = shard
         self.claimed += shard.elements
-        self.pieces += len(shard.spans)
+        self.pieces += shard.extent.pieces
 
 
 class Staging:
@@ -184,7 +184,7 @@ class Staging:
         _agree(staged.header, header)
         before = staged.shards.get(header.rank)
         if staged.submitted or (before is not None and before.is_like(shard)):
-            shard.spans = shard.spans[:0].copy()  # they may be many, and it may ask often
+            shard.extent = NOWHERE  # it may be large, and the rank may ask often
             return staged
         staged.claim(shard, self._numel(key))
         return staged
@@ -261,7 +261,7 @@ class Staging:
             staged.granted_s = min(staged.granted_s, now_s)
             if self._has_stood_still(staged, now_s - still_s):
                 self.drop(staged, Unreachable(_not_come(staged, still_s)))
-            elif self._budget.is_wanted and staged.granted_s + hold_s <= now_s:
+            elif self._budget.waiters and staged.granted_s + hold_s <= now_s:
                 why = f"push: not whole {hold_s:g} s after it had room, and others wait for that"
                 self.drop(staged, Unreachable(f"{why}; send it again."))
 

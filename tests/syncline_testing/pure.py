@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from syncline_proto.codec import Float32, encode, square_sum
 from syncline_proto.settings import RunSettings
+from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
 from syncline_sync.core.fragment import Fragment
@@ -23,8 +24,8 @@ from syncline_sync.core.record import Closing, Judgement, Kind, WholePush
 
 def payload_of(values: Float32) -> merge.Payload:
     """A whole fragment as one shard, fp32."""
-    spans = np.array([[0, values.size]], np.int64)
-    return merge.Payload(pb.CODEC_FP32, (bytes(encode(values, pb.CODEC_FP32)),), spans)
+    whole = Extent.of(np.array([[0, values.size]], np.int64))
+    return merge.Payload(pb.CODEC_FP32, (bytes(encode(values, pb.CODEC_FP32)),), whole)
 
 
 def whole_push(replica: str, **given: Any) -> WholePush:

@@ -57,9 +57,9 @@ def publish(held: UInt16, values: Float32) -> None:
     bf16_bits(values, held)
 
 
-def is_worth_it(spans: npt.NDArray[np.int64]) -> bool:
-    """Whether a shard is to be sent as a difference where it may be: see ``SPAN_LEAST``."""
-    return SPAN_LEAST * len(spans) <= int(spans[:, 1].sum())
+def is_worth_it(pieces: int, elements: int) -> bool:
+    """Whether a shard in so many spans is to be sent as a difference: see ``SPAN_LEAST``."""
+    return SPAN_LEAST * pieces <= elements
 
 
 def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> Bytes:

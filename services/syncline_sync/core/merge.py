@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from syncline_proto.codec import Bytes, Codec, Float32, codec_of, square_sum
 from syncline_proto.settings import OuterSettings
+from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import loops
 from syncline_sync.core.detector import is_finite
@@ -29,8 +29,7 @@ class Payload:
     codec: pb.Codec.ValueType
     parts: tuple[Bytes, ...]
     """One after another they are the payload; cut at the codec's grain."""
-    spans: npt.NDArray[np.int64]
-    """[k, 2]: start and length, in payload order."""
+    extent: Extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +119,12 @@ class _Part:
 def _parts(payloads: Iterable[Payload]) -> Iterator[_Part]:
     """Shards, cut where their spans end; each part is for reading, until the next."""
     for payload in payloads:
+        spans = payload.extent.spans()
         span, used = 0, 0  # the current one, and how much of it is done
         for codec, elements, data in _cuttable(payload):
             done = 0
             while done < elements:
-                start, length = (int(n) for n in payload.spans[span])
+                start, length = (int(n) for n in spans[span])
                 here = min(elements - done, length - used)
                 cut = data[codec.size(done) : codec.size(done + here)]
                 yield _Part(codec, start + used, here, cut)
@@ -135,12 +135,12 @@ def _parts(payloads: Iterable[Payload]) -> Iterator[_Part]:
 
 def _cuttable(payload: Payload) -> Iterator[tuple[Codec, int, Bytes]]:
     """A shard as it came where its spans do not end within blocks, else decoded piece by piece."""
-    codec, left = codec_of(payload.codec), int(payload.spans[:, 1].sum())
+    codec, left = codec_of(payload.codec), payload.extent.elements
     for part in payload.parts:
         # What is in a last block, which may be padded, the spans know.
         count = left if len(part) == codec.size(left) else codec.elements(len(part))
         assert count is not None
-        if codec.block == 1 or len(payload.spans) == 1:
+        if codec.block == 1 or payload.extent.pieces == 1:
             yield codec, count, part
         else:
             for values in codec.pieces(part, count):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import BOXES_MAX, Box, FragmentSpec, Layout, TensorSpec
-from syncline_proto.spans import spans
+from syncline_proto.spans import extent, spans
 
 
 @st.composite
@@ -96,6 +96,25 @@ def test_any_box_is_found_where_looking_at_every_box_finds_it(
     assert [i for a, n in found.tolist() for i in range(a, a + n)] == expected
     assert (found[:, 1] > 0).all()
     assert (found[1:, 0] != found[:-1].sum(axis=1)).all(), "neighbours are joined"
+
+
+@given(cut_fragments(), st.integers(0, 20), st.integers(1, 20))
+def test_an_extent_is_small_and_gives_any_part_of_its_spans(
+    drawn: tuple[Layout, list[Box]], begin: int, size: int
+) -> None:
+    layout, boxes = drawn
+    expected = elements_the_plain_way(layout, boxes)
+    if expected is None:
+        return
+    found = extent(layout, 0, boxes)
+    assert found.elements == len(expected)
+    assert found.nbytes <= sum(16 * max(1, len(box.sizes)) for box in boxes) * 3
+    assert len(found.spans()) <= found.pieces
+    end = min(begin + size, len(expected))
+    if begin < end:
+        part = found.between(begin, end)
+        assert [i for a, n in part.tolist() for i in range(a, a + n)] == expected[begin:end]
+        assert (part[1:, 0] != part[:-1].sum(axis=1)).all(), "neighbours are joined"
 
 
 def test_a_fragment_of_very_many_boxes_is_read_box_by_box() -> None:

@@ -14,12 +14,15 @@ import pytest
 import syncline_testing.held as kept
 from syncline_proto.codec import Float32, Follower, UInt16, encode
 from syncline_proto.errors import RevisionGone, StoreDamaged
+from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Saved
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.published import Loan, Published
-from syncline_sync.sources import Difference, Spans
+from syncline_sync.sources import Difference
 from syncline_testing.held import NUMEL, PLACE, WHOLE
+
+ALL = Extent.of(WHOLE)
 
 ME = "instance"
 
@@ -53,7 +56,7 @@ class Fragment(kept.Fragment):
 
     async def difference(self) -> Difference | None:
         """The newest one, for who holds the revision before."""
-        return (await self.value()).difference_to(f"{ME}/1/{self.revision - 1}", ME, WHOLE)
+        return (await self.value()).difference_to(f"{ME}/1/{self.revision - 1}", ME, ALL)
 
     async def followed(self, held: UInt16) -> UInt16:
         """What a replica holds afterwards that held the revision before."""
@@ -62,7 +65,7 @@ class Fragment(kept.Fragment):
         out, filled = np.empty(NUMEL, np.uint16), 0
         follower = Follower(held, WHOLE)
         with Loan(self.holding.revisions, self.revision, value, difference) as loan:
-            for spans in loan.cuts(WHOLE):
+            for spans in loan.cuts(ALL):
                 filled += follower.follow(await loan.read(spans, self.pool), out[filled:])
         assert filled == NUMEL
         return out
@@ -130,10 +133,10 @@ def test_only_who_names_the_value_before_is_told_a_difference(tmp_path: Path) ->
         await f.round(values(3, 0.01))
         value = await f.value()
         assert value.header(1, ME).value == "instance/1/2"
-        assert value.difference_to("instance/1/1", ME, WHOLE) is value.difference is not None
+        assert value.difference_to("instance/1/1", ME, ALL) is value.difference is not None
         for held in ("instance/1/0", "instance/1/2", "instance/2/1", "another/1/1", ""):
-            assert value.difference_to(held, ME, WHOLE) is None
-        crumbs: Spans = np.array([[at, 3] for at in range(0, NUMEL, 50)], np.int64)
+            assert value.difference_to(held, ME, ALL) is None
+        crumbs = Extent.of(np.array([[at, 3] for at in range(0, NUMEL, 50)], np.int64))
         assert value.difference_to("instance/1/1", ME, crumbs) is None
         assert (await f.holding.revisions.get(1)).difference is None, "the newest one alone is kept"
 

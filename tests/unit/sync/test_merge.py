@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from syncline_proto.codec import CODECS, Codec, Float32, encode, published, square_sum
 from syncline_proto.codec.base import PIECE
 from syncline_proto.settings import OuterSettings
+from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
 from syncline_testing.pure import payload_of
@@ -42,7 +43,7 @@ def cut(data: st.DataObject, values: Float32, codec: pb.Codec.ValueType) -> list
         parts = [values[a:b] for a, b in mine]
         flat = np.concatenate([np.empty(0, np.float32), *parts])
         where = np.array([[a, b - a] for a, b in mine], np.int64).reshape(-1, 2)
-        payloads.append(merge.Payload(codec, (bytes(encode(flat, codec)),), where))
+        payloads.append(merge.Payload(codec, (bytes(encode(flat, codec)),), Extent.of(where)))
     return payloads
 
 
@@ -54,7 +55,9 @@ def test_a_push_folds_the_same_however_it_is_cut(
     cut_up, whole = start.copy(), start.copy()
     merge.fold(cut_up, cut(data, values, codec), weight)
     raw = bytes(encode(values, codec))
-    merge.fold(whole, [merge.Payload(codec, (raw,), np.array([[0, 40]], np.int64))], weight)
+    merge.fold(
+        whole, [merge.Payload(codec, (raw,), Extent.of(np.array([[0, 40]], np.int64)))], weight
+    )
     assert np.array_equal(cut_up, whole)
     if codec == pb.CODEC_FP32:
         assert np.array_equal(whole, start + np.float32(weight) * values)
@@ -68,7 +71,9 @@ def test_pieces_and_spans_need_not_agree() -> None:
     values = np.random.default_rng(0).standard_normal(LONG + 17).astype(np.float32)
     spans = np.array([[5, 10], [15, values.size - 15], [0, 5]], np.int64)
     accumulator = np.zeros_like(values)
-    merge.fold(accumulator, [merge.Payload(pb.CODEC_FP32, (values.tobytes(),), spans)], 1.0)
+    merge.fold(
+        accumulator, [merge.Payload(pb.CODEC_FP32, (values.tobytes(),), Extent.of(spans))], 1.0
+    )
     expected = np.concatenate([values[-5:], values[:-5]])
     assert np.array_equal(accumulator, expected)
 
@@ -83,7 +88,7 @@ def test_spans_need_not_end_where_blocks_do(codec: Codec) -> None:
     expected, payloads = np.empty_like(values), []
     for mine in (spans[:4], spans[4:]):
         flat = np.concatenate([values[at : at + n] for at, n in mine.tolist()])
-        payloads.append(merge.Payload(codec.number, (bytes(codec.encode(flat)),), mine))
+        payloads.append(merge.Payload(codec.number, (bytes(codec.encode(flat)),), Extent.of(mine)))
         decoded = published(flat, codec.number)
         for (at, n), part in zip(
             mine.tolist(), np.split(decoded, np.cumsum(mine[:-1, 1])), strict=True

@@ -19,11 +19,13 @@ from syncline_proto.codec import (
 )
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import RunSettings
+from syncline_proto.spans import NOWHERE, Extent, extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import staging
 from syncline_sync.core.record import Saved
 from syncline_sync.fragment_store import FragmentStore, Place
 from syncline_sync.published import (
+    CUT_SPANS,
     FEW_CUT_SPANS,
     LONG_DIFFERENCE_ELEMENTS,
     PULLED_BYTES_MAX,
@@ -78,15 +80,27 @@ def test_chunks_are_the_shard_in_its_order(
     expected = b"".join(payload[a * wide : (a + n) * wide] for a, n in spans.tolist())
     for source in sources(tmp_path, number):
         value = Published(Saved(), number, source)
-        chunks = [source.read(part) for part in value.cuts(spans)]
+        chunks = [source.read(part) for part in value.cuts(Extent.of(spans))]
         assert b"".join(chunks) == expected
         assert {len(chunk) for chunk in chunks[:-1]} <= {PULLED_BYTES_MAX}
         source.close()
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_no_chunk_of_a_shard_in_stripes_has_more_spans_than_a_bound(width: int) -> None:
+    """They are made chunk by chunk, for a pull that may wait for its reader between two."""
+    rows = SIZE // 10
+    whole = Box(0, (0, 0), (rows, 10))
+    layout = Layout((TensorSpec("w", (rows, 10), "float32"),), (FragmentSpec("f", (whole,)),))
+    stripe = extent(layout, 0, [Box(0, (0, 4), (rows, width))])
+    value = sent(pb.CODEC_BF16)
+    chunks = list(value.cuts(stripe))
+    assert max(map(len, chunks)) <= CUT_SPANS + 1
+    assert np.array_equal(np.concatenate(chunks), stripe.spans())
+
+
 def test_an_empty_shard_has_no_chunks() -> None:
-    nothing = np.empty((0, 2), np.int64)
-    assert list(sent(pb.CODEC_BF16).cuts(nothing)) == []
+    assert list(sent(pb.CODEC_BF16).cuts(NOWHERE)) == []
 
 
 @pytest.mark.parametrize("pieces", [1, 2, FEW_CUT_SPANS, FEW_CUT_SPANS + 1])
@@ -98,7 +112,7 @@ def test_the_chunks_of_a_difference_are_within_their_bound(pieces: int) -> None:
     difference = Difference(payload)
     loan = Loan(Shelf("revision"), 1, sent(pb.CODEC_BF16), difference)
     spans = cut(pieces, pieces + 1, seed=pieces)
-    sizes = [len(difference.read(part)) for part in loan.cuts(spans)]
+    sizes = [len(difference.read(part)) for part in loan.cuts(Extent.of(spans))]
     assert max(sizes) <= PULLED_BYTES_MAX
     if pieces <= FEW_CUT_SPANS:
         assert len(sizes) == -(-int(spans[:, 1].sum()) // LONG_DIFFERENCE_ELEMENTS)

@@ -36,7 +36,7 @@ def test_a_push_is_whole_when_its_last_rank_is_in_and_one_answer_reaches_all() -
         second, whole = sent(staging, half(0))
         assert whole and second is first
         assert first.norm == pytest.approx(SIZE**0.5)
-        assert [p.spans.tolist() for p in first.payloads()] == [[[0, 4]], [[4, 8]]]
+        assert [p.extent.spans().tolist() for p in first.payloads()] == [[[0, 4]], [[4, 8]]]
         staging.settle(first, YES)
         assert (await first.answer, budget.used) == (YES, 0)
         missed = staging.answered(half(0))
@@ -171,7 +171,7 @@ def test_a_rank_that_is_in_need_not_send_again() -> None:
         staged, _ = sent(staging, half(0))
         again, shard = joined(staging, half(0))
         assert again is staged and not staged.expects(shard)
-        assert not shard.spans.size, "or many that ask again would hold much"
+        assert not shard.extent.nbytes, "or many that ask again would hold much"
         staging.leave(staged, shard)
         _, whole = sent(staging, half(1))
         assert whole
