@@ -2,9 +2,10 @@
 
 The run that holds the least is served first, so nobody's pushes can keep another run's out; within
 a run likewise the replica that holds the least; among those who hold as much, first come, first
-served. Where room may be held for long, a run gets no more than half of what the others leave. Who
-had to leave the line may come back to its old place in it, and holds nobody up meanwhile. One loop
-owns it. Knows sizes only; what they are of is its users' business.
+served. Room may be held for long by who does nothing with it, so a replica that has some gets more
+only up to half of what the others leave, and is in nobody's way while it waits for that. Who had to
+leave the line may come back to its old place in it, and holds nobody up meanwhile. One loop owns
+it. Knows sizes only; what they are of is its users' business.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Room:
 
     run: str
     replica: str
-    """Empty where a run's share is nobody's in particular."""
+    """Empty where a run's rooms are nobody's in particular: they count as one replica's."""
     size: int
     place: int
     """In the line: of one replica, the smallest is served first."""
@@ -44,17 +45,18 @@ class Budget:
 
     Invariants:
         - ``used`` <= ``limit``, except that one room alone may always be had;
-        - nobody is passed by a run that holds more than its own, nor by a replica of that run that
-          holds more than it does;
-        - with ``halves`` no run gets more than half of what the others leave, the last room rounded
-          up. So ``n`` runs that give nothing back leave at least ``limit // 2**n`` rooms of size 1
-          to all others: none, perhaps, once there are more of them than log2(limit).
+        - a replica that holds something gets no more than leaves as much free as it held before;
+        - but for those who wait for that, nobody is passed by a run that holds more than its own,
+          nor by a replica of that run that holds more than it does.
+
+    So replicas that give nothing back, of rooms up to a size s, leave (free - s) / 2 each of what
+    was free before them: with one of them a limit of 3 s has room for everybody's next. Of size 1,
+    ``n`` leave at least ``limit // 2**n``: none, perhaps, once there are more than log2(limit).
     """
 
-    def __init__(self, limit: int, waiters_max: int = WAITERS_MAX, *, halves: bool = False) -> None:
+    def __init__(self, limit: int, waiters_max: int = WAITERS_MAX) -> None:
         self.limit = limit
         self.used = 0
-        self._halves = halves
         self._waiters_max = waiters_max
         self._places = itertools.count()
         self._held: Counter[str] = Counter()
@@ -106,21 +108,26 @@ class Budget:
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting:
-            room = min(
-                (line[0] for line in self._waiting.values()),
-                key=lambda first: (
-                    self._held[first.run],
-                    self._held_by[first.whose],
-                    first.place,
-                ),
-            )
-            kept_free = self._held[room.run] if self._halves else 0
-            if self.used and self.used + room.size + kept_free > self.limit:
-                break
+        while (room := self._next()) is not None:
             self._unqueue(room)
             self._hold(room, room.size)
             room.granted.set_result(None)
+
+    def _next(self) -> Room | None:
+        """Who comes next, if there is room for it."""
+        first = min(
+            (line[0] for line in self._waiting.values() if self._is_in_share(line[0])),
+            key=lambda room: (self._held[room.run], self._held_by[room.whose], room.place),
+            default=None,
+        )
+        if first is None or (self.used and self.used + first.size > self.limit):
+            return None
+        return first
+
+    def _is_in_share(self, room: Room) -> bool:
+        """Whether its replica may have it as far as the room itself goes."""
+        held = self._held_by[room.whose]
+        return not held or self.used + room.size + held <= self.limit
 
     def _unqueue(self, room: Room) -> None:
         line = self._waiting[room.whose]

@@ -42,7 +42,7 @@ class Senders:
     """The turns of one process's pulls."""
 
     def __init__(self, senders_max: int, ending_max: int) -> None:
-        self._turns = Budget(senders_max, halves=True)
+        self._turns = Budget(senders_max)
         self._ending_max = ending_max
         self._ending: Counter[str] = Counter()
         """By run: pulls whose readers are still to take their end; runs without are not in it."""

@@ -84,10 +84,15 @@ def test_nobody_is_passed_by_a_run_or_a_replica_of_his_that_holds_more(
                 of_replica = [r for r in of_run if r.replica == room.replica]
                 return sum(r.size for r in of_run), sum(r.size for r in of_replica), room.place
 
+            def is_in_share(room: Room, inside: list[Room] = inside) -> bool:
+                held = sum(r.size for r in inside if r.whose == room.whose)
+                return not held or sum(r.size for r in inside) + room.size + held <= limit
+
             entered = [r for r in before if r.granted.done()]
             while entered:  # in the order in which they must have been let in
                 first = min(entered, key=rank)
-                assert first is min(before, key=rank), "whoever holds less comes first"
+                candidates = filter(is_in_share, before)
+                assert first is min(candidates, key=rank), "whoever holds less comes first"
                 before.remove(first)
                 entered.remove(first)
                 inside.append(first)
@@ -102,8 +107,8 @@ def test_nobody_is_passed_by_a_run_or_a_replica_of_his_that_holds_more(
 def test_a_run_that_fills_the_room_and_the_line_does_not_keep_another_out() -> None:
     async def main() -> None:
         budget = Budget(4)
-        hog = [budget.ask("hog", 1) for _ in range(100)]
-        honest = [budget.ask("honest", 1) for _ in range(3)]
+        hog = [budget.ask("hog", 1, replica=str(i)) for i in range(100)]
+        honest = [budget.ask("honest", 1, replica=str(i)) for i in range(3)]
         for room, inside in zip(hog, (1, 2, 2, 2), strict=False):
             budget.give_back(room)
             assert sum(r.granted.done() for r in honest) == inside
@@ -111,9 +116,9 @@ def test_a_run_that_fills_the_room_and_the_line_does_not_keep_another_out() -> N
     asyncio.run(main())
 
 
-def test_with_halves_a_run_finds_room_though_others_give_none_back() -> None:
+def test_a_run_finds_room_though_others_give_none_back() -> None:
     async def main() -> None:
-        budget = Budget(16, halves=True)
+        budget = Budget(16)
         for run, has in (("first", 8), ("second", 4), ("third", 2)):
             rooms = [budget.ask(run, 1) for _ in range(100)]
             assert sum(room.granted.done() for room in rooms) == has
@@ -127,13 +132,13 @@ def test_with_halves_a_run_finds_room_though_others_give_none_back() -> None:
 
 @given(st.lists(st.integers(0, 5), max_size=200), st.integers(1, 70), st.integers(1, 6))
 @settings(deadline=None)
-def test_with_halves_runs_that_give_none_back_leave_a_part_of_the_room(
+def test_runs_that_give_none_back_leave_a_part_of_the_room(
     asked: list[int], limit: int, runs: int
 ) -> None:
     """Whatever the order in which they ask, and however much."""
 
     async def main() -> None:
-        budget = Budget(limit, halves=True)
+        budget = Budget(limit)
         for run in [*asked, *(run for run in range(runs) for _ in range(limit))]:
             budget.ask(str(run % runs), 1)
         assert limit - budget.used >= limit // 2**runs
@@ -141,15 +146,68 @@ def test_with_halves_runs_that_give_none_back_leave_a_part_of_the_room(
     asyncio.run(main())
 
 
-def test_with_halves_many_runs_that_give_none_back_leave_nothing_until_one_does() -> None:
+def test_many_runs_that_give_none_back_leave_nothing_until_one_does() -> None:
     async def main() -> None:
-        budget = Budget(16, halves=True)
+        budget = Budget(16)
         hogs = [budget.ask(f"hog-{i}", 1) for i in range(5) for _ in range(100)]
         assert budget.used == 16
         late = budget.ask("late", 1)
         assert not late.granted.done()
         budget.give_back(hogs[0])
         assert late.granted.done(), "before those who have more, though they asked first"
+
+    asyncio.run(main())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=10, max_size=60),
+    st.integers(27, 100),
+    st.integers(1, 3),
+)
+@settings(deadline=None)
+def test_replicas_that_give_none_back_leave_the_others_room(
+    asked: list[tuple[int, int]], limit: int, replicas: int
+) -> None:
+    """Rooms of several sizes: each of them leaves half of what was free, less the largest."""
+
+    async def main() -> None:
+        budget = Budget(limit)
+        for who, size in asked:
+            budget.ask("run", size, replica=str(who % replicas))
+        free = float(limit)
+        for _ in range(replicas):
+            free = (free - 9) / 2
+        assert limit - budget.used >= free
+        if replicas == 1:
+            assert budget.ask("run", 9, replica="late").granted.done(), "three of the largest"
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_its_own_share_is_in_nobodys_way() -> None:
+    """Of a run that holds less, too: it is next, but for its share."""
+
+    async def main() -> None:
+        budget = Budget(8)
+        hog = [budget.ask("first", 2, replica="hog") for _ in range(9)]
+        assert [room.granted.done() for room in hog[:3]] == [True, True, False]
+        honest = budget.ask("second", 3, replica="a")
+        other = budget.ask("second", 1, replica="b")
+        assert honest.granted.done() and other.granted.done()
+        for room in (honest, other, hog[0]):
+            budget.give_back(room)
+        assert hog[2].granted.done()
+
+    asyncio.run(main())
+
+
+def test_a_replica_alone_has_its_rooms_one_after_another_however_large() -> None:
+    async def main() -> None:
+        budget = Budget(3)
+        rooms = [budget.ask("run", size, replica="a") for size in (3, 9, 2, 2)]
+        for at, room in enumerate(rooms):
+            assert [r.granted.done() for r in rooms[at:]] == [True] + [False] * (3 - at)
+            budget.give_back(room)
 
     asyncio.run(main())
 
