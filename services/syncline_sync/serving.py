@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from syncline_proto.errors import ConfigError, PortInUse
+from syncline_proto.layout import FRAGMENTS_MAX
 from syncline_proto.v1 import checkpoints_pb2, checkpoints_pb2_grpc, sync_pb2, sync_pb2_grpc
 from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.descriptors import limit
@@ -61,9 +62,13 @@ _LINE_OPTIONS = (
 )
 
 # No bound on the calls of a connection: a rank has one open for each fragment, up to
-# FRAGMENTS_MAX, and pulls at the bound would keep out the very pushes that they wait for.
+# FRAGMENTS_MAX, and pulls at the bound would keep out the very pushes that they wait for. So
+# gRPC, too, must not throw away, as CANCELLED, what the loop has not taken up yet: left to itself
+# it does with some from 1,000 calls on, and with all from 3,000 on.
 CHANNEL_OPTIONS = (
     *_LINE_OPTIONS,
+    ("grpc.server.max_pending_requests", FRAGMENTS_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", FRAGMENTS_MAX),
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.max_send_message_length", 8 << 20),
 )
