@@ -45,7 +45,7 @@ class Extent:
     loops: npt.NDArray[np.int64]
     """int64 [n, l, 2]: (count, distance); a row with fewer has some of count 1."""
     elements: int
-    pieces: int
+    span_count: int
     """How many spans it has at most; those of looped rows may still join others."""
 
     @classmethod

@@ -67,7 +67,7 @@ class Published:
     def difference_to(self, held: str, instance: str, where: Extent) -> Difference | None:
         """What takes the value named ``held`` to this one; None: that is to be sent whole."""
         wanted = _name(instance, self.saved.epoch, self.saved.revision - 1)
-        is_wanted = held == wanted and is_worth_it(where.pieces, where.elements)
+        is_wanted = held == wanted and is_worth_it(where.span_count, where.elements)
         return self.difference if is_wanted else None
 
     def header(self, elements: int, instance: str, difference_from: str = "") -> pb.PullHeader:
@@ -265,7 +265,7 @@ class Loan:
     def cuts(self, where: Extent) -> Iterator[Spans]:
         """A shard, in payload order, cut into the spans of chunks; as heavy as ``cuts``."""
         if self._difference is not None:
-            few = where.pieces <= FEW_CUT_SPANS
+            few = where.span_count <= FEW_CUT_SPANS
             return cuts(where, LONG_DIFFERENCE_ELEMENTS if few else DIFFERENCE_ELEMENTS)
         return self.value.cuts(where)
 
@@ -292,7 +292,7 @@ def cuts(where: Extent, full: int) -> Iterator[Spans]:
     They are fewer where a shard has loops and short stretches: see ``CUT_SPANS``.
     Each step may be heavy where pieces are more than ``FEW_SPANS``: draw it in the pool then.
     """
-    if where.loops.size and where.pieces > FEW_SPANS:
+    if where.loops.size and where.span_count > FEW_SPANS:
         shortest = int(where.rows[:, 1].min())
         return _made(where, min(full, CUT_SPANS * shortest))
     return _cut(where.spans(), full)

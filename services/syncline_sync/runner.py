@@ -187,7 +187,7 @@ class Runner:
         """Judge a whole push, fold it, answer it."""
         push = _whole_push(staged)
         try:
-            if staged.pieces > FEW_SPANS:
+            if staged.span_count > FEW_SPANS:
                 await self._compute(staged.check_tiling, self.numel)
             else:
                 staged.check_tiling(self.numel)

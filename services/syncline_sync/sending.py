@@ -41,7 +41,7 @@ class Sending:
             Unreachable: the reader does not take them.
             RevisionGone: the reader has taken too long.
         """
-        cuts, heavy, more = self.loan.cuts(where), where.pieces > FEW_SPANS, True
+        cuts, heavy, more = self.loan.cuts(where), where.span_count > FEW_SPANS, True
         wait_s = self.run.settings.timeouts.call_s
         try:
             while more:

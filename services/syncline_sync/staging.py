@@ -56,7 +56,7 @@ class Staged:
     """By rank: what takes in, or took in, the chunks."""
     claimed: int = 0
     """Elements of both together."""
-    pieces: int = 0
+    span_count: int = 0
     """Spans of both together."""
     submitted: bool = False
     """All ranks are in, and somebody has taken the push to be judged."""
@@ -109,7 +109,7 @@ class Staged:
             call.cancel()
         if shard is not None:
             self.claimed -= shard.elements
-            self.pieces -= shard.extent.pieces
+            self.span_count -= shard.extent.span_count
 
     def claim(self, shard: Shard, elements_max: int) -> None:
         """Make room for a rank's shard, in place of what it has sent before.
@@ -127,11 +127,11 @@ class Staged:
                 f"boxes: rank {rank} has {shard.elements} elements where the other ranks "
                 f"leave {elements_max - self.claimed}."
             )
-        if self.pieces + shard.extent.pieces > SPANS_MAX:
+        if self.span_count + shard.extent.span_count > SPANS_MAX:
             raise InvalidRequest(f"boxes: the push falls into more than {SPANS_MAX} pieces.")
         self.coming[rank] = shard
         self.claimed += shard.elements
-        self.pieces += shard.extent.pieces
+        self.span_count += shard.extent.span_count
 
 
 class Staging:

@@ -140,7 +140,7 @@ def _cuttable(payload: Payload) -> Iterator[tuple[Codec, int, Bytes]]:
         # What is in a last block, which may be padded, the spans know.
         count = left if len(part) == codec.size(left) else codec.elements(len(part))
         assert count is not None
-        if codec.block == 1 or payload.extent.pieces == 1:
+        if codec.block == 1 or payload.extent.span_count == 1:
             yield codec, count, part
         else:
             for values in codec.pieces(part, count):

@@ -109,7 +109,7 @@ def test_an_extent_is_small_and_gives_any_part_of_its_spans(
     found = extent(layout, 0, boxes)
     assert found.elements == len(expected)
     assert found.nbytes <= sum(16 * max(1, len(box.sizes)) for box in boxes) * 3
-    assert len(found.spans()) <= found.pieces
+    assert len(found.spans()) <= found.span_count
     end = min(begin + size, len(expected))
     if begin < end:
         part = found.between(begin, end)

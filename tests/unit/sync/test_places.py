@@ -46,7 +46,7 @@ def test_what_is_refused_or_large_is_not_kept() -> None:
         with pytest.raises(InvalidRequest, match="not inside"):
             places.of(0, boxes_of((NUMEL, 1)))
     many = boxes_of(*((2 * i, 1) for i in range(KNOWN_BOXES_MAX + 1)))
-    assert places.of(0, many).pieces == KNOWN_BOXES_MAX + 1
+    assert places.of(0, many).span_count == KNOWN_BOXES_MAX + 1
     assert places.of(0, many).nbytes <= KNOWN_BYTES_MAX
     assert not places.knows(0, many)
 
@@ -67,6 +67,6 @@ def test_what_is_kept_of_a_shard_is_no_larger_than_its_boxes_are() -> None:
     column = [Box(0, (0, 1), (shape[0], 1)).to_proto()]
     places = Places(layout)
     found = places.of(0, column)
-    assert (found.elements, found.pieces) == (shape[0], shape[0])
+    assert (found.elements, found.span_count) == (shape[0], shape[0])
     assert found.nbytes <= 32 and places.knows(0, column)
     assert np.array_equal(found.between(7, 10), [[15, 1], [17, 1], [19, 1]])
