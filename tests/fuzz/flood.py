@@ -38,12 +38,14 @@ DRAWN = 300
 CALLERS = 32
 CALL_S = 2.0
 
-CONSTANT = (512 << 20) + CALLERS * (16 << 20)
+CONSTANT = (4 * 64 + 250 + 64 + 64 << 20) + CALLERS * (16 << 20)
 """Bytes that the service may take beyond its budget and what it holds at rest.
 
 64 MiB are for large requests that wait, as they came; read, each is up to four times as much. One
 of 8 MiB that names nothing but boxes is 250 MiB until it is refused, and one is read at a time.
-Each call may have a message of 8 MiB in gRPC's hands, and once more as Python's.
+The allocator keeps 64 MiB of what is free again, and four threads of the pool work on 16 each. Each
+call may have a message of 8 MiB in gRPC's hands, and once more as Python's. What a shard falls into
+is nothing here: the tensors are small.
 """
 
 SETTINGS = {
