@@ -13,7 +13,7 @@ of its rounds. `over_...` divides the median of ours beside that peer by the pee
 was not asked for or could not be measured, and `missing` says why.
 
     python benchmarks/round.py [--network loopback|1gbit|100mbit] [--replicas N] [--codec C]
-                               [--peers gloo,torchft,hivemind,flower]
+                               [--peers gloo,torchft,hivemind,flower] [--shards K] [--blocks B]
 
 With two replicas and the whole model, on loopback: bf16 must take at most 1.0 of torchft's DiLoCo
 round, int8 0.6, either at most 0.5 of hivemind's and 0.2 of Flower's; at 1 Gbit/s int8 at most
@@ -172,8 +172,12 @@ def our_settings(
         "codec": {"up": codec, "down": down},
         "timeouts": {"profile": "wan" if over == "100mbit" else "lan", "lease": LEASE_S},
     }
-    notes: dict[str, Any] = {"codec_up": codec, "codec_down": down, "durability": "async"}
-    notes["blocks_per_fragment"] = blocks
+    notes: dict[str, Any] = {
+        "codec_up": codec,
+        "codec_down": down,
+        "durability": "async",
+        "blocks_per_fragment": blocks,
+    }
     return {OURS: {**settings, "durability": "async"}, DURABLE: settings}, notes
 
 

@@ -144,7 +144,7 @@ class RunSettings(Section):
     sync_every: int = Field(default=64, ge=1, le=1_000_000)
     """Inner steps between two rounds of the same fragment (H)."""
     blocks_per_fragment: int = Field(default=1, ge=1, le=10_000)
-    """Neighbouring transformer blocks that are synchronised as one unit."""
+    """Neighbouring transformer blocks that are one fragment."""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
     """Inner steps of the synchronous phase before the first local one."""
     min_replicas: int = Field(default=1, ge=1, le=10_000)

@@ -49,9 +49,9 @@ class Budget:
         - but for those who wait for that, nobody is passed by a run that holds more than its own,
           nor by a replica of that run that holds more than it does.
 
-    So replicas that give nothing back, of rooms up to a size s, leave (free - s) / 2 each of what
-    was free before them: with one of them a limit of 3 s has room for everybody's next. Of size 1,
-    ``n`` leave at least ``limit // 2**n``: none, perhaps, once there are more than log2(limit).
+    So a replica that gives nothing back, of rooms up to a size s, leaves at least (f - s) / 2 of
+    the f that was free before it: beside one such, a limit of 3 s has room for anybody's next. Of
+    size 1, ``n`` of them leave at least ``limit // 2**n``.
     """
 
     def __init__(self, limit: int, waiters_max: int = WAITERS_MAX) -> None:
@@ -83,6 +83,10 @@ class Budget:
         self.waiters += 1
         self._admit()
         return room
+
+    def is_wanted_beside(self, room: Room) -> bool:
+        """Whether another replica than the one whose this is waits for room."""
+        return any(whose != room.whose for whose in self._waiting)
 
     @asynccontextmanager
     async def room(self, run: str, size: int) -> AsyncGenerator[None]:

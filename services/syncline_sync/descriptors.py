@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from syncline_proto.errors import StoreError
-from syncline_sync.promise import NOTHING_LOST
+from syncline_sync.durability import NOTHING_LOST
 
 WAIT_S = 15.0
 """How long a file waits for one; within the time that the end of the process has for the disk."""

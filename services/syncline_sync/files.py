@@ -21,8 +21,8 @@ from syncline_proto.codec import Float32, UInt16, crc32c
 from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
 from syncline_proto.seals import Seal
 from syncline_sync.descriptors import opened
+from syncline_sync.durability import NOTHING_LOST
 from syncline_sync.past_cache import write_parts
-from syncline_sync.promise import NOTHING_LOST
 
 VERSION = 3
 """Of everything in the store."""

@@ -24,8 +24,8 @@ from syncline_proto.rest import (
 )
 from syncline_proto.settings import RunSettings
 from syncline_sync.aside import Aside
+from syncline_sync.durability import NOTHING_LOST
 from syncline_sync.fallback import fall_back
-from syncline_sync.promise import NOTHING_LOST
 from syncline_sync.run import Recalled, RunHost, Shared
 from syncline_sync.store import RunStore
 

@@ -1,4 +1,4 @@
-"""One sync service from its start to its end: the composition root, and nothing else.
+"""One sync service from its start to its end: the composition root.
 
 Knows clock, ports, store, host and control link at once; the rest knows one of them each.
 """
@@ -45,7 +45,7 @@ LAST_REPORTS_S = 2.0
 
 @dataclass(slots=True)
 class End:
-    """Why and when the process stops: a signal, or the first error."""
+    """Why and when the process stops: a signal, the first error, or a parent that is gone."""
 
     came: asyncio.Event = field(default_factory=asyncio.Event)
     sign: signal.Signals | None = None

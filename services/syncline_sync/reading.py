@@ -32,8 +32,8 @@ LARGE = 1 << 16
 """Bytes from which on a request counts, and fields in it that nobody here knows are not kept."""
 
 HELD_MAX = 64 << 20
-"""Bytes of large requests that wait for their answers, as pulls may for long; and of large headers
-of streams, which wait for what follows them to be asked for."""
+"""Bytes of large requests whose calls have not ended, as pulls' may not for long; and of large
+messages of streams: a push's header as long as its call, since as much is kept of its boxes."""
 
 
 class Reader(Doorkeeper):
@@ -84,30 +84,35 @@ class Reader(Doorkeeper):
     def _many(self, parse: Parse, method: str, parts: AsyncIterator[bytes]) -> Generator[Any]:
         """A stream's messages, each held until the next is asked for.
 
-        Of a push the header is held until the call ends, since as much is kept of its boxes; its
-        chunks are not, which are within its room.
+        Of a push the header is held until the call ends, since as much is kept of its boxes. A
+        chunk as we write it is within its push's room, and not held at all.
         """
-        with ExitStack() as held:
-            yield self._each(parse, method, parts, held)
+        with ExitStack() as to_the_end, ExitStack() as to_the_next:
+            yield self._each(parse, method, parts, to_the_end, to_the_next)
 
     async def _each(
-        self, parse: Parse, method: str, parts: AsyncIterator[bytes], held: ExitStack
+        self,
+        parse: Parse,
+        method: str,
+        parts: AsyncIterator[bytes],
+        to_the_end: ExitStack,
+        to_the_next: ExitStack,
     ) -> AsyncIterator[Any]:
-        has_chunks = method.endswith("/Push")
+        is_push, held = method.endswith("/Push"), to_the_end
         async for data in parts:
-            message = has_chunks and read_chunk(data)
+            message = is_push and read_chunk(data)
             if not message:
-                held.enter_context(self._holding(data))
+                (held if is_push else to_the_next).enter_context(self._holding(data))
                 message = parsed(parse, method, data)
+            held = to_the_next
             read = [message]
             del data, message  # who waits here for the next keeps nothing of this one
             yield read.pop()
-            if not has_chunks:
-                held.close()
+            to_the_next.close()
 
     @contextmanager
     def _holding(self, request: bytes) -> Generator[None]:
-        """Count a request that is kept: by gRPC until its call ends, or by who reads a stream.
+        """Count a request that is kept, be it by gRPC until its call ends, or by who reads it.
 
         Raises:
             Overloaded: such requests are too many bytes already.

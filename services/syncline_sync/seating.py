@@ -1,7 +1,8 @@
 """Which seat the stores in a folder are of: a service never takes up another's, or too few.
 
 With other numbers than before, a service would find nothing of the fragments that it owns now, and
-begin them anew from whatever replica comes first. So the folder remembers, and refuses that.
+begin them anew from whatever replica comes first. So the folder remembers, and refuses that. Also
+tells which places are in such a folder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def folder_of(data: Path, index: int) -> Path:
 
 
 def is_inside(data: Path, path: str) -> bool:
-    """Whether a path is in the folder ``data``, or in that of another of several services."""
+    """Whether a path is in the folder ``data``, or in that of another of several services.
+
+    The folder of a single service bears no mark: of those only our own is known.
+    """
     # Not by ``Path.resolve``, which raises where links lead back to themselves.
     found = Path(os.path.realpath(path))
     if found.is_relative_to(os.path.realpath(data)):

@@ -65,10 +65,11 @@ _LINE_OPTIONS = (
 # FRAGMENTS_MAX, and pulls at the bound would keep out the very pushes that they wait for. So
 # gRPC, too, must not throw away, as CANCELLED, what the loop has not taken up yet: left to itself
 # it does with some from 1,000 calls on, and with all from 3,000 on.
+PENDING_MAX = FRAGMENTS_MAX
 CHANNEL_OPTIONS = (
     *_LINE_OPTIONS,
-    ("grpc.server.max_pending_requests", FRAGMENTS_MAX),
-    ("grpc.server.max_pending_requests_hard_limit", FRAGMENTS_MAX),
+    ("grpc.server.max_pending_requests", PENDING_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.max_send_message_length", 8 << 20),
 )

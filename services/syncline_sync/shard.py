@@ -1,7 +1,7 @@
 """One rank's part of a push: what its header may say, and its chunks as they come in.
 
-Keeps the payload encoded, in slabs that are used again; each chunk is decoded once, for the norm.
-Knows nothing of other ranks.
+Keeps the payload encoded, in slabs that are used again; each chunk is gone through once, for the
+norm. Knows nothing of other ranks.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ class Staging:
             staged.granted_s = min(staged.granted_s, now_s)
             if self._has_stood_still(staged, now_s - still_s):
                 self.drop(staged, Unreachable(_not_come(staged, still_s)))
-            elif self._budget.waiters and staged.granted_s + hold_s <= now_s:
+            elif staged.granted_s + hold_s <= now_s and self._budget.is_wanted_beside(staged.room):
                 why = f"push: not whole {hold_s:g} s after it had room, and others wait for that"
                 self.drop(staged, Unreachable(f"{why}; send it again."))
 

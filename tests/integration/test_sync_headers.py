@@ -1,4 +1,4 @@
-"""Large headers of pushes that wait for room are bounded: what is kept of them is as large."""
+"""Large headers of pushes are bounded as long as these wait for room; their chunks are not."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
+from syncline_proto.parts import read_chunk
 from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.service import code_of, flat_layout, iter_push, service
@@ -58,5 +59,28 @@ def test_large_headers_count_as_long_as_their_pushes_wait_for_room(
             holder.cancel()
             answers = await asyncio.gather(*fat)
             assert sum(answer.isdigit() for answer in answers) == 3, "once there was room"
+
+    asyncio.run(scenario())
+
+
+def test_chunks_that_another_library_wrote_count_until_the_next_alone(tmp_path: Path) -> None:
+    """They are protobuf, and not in our own form: so they are read as any other message."""
+    values, unknown = np.ones(1 << 18, np.float32), b"\xc0\x3e\x01"
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES, held_max=values.nbytes // 2) as s:
+            await s.members({"a": 1})
+            await s.open(flat_layout(values.size), "a")
+            await s.offer(values, "a")
+            header = s.header(values, "a", base_revision=0)
+            step, chunks = 1 << 16, list[pb.PushRequest]()
+            for part in np.split(values, values.size // step):
+                (chunk,) = list(iter_push(header, part))[1:]
+                odd = chunk.SerializeToString() + unknown
+                assert read_chunk(odd) is None
+                chunks.append(pb.PushRequest.FromString(odd))
+            assert sum(chunk.ByteSize() for chunk in chunks) > values.nbytes
+            answer = await s.send(pb.PushRequest(header=header), *chunks)
+            assert answer.verdict == pb.VERDICT_ACCEPTED
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""A replica without a control plane: it counts, ends at the token budget, and does nothing else.
+"""A replica without a control plane: it counts, sees that its ranks train one model, and ends.
 
 Has the face of a session, so that the same script runs alone.
 """

@@ -1,7 +1,7 @@
 """A model's names without wrappers, and its transformer blocks: what fragments are made of.
 
-The one place that knows about wrappers (DDP, FSDP2, checkpointing, compile). Reads the model's
-modules; knows nothing of their tensors, ranks or runs.
+The one place that knows how wrappers (DDP, FSDP2, checkpointing, compile) change names. Reads the
+model's modules; knows nothing of their tensors, ranks or runs.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class Groups:
             else:
                 self._places.setdefault(names(name), HEAD if seen else EMBEDDINGS)
 
-    def of(self, name: str, blocks_together: int) -> str:
+    def of(self, name: str, blocks_per_fragment: int) -> str:
         """The group of a parameter, by its canonical name; so many neighbours are one group."""
         place = self._places[name]
         if isinstance(place, str):
             return place
-        first = place - place % blocks_together
-        last = min(first + blocks_together, self._count) - 1
+        first = place - place % blocks_per_fragment
+        last = min(first + blocks_per_fragment, self._count) - 1
         return f"{self._blocks}.{first}" + (f"-{last}" if last > first else "")

@@ -103,13 +103,17 @@ def found_run(wish: Wish, ranks: Ranks, recall: Event) -> RunView:
     """
 
     def found() -> dict[str, Any]:
-        return _answered(wish, recall, lambda client: _run(client, wish)).model_dump(mode="json")
+        timeouts = (wish.settings or RunSettings()).timeouts
+        run = _answered(wish, timeouts, recall, lambda client: _run(client, wish))
+        return run.model_dump(mode="json")
 
     return RunView.model_validate(ranks.share(lambda: unless_recalled(found, recall)))
 
 
-def register(wish: Wish, ranks: Ranks, fingerprint: str, recall: Event) -> Registration:
-    """Ask for a lease in the run that was found; on all ranks.
+def register(
+    wish: Wish, ranks: Ranks, timeouts: TimeoutSettings, fingerprint: str, recall: Event
+) -> Registration:
+    """Ask for a lease in the run that was found, which has these ``timeouts``; on all ranks.
 
     Raises:
         CalledOff: ``recall`` was set on rank 0. A lease that is on its way then runs out.
@@ -126,7 +130,7 @@ def register(wish: Wish, ranks: Ranks, fingerprint: str, recall: Event) -> Regis
 
     def registered() -> dict[str, Any]:
         # If an answer is lost, the lease that it carried is fenced by the next.
-        lease = _answered(wish, recall, lambda client: client.register(wish.run, body))
+        lease = _answered(wish, timeouts, recall, lambda client: client.register(wish.run, body))
         return lease.model_dump(mode="json")
 
     told = ranks.share(lambda: unless_recalled(registered, recall))
@@ -242,9 +246,10 @@ class _Links:
                 link.close()
 
 
-def _answered(wish: Wish, recall: Event, ask: Callable[[ControlClient], Told]) -> Told:
+def _answered(
+    wish: Wish, timeouts: TimeoutSettings, recall: Event, ask: Callable[[ControlClient], Told]
+) -> Told:
     """Ask the control plane patiently."""
-    timeouts = (wish.settings or RunSettings()).timeouts
     client = ControlClient(wish.control, wish.token, timeouts.call_s)
     outage = _control_outage(wish, timeouts.connect_s)
     try:

@@ -60,10 +60,11 @@ class Life:
         self._ranks: Ranks | None = None
 
     def join(self, model: nn.Module, optimizer: Optimizer) -> Session:
-        """Take a lease and open the run. The session is still to be started.
+        """Find the run, take a lease in it and open it. The session is still to be started.
 
         Raises:
-            SynclineError: as ``register`` and ``open_run`` do, or the model cannot be described.
+            SynclineError: as ``found_run``, ``register`` and ``open_run`` do; the model cannot be
+                described, or the ranks have different ones.
         """
         see_together()
         ranks = self._ranks = Ranks()
@@ -73,7 +74,8 @@ class Life:
         wish = self._wish
         run = found_run(wish, ranks, self._recall)
         described = outlined.cut(run.settings.blocks_per_fragment)
-        registration = register(wish, ranks, described.layout.fingerprint(), self._recall)
+        fingerprint = described.layout.fingerprint()
+        registration = register(wish, ranks, run.settings.timeouts, fingerprint, self._recall)
         self.registration = registration
         if ranks.first:
             # Its calls are small, and the last of them stands between Ctrl+C and the end.

@@ -67,6 +67,21 @@ def test_a_push_that_crawls_is_cut_where_others_wait_for_its_room() -> None:
     run(scenario, limit=2 * BYTES)
 
 
+def test_a_push_whose_own_replica_alone_waits_is_not_cut() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        crawling, shard = joined(staging, half(0))
+        joined(staging, half(0, fragment=1))
+        assert budget.waiters == 1
+        staging.note(crawling, shard, 99.0)
+        cut_at(staging, 0.0, 100.0, hold_s=30.0)
+        assert not crawling.answer.done(), "it holds up nobody else"
+        joined(staging, half(0, "b"))
+        cut_at(staging, 100.0, hold_s=30.0)
+        assert crawling.answer.done()
+
+    run(scenario, limit=BYTES)
+
+
 def test_a_push_that_waits_for_room_itself_does_not_crawl() -> None:
     async def scenario(staging: Staging, budget: Budget) -> None:
         sent(staging, header("b"))
