@@ -96,8 +96,8 @@ def create_app(
     app.state.streams = Streams(state)
     app.state.metrics = Metrics()
     app.state.reading = asyncio.Lock()  # of large bodies
-    for room in (runs, replicas, membership, services, reports, events, health):
-        app.include_router(room.router, responses=problems.RESPONSES)
+    for routes in (runs, replicas, membership, services, reports, events, health):
+        app.include_router(routes.router, responses=problems.RESPONSES)
     app.add_api_route("/", _index, include_in_schema=False)
     app.mount("/page", StaticFiles(directory=PAGE))
     problems.install(app)

@@ -24,12 +24,12 @@ WAITERS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Room:
+class Reservation:
     """Of a ``size``, to be used once ``granted`` is done, and to be given back in any case."""
 
     run: str
     replica: str
-    """Empty where a run's rooms are nobody's in particular: they count as one replica's."""
+    """Empty where a run's reservations are nobody's in particular: they count as one replica's."""
     size: int
     place: int
     """In the line: of one replica, the smallest is served first."""
@@ -44,14 +44,14 @@ class Budget:
     """What may be in flight at a time: bytes of pushes, turns of pulls, searches for boxes.
 
     Invariants:
-        - ``used`` <= ``limit``, except that one room alone may always be had;
+        - ``used`` <= ``limit``, except that one reservation alone may always be had;
         - a replica that holds something gets no more than leaves as much free as it held before;
         - but for those who wait for that, nobody is passed by a run that holds more than its own,
           nor by a replica of that run that holds more than it does.
 
-    So a replica that gives nothing back, of rooms up to a size s, leaves at least (f - s) / 2 of
-    the f that was free before it: beside one such, a limit of 3 s has room for anybody's next. Of
-    size 1, ``n`` of them leave at least ``limit // 2**n``.
+    So a replica that gives nothing back, of reservations up to a size s, leaves (f - s) / 2 or more
+    of the f that was free before it: beside one such, a limit of 3 s has room for anybody's next.
+    Of size 1, ``n`` of them leave at least ``limit // 2**n``.
     """
 
     def __init__(self, limit: int, waiters_max: int = WAITERS_MAX) -> None:
@@ -63,12 +63,12 @@ class Budget:
         """By run; those that hold nothing are not in it."""
         self._held_by: Counter[tuple[str, str]] = Counter()
         """By run and replica, likewise."""
-        self._waiting: dict[tuple[str, str], list[Room]] = {}
+        self._waiting: dict[tuple[str, str], list[Reservation]] = {}
         """By run and replica, then by place; no list is empty."""
         self.waiters = 0
-        """Rooms that are waited for."""
+        """Reservations that are waited for."""
 
-    def ask(self, run: str, size: int, place: int | None = None, replica: str = "") -> Room:
+    def ask(self, run: str, size: int, place: int | None = None, replica: str = "") -> Reservation:
         """Ask for room behind the replica's own that came before, or at a ``place`` held before.
 
         Raises:
@@ -77,74 +77,80 @@ class Budget:
         if self.waiters >= self._waiters_max:
             raise Overloaded("The sync service has too many calls waiting for room; try later.")
         place = next(self._places) if place is None else place
-        room = Room(run, replica, size, place, asyncio.get_running_loop().create_future())
-        line = self._waiting.setdefault(room.whose, [])
-        bisect.insort(line, room, key=lambda waiting: waiting.place)
+        reservation = Reservation(
+            run, replica, size, place, asyncio.get_running_loop().create_future()
+        )
+        line = self._waiting.setdefault(reservation.whose, [])
+        bisect.insort(line, reservation, key=lambda waiting: waiting.place)
         self.waiters += 1
         self._admit()
-        return room
+        return reservation
 
-    def is_wanted_beside(self, room: Room) -> bool:
+    def is_wanted_beside(self, reservation: Reservation) -> bool:
         """Whether another replica than the one whose this is waits for room."""
-        return any(whose != room.whose for whose in self._waiting)
+        return any(whose != reservation.whose for whose in self._waiting)
 
     @asynccontextmanager
-    async def room(self, run: str, size: int) -> AsyncGenerator[None]:
+    async def reserved(self, run: str, size: int) -> AsyncGenerator[None]:
         """Wait for room, and have it to the end of the block.
 
         Raises:
             Overloaded: too many wait already.
         """
-        room = self.ask(run, size)
+        reservation = self.ask(run, size)
         try:
-            await asyncio.shield(room.granted)
+            await asyncio.shield(reservation.granted)
             yield
         finally:
-            self.give_back(room)
+            self.give_back(reservation)
 
-    def give_back(self, room: Room) -> None:
-        """End a room, granted or still waited for."""
-        if room.granted.done():
-            self._hold(room, -room.size)
+    def give_back(self, reservation: Reservation) -> None:
+        """End a reservation, granted or still waited for."""
+        if reservation.granted.done():
+            self._hold(reservation, -reservation.size)
         else:
-            self._unqueue(room)
-            room.granted.cancel()
+            self._unqueue(reservation)
+            reservation.granted.cancel()
         self._admit()
 
     def _admit(self) -> None:
-        while (room := self._next()) is not None:
-            self._unqueue(room)
-            self._hold(room, room.size)
-            room.granted.set_result(None)
+        while (reservation := self._next()) is not None:
+            self._unqueue(reservation)
+            self._hold(reservation, reservation.size)
+            reservation.granted.set_result(None)
 
-    def _next(self) -> Room | None:
+    def _next(self) -> Reservation | None:
         """Who comes next, if there is room for it."""
         first = min(
             (line[0] for line in self._waiting.values() if self._is_in_share(line[0])),
-            key=lambda room: (self._held[room.run], self._held_by[room.whose], room.place),
+            key=lambda reservation: (
+                self._held[reservation.run],
+                self._held_by[reservation.whose],
+                reservation.place,
+            ),
             default=None,
         )
         if first is None or (self.used and self.used + first.size > self.limit):
             return None
         return first
 
-    def _is_in_share(self, room: Room) -> bool:
-        """Whether its replica may have it as far as the room itself goes."""
-        held = self._held_by[room.whose]
-        return not held or self.used + room.size + held <= self.limit
+    def _is_in_share(self, reservation: Reservation) -> bool:
+        """Whether its replica may have it as far as what the others hold goes."""
+        held = self._held_by[reservation.whose]
+        return not held or self.used + reservation.size + held <= self.limit
 
-    def _unqueue(self, room: Room) -> None:
-        line = self._waiting[room.whose]
-        line.remove(room)
+    def _unqueue(self, reservation: Reservation) -> None:
+        line = self._waiting[reservation.whose]
+        line.remove(reservation)
         if not line:
-            del self._waiting[room.whose]
+            del self._waiting[reservation.whose]
         self.waiters -= 1
 
-    def _hold(self, room: Room, size: int) -> None:
+    def _hold(self, reservation: Reservation, size: int) -> None:
         self.used += size
-        self._held[room.run] += size
-        self._held_by[room.whose] += size
-        if not self._held[room.run]:
-            del self._held[room.run]
-        if not self._held_by[room.whose]:
-            del self._held_by[room.whose]
+        self._held[reservation.run] += size
+        self._held_by[reservation.whose] += size
+        if not self._held[reservation.run]:
+            del self._held[reservation.run]
+        if not self._held_by[reservation.whose]:
+            del self._held_by[reservation.whose]

@@ -82,9 +82,9 @@ class ReportQueue:
 
     def put_back(self, run: str, batch: Sequence[RoundReport | EventIn]) -> None:
         """A batch that may not have been taken is the oldest once more, as far as there is room."""
-        room = min(QUEUE_MAX - len(self._items), len(batch))
-        self.dropped += len(batch) - room
-        newest = batch[len(batch) - room :]
+        free = min(QUEUE_MAX - len(self._items), len(batch))
+        self.dropped += len(batch) - free
+        newest = batch[len(batch) - free :]
         self._items.extendleft((run, what) for what in reversed(newest))
         self._filled.set()
 

@@ -54,7 +54,7 @@ class Senders:
         Raises:
             Overloaded: too many wait already, or too many of the run's pulls cannot end.
         """
-        async with self._turns.room(run, 1):
+        async with self._turns.reserved(run, 1):
             if self._ending[run] >= self._ending_max:
                 raise Overloaded(
                     f"Run {run} has {self._ending_max} pulls that were cut and whose readers take "

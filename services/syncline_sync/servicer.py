@@ -209,7 +209,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             return find()
         if len(asked.boxes) <= FEW_BOXES:
             return await self._shared.compute(find)
-        async with self._lookups.room(run, 1):
+        async with self._lookups.reserved(run, 1):
             looking = asyncio.ensure_future(self._shared.compute(find))
             try:
                 return await asyncio.shield(looking)

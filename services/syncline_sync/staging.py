@@ -18,7 +18,7 @@ from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.spans import NOWHERE, SPANS_MAX, check_tiling
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.budget import Budget, Room
+from syncline_sync.budget import Budget, Reservation
 from syncline_sync.core.merge import Payload
 from syncline_sync.core.record import Judgement
 from syncline_sync.shard import Shard
@@ -45,7 +45,7 @@ class Staged:
     """(fragment, replica, incarnation, seq)."""
     header: pb.PushHeader
     """Of the rank that came first; the others must agree with it."""
-    room: Room
+    reservation: Reservation
     answer: asyncio.Future[Judgement]
     """Every rank's call waits for the same judgement."""
     coming: dict[int, Shard] = field(default_factory=dict[int, Shard])
@@ -214,7 +214,7 @@ class Staging:
             staged.discard(shard.header.rank)
         if not staged.coming and not staged.shards and self._staged.get(staged.key) is staged:
             fragment, replica, incarnation, seq = staged.key
-            self._left[fragment, replica] = (incarnation, seq, staged.room.place)
+            self._left[fragment, replica] = (incarnation, seq, staged.reservation.place)
             self.drop(staged, InvalidRequest("push: its ranks have ended their calls."))
 
     def settle(self, staged: Staged, judgement: Judgement) -> None:
@@ -256,12 +256,14 @@ class Staging:
             life: heard for life, heard in self._heard_by_rank.items() if life in lives
         }
         for staged in list(self._staged.values()):
-            if staged.submitted or not staged.room.granted.done():
+            if staged.submitted or not staged.reservation.granted.done():
                 continue
             staged.granted_s = min(staged.granted_s, now_s)
             if self._has_stood_still(staged, now_s - still_s):
                 self.drop(staged, Unreachable(_not_come(staged, still_s)))
-            elif staged.granted_s + hold_s <= now_s and self._budget.is_wanted_beside(staged.room):
+            elif staged.granted_s + hold_s <= now_s and self._budget.is_wanted_beside(
+                staged.reservation
+            ):
                 why = f"push: not whole {hold_s:g} s after it had room, and others wait for that"
                 self.drop(staged, Unreachable(f"{why}; send it again."))
 
@@ -294,17 +296,17 @@ class Staging:
         """
         codec = codec_of(header.codec)
         size = codec.size(self._numel(key)) + codec.seam * (header.ranks - 1)
-        room = self._budget.ask(self._run, size, self._place(key), header.replica)
+        reservation = self._budget.ask(self._run, size, self._place(key), header.replica)
         self._left.pop(key[:2], None)
         self._drop_older(key)
         answer: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
-        staged = self._staged[key] = Staged(key, header, room, answer)
+        staged = self._staged[key] = Staged(key, header, reservation, answer)
         return staged
 
     def _forget(self, staged: Staged) -> None:
         if self._staged.get(staged.key) is staged:
             del self._staged[staged.key]
-            self._budget.give_back(staged.room)
+            self._budget.give_back(staged.reservation)
             staged.coming, staged.shards = {}, {}
 
     def _drop_older(self, key: tuple[int, str, int, int]) -> None:

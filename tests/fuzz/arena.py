@@ -25,7 +25,7 @@ from fuzz.streams import LAYOUT, REVISION, RUN, Stream
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
-from syncline_sync.budget import Budget, Room
+from syncline_sync.budget import Budget, Reservation
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.shard import Shard
 from syncline_sync.staging import Staged, Staging
@@ -93,11 +93,11 @@ class Watch:
 def watched(budget: Budget) -> Iterator[Watch]:
     """Watch a budget, and the stagings that share it, to the end of the block."""
     watch = Watch(budget)
-    hold: Callable[[Budget, Room, int], None] = Budget._hold
+    hold: Callable[[Budget, Reservation, int], None] = Budget._hold
     note, push = Staging.note, SyncServicer._push
 
-    def held(self: Budget, room: Room, size: int) -> None:
-        hold(self, room, size)
+    def held(self: Budget, one: Reservation, size: int) -> None:
+        hold(self, one, size)
         if self is budget:
             watch.moved(size)
 

@@ -25,7 +25,7 @@ from syncline.layout import Piece, RankShard
 from syncline.link import Link
 from syncline.payload import Encoded
 from syncline.push import Identity, Outcome, Push
-from syncline.rooms import Rooms
+from syncline.scratch import Scratch
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.rest import ReplicaRegister, RunCreate
 from syncline_proto.settings import RunSettings, TimeoutSettings
@@ -79,7 +79,7 @@ def exchanges(
             shards = tuple(shard(Box(i, (rank * size,), (size,))) for i in range(FRAGMENTS))
             links = dict.fromkeys(range(FRAGMENTS), link)
             epochs = dict.fromkeys(links, epoch)
-            made.append(Exchange(me, LAYOUT, shards, links, epochs, Hurried(), Rooms()))
+            made.append(Exchange(me, LAYOUT, shards, links, epochs, Hurried(), Scratch()))
         yield made
     finally:
         for exchange in made:

@@ -3,7 +3,7 @@
 Writes published values (flat; fp32, or bf16 as bits) into the model, and what is in the model into
 payloads, shard by shard. Knows nothing of services: the training thread calls, and nobody else
 changes what is here. Other threads read ``revisions`` (the heartbeat's) and what is ``held`` (an
-exchange's), and take from ``rooms``.
+exchange's), and take from ``scratch``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from syncline.core.progress import rebased
 from syncline.gathering import Part, Window
 from syncline.layout import Piece, RankShard, local_part
-from syncline.rooms import Rooms
+from syncline.scratch import Scratch
 from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt8, UInt16, codec_of
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
@@ -41,12 +41,12 @@ class Anchors:
     """This rank's anchors, and what is pushed of the model.
 
     A published value in bf16 is kept in bf16, without loss. What is pushed of a fragment lies
-    in one of ``rooms`` until its result is merged; then the next push may have that.
+    in memory from ``scratch`` until its result is merged; then the next push may have that.
     """
 
-    def __init__(self, shards: tuple[RankShard, ...], rooms: Rooms) -> None:
-        """Payloads are written into ``rooms``; an anchor that has a successor goes there, too."""
-        self.shards, self.rooms = shards, rooms
+    def __init__(self, shards: tuple[RankShard, ...], scratch: Scratch) -> None:
+        """Payloads are written into ``scratch``; an anchor that has a successor goes there, too."""
+        self.shards, self.scratch = shards, scratch
         self.revisions = [0] * len(shards)
         """By fragment; the list keeps its length, so a reader meets whole numbers at any time."""
         self.epochs = [0] * len(shards)
@@ -60,7 +60,7 @@ class Anchors:
         """Write a published value (flat; bf16 as its bits) into the model and make it the anchor.
 
         The array is ours from then on: nothing is copied, and the one before goes back to
-        ``rooms``. Whoever has its ``held`` must be done with it.
+        ``scratch``. Whoever has its ``held`` must be done with it.
         """
         self._keep(fragment, self._written(fragment, values), header)
 
@@ -88,7 +88,7 @@ class Anchors:
         return Held(name, values.view(np.uint16))
 
     def pseudo_gradient(self, fragment: int, codec: CodecName = "fp32") -> UInt8:
-        """anchor - parameters, of the pieces that this rank sends: a payload, in one of ``rooms``.
+        """anchor - parameters, of the pieces that this rank sends: a payload, from ``scratch``.
 
         Positive where the replica has already descended.
         """
@@ -97,7 +97,7 @@ class Anchors:
         return self._gathered(fragment, parts, codec)
 
     def parameters(self, fragment: int) -> UInt8:
-        """The parameters, of the pieces that this rank sends: fp32, in one of ``rooms``."""
+        """The parameters, of the pieces that this rank sends: fp32, from ``scratch``."""
         parts = (Part(piece.local) for piece in self.shards[fragment].sent)
         return self._gathered(fragment, parts)
 
@@ -108,9 +108,9 @@ class Anchors:
 
     def _gathered(self, fragment: int, parts: Iterable[Part], name: CodecName = "fp32") -> UInt8:
         codec = codec_of(CODEC_BY_NAME[name])
-        room = self.rooms.take(codec.size(self.shards[fragment].numel_sent))
-        self._window.gather(parts, codec, room)
-        return room
+        out = self.scratch.take(codec.size(self.shards[fragment].numel_sent))
+        self._window.gather(parts, codec, out)
+        return out
 
     def write_gradients(self, fragment: int, values: Float32) -> None:
         """Replace the gradients by ``values``; parameters without a gradient get one.
@@ -145,7 +145,7 @@ class Anchors:
         return all(piece.parameter.dtype in kept_by for piece in self.shards[fragment].pieces)
 
     def _keep(self, fragment: int, fresh: Float32 | UInt16, header: pb.PullHeader) -> None:
-        self.rooms.give_back(self._values[fragment].view(np.uint8))
+        self.scratch.give_back(self._values[fragment].view(np.uint8))
         self._values[fragment], self._names[fragment] = fresh, header.value
         self.revisions[fragment], self.epochs[fragment] = header.revision, header.epoch
 

@@ -40,7 +40,7 @@ from syncline.push import (
     verdict_of,
     wanted_by,
 )
-from syncline.rooms import Rooms
+from syncline.scratch import Scratch
 from syncline.services import Services
 from syncline_proto.codec import Float32, Follower
 from syncline_proto.errors import (
@@ -89,11 +89,11 @@ class Exchange:
         links: dict[int, Link],
         epochs: dict[int, int],
         timeouts: TimeoutSettings,
-        rooms: Rooms,
+        scratch: Scratch,
     ) -> None:
         """``links`` gives the service that owns each fragment, ``epochs`` that service's epoch.
 
-        What is pulled is in one of ``rooms``.
+        What is pulled is from ``scratch``.
         """
         self.pauses = Pauses()
         """While the run stands still, waiting for a round costs no patience.
@@ -101,7 +101,7 @@ class Exchange:
         Told by the training thread, read by exchanges.
         """
         self._identity, self._layout, self._shards = identity, layout, shards
-        self._timeouts, self._rooms = timeouts, rooms
+        self._timeouts, self._scratch = timeouts, scratch
         self._seqs = [0] * len(shards)
         self._judged_pushes: set[int] = set()
         """Fragments whose newest push was judged: what is missing is the result."""
@@ -304,7 +304,7 @@ class Exchange:
             follower = Follower(held.bits, spans(self._layout, fragment, boxes))
         link = self._services.link(fragment)
         elements = shard.numel if wanted.values else None
-        return link.pull(request, elements, self._rooms, follower)
+        return link.pull(request, elements, self._scratch, follower)
 
     def _exchanged(self, act: Callable[[], Outcome]) -> Future[Outcome]:
         """Begin ``act``; an error of ours becomes an outcome, a fault is raised to who reads it."""

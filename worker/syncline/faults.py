@@ -1,7 +1,7 @@
 """How faults and errors end a program: in one sentence, with a traceback for who asks for it.
 
 A fault is for the outermost ``except Exception`` of a process. An error has a sentence of its own,
-and leaves our rooms by the doors of ``Replica`` and its hooks. Where a setting is to blame, who
+and leaves our modules by the doors of ``Replica`` and its hooks. Where a setting is to blame, who
 wrote a script is told of arguments, and who typed a command of flags.
 """
 
@@ -62,7 +62,7 @@ def trace_if_asked() -> None:
 
 
 def plainly(act: Callable[Given, Value]) -> Callable[Given, Value]:
-    """Let an error of ours leave ``act`` without its way through our rooms.
+    """Let an error of ours leave ``act`` without its way through our modules.
 
     What Python prints is then short: the user's own line, and the sentence last. The way and the
     causes are kept where SYNCLINE_DEBUG=1 asks for them.

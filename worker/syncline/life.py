@@ -1,6 +1,6 @@
 """One life of a replica: everything that it holds from joining a run to leaving it.
 
-The composition root of the worker: it knows clock, network and model at once, builds the rooms in
+The composition root of the worker: it knows clock, network and model at once, builds the parts in
 order, and lets go of them in order, in whatever state they are.
 """
 
@@ -30,8 +30,8 @@ from syncline.join import Joined, Wish, found_run, open_run, register
 from syncline.layout import ModelLayout, outline, see_alike
 from syncline.push import Identity
 from syncline.ranks import Ranks, see_together
-from syncline.rooms import Rooms
 from syncline.rounds import Rounds
+from syncline.scratch import Scratch
 from syncline.session import Session
 from syncline.tally import Tally
 from syncline.voice import voice
@@ -143,13 +143,15 @@ class Life:
         )
         layout, shards = described.layout, described.shards
         timeouts = joined.settings.timeouts
-        rooms = Rooms()
-        exchange = Exchange(identity, layout, shards, joined.links, joined.epochs, timeouts, rooms)
+        scratch = Scratch()
+        exchange = Exchange(
+            identity, layout, shards, joined.links, joined.epochs, timeouts, scratch
+        )
         self._exchange = exchange
         self._hooks = Hooks(model, described)
         say = voice(ranks.index)
         helm = Helm(ranks, identity.run, self._client, self.pulse, self._recall, say)
-        anchors = Anchors(shards, rooms)
+        anchors = Anchors(shards, scratch)
         tally = Tally()
         waiting = Waiting(Council(ranks, exchange, helm.order), helm, tally)
         rounds = Rounds(

@@ -17,8 +17,8 @@ import grpc
 
 from syncline.line import Sending
 from syncline.payload import Payload
-from syncline.pulled import Pulled, room_for, taken
-from syncline.rooms import Rooms
+from syncline.pulled import Pulled, array_for, taken
+from syncline.scratch import Scratch
 from syncline_proto.addresses import bearer_token, sync_address
 from syncline_proto.codec import Follower
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
@@ -140,12 +140,12 @@ class Link:
         self,
         request: pb.PullRequest,
         elements: int | None,
-        rooms: Rooms,
+        scratch: Scratch,
         follower: Follower | None = None,
     ) -> Pulled:
         """Receive ``elements`` values of a revision, as soon as that is published.
 
-        They are in one of ``rooms``, which is lost to it where the call fails.
+        Their memory is from ``scratch``, and lost to that where the call fails.
 
         With ``header_only`` in the request ``elements`` is None. ``follower`` holds what the
         request says is held.
@@ -163,7 +163,7 @@ class Link:
             if header.difference_from not in ("", request.held):
                 raise InvalidRequest("pull: a difference came to a value that is not held.")
             by_difference = follower if header.difference_from else None
-            values = room_for(header, elements or 0, rooms)
+            values = array_for(header, elements or 0, scratch)
             filled = 0
             for part in stream:
                 watched.moved()

@@ -33,17 +33,17 @@ from syncline_proto.settings import CodecName
 class Encoded:
     """Bytes that do not change before the push has ended."""
 
-    room: UInt8
+    memory: UInt8
     codec: CodecName = "fp32"
 
     @property
     def size(self) -> int:
         """Bytes that are sent."""
-        return self.room.size
+        return self.memory.size
 
     def chunks(self) -> Iterator[Chunk]:
         """The chunks in order; the same however often they are asked for."""
-        return chunks(self.room.data, CODEC_BY_NAME[self.codec])
+        return chunks(self.memory.data, CODEC_BY_NAME[self.codec])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Values:
     codec: CodecName
 
     @property
-    def room(self) -> UInt8:
+    def memory(self) -> UInt8:
         """Their memory."""
         return self.values.view(np.uint8)
 

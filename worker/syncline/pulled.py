@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncline.rooms import Rooms
+from syncline.scratch import Scratch
 from syncline_proto.codec import (
     CHUNK_BYTES_MAX,
     Float32,
@@ -43,11 +43,11 @@ class Pulled:
         return (self.values.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def room_for(header: pb.PullHeader, elements: int, rooms: Rooms) -> Float32 | UInt16:
+def array_for(header: pb.PullHeader, elements: int, scratch: Scratch) -> Float32 | UInt16:
     """For the values of a pull; what a difference leads to is in bf16, too."""
     if header.codec == pb.CODEC_BF16 or header.difference_from:
-        return rooms.take(2 * elements).view(np.uint16)
-    return rooms.take(4 * elements).view(np.float32)
+        return scratch.take(2 * elements).view(np.uint16)
+    return scratch.take(4 * elements).view(np.float32)
 
 
 def taken(
@@ -58,7 +58,7 @@ def taken(
 ) -> int:
     """Write a chunk's elements to the start of ``out``, where those to come belong; their number.
 
-    ``out`` is of ``room_for`` them.
+    ``out`` is what ``array_for`` gave for them.
 
     Raises:
         InvalidRequest: it is damaged, or not what was asked for.

@@ -121,7 +121,7 @@ class Rounds:
             held.tokens += tokens
         chosen = in_step(self._anchors.revisions, self._ready())
         self._in_time = False
-        self._anchors.rooms.trim()
+        self._anchors.scratch.trim()
         self.begin(self._of_progress(fragment, codec) for fragment in chosen)
         if self.fragments[-1] in chosen:
             self.tally.since_sync, self.tally.pushed = 0, self._unpushed[-1].tokens
@@ -185,7 +185,7 @@ class Rounds:
         conclusion, outcome = self._waiting.settled(fragment, future, until, say)
         del self._pending[fragment]
         self._settle_residual(push, conclusion, outcome)
-        self._anchors.rooms.give_back(push.payload.room)
+        self._anchors.scratch.give_back(push.payload.memory)
         if conclusion.step is Step.REBASE:
             self._rebase(fragment, outcome)
             self._see_barren(fragment, conclusion, outcome)

@@ -52,14 +52,14 @@ class WarmUp:
         futures = [self._exchange.begin(push) for push in pushes]
         ends = [self._settled(fragment, future) for fragment, future in enumerate(futures)]
         for push in pushes:
-            self._anchors.rooms.give_back(push.payload.room)
+            self._anchors.scratch.give_back(push.payload.memory)
         if any(conclusion.step is not Step.MERGE for conclusion, _ in ends):
             return None
         committed = 0
         for fragment, (_, outcome) in enumerate(ends):
             assert outcome.pulled is not None
             self._anchors.write_gradients(fragment, outcome.pulled.in_fp32())
-            self._anchors.rooms.give_back(outcome.pulled.values.view(np.uint8))  # copied by now
+            self._anchors.scratch.give_back(outcome.pulled.values.view(np.uint8))  # copied by now
             committed = outcome.pulled.header.committed_tokens
         return committed
 

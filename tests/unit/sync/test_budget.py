@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncline_proto.errors import Overloaded, SynclineError
-from syncline_sync.budget import Budget, Room
+from syncline_sync.budget import Budget, Reservation
 
 
 @given(
@@ -59,9 +59,9 @@ def test_nobody_is_passed_by_a_run_or_a_replica_of_his_that_holds_more(
 ) -> None:
     async def main() -> None:
         budget = Budget(limit)
-        left, rooms, served = list(asked), list[Room](), 0
+        left, rooms, served = list(asked), list[Reservation](), 0
 
-        def waiting() -> list[Room]:
+        def waiting() -> list[Reservation]:
             return [r for r in rooms if not r.granted.done()]
 
         while left or rooms:
@@ -79,14 +79,14 @@ def test_nobody_is_passed_by_a_run_or_a_replica_of_his_that_holds_more(
                 budget.give_back(gone)
                 served += 1
 
-            def rank(room: Room, inside: list[Room] = inside) -> tuple[int, int, int]:
-                of_run = [r for r in inside if r.run == room.run]
-                of_replica = [r for r in of_run if r.replica == room.replica]
-                return sum(r.size for r in of_run), sum(r.size for r in of_replica), room.place
+            def rank(one: Reservation, inside: list[Reservation] = inside) -> tuple[int, int, int]:
+                of_run = [r for r in inside if r.run == one.run]
+                of_replica = [r for r in of_run if r.replica == one.replica]
+                return sum(r.size for r in of_run), sum(r.size for r in of_replica), one.place
 
-            def is_in_share(room: Room, inside: list[Room] = inside) -> bool:
-                held = sum(r.size for r in inside if r.whose == room.whose)
-                return not held or sum(r.size for r in inside) + room.size + held <= limit
+            def is_in_share(one: Reservation, inside: list[Reservation] = inside) -> bool:
+                held = sum(r.size for r in inside if r.whose == one.whose)
+                return not held or sum(r.size for r in inside) + one.size + held <= limit
 
             entered = [r for r in before if r.granted.done()]
             while entered:  # in the order in which they must have been let in

@@ -251,11 +251,11 @@ def test_ranks_of_one_push_share_one_place_in_the_queue() -> None:
         a1, _ = joined(staging, half(1, "a"))
         b1, _ = joined(staging, half(1, "b"))
         assert (a0, b0) == (a1, b1)
-        assert not a0.room.granted.done()
+        assert not a0.reservation.granted.done()
         staging.settle(holder, YES)
-        assert a0.room.granted.done() and not b0.room.granted.done()
+        assert a0.reservation.granted.done() and not b0.reservation.granted.done()
         staging.settle(a0, YES)
-        assert b0.room.granted.done()
+        assert b0.reservation.granted.done()
         staging.settle(b0, YES)
         assert budget.used == 0
 
@@ -270,10 +270,10 @@ def test_a_replica_that_pushes_all_at_once_does_not_keep_another_out() -> None:
         more = [joined(staging, header("hog", incarnation=2, fragment=f))[0] for f in range(2)]
         other, _ = joined(staging, header("other"))
         staging.settle(held[0], YES)
-        assert other.room.granted.done()
-        assert not any(staged.room.granted.done() for staged in more)
+        assert other.reservation.granted.done()
+        assert not any(staged.reservation.granted.done() for staged in more)
         staging.settle(held[1], YES)
-        assert [staged.room.granted.done() for staged in more] == [True, False]
+        assert [staged.reservation.granted.done() for staged in more] == [True, False]
 
     run(scenario, limit=2 * BYTES)
 
@@ -282,9 +282,9 @@ def test_a_push_larger_than_the_budget_enters_alone() -> None:
     async def scenario(staging: Staging, budget: Budget) -> None:
         first, _ = joined(staging, header("a"))
         second, _ = joined(staging, header("b"))
-        assert first.room.granted.done() and not second.room.granted.done()
+        assert first.reservation.granted.done() and not second.reservation.granted.done()
         staging.settle(first, YES)
-        assert second.room.granted.done()
+        assert second.reservation.granted.done()
 
     run(scenario, limit=1)
 
@@ -295,7 +295,7 @@ def test_who_goes_while_it_waits_holds_nobody_up() -> None:
         first, first_shard = joined(staging, header("b"))
         second, _ = joined(staging, header("c", codec=pb.CODEC_BF16))
         staging.leave(first, first_shard)
-        assert second.room.granted.done(), "24 bytes fit beside 48 in 72"
+        assert second.reservation.granted.done(), "24 bytes fit beside 48 in 72"
         assert budget.used == BYTES + BYTES // 2
         staging.settle(holder, YES)
 
@@ -312,15 +312,15 @@ def test_who_asks_again_keeps_its_place(granted: bool) -> None:
         behind, _ = joined(staging, header("c"))
         if granted:
             staging.settle(holder, YES)
-            assert cut.room.granted.done()
+            assert cut.reservation.granted.done()
             holder, _ = joined(staging, header("a", seq=2))
         staging.leave(cut, cut_shard)
         if granted:
-            assert behind.room.granted.done(), "a place in the line holds nobody up"
+            assert behind.reservation.granted.done(), "a place in the line holds nobody up"
         again, _ = joined(staging, header("b"))
         staging.settle(behind if granted else holder, YES)
-        assert again.room.granted.done()
-        assert (holder if granted else behind).room.granted.done() is False
+        assert again.reservation.granted.done()
+        assert (holder if granted else behind).reservation.granted.done() is False
 
     run(scenario, limit=BYTES)
 
@@ -336,7 +336,7 @@ def test_a_place_in_the_line_ends_with_the_lease_and_with_a_newer_push(end: str)
             staging.fence(lambda _, replica, __: NO if replica == "b" else None)
         joined(staging, header("b", seq=2 if end == "newer" else 1))
         staging.settle(holder, YES)
-        assert behind.room.granted.done()
+        assert behind.reservation.granted.done()
 
     run(scenario, limit=BYTES)
 
@@ -357,6 +357,6 @@ def test_who_is_told_to_try_later_keeps_its_place_and_its_older_push() -> None:
         staging.leave(older, older_shard)
         again, _shard = joined(staging, header("b"))
         staging.settle(holder, YES)
-        assert again.room.granted.done() and not behind.room.granted.done()
+        assert again.reservation.granted.done() and not behind.reservation.granted.done()
 
     run(scenario)

@@ -43,7 +43,7 @@ def test_a_rank_that_never_comes_costs_its_replica_the_room() -> None:
         await is_cut(staged, "rank 1 of 2")
         assert budget.used == 0
         again, _ = joined(staging, empty)
-        assert again is not staged and again.room.granted.done(), "it may be sent again"
+        assert again is not staged and again.reservation.granted.done(), "it may be sent again"
 
     run(scenario)
 
@@ -62,7 +62,7 @@ def test_a_push_that_crawls_is_cut_where_others_wait_for_its_room() -> None:
         cut_at(staging, 100.0, hold_s=30.0)
         with pytest.raises(Unreachable, match="not whole 30 s after it had room, and others wait"):
             await crawling.answer
-        assert waiting.room.granted.done() and not whole.answer.done()
+        assert waiting.reservation.granted.done() and not whole.answer.done()
 
     run(scenario, limit=2 * BYTES)
 

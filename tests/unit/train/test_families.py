@@ -22,7 +22,7 @@ from syncline.blocks import blocks_in
 from syncline.hooks import Hooks
 from syncline.layout import frozen_tensors, outline
 from syncline.ranks import Ranks
-from syncline.rooms import Rooms
+from syncline.scratch import Scratch
 from syncline.train.model import build_model
 from syncline_proto.codec import Float32, UInt8
 from syncline_proto.errors import ConfigError
@@ -159,7 +159,7 @@ class Copy:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.found = outline(model, Ranks()).cut()
-        self.anchors = Anchors(self.found.shards, Rooms())
+        self.anchors = Anchors(self.found.shards, Scratch())
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for fragment in self.fragments:
             self.adopt(fragment, fp32(self.anchors.parameters(fragment)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from syncline.anchors import Anchors
 from syncline.layout import outline
 from syncline.ranks import Ranks
-from syncline.rooms import Rooms
+from syncline.scratch import Scratch
 from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt8, UInt16
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
@@ -21,7 +21,7 @@ HEADER = pb.PullHeader(revision=3, codec=pb.CODEC_FP32)
 
 
 def anchors(dtype: torch.dtype) -> Anchors:
-    return Anchors(outline(nn.Linear(7, 5).to(dtype), Ranks()).cut().shards, Rooms())
+    return Anchors(outline(nn.Linear(7, 5).to(dtype), Ranks()).cut().shards, Scratch())
 
 
 def values(numel: int, seed: int = 0) -> Float32:
@@ -108,7 +108,7 @@ def test_progress_is_measured_however_the_parameter_lies_in_memory(
 ) -> None:
     layer = nn.Linear(7, 5, bias=False)
     layer.weight = nn.Parameter(weight.to(dtype, copy=True))
-    held = Anchors(outline(layer, Ranks()).cut().shards, Rooms())
+    held = Anchors(outline(layer, Ranks()).cut().shards, Scratch())
     held.adopt(0, bits(torch.from_numpy(values(35))), pb.PullHeader(codec=pb.CODEC_BF16))
     anchor = layer.weight.detach().float().clone()
     with torch.no_grad():

@@ -15,7 +15,7 @@ from syncline.exchange import Exchange
 from syncline.layout import RankShard
 from syncline.link import Link
 from syncline.push import Identity, Outcome, Wanted
-from syncline.rooms import Rooms
+from syncline.scratch import Scratch
 from syncline_proto.errors import EpochChanged, RevisionGone, SynclineError, Unreachable
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import TimeoutSettings
@@ -70,7 +70,7 @@ def pulling(service: MovesOn, timeouts: TimeoutSettings) -> Iterator[Exchange]:
         {0: Link(f"127.0.0.1:{port}", timeouts, None)},
         {0: 0},
         timeouts,
-        Rooms(),
+        Scratch(),
     )
     try:
         yield made

@@ -1,6 +1,6 @@
 """The one way to print: tables for people, JSON for programs, errors as one sentence.
 
-Results go to standard output, everything else to standard error. The only room, with the live
+Results go to standard output, everything else to standard error. The only module, with the live
 screen, that may print. It loads rich only when there is something to draw.
 """
 

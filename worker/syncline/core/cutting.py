@@ -40,13 +40,13 @@ def cut(
 def _packed(boxes: Sequence[Box], elements_max: int) -> Iterator[list[Box]]:
     """Fill parts of at most ``elements_max`` elements, in order; empty tensors travel along."""
     part: list[Box] = []
-    room = elements_max
+    left = elements_max
     for box in (piece for whole in boxes for piece in _pieces(whole, elements_max)):
-        if box.numel > room:
+        if box.numel > left:
             yield part
-            part, room = [], elements_max
+            part, left = [], elements_max
         part.append(box)
-        room -= box.numel
+        left -= box.numel
     if part:
         yield part
 

@@ -1,7 +1,7 @@
 """From text to token sequences: reading, tokenizing, storing, and dealing them out.
 
 Names are resolved on first use, so that preparing text does not pay for importing torch and
-training does not pay for importing pyarrow. ``prepare`` and ``inspect`` stay in the room that
+training does not pay for importing pyarrow. ``prepare`` and ``inspect`` stay in the module that
 bears the first one's name: ``from syncline.data.prepare import inspect, prepare``.
 """
 

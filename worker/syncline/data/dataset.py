@@ -1,6 +1,6 @@
 """Token shards as a PyTorch dataset.
 
-A room of its own because of torch: preparing and inspecting data never import it.
+A module of its own because of torch: preparing and inspecting data never import it.
 """
 
 from pathlib import Path

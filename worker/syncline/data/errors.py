@@ -1,4 +1,4 @@
-"""The one error of the data rooms: what was given is not there, or cannot be read or trusted."""
+"""The one error of the data modules: what was given is not there, or cannot be read or trusted."""
 
 from syncline_proto.errors import SynclineError
 

@@ -28,7 +28,7 @@ COMPANIONS = (CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
 
 
 class Tokenizer(Protocol):
-    """What the data rooms ask of a tokenizer."""
+    """What the data modules ask of a tokenizer."""
 
     @property
     def kind(self) -> str:

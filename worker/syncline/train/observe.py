@@ -15,7 +15,7 @@ import torch
 
 from syncline.control import ControlClient, all_alive
 from syncline.link import Link, Stalled
-from syncline.rooms import Rooms
+from syncline.scratch import Scratch
 from syncline.standing import standing
 from syncline_proto.codec import Float32
 from syncline_proto.errors import RevisionGone, Unreachable
@@ -81,7 +81,7 @@ def _pulled(run: str, layout: Layout, owners: dict[int, Link], revision: int) ->
     for number, spec in enumerate(layout.fragments):
         request = pb.PullRequest(run=run, fragment=number, revision=revision)
         try:
-            pulled = owners[number].pull(request, spec.numel, Rooms())
+            pulled = owners[number].pull(request, spec.numel, Scratch())
         except Stalled:
             raise Unreachable(
                 f"The sync service at {owners[number].address} does not send what it has; "

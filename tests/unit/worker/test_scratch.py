@@ -1,0 +1,46 @@
+"""Memory that is used again: taken once at a time, kept while it is needed, and let go of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from syncline.scratch import Scratch
+
+
+def test_a_room_that_was_given_back_is_the_next_of_its_size() -> None:
+    scratch = Scratch()
+    first = scratch.take(100)
+    assert first.size == 100 and first.dtype == np.uint8
+    scratch.give_back(first)
+    assert scratch.idle_bytes == 100
+    assert not np.shares_memory(scratch.take(200), first)
+    again = scratch.take(100)
+    assert np.shares_memory(again, first)
+    assert not np.shares_memory(scratch.take(100), first), "it is somebody's"
+
+
+def test_a_room_comes_back_from_what_was_seen_in_it() -> None:
+    scratch = Scratch()
+    room = scratch.take(100)
+    scratch.give_back(room.view(np.float32).view(np.uint8))
+    assert np.shares_memory(scratch.take(100), room)
+
+
+def test_what_a_round_did_not_take_is_let_go_of_after_it() -> None:
+    scratch = Scratch()
+    three = [scratch.take(10) for _ in range(3)]
+    for room in three:
+        scratch.give_back(room)
+    scratch.trim()
+    assert scratch.idle_bytes == 30, "what has just come back may be needed"
+    scratch.give_back(scratch.take(10))
+    scratch.trim()
+    assert scratch.idle_bytes == 10
+    scratch.trim()
+    assert scratch.idle_bytes == 0
+
+
+def test_a_room_of_nothing_is_nobodys() -> None:
+    scratch = Scratch()
+    scratch.give_back(scratch.take(0))
+    assert scratch.idle_bytes == 0
