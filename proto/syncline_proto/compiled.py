@@ -7,15 +7,17 @@ arithmetic. A loop that does everything while a value is in a register takes a t
 A loop is compiled when it is first called, within a few seconds, or with all others ahead of that.
 What came of it is kept by numba, beside the source, else in the user's cache folder, or in
 NUMBA_CACHE_DIR, and then loaded within a tenth of a second; where nothing can be kept, each process
-compiles anew. Loops round as numpy does, operation by operation: nothing is contracted or put in
-another order, but for sums that say so.
+compiles anew. Numba sees by the loop's own file whether that is still the loop; by its name, which
+holds a hash, whether all is the same that is written into it. Loops round as numpy does, operation
+by operation: nothing is contracted or put in another order, but for sums that say so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from types import FunctionType
+from hashlib import sha256
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
 # numba comes without types for most of it; this file is the only one that touches it.
@@ -98,8 +100,17 @@ def _with_inner(function: Callable[..., Any]) -> FunctionType:
     import numba
 
     known: dict[str, Any] = {}
-    for name in function.__code__.co_names:
-        called = function.__globals__.get(name)
-        if isinstance(called, FunctionType) and called in _inner:
-            known[name] = numba.njit(_with_inner(called), inline="always")
-    return FunctionType(function.__code__, {**function.__globals__, **known}, function.__name__)
+    code = function.__code__
+    written_in = [code.co_code.hex(), repr(code.co_consts), repr(code.co_names)]
+    for name in code.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, FunctionType) and value in _inner:
+            called = _with_inner(value)
+            known[name] = numba.njit(called, inline="always")
+            written_in.append(called.__qualname__)
+        elif not callable(value) and not isinstance(value, ModuleType):
+            written_in.append(f"{type(value).__name__} {value!r}")  # a constant
+    found = FunctionType(code, {**function.__globals__, **known}, function.__name__)
+    hashed = sha256("\n".join(written_in).encode()).hexdigest()[:12]
+    found.__qualname__ = f"{function.__qualname__}-{hashed}"  # what numba names its files by
+    return found
