@@ -1,8 +1,8 @@
-"""Where a rank's shard lies in its fragment: spans, stretches of the flat vector without a gap.
+"""Where a rank's shard lies in its fragment: in spans.
 
-A box of a hundred bytes may fall into a million of them. So what is kept of a shard is its extent,
-as large as its boxes; spans are made of it where they are used, and one that is cut into too many
-is refused. Pure numpy.
+A span is a stretch of the flat vector without a gap. A box of a hundred bytes may fall into a
+million of them. So what is kept of a shard is its extent, as large as its boxes; spans are made of
+it where they are used, and a shard in too many is refused. Pure numpy.
 """
 
 from __future__ import annotations
@@ -29,52 +29,59 @@ LOOKS_MAX = 1 << 20
 """Of one shard: how many boxes of its fragment are looked at to find those that hold its own."""
 
 _Loops: TypeAlias = tuple[tuple[int, int], ...]
-"""Of one row: (count, distance), the outermost first."""
+"""Of one row: (count, stride), the outermost first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extent:
     """Where a shard's payload lies in its fragment's flat vector, row by row in payload order.
 
-    A row is a stretch, again and again at equal distances: along some ``loops``, the outermost
-    first. Nobody writes to it.
+    A row is a span, or the same one again and again: along its loops, none or some. Nobody writes
+    to it.
     """
 
     rows: Spans
-    """int64 [n, 2]: (start of the first stretch, length of each); neighbours are joined."""
+    """int64 [n, 2]: (start of the first span, length of each); neighbours are joined."""
+    depths: npt.NDArray[np.uint8]
+    """[n]: how many loops each row has."""
     loops: npt.NDArray[np.int64]
-    """int64 [n, l, 2]: (count, distance); a row with fewer has some of count 1."""
+    """int64 [all of them, 2]: (count, stride), row after row, of each the outermost first."""
     elements: int
     span_count: int
     """How many spans it has at most; those of looped rows may still join others."""
 
     @classmethod
-    def of(cls, rows: Spans, loops: npt.NDArray[np.int64] | None = None) -> Extent:
-        """Of rows, none empty, without any loops where there are none given."""
-        loops = np.empty((len(rows), 0, 2), np.int64) if loops is None else loops
-        rows.flags.writeable = loops.flags.writeable = False  # many may read them
-        counts = loops[:, :, 0].prod(axis=1)
-        return cls(rows, loops, int((counts * rows[:, 1]).sum()), int(counts.sum()))
+    def of(cls, rows: Spans, loops: Sequence[_Loops] = ()) -> Extent:
+        """Of rows, none empty, and the loops of each; without any where there are none given."""
+        depths = np.zeros(len(rows), np.uint8)
+        depths[: len(loops)] = [len(along) for along in loops]
+        turns = np.array([loop for along in loops for loop in along], np.int64).reshape(-1, 2)
+        for array in (rows, depths, turns):
+            array.flags.writeable = False  # many may read them
+        counts = _counts(depths, turns)
+        return cls(rows, depths, turns, int((counts * rows[:, 1]).sum()), int(counts.sum()))
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes + self.loops.nbytes
+        return self.rows.nbytes + self.depths.nbytes + self.loops.nbytes
 
     def is_like(self, other: Extent) -> bool:
-        return np.array_equal(self.rows, other.rows) and np.array_equal(self.loops, other.loops)
+        mine, its = (self.rows, self.depths, self.loops), (other.rows, other.depths, other.loops)
+        return all(map(np.array_equal, mine, its))
 
     def spans(self) -> Spans:
-        """All of it: int64 [k, 2], (start, length), neighbours joined. Heavy: 16 bytes a piece."""
+        """All of it: int64 [k, 2], (start, length), neighbours joined. Heavy: 16 bytes a span."""
         return self.between(0, self.elements) if self.loops.size else self.rows
 
     def between(self, begin: int, end: int) -> Spans:
         """The elements from ``begin`` to ``end`` of the payload, not none; as ``spans``."""
-        counts = self.loops[:, :, 0].prod(axis=1)
+        counts = _counts(self.depths, self.loops)
         sizes = counts * self.rows[:, 1]
         ends = np.cumsum(sizes)
         first = int(np.searchsorted(ends, begin, side="right"))
         last = int(np.searchsorted(ends, end, side="left"))
-        rows, loops = self.rows[first : last + 1], self.loops[first : last + 1]
+        rows, depths = self.rows[first : last + 1], self.depths[first : last + 1]
+        loops_end = np.cumsum(self.depths, dtype=np.int64)[first : last + 1]
         skip, skipped = divmod(begin - int(ends[first] - sizes[first]), int(rows[0, 1]))
         spare, beyond = divmod(int(ends[last]) - end, int(rows[-1, 1]))
         wanted = counts[first : last + 1]
@@ -84,12 +91,23 @@ class Extent:
         number = np.arange(row.size) - np.repeat(np.cumsum(wanted) - wanted, wanted)
         number[: wanted[0]] += skip
         found = rows[row]
-        for loop in range(loops.shape[1] - 1, -1, -1):
-            number, turn = np.divmod(number, loops[row, loop, 0])
-            found[:, 0] += turn * loops[row, loop, 1]
+        for inner in range(int(depths.max())):
+            of = np.nonzero(depths[row] > inner)[0]
+            along = self.loops[loops_end[row[of]] - 1 - inner]
+            number[of], turn = np.divmod(number[of], along[:, 0])
+            found[of, 0] += turn * along[:, 1]
         found[0] += (skipped, -skipped)
         found[-1, 1] -= beyond
         return _joined(found)
+
+
+def _counts(depths: npt.NDArray[np.uint8], loops: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How many spans each row stands for: int64 [n]."""
+    counts = np.ones(len(depths), np.int64)
+    looped = np.nonzero(depths)[0]
+    first = (np.cumsum(depths, dtype=np.int64) - depths)[looped]
+    counts[looped] = np.multiply.reduceat(loops[:, 0], first)
+    return counts
 
 
 NOWHERE = Extent.of(np.empty((0, 2), np.int64))
@@ -130,7 +148,7 @@ def extent(layout: Layout, fragment: int, boxes: Iterable[Box]) -> Extent:
                 f"{shown(list(box.sizes))} is not inside fragment {fragment} ({shown(spec.name)})."
             )
         if room < 0:
-            raise InvalidRequest(f"boxes: the shard falls into more than {SPANS_MAX} pieces.")
+            raise InvalidRequest(f"boxes: the shard falls into more than {SPANS_MAX} spans.")
     return _extent(rows, loops)
 
 
@@ -219,15 +237,14 @@ def _row(start: int, whole: Box, box: Box) -> tuple[tuple[int, int], _Loops]:
 
 
 def _extent(rows: list[tuple[int, int]], loops: list[_Loops]) -> Extent:
-    """Join rows that follow one another without a gap, and give all of them as many loops."""
+    """Join rows without loops that follow one another without a gap."""
+    every = np.array(rows, np.int64).reshape(-1, 2)
     if not any(loops):
-        return Extent.of(_joined(np.array(rows, np.int64).reshape(-1, 2)))
-    deepest = max(map(len, loops))
-    padded = [along + ((1, 0),) * (deepest - len(along)) for along in loops]
-    every, turns = np.array(rows, np.int64), np.array(padded, np.int64)
-    heads = np.nonzero(_begins(every, turns[:, :, 0].prod(axis=1) > 1))[0]
+        return Extent.of(_joined(every))
+    heads = np.nonzero(_begins(every, np.array([bool(along) for along in loops])))[0]
     lengths = np.add.reduceat(every[:, 1], heads)
-    return Extent.of(np.stack([every[heads, 0], lengths], axis=1), turns[heads])
+    found = np.stack([every[heads, 0], lengths], axis=1)
+    return Extent.of(found, [loops[head] for head in heads.tolist()])
 
 
 def _joined(every: Spans) -> Spans:

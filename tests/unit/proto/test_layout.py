@@ -278,9 +278,9 @@ def test_a_shard_outside_of_its_fragment_is_refused(box: Box) -> None:
         spans(LAYOUT, 0, [box])
 
 
-def test_a_shard_in_too_many_pieces_is_refused_before_memory_is_taken() -> None:
+def test_a_shard_in_too_many_spans_is_refused_before_memory_is_taken() -> None:
     wide = one_fragment([(SPANS_MAX + 1, 2)])
-    with pytest.raises(InvalidRequest, match="pieces"):
+    with pytest.raises(InvalidRequest, match="spans"):
         spans(wide, 0, [Box(0, (0, 0), (SPANS_MAX + 1, 1))])
 
 

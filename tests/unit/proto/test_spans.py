@@ -108,13 +108,31 @@ def test_an_extent_is_small_and_gives_any_part_of_its_spans(
         return
     found = extent(layout, 0, boxes)
     assert found.elements == len(expected)
-    assert found.nbytes <= sum(16 * max(1, len(box.sizes)) for box in boxes) * 3
+    assert found.nbytes <= sum(17 + 16 * max(0, len(box.sizes) - 1) for box in boxes)
     assert len(found.spans()) <= found.span_count
     end = min(begin + size, len(expected))
     if begin < end:
         part = found.between(begin, end)
         assert [i for a, n in part.tolist() for i in range(a, a + n)] == expected[begin:end]
         assert (part[1:, 0] != part[:-1].sum(axis=1)).all(), "neighbours are joined"
+
+
+def test_a_box_of_many_loops_makes_those_beside_it_no_larger() -> None:
+    deep, flat = (2,) * 8, (2 * BOXES_MAX,)
+    tensors = (TensorSpec("a", deep, "float32"), TensorSpec("b", flat, "float32"))
+    wholes = tuple(Box(i, (0,) * len(t.shape), t.shape) for i, t in enumerate(tensors))
+    layout = Layout(tensors, (FragmentSpec("f", wholes),))
+    ones = [Box(1, (i,), (1,)) for i in range(0, 2 * BOXES_MAX - 2, 2)]
+    corner = Box(0, (0,) * 8, (2, 1) * 4)
+    half = len(ones) // 2
+    found = extent(layout, 0, [*ones[:half], corner, *ones[half:]])
+    assert found.nbytes <= 20 * len(ones)
+    edges = np.arange(2)
+    at = np.add.outer(np.add.outer(edges << 7, edges << 5), np.add.outer(edges << 3, edges << 1))
+    flats = 2**8 + np.arange(0, 2 * BOXES_MAX - 2, 2)
+    expected = np.concatenate([flats[:half], at.reshape(-1), flats[half:]])
+    assert np.array_equal(found.spans(), np.stack([expected, np.ones_like(expected)], axis=1))
+    assert np.array_equal(found.between(half + 3, half + 20), found.spans()[half + 3 : half + 20])
 
 
 def test_a_fragment_of_very_many_boxes_is_read_box_by_box() -> None:
