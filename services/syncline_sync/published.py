@@ -89,8 +89,8 @@ class Published:
         )
 
     def cuts(self, where: Extent) -> Iterator[Spans]:
-        """A shard, in payload order, cut into the spans of chunks; as heavy as ``cuts``."""
-        return cuts(where, chunk_elements(self.codec, PULLED_BYTES_MAX))
+        """The spans of each chunk of a shard, in payload order; as heavy as ``chunk_spans``."""
+        return chunk_spans(where, chunk_elements(self.codec, PULLED_BYTES_MAX))
 
     async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> Bytes:
         """The bytes of some spans; in the pool, where that takes longer than to copy them.
@@ -263,10 +263,10 @@ class Loan:
             raise self._shelf.gone(self._number)
 
     def cuts(self, where: Extent) -> Iterator[Spans]:
-        """A shard, in payload order, cut into the spans of chunks; as heavy as ``cuts``."""
+        """The spans of each chunk of a shard, in payload order; as heavy as ``chunk_spans``."""
         if self._difference is not None:
             few = where.span_count <= FEW_CUT_SPANS
-            return cuts(where, LONG_DIFFERENCE_ELEMENTS if few else DIFFERENCE_ELEMENTS)
+            return chunk_spans(where, LONG_DIFFERENCE_ELEMENTS if few else DIFFERENCE_ELEMENTS)
         return self.value.cuts(where)
 
     async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> Bytes:
@@ -286,14 +286,17 @@ class Loan:
             raise self._shelf.gone(self._number) from None
 
 
-def cuts(where: Extent, full: int) -> Iterator[Spans]:
-    """A shard, in payload order, cut into the spans of ``full`` elements but for the last.
+def chunk_spans(where: Extent, full: int) -> Iterator[Spans]:
+    """The spans of each chunk of a shard, in payload order: of ``full`` elements but for the last.
 
-    They are fewer where a shard has loops and short stretches: see ``CUT_SPANS``.
-    Each step may be heavy where pieces are more than ``FEW_SPANS``: draw it in the pool then.
+    Of fewer where a shard has loops and its spans are short: see ``CUT_SPANS``. Rows without loops
+    count for that only where they are more than ``FEW_SPANS``. Each step may be heavy where all
+    spans are more than that: draw it in the pool then.
     """
     if where.loops.size and where.span_count > FEW_SPANS:
-        shortest = int(where.rows[:, 1].min())
+        lengths, looped = where.rows[:, 1], where.depths > 0
+        single = looped.size - np.count_nonzero(looped)
+        shortest = int((lengths[looped] if single <= FEW_SPANS else lengths).min())
         return _made(where, min(full, CUT_SPANS * shortest))
     return _cut(where.spans(), full)
 

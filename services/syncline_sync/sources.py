@@ -22,7 +22,7 @@ from syncline_sync.descriptors import opened
 from syncline_sync.files import MEND, Array, arrays_of, checksum_of, understood
 
 FEW_SPANS = 1024
-"""So many stretches are copied one by one, which takes less than a millisecond."""
+"""So many spans are copied one by one, which takes less than a millisecond."""
 
 _LITTLE = {2: np.uint16, 4: np.uint32}
 """What stands for an element of so many bytes where only its bits matter."""

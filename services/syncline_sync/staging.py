@@ -78,7 +78,7 @@ class Staged:
     def check_tiling(self, numel: int) -> None:
         """Check that the ranks of a whole push cover its fragment of ``numel`` elements once.
 
-        Heavy where they come in many pieces: call it in the pool.
+        Heavy where they come in many spans: call it in the pool.
 
         Raises:
             InvalidRequest: an element is missing or comes twice.
@@ -117,7 +117,7 @@ class Staged:
         ``elements_max`` is the fragment's number of elements, for all ranks together.
 
         Raises:
-            InvalidRequest: the ranks together name more than that, or fall into too many pieces;
+            InvalidRequest: the ranks together name more than that, or fall into too many spans;
                 what the rank has sent before is forgotten all the same.
         """
         rank = shard.header.rank
@@ -128,7 +128,7 @@ class Staged:
                 f"leave {elements_max - self.claimed}."
             )
         if self.span_count + shard.extent.span_count > SPANS_MAX:
-            raise InvalidRequest(f"boxes: the push falls into more than {SPANS_MAX} pieces.")
+            raise InvalidRequest(f"boxes: the push falls into more than {SPANS_MAX} spans.")
         self.coming[rank] = shard
         self.claimed += shard.elements
         self.span_count += shard.extent.span_count

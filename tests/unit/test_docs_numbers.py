@@ -115,7 +115,7 @@ PROTOCOL = [
     f"at most {layout.DIMENSIONS_MAX} dimensions, a name at most {layout.NAME_MAX:,} characters",
     f"at most {layout.BOXES_MAX:,} boxes",
     f"at most {power(layout.CORNERS_MAX)} corners",
-    f"more than {power(spans.SPANS_MAX)} stretches",
+    f"more than {power(spans.SPANS_MAX)} spans",
     f"more than {power(spans.LOOKS_MAX)} looks",
     # Pushes and pulls.
     f"({LAN.call_s:g} s in the lan profile, {WAN.call_s:g} s in the wan profile) is cut",

@@ -41,13 +41,13 @@ SIZE = 1_500_000
 VALUES = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
 
 
-def cut(pieces: int, skip: int, seed: int) -> np.ndarray:
-    """Spans that cover VALUES in ``pieces`` and a strange order, but for one in ``skip``."""
+def cut(count: int, skip: int, seed: int) -> np.ndarray:
+    """Spans that cover VALUES in ``count`` spans and a strange order, but for one in ``skip``."""
     rng = np.random.default_rng(seed)
-    edges = np.sort(rng.choice(np.arange(1, SIZE), pieces - 1, replace=False))
+    edges = np.sort(rng.choice(np.arange(1, SIZE), count - 1, replace=False))
     starts = np.concatenate([[0], edges])
     every = np.stack([starts, np.diff(np.append(starts, SIZE))], axis=1)
-    return rng.permutation(every[np.arange(pieces) % skip != 1])
+    return rng.permutation(every[np.arange(count) % skip != 1])
 
 
 def sent(number: pb.Codec.ValueType) -> Published:
@@ -67,13 +67,13 @@ def sources(folder: Path, number: pb.Codec.ValueType) -> list[Source]:
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("pieces", "skip"), [(1, 2), (2, 2), (50, 3), (FEW_SPANS, 7), (5_000, 2), (400_000, 5)]
+    ("count", "skip"), [(1, 2), (2, 2), (50, 3), (FEW_SPANS, 7), (5_000, 2), (400_000, 5)]
 )
 def test_chunks_are_the_shard_in_its_order(
-    tmp_path: Path, codec: str, pieces: int, skip: int
+    tmp_path: Path, codec: str, count: int, skip: int
 ) -> None:
     """From wherever they come."""
-    spans = cut(pieces, skip, seed=pieces)
+    spans = cut(count, skip, seed=count)
     number = CODEC_BY_NAME[codec]
     wide = codec_of(number).size(1)
     payload = bytes(encode(VALUES, number))
@@ -99,22 +99,39 @@ def test_no_chunk_of_a_shard_in_stripes_has_more_spans_than_a_bound(width: int) 
     assert np.array_equal(np.concatenate(chunks), stripe.spans())
 
 
+@pytest.mark.parametrize("single", [1, FEW_SPANS, FEW_SPANS + 1])
+def test_a_parameter_of_one_element_beside_stripes_makes_no_chunk_shorter(single: int) -> None:
+    """Unless such spans are many, so that they count."""
+    rows, width = SIZE // 20, 8
+    shapes = (rows, 10), (2 * single,)
+    tensors = tuple(TensorSpec(str(i), shape, "float32") for i, shape in enumerate(shapes))
+    wholes = tuple(Box(i, (0,) * len(shape), shape) for i, shape in enumerate(shapes))
+    layout = Layout(tensors, (FragmentSpec("f", wholes),))
+    ones = [Box(1, (2 * i,), (1,)) for i in range(single)]
+    shard = extent(layout, 0, [Box(0, (0, 0), (rows, width)), *ones])
+    chunks = list(sent(pb.CODEC_BF16).cuts(shard))
+    assert np.array_equal(np.concatenate(chunks)[-single:], shard.spans()[-single:])
+    assert max(map(len, chunks)) <= CUT_SPANS + FEW_SPANS
+    full = PULLED_BYTES_MAX // 2 if single <= FEW_SPANS else CUT_SPANS
+    assert int(chunks[0][:, 1].sum()) == full
+
+
 def test_an_empty_shard_has_no_chunks() -> None:
     assert list(sent(pb.CODEC_BF16).cuts(NOWHERE)) == []
 
 
-@pytest.mark.parametrize("pieces", [1, 2, FEW_CUT_SPANS, FEW_CUT_SPANS + 1])
-def test_the_chunks_of_a_difference_are_within_their_bound(pieces: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, FEW_CUT_SPANS, FEW_CUT_SPANS + 1])
+def test_the_chunks_of_a_difference_are_within_their_bound(count: int) -> None:
     """However its spans lie in its blocks; and they are few where the spans are."""
     held = np.zeros(SIZE, np.uint16)
     payload = advance(held, VALUES)
     assert payload is not None
     difference = Difference(payload)
     loan = Loan(Shelf("revision"), 1, sent(pb.CODEC_BF16), difference)
-    spans = cut(pieces, pieces + 1, seed=pieces)
+    spans = cut(count, count + 1, seed=count)
     sizes = [len(difference.read(part)) for part in loan.cuts(Extent.of(spans))]
     assert max(sizes) <= PULLED_BYTES_MAX
-    if pieces <= FEW_CUT_SPANS:
+    if count <= FEW_CUT_SPANS:
         assert len(sizes) == -(-int(spans[:, 1].sum()) // LONG_DIFFERENCE_ELEMENTS)
 
 
@@ -156,7 +173,7 @@ LAYOUT = Layout(
 )
 
 
-def test_a_shard_in_very_many_pieces_is_worked_on_in_the_pool(
+def test_a_shard_in_very_many_spans_is_worked_on_in_the_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its spans are sorted and gathered where no other call waits for it."""
