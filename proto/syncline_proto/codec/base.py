@@ -4,7 +4,8 @@ A payload is a plain sequence of blocks. So it may be cut wherever a block ends,
 decode alone; and two payloads, one after the other, are a payload if the first has whole blocks.
 
 Pure: numpy arrays in, numpy arrays out, always fp32 on the inside and little-endian on the wire.
-Inner loops are in ``loops``, or work in cache-sized pieces, since memory is slower than arithmetic.
+Inner loops are in ``loops`` and ``int8_loops``, or work in cache-sized pieces, since memory is
+slower than arithmetic.
 """
 
 from __future__ import annotations

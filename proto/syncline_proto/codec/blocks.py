@@ -19,7 +19,7 @@ from syncline_proto.errors import InvalidRequest
 SCALE_MIN = np.float32(2.0**-126)
 """The least scale that is not 0, fp32's smallest normal: its reciprocal is finite."""
 
-BAD_SCALE = "chunk.data: a scale is negative or infinite; it may be NaN."
+SCALE_REFUSED = "chunk.data: a scale is negative or infinite; it may be NaN."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,4 +117,4 @@ def check_scales(scales: Float32) -> None:
     """
     bits: npt.NDArray[np.uint32] = np.ascontiguousarray(scales).view(np.uint32)
     if ((bits >= 0x7F800000) & ~np.isnan(scales)).any():
-        raise InvalidRequest(BAD_SCALE)
+        raise InvalidRequest(SCALE_REFUSED)

@@ -19,15 +19,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import int8_loops as loops
+from syncline_proto.codec import int8_loops
 from syncline_proto.codec.base import Bytes, Float32, UInt16, bf16_bits
+from syncline_proto.codec.int8_loops import BLOCK, BLOCK_BYTES, SCALE_BYTES
 from syncline_proto.codec.integers import Int8, check_int8
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.v1 import sync_pb2 as pb
 
 _INT8 = Int8(number=pb.CODEC_INT8, name="int8")
-
-BLOCK = loops.BLOCK
 
 DIFFERENCE_ELEMENTS = 204 * 1024
 """Of our own chunks: under 1 MiB even if each element lay in another block."""
@@ -37,16 +36,16 @@ SPAN_LEAST = 16
 value's bytes, and the spans, which are gone through one by one, are no more than that is worth."""
 
 
-def advance(held: UInt16, values: Float32, room: memoryview | None = None) -> memoryview | None:
+def advance(held: UInt16, values: Float32, unread: memoryview | None = None) -> memoryview | None:
     """Take the published value as near to ``values`` as a difference can, and return that.
 
     ``held`` is bf16, as bits [n], and becomes the new published value; ``values`` are fp32 [n].
     The difference is a payload of n elements in CODEC_INT8. None: it, or what it leads to, is not
     finite; then the new value is ``values`` rounded to bf16, which only whole can be told.
-    ``room`` is an earlier difference of as many elements that nobody needs: written over.
+    ``unread`` is an earlier difference of as many elements that nobody reads: it is written over.
     """
-    out = np.empty(_INT8.size(held.size), np.uint8) if room is None else np.asarray(room)
-    if not loops.advance(held, values, out):
+    out = np.empty(_INT8.size(held.size), np.uint8) if unread is None else np.asarray(unread)
+    if not int8_loops.advance(held, values, out):
         publish(held, values)
         return None
     return out.data
@@ -57,15 +56,16 @@ def publish(held: UInt16, values: Float32) -> None:
     bf16_bits(values, held)
 
 
-def is_worth_it(pieces: int, elements: int) -> bool:
+def is_worth_it(span_count: int, elements: int) -> bool:
     """Whether a shard in so many spans is to be sent as a difference: see ``SPAN_LEAST``."""
-    return SPAN_LEAST * pieces <= elements
+    return SPAN_LEAST * span_count <= elements
 
 
 def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> Bytes:
     """A chunk: what ``advance`` returned, of these spans [k, 2] of the fragment's flat vector.
 
-    Where that is one stretch of it, it is that, and no copy.
+    Where that is one part of it, it is that, and no copy: use it before the difference is written
+    over (``advance``'s ``unread``).
     """
     parts: list[memoryview] = []
     last = -1
@@ -73,15 +73,15 @@ def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> Bytes:
         end = start + length
         while start < end:
             block, within = divmod(start, BLOCK)
-            at, whole = block * loops.BLOCK_BYTES, (end - start) // BLOCK
+            at, whole = block * BLOCK_BYTES, (end - start) // BLOCK
             if whole and not within and block != last:
-                parts.append(difference[at : at + whole * loops.BLOCK_BYTES])
+                parts.append(difference[at : at + whole * BLOCK_BYTES])
                 last, start = block + whole - 1, start + whole * BLOCK
                 continue
             if block != last:
-                parts.append(difference[at : at + loops.SCALE_BYTES])
+                parts.append(difference[at : at + SCALE_BYTES])
             count = min(BLOCK - within, end - start)
-            at += loops.SCALE_BYTES + within
+            at += SCALE_BYTES + within
             parts.append(difference[at : at + count])
             last, start = block, start + count
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -110,14 +110,14 @@ class Follower:
             start, length = (int(n) for n in self._spans[self._span])
             left = length - self._used
             block, within = divmod(start + self._used, BLOCK)
-            whole = min(left // BLOCK, (len(view) - at) // loops.BLOCK_BYTES)
+            whole = min(left // BLOCK, (len(view) - at) // BLOCK_BYTES)
             if whole and not within and block != last:
                 count, last = whole * BLOCK, block + whole - 1
                 payload, at = view[at : at + _INT8.size(count)], at + _INT8.size(count)
-                scale = bytes(payload[-loops.BLOCK_BYTES :][: loops.SCALE_BYTES])
+                scale = bytes(payload[-BLOCK_BYTES:][:SCALE_BYTES])
             else:
                 if block != last:
-                    scale, at = bytes(view[at : at + loops.SCALE_BYTES]), at + loops.SCALE_BYTES
+                    scale, at = bytes(view[at : at + SCALE_BYTES]), at + SCALE_BYTES
                 count, last = min(BLOCK - within, left, len(view) - at), block
                 if count <= 0:
                     raise InvalidRequest("chunk.data: a scale stands there without an element.")
@@ -133,4 +133,4 @@ class Follower:
         held = self._held[self._filled : self._filled + out.size]
         self._filled += out.size
         data = np.frombuffer(payload, np.uint8)
-        check_int8(loops.follow(data, held, out))
+        check_int8(int8_loops.follow(data, held, out))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec.loops import Float32, UInt8, UInt16, rounded, widened
+from syncline_proto.codec.loops import INFINITE, MAGNITUDE, Float32, UInt8, UInt16, rounded, widened
 from syncline_proto.compiled import compiled, inner, read, written
 
 Int8 = npt.NDArray[np.int8]
@@ -24,7 +24,7 @@ FINE, BAD_SCALE, BAD_INTEGER = 0, 1, 2
 """What reading comes to: no encoder writes a scale that is negative or infinite, or a -128."""
 
 _LEVELS = np.float32(127.0)
-_MAGNITUDE, _INFINITE, _NAN = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000), np.uint32(0x7FC00000)
+_NAN = np.uint32(0x7FC00000)
 _MAGNITUDE_BF16, _INFINITE_BF16 = np.uint16(0x7FFF), np.uint16(0x7F80)
 _SCALE_BITS, _SCALE_MIN = np.uint32(0xFFFFFF80), np.uint32(0x00800000)
 _NONE, _BYTE = np.uint32(0), np.uint32(0xFF)
@@ -43,7 +43,7 @@ def scale_at(blocks: Int8, at: int) -> np.uint32:
 def block_check(blocks: Int8, at: int, count: int) -> int:
     """Look whether an encoder may have written such a block."""
     scale = np.uint32(scale_at(blocks, at))
-    if scale >= _INFINITE and scale & _MAGNITUDE <= _INFINITE:
+    if scale >= INFINITE and scale & MAGNITUDE <= INFINITE:
         return BAD_SCALE
     least = np.int8(0)
     for i in range(count):
@@ -59,8 +59,8 @@ def block_write(values: Float32, start: int, count: int, out: Int8, at: int) -> 
     """
     peak = _NONE
     for i in range(count):
-        peak = max(peak, np.float32(values[start + i]).view(np.uint32) & _MAGNITUDE)
-    if peak >= _INFINITE:
+        peak = max(peak, np.float32(values[start + i]).view(np.uint32) & MAGNITUDE)
+    if peak >= INFINITE:
         return False
     scale = _NONE
     if peak > _NONE:
@@ -85,7 +85,7 @@ def block_lose(count: int, out: Int8, at: int) -> None:
 
 @inner
 def block_read(blocks: Int8, at: int, count: int, out: Float32, start: int) -> int:
-    """out = block; ``block_check``."""
+    """out = block; return what ``block_check`` finds."""
     scale = np.uint32(scale_at(blocks, at)).view(np.float32)
     for i in range(count):
         out[start + i] = np.float32(blocks[at + SCALE_BYTES + i]) * scale
@@ -96,7 +96,7 @@ def block_read(blocks: Int8, at: int, count: int, out: Float32, start: int) -> i
 def block_scale(
     blocks: Int8, at: int, count: int, out: Float32, start: int, factor: np.float32
 ) -> int:
-    """out = factor * block; ``block_check``."""
+    """out = factor * block; return what ``block_check`` finds."""
     scale = np.uint32(scale_at(blocks, at)).view(np.float32)
     for i in range(count):
         out[start + i] = np.float32(blocks[at + SCALE_BYTES + i]) * scale * factor
@@ -107,7 +107,7 @@ def block_scale(
 def block_add(
     blocks: Int8, at: int, count: int, out: Float32, start: int, factor: np.float32
 ) -> int:
-    """out += factor * block; ``block_check``."""
+    """out += factor * block; return what ``block_check`` finds."""
     scale = np.uint32(scale_at(blocks, at)).view(np.float32)
     for i in range(count):
         out[start + i] += np.float32(blocks[at + SCALE_BYTES + i]) * scale * factor
@@ -116,7 +116,7 @@ def block_add(
 
 @inner
 def block_follow(blocks: Int8, at: int, count: int, held: UInt16, out: UInt16, start: int) -> int:
-    """out = held + block, rounded to bf16; ``block_check``."""
+    """out = held + block, rounded to bf16; return what ``block_check`` finds."""
     scale = np.uint32(scale_at(blocks, at)).view(np.float32)
     for i in range(count):
         change = np.float32(blocks[at + SCALE_BYTES + i]) * scale
@@ -126,7 +126,7 @@ def block_follow(blocks: Int8, at: int, count: int, held: UInt16, out: UInt16, s
 
 @inner
 def block_copy(blocks: Int8, at: int, count: int, out: Int8) -> float:
-    """out = block, as bytes; its sum of squares, or less than 0: ``block_check``."""
+    """out = block, as bytes; return its sum of squares, or minus what ``block_check`` finds."""
     for i in range(SCALE_BYTES + count):
         out[at + i] = blocks[at + i]
     found = block_check(blocks, at, count)
@@ -140,7 +140,7 @@ def block_copy(blocks: Int8, at: int, count: int, out: Int8) -> float:
 
 
 @compiled("void", read("float32"), written("uint8"))
-def write(values: Float32, out: UInt8) -> None:
+def encode(values: Float32, out: UInt8) -> None:
     """Write blocks of ``values``; one with a value that is not finite decodes to NaN."""
     blocks, full, rest = out.view(np.int8), values.size // BLOCK, values.size % BLOCK
     for k in range(full):
@@ -151,8 +151,8 @@ def write(values: Float32, out: UInt8) -> None:
 
 
 @compiled("int64", read("uint8"), written("float32"))
-def values(data: UInt8, out: Float32) -> int:
-    """out = blocks; anything may be in it where the result is not ``FINE``."""
+def decode(data: UInt8, out: Float32) -> int:
+    """out = blocks; return what is found. Anything may be in ``out`` where that is not ``FINE``."""
     blocks, full, rest = data.view(np.int8), out.size // BLOCK, out.size % BLOCK
     for k in range(full):
         found = block_read(blocks, k * BLOCK_BYTES, BLOCK, out, k * BLOCK)
@@ -163,7 +163,7 @@ def values(data: UInt8, out: Float32) -> int:
 
 @compiled("float64", read("uint8"), written("uint8"), "int64")
 def copy(data: UInt8, out: UInt8, elements: int) -> float:
-    """out = data; its sum of squares, in float64, or less than 0 and which, if not ``FINE``."""
+    """out = data; return its sum of squares, in float64, or minus what is found: not ``FINE``."""
     blocks, into = data.view(np.int8), out.view(np.int8)
     full, rest, total = elements // BLOCK, elements % BLOCK, 0.0
     for k in range(full):
@@ -178,8 +178,8 @@ def copy(data: UInt8, out: UInt8, elements: int) -> float:
 
 
 @compiled("int64", read("uint8"), written("float32"), "float32")
-def scale(data: UInt8, out: Float32, factor: np.float32) -> int:
-    """out = factor * blocks; as ``values``."""
+def scale_into(data: UInt8, out: Float32, factor: np.float32) -> int:
+    """out = factor * blocks; as ``decode``."""
     blocks, full, rest = data.view(np.int8), out.size // BLOCK, out.size % BLOCK
     for k in range(full):
         found = block_scale(blocks, k * BLOCK_BYTES, BLOCK, out, k * BLOCK, factor)
@@ -192,7 +192,7 @@ def scale(data: UInt8, out: Float32, factor: np.float32) -> int:
 
 @compiled("int64", read("uint8"), written("float32"), "float32")
 def add(data: UInt8, out: Float32, factor: np.float32) -> int:
-    """out += factor * blocks; as ``values``."""
+    """out += factor * blocks; as ``decode``."""
     blocks, full, rest = data.view(np.int8), out.size // BLOCK, out.size % BLOCK
     for k in range(full):
         found = block_add(blocks, k * BLOCK_BYTES, BLOCK, out, k * BLOCK, factor)
@@ -203,7 +203,7 @@ def add(data: UInt8, out: Float32, factor: np.float32) -> int:
 
 @compiled("int64", read("uint8"), read("uint16"), written("uint16"))
 def follow(data: UInt8, held: UInt16, out: UInt16) -> int:
-    """out = held + blocks, rounded to bf16; as ``values``."""
+    """out = held + blocks, rounded to bf16; as ``decode``."""
     blocks, full, rest = data.view(np.int8), out.size // BLOCK, out.size % BLOCK
     for k in range(full):
         found = block_follow(blocks, k * BLOCK_BYTES, BLOCK, held, out, k * BLOCK)

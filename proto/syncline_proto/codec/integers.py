@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncline_proto.codec import int8_loops as loops
+from syncline_proto.codec import int8_loops
 from syncline_proto.codec.base import Codec, Float32, UInt8, bf16_values
-from syncline_proto.codec.blocks import BAD_SCALE, Blocks, check_scales, quantised
+from syncline_proto.codec.blocks import SCALE_REFUSED, Blocks, check_scales, quantised
 from syncline_proto.errors import InvalidRequest
 
 _SIGNED = np.arange(16, dtype=np.float32)
@@ -27,8 +27,8 @@ _PAIRS = np.stack([np.tile(_SIGNED, 16), np.repeat(_SIGNED, 16)], axis=1).view(n
 class Int8(Codec):
     """About 8.1 bits an element; off by half a scale at most, a 254th of its block's largest."""
 
-    block: int = loops.BLOCK
-    seam: int = loops.SCALE_BYTES
+    block: int = int8_loops.BLOCK
+    seam: int = int8_loops.SCALE_BYTES
     is_light: bool = True
 
     def size(self, elements: int) -> int:
@@ -42,21 +42,21 @@ class Int8(Codec):
 
     def _write(self, values: Float32, out: UInt8) -> None:
         # 17 bits of the scale and 7 of the integer are the 24 of an fp32.
-        loops.write(values, out)
+        int8_loops.encode(values, out)
 
     def _read(self, data: UInt8, out: Float32) -> None:
-        check_int8(loops.values(data, out))
+        check_int8(int8_loops.decode(data, out))
 
     def _copy(self, data: UInt8, into: UInt8, elements: int) -> float:
-        total = loops.copy(data, into, elements)
-        check_int8(int(-total) if total < 0 else loops.FINE)
+        total = int8_loops.copy(data, into, elements)
+        check_int8(int(-total) if total < 0 else int8_loops.FINE)
         return total
 
     def _scale(self, data: UInt8, out: Float32, factor: np.float32) -> None:
-        check_int8(loops.scale(data, out, factor))
+        check_int8(int8_loops.scale_into(data, out, factor))
 
     def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
-        check_int8(loops.add(data, out, factor))
+        check_int8(int8_loops.add(data, out, factor))
 
 
 def check_int8(found: int) -> None:
@@ -65,9 +65,9 @@ def check_int8(found: int) -> None:
     Raises:
         InvalidRequest: no encoder writes such blocks.
     """
-    if found == loops.BAD_SCALE:
-        raise InvalidRequest(BAD_SCALE)
-    if found == loops.BAD_INTEGER:
+    if found == int8_loops.BAD_SCALE:
+        raise InvalidRequest(SCALE_REFUSED)
+    if found == int8_loops.BAD_INTEGER:
         raise InvalidRequest("chunk.data: an int8 is -128; they are -127 to 127.")
 
 

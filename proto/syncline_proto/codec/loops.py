@@ -1,6 +1,7 @@
-"""The inner loops of plain codecs, over flat arrays; what they mean, the codecs say.
+"""The inner loops of plain codecs, and the bf16 that others share, over flat arrays.
 
-bf16 is given as its bits, and fp32 where bits are what is worked on. Lengths are not checked.
+What they mean, the codecs say. bf16 is given as its bits, and fp32 where bits are what is worked
+on. Lengths are not checked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ UInt16 = npt.NDArray[np.uint16]
 UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
 
-_MAGNITUDE, _INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+MAGNITUDE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+"""Of the bits of fp32: those without the sign, and infinity's."""
+
 _QUIET = np.uint32(0x00400000)
 _HALF, _ONE, _16 = np.uint32(0x7FFF), np.uint32(1), np.uint32(16)
 
@@ -30,7 +33,7 @@ def widened(bits: np.uint16) -> np.float32:
 def rounded(value: np.float32) -> np.uint16:
     """Round fp32 to bf16, to nearest even; NaN stays NaN (quiet)."""
     bits = np.float32(value).view(np.uint32)
-    if bits & _MAGNITUDE > _INFINITE:
+    if bits & MAGNITUDE > INFINITE:
         return np.uint16((bits | _QUIET) >> _16)
     return np.uint16((bits + _HALF + ((bits >> _16) & _ONE)) >> _16)
 
