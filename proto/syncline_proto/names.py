@@ -1,6 +1,7 @@
 """Names of runs, replicas and services, and other short texts: which are valid, and in words.
 
-A name is lower case, so that it is safe in a path, a URL and a Kubernetes object. Loads nothing.
+A name is lower case, so that it is safe in a path, a URL and a Kubernetes object. Loads nothing, so what a
+command line is to know at once stands here, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ LINE_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
 
 KIND_PATTERN = r"^[a-z0-9_-]+(\.[a-z0-9_-]+)*$"
 """Of an event."""
+
+EVENTS_MAX = 5000
+"""As many as the control plane gives at a time."""
 
 IN_WORDS = {
     NAME_PATTERN: NAME_WORDS,

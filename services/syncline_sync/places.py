@@ -19,7 +19,7 @@ KNOWN_BOXES_MAX, KNOWN_BYTES_MAX = 64, 4096
 """Of a shard that is remembered; bytes are its extent's."""
 
 KNOWN_MAX = 1024
-"""Shards of a run: with boxes and extents at their most about 8 MiB."""
+"""Shards of a run: about 12 MiB with boxes and extents at their most, and all that names them."""
 
 Boxes: TypeAlias = Sequence[pb.Box]
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from syncline_control.operations import events
 from syncline_control.routes.asking import After, Control, Following
 from syncline_control.streams import Streams
-from syncline_proto.names import KIND_PATTERN
+from syncline_proto.names import EVENTS_MAX, KIND_PATTERN
 from syncline_proto.rest import Event
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
@@ -25,7 +25,7 @@ async def list_events(
     state: Control,
     run: str | None = None,
     after: After = None,
-    limit: Annotated[int, Query(ge=1, le=5000)] = 200,
+    limit: Annotated[int, Query(ge=1, le=EVENTS_MAX)] = 200,
     kind: Annotated[str | None, Query(max_length=64, pattern=KIND_PATTERN)] = None,
 ) -> list[Event]:
     """List events, oldest first: those after an id, or else the newest.

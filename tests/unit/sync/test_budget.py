@@ -54,7 +54,7 @@ def test_one_replica_is_served_in_order_and_within_the_limit(
     st.randoms(use_true_random=False),
 )
 @settings(deadline=None)
-def test_nobody_is_passed_by_a_run_or_a_replica_of_his_that_holds_more(
+def test_nobody_is_passed_by_a_run_or_a_replica_of_its_that_holds_more(
     asked: list[tuple[str, str, int]], limit: int, chance: Any
 ) -> None:
     async def main() -> None:

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from syncline.launch.client import OperatorClient
 
 DEFAULT_CONTROL = "http://127.0.0.1:8500"
-EVENTS_MAX = 5000
-"""As many as the control plane gives at a time."""
 
 Control = Annotated[
     str,
@@ -42,6 +40,15 @@ Overrides = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Change one setting of the job, such as optimizer.lr=1e-3. May be repeated.",
+        show_default=False,
+    ),
+]
+RunOverrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="One setting: of the job, such as run.sync_every=128, or of the run without one.",
         show_default=False,
     ),
 ]

@@ -10,16 +10,17 @@ import typer
 from syncline.cli import output
 from syncline.cli.options import (
     DEFAULT_CONTROL,
-    EVENTS_MAX,
     Control,
     Json,
     MaybeJobFile,
     RunName,
+    RunOverrides,
     Token,
     connect,
     example,
 )
 from syncline.launch.words import outer_rounds, way_on
+from syncline_proto.names import EVENTS_MAX
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -80,15 +81,7 @@ def create_run(
         str | None,
         typer.Option("--name", metavar="RUN", help="Its name, instead of the file's."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="One setting: of the job, such as run.sync_every=128, or of the run without one.",
-            show_default=False,
-        ),
-    ] = None,
+    overrides: RunOverrides = None,
     control: Control = DEFAULT_CONTROL,
     token: Token = None,
     as_json: Json = False,

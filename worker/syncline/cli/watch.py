@@ -11,7 +11,6 @@ import typer
 from syncline.cli import output, replicas, runs
 from syncline.cli.options import (
     DEFAULT_CONTROL,
-    EVENTS_MAX,
     Control,
     Json,
     MaybeRunName,
@@ -19,6 +18,7 @@ from syncline.cli.options import (
     Token,
     connect,
 )
+from syncline_proto.names import EVENTS_MAX
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
