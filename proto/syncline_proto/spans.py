@@ -92,10 +92,10 @@ class Extent:
         number[: wanted[0]] += skip
         found = rows[row]
         for inner in range(int(depths.max())):
-            of = np.nonzero(depths[row] > inner)[0]
-            along = self.loops[loops_end[row[of]] - 1 - inner]
-            number[of], turn = np.divmod(number[of], along[:, 0])
-            found[of, 0] += turn * along[:, 1]
+            along = np.tile((1, 0), (len(rows), 1))
+            along[depths > inner] = self.loops[loops_end[depths > inner] - 1 - inner]
+            number, turn = np.divmod(number, along[row, 0])
+            found[:, 0] += turn * along[row, 1]
         found[0] += (skipped, -skipped)
         found[-1, 1] -= beyond
         return _joined(found)
