@@ -1,7 +1,7 @@
 """Names of runs, replicas and services, and other short texts: which are valid, and in words.
 
-A name is lower case, so that it is safe in a path, a URL and a Kubernetes object. Loads nothing, so what a
-command line is to know at once stands here, too.
+A name is lower case, so that it is safe in a path, a URL and a Kubernetes object. Loads nothing,
+so what a command line is to know at once stands here, too.
 """
 
 from __future__ import annotations
