@@ -214,16 +214,16 @@ class Holding:
             self._sent = None
             return None
         await self._read_newest_from_file()
-        room: memoryview | None = None
+        unread: memoryview | None = None
         for _, value in self.revisions.values:
             if value.difference is not None and not value.is_lent:
-                room = value.difference.payload
+                unread = value.difference.payload
             value.difference = None  # but for those who read it
         if self._sent is None or closing.kind is Kind.PARAMETERS:
             self._sent = np.empty(self._numel, np.uint16) if self._sent is None else self._sent
             await self._compute(publish, self._sent, self._parameters)
             return None
-        payload = await self._compute(advance, self._sent, self._parameters, room)
+        payload = await self._compute(advance, self._sent, self._parameters, unread)
         return None if payload is None else Difference(payload)
 
     async def _read_newest_from_file(self) -> None:
