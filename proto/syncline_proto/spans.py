@@ -118,26 +118,27 @@ def extent(layout: Layout, fragment: int, boxes: Iterable[Box]) -> Extent:
     """Where a shard's payload lies in the fragment's flat vector.
 
     Raises:
-        InvalidRequest: a box is not inside one box of the fragment, or they fall into too many
-            spans, or are too hard to find.
+        InvalidRequest: a box is not inside one box of the fragment; they have more elements than
+            it has, fall into too many spans, or are too hard to find.
     """
     spec = layout.fragments[fragment]
     parts = _parts(spec)
     rows: list[tuple[int, int]] = []
     loops: list[_Loops] = []
-    room, looks = SPANS_MAX, LOOKS_MAX
+    spans_left, looks_left, elements_left = SPANS_MAX, LOOKS_MAX, spec.numel
     for box in boxes:
         part = parts.get(box.tensor)
         for start, whole in part.candidates(box) if part else ():
-            looks -= 1
+            looks_left -= 1
             if whole.holds(box):
                 if box.numel:
                     row, along = _row(start, whole, box)
-                    room -= math.prod(count for count, _ in along)
+                    elements_left -= box.numel
+                    spans_left -= math.prod(count for count, _ in along)
                     rows.append(row)
                     loops.append(along)
                 break
-            if looks <= 0:
+            if looks_left <= 0:
                 raise InvalidRequest(
                     f"boxes: it takes more than {LOOKS_MAX} looks to find them in fragment "
                     f"{fragment}, which is cut too finely for them; send fewer boxes."
@@ -147,7 +148,9 @@ def extent(layout: Layout, fragment: int, boxes: Iterable[Box]) -> Extent:
                 f"boxes: tensor {box.tensor}, offsets {shown(list(box.offsets))}, sizes "
                 f"{shown(list(box.sizes))} is not inside fragment {fragment} ({shown(spec.name)})."
             )
-        if room < 0:
+        if elements_left < 0:
+            raise InvalidRequest("boxes: the shard has more elements than the fragment.")
+        if spans_left < 0:
             raise InvalidRequest(f"boxes: the shard falls into more than {SPANS_MAX} spans.")
     return _extent(rows, loops)
 

@@ -33,8 +33,8 @@ class Sending:
     loan: Loan
     write: Write
 
-    async def send(self, where: Extent, senders: Senders) -> None:
-        """Write what of the value lies ``where``, turn by turn.
+    async def send(self, head: bytes, where: Extent, senders: Senders) -> None:
+        """Write the header, and what of the value lies ``where``, turn by turn.
 
         Raises:
             Overloaded: too many pulls wait already, or too many of the run's cannot end.
@@ -44,6 +44,9 @@ class Sending:
         cuts, heavy, more = self.loan.cuts(where), where.span_count > FEW_SPANS, True
         wait_s = self.run.settings.timeouts.call_s
         try:
+            async with patience(wait_s) as its:
+                its.begin()
+                await self.write(head)
             while more:
                 async with senders.turn(self.run.name) as end_s, patience(wait_s) as its:
                     while more and time.monotonic() < end_s:

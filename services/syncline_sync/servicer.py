@@ -110,7 +110,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             run = await self._host.member(name, replica, request.incarnation)
             await run.open(await self._shared.compute(layout_from_proto, request.layout))
         if run.layout is None:
-            raise RunUnknown(f"Run {run.name} has no layout yet: no replica has opened it.")
+            raise RunUnknown(f"Run {run.name} has nothing yet: no replica has joined it.")
         return pb.OpenRunResponse(
             epoch=run.epoch,
             fingerprint=run.fingerprint,
@@ -175,13 +175,15 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         elements, instance = where.elements, self._host.instance
         difference = value.difference_to(request.held, instance, where) if request.held else None
         header = value.header(elements, instance, request.held if difference else "")
-        await write(pb.PullResponse(header=header).SerializeToString())
+        head = pb.PullResponse(header=header).SerializeToString()
         if request.header_only:
+            await write(head)
             return
         named = value.saved.revision if number is None else number
+        # What is lent stays as it is, so from before the header says what comes.
         with Loan(shelf, named, value, difference) as loan:
             sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
-            await sending.send(where, self._senders)
+            await sending.send(head, where, self._senders)
 
     def _runner(self, run: RunHost, fragment: int) -> Runner:
         """

@@ -141,8 +141,6 @@ def shard_of(places: Places, header: pb.PushHeader, slabs: Slabs) -> Shard:
         raise InvalidRequest("first_step: is after last_step.")
     codec_of(header.codec)
     found = places.of(header.fragment, header.boxes)
-    if found.elements > fragments[header.fragment].numel:
-        raise InvalidRequest("boxes: the shard has more elements than the fragment.")
     return Shard(_without_boxes(header), found, slabs)
 
 

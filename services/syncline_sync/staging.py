@@ -145,7 +145,7 @@ class Staging:
         self._answered: dict[tuple[int, str], tuple[int, int, Judgement]] = {}
         """The last judgement of each (fragment, replica), for a rank that did not hear it."""
         self._left: dict[tuple[int, str], tuple[int, int, int]] = {}
-        """(incarnation, seq, place in the budget's line) of a push whose calls have all ended.
+        """(incarnation, seq, place in the budget's line) of a push whose calls ended in the line.
 
         By (fragment, replica): a client whose call is cut while it waits for room asks again.
         """
@@ -208,13 +208,15 @@ class Staging:
     def leave(self, staged: Staged, shard: Shard) -> None:
         """A rank's call has ended: forget its shard if that is not whole, and an empty push.
 
-        The push keeps its place in the line, for when it is sent again.
+        A push that has had no room yet keeps its place in the line, for when it is sent again. One
+        that had some and left begins behind the others: who sends nothing holds them up once only.
         """
         if staged.expects(shard):
             staged.discard(shard.header.rank)
         if not staged.coming and not staged.shards and self._staged.get(staged.key) is staged:
             fragment, replica, incarnation, seq = staged.key
-            self._left[fragment, replica] = (incarnation, seq, staged.reservation.place)
+            if not staged.reservation.granted.done():
+                self._left[fragment, replica] = (incarnation, seq, staged.reservation.place)
             self.drop(staged, InvalidRequest("push: its ranks have ended their calls."))
 
     def settle(self, staged: Staged, judgement: Judgement) -> None:

@@ -13,6 +13,7 @@ from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import RunSettings
 from syncline_proto.spans import spans
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.servicer import SyncServicer
 from syncline_testing.service import RUN, Service, service
 
 ROWS, COLUMNS = 700, 1500
@@ -94,6 +95,33 @@ def test_any_boxes_follow_by_difference_to_the_bits_of_a_whole_pull(tmp_path: Pa
                 assert bytes_down(s) - so_far == sum(map(len, chunks)) < 1.03 * places.size
             header, chunks = await pulled(s, [], newest=True, held=name, header_only=True)
             assert header.revision == 1 and not chunks
+
+    asyncio.run(scenario())
+
+
+def test_what_the_header_says_is_sent_whatever_goes_on_meanwhile(tmp_path: Path) -> None:
+    """The memory of a difference that nobody reads is used for the next one."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, SETTINGS) as s:
+            await started(s)
+            name, before = await whole(s, 0)
+            await round_of(s, base=0)
+            _, after = await whole(s, 1)
+            parts: list[bytes] = []
+
+            async def write(part: bytes) -> None:
+                parts.append(part)
+                if len(parts) == 1:  # the line is full, and others go on
+                    await round_of(s, base=1)
+
+            boxes = [box.to_proto() for box in WHOLE]
+            request = pb.PullRequest(run=RUN, revision=1, held=name, boxes=boxes)
+            await SyncServicer(s.host, s.shared)._pull(request, write)
+            header = pb.PullResponse.FromString(parts[0]).header
+            assert (header.revision, header.difference_from) == (1, name)
+            chunks = [pb.PullResponse.FromString(part).chunk.data for part in parts[1:]]
+            assert np.array_equal(followed(WHOLE, before, chunks), after)
 
     asyncio.run(scenario())
 

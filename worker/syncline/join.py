@@ -268,11 +268,14 @@ def _run(client: ControlClient, wish: Wish) -> RunView:
     body = RunCreate(name=wish.run, settings=wish.settings or RunSettings(), job=wish.job)
     try:
         return client.create_run(body)
-    except RunConflict:
+    except RunConflict as error:
         there = client.run(wish.run)
-        if wish.settings is not None and _fixed(there.settings) != _fixed(wish.settings):
-            raise
-        return there  # it differs only in what may change while a run goes on
+        if wish.settings is not None:
+            if _fixed(there.settings) != _fixed(wish.settings):
+                raise
+            # It differs only in what may change while a run goes on.
+            log.warning("run.settings", why=error.message, so="the run's own count")
+        return there
 
 
 def _fixed(settings: RunSettings) -> dict[str, Any]:

@@ -65,7 +65,10 @@ def _anywhere(draw: st.DrawFn, shapes: list[tuple[int, ...]]) -> Box:
 
 
 def elements_the_plain_way(layout: Layout, boxes: list[Box]) -> list[int] | None:
-    """Numbers of the boxes' elements in the flat vector; None if one box is in no other."""
+    """Numbers of the boxes' elements in the flat vector; None if they cannot be a shard's.
+
+    Then one box is in no other, or they are more than the fragment has.
+    """
     found: list[int] = []
     for box in boxes:
         start = 0
@@ -79,7 +82,7 @@ def elements_the_plain_way(layout: Layout, boxes: list[Box]) -> list[int] | None
             start += whole.numel
         else:
             return None
-    return found
+    return found if len(found) <= layout.fragments[0].numel else None
 
 
 @given(cut_fragments())
@@ -89,7 +92,9 @@ def test_any_box_is_found_where_looking_at_every_box_finds_it(
     layout, boxes = drawn
     expected = elements_the_plain_way(layout, boxes)
     if expected is None:
-        with pytest.raises(InvalidRequest, match="is not inside fragment 0"):
+        with pytest.raises(
+            InvalidRequest, match="is not inside fragment 0|more elements than the fragment"
+        ):
             spans(layout, 0, boxes)
         return
     found = spans(layout, 0, boxes)
@@ -153,3 +158,14 @@ def test_boxes_that_are_hard_to_find_are_refused() -> None:
     assert spans(layout, 0, [last]).size == 0
     with pytest.raises(InvalidRequest, match="looks"):
         spans(layout, 0, [last] * BOXES_MAX)
+
+
+def test_no_shard_names_more_elements_than_its_fragment_has() -> None:
+    """Nor does it cost anything to say so: a pull of one box a thousand times."""
+    box = Box(0, (0, 0), (1 << 13, 1 << 13))
+    layout = Layout((TensorSpec("w", box.sizes, "float32"),), (FragmentSpec("f", (box,)),))
+    assert extent(layout, 0, [box]).elements == box.numel
+    with pytest.raises(InvalidRequest, match="more elements than the fragment"):
+        extent(layout, 0, [box] * 1000)
+    with pytest.raises(InvalidRequest, match="more elements than the fragment"):
+        extent(layout, 0, [box, Box(0, (7, 7), (1, 1))])

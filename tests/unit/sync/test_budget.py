@@ -91,7 +91,9 @@ def test_nobody_is_passed_by_a_run_or_a_replica_of_its_that_holds_more(
             entered = [r for r in before if r.granted.done()]
             while entered:  # in the order in which they must have been let in
                 first = min(entered, key=rank)
-                candidates = filter(is_in_share, before)
+                places = sorted(before, key=lambda one: one.place, reverse=True)
+                heads = {one.whose: one for one in places}.values()  # of each replica's own line
+                candidates = filter(is_in_share, heads)
                 assert first is min(candidates, key=rank), "whoever holds less comes first"
                 before.remove(first)
                 entered.remove(first)

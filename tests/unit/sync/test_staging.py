@@ -303,7 +303,7 @@ def test_who_goes_while_it_waits_holds_nobody_up() -> None:
 
 
 @pytest.mark.parametrize("granted", [False, True], ids=["waiting", "granted"])
-def test_who_asks_again_keeps_its_place(granted: bool) -> None:
+def test_who_asks_again_keeps_the_place_in_which_it_had_no_room_yet(granted: bool) -> None:
     """Or a client whose call is cut while it waits starts behind everyone, time and again."""
 
     async def scenario(staging: Staging, budget: Budget) -> None:
@@ -319,8 +319,8 @@ def test_who_asks_again_keeps_its_place(granted: bool) -> None:
             assert behind.reservation.granted.done(), "a place in the line holds nobody up"
         again, _ = joined(staging, header("b"))
         staging.settle(behind if granted else holder, YES)
-        assert again.reservation.granted.done()
-        assert (holder if granted else behind).reservation.granted.done() is False
+        assert again.reservation.granted.done() is not granted
+        assert (holder if granted else behind).reservation.granted.done() is granted
 
     run(scenario, limit=BYTES)
 

@@ -36,7 +36,7 @@ def test_all_services_that_share_are_waited_for_and_who_is_missing_is_named() ->
         all_alive([every[0], every[2]], URL)
     with pytest.raises(Unreachable, match="1, 2 .* are missing"):
         all_alive([every[0], endpoint(1, 3, alive=False)], URL)
-    with pytest.raises(Unreachable, match="no sync service yet"):
+    with pytest.raises(Unreachable, match="No sync service is alive"):
         all_alive([], URL)
 
 
