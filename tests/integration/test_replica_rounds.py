@@ -46,6 +46,14 @@ def trials(cluster: Cluster, run: str, settings: dict[str, Any], count: int = 2)
     return [Trial(cluster.control_url, run, seed, settings=settings) for seed in range(count)]
 
 
+def is_in(cluster: Cluster, run: str, replica: str) -> bool:
+    """Whether a replica's pushes of the open rounds are in."""
+    with grpc.insecure_channel(cluster.sync_address) as channel:
+        stub = sync_pb2_grpc.SyncServiceStub(channel)
+        answer = stub.GetRunStatus(pb.GetRunStatusRequest(run=run), timeout=10)
+    return all(replica in fragment.arrived for fragment in answer.fragments)
+
+
 def round_of(trial: Trial) -> tuple[Values, Values]:
     """Step to the next boundary; the parameters before and after the merge."""
     trial.step(4)
@@ -205,6 +213,8 @@ def test_a_joiner_starts_from_what_is_there_and_takes_part(cluster: Cluster) -> 
             assert second.replica.committed_tokens == 4 * STEP_TOKENS
             assert (second.replica.inner_step, second.replica.ordinal) == (0, 1)
             second.step(4)
+            # In time for the round, which need not wait for who has never been in one.
+            wait_until(lambda: is_in(cluster, "joiner", "replica-1"), 20, "its push is in")
             first.step(4)
             together(first.replica.finish, second.replica.finish)
             assert first.replica.revision == second.replica.revision == 2

@@ -112,7 +112,7 @@ def test_pushes_come_in_and_are_folded_while_another_is_decoded(
         async with service(tmp_path, RULES) as s:
             await started(s)
             monkeypatch.setattr(Shard, "take", held)
-            given = {"codec": pb.CODEC_INT8, "base_revision": 0}
+            given = {"codec": pb.CODEC_INT4, "base_revision": 0}
             first = asyncio.create_task(s.push(vector(1), "a", **given))
             await until(gate.reached)
             pushes = (("b", 0, 3), ("a", 1, 1), ("b", 1, 3))
@@ -122,7 +122,7 @@ def test_pushes_come_in_and_are_folded_while_another_is_decoded(
             assert not first.done()
             gate.opened.set()
             assert (await first).verdict == pb.VERDICT_ACCEPTED
-            await published(s, off=1e-2)
+            await published(s, off=5e-2)
 
     try:
         asyncio.run(scenario())

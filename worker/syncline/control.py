@@ -89,8 +89,7 @@ def all_alive(services: Iterable[SyncEndpoint], url: str) -> list[SyncEndpoint]:
     alive = [service for service in services if service.alive]
     if not alive:
         raise Unreachable(
-            f"No sync service is alive at {url}; start those that it had, or a first one: "
-            f"syncline-sync --control {url}"
+            f"No sync service is alive at {url}; start one: syncline-sync --control {url}"
         )
     shards = alive[0].shards
     missing = sorted(set(range(shards)) - {service.index for service in alive})
