@@ -73,16 +73,21 @@ async def started(s: Service) -> None:
     await s.offer(START, "a", boxes=BOXES)
 
 
+async def first_round(s: Service) -> tuple[str, UInt16, UInt16]:
+    """The name of the first published value, that value, and the one after a round."""
+    await started(s)
+    name, before = await whole(s, 0)
+    await round_of(s, base=0)
+    return name, before, (await whole(s, 1))[1]
+
+
 def test_any_boxes_follow_by_difference_to_the_bits_of_a_whole_pull(tmp_path: Path) -> None:
     columns = [Box(0, (0, 7), (ROWS, 900))]
     mixed = [Box(1, (100,), (200,)), Box(0, (13, 0), (301, COLUMNS)), Box(0, (0, 0), (1, 800))]
 
     async def scenario() -> None:
         async with service(tmp_path, SETTINGS) as s:
-            await started(s)
-            name, before = await whole(s, 0)
-            await round_of(s, base=0)
-            _, after = await whole(s, 1)
+            name, before, after = await first_round(s)
             for boxes in (WHOLE, columns, mixed):
                 so_far = bytes_down(s)
                 header, chunks = await pulled(s, boxes, revision=1, held=name)
@@ -104,10 +109,7 @@ def test_what_the_header_says_is_sent_whatever_goes_on_meanwhile(tmp_path: Path)
 
     async def scenario() -> None:
         async with service(tmp_path, SETTINGS) as s:
-            await started(s)
-            name, before = await whole(s, 0)
-            await round_of(s, base=0)
-            _, after = await whole(s, 1)
+            name, before, after = await first_round(s)
             parts: list[bytes] = []
 
             async def write(part: bytes) -> None:

@@ -84,15 +84,6 @@ def block_lose(count: int, out: Int8, at: int) -> None:
 
 
 @inner
-def block_read(blocks: Int8, at: int, count: int, out: Float32, start: int) -> int:
-    """out = block; return what ``block_check`` finds."""
-    scale = np.uint32(scale_at(blocks, at)).view(np.float32)
-    for i in range(count):
-        out[start + i] = np.float32(blocks[at + SCALE_BYTES + i]) * scale
-    return block_check(blocks, at, count)
-
-
-@inner
 def block_scale(
     blocks: Int8, at: int, count: int, out: Float32, start: int, factor: np.float32
 ) -> int:
@@ -150,17 +141,6 @@ def encode(values: Float32, out: UInt8) -> None:
         block_lose(rest, blocks, full * BLOCK_BYTES)
 
 
-@compiled("int64", read("uint8"), written("float32"))
-def decode(data: UInt8, out: Float32) -> int:
-    """out = blocks; return what is found. Anything may be in ``out`` where that is not ``FINE``."""
-    blocks, full, rest = data.view(np.int8), out.size // BLOCK, out.size % BLOCK
-    for k in range(full):
-        found = block_read(blocks, k * BLOCK_BYTES, BLOCK, out, k * BLOCK)
-        if found != FINE:
-            return found
-    return block_read(blocks, full * BLOCK_BYTES, rest, out, full * BLOCK) if rest else FINE
-
-
 @compiled("float64", read("uint8"), written("uint8"), "int64")
 def copy(data: UInt8, out: UInt8, elements: int) -> float:
     """out = data; return its sum of squares, in float64, or minus what is found: not ``FINE``."""
@@ -179,7 +159,10 @@ def copy(data: UInt8, out: UInt8, elements: int) -> float:
 
 @compiled("int64", read("uint8"), written("float32"), "float32")
 def scale_into(data: UInt8, out: Float32, factor: np.float32) -> int:
-    """out = factor * blocks; as ``decode``."""
+    """out = factor * blocks; return what is found.
+
+    Anything may be in ``out`` where that is not ``FINE``.
+    """
     blocks, full, rest = data.view(np.int8), out.size // BLOCK, out.size % BLOCK
     for k in range(full):
         found = block_scale(blocks, k * BLOCK_BYTES, BLOCK, out, k * BLOCK, factor)
@@ -192,7 +175,7 @@ def scale_into(data: UInt8, out: Float32, factor: np.float32) -> int:
 
 @compiled("int64", read("uint8"), written("float32"), "float32")
 def add(data: UInt8, out: Float32, factor: np.float32) -> int:
-    """out += factor * blocks; as ``decode``."""
+    """out += factor * blocks; as ``scale_into``."""
     blocks, full, rest = data.view(np.int8), out.size // BLOCK, out.size % BLOCK
     for k in range(full):
         found = block_add(blocks, k * BLOCK_BYTES, BLOCK, out, k * BLOCK, factor)
@@ -203,7 +186,7 @@ def add(data: UInt8, out: Float32, factor: np.float32) -> int:
 
 @compiled("int64", read("uint8"), read("uint16"), written("uint16"))
 def follow(data: UInt8, held: UInt16, out: UInt16) -> int:
-    """out = held + blocks, rounded to bf16; as ``decode``."""
+    """out = held + blocks, rounded to bf16; as ``scale_into``."""
     blocks, full, rest = data.view(np.int8), out.size // BLOCK, out.size % BLOCK
     for k in range(full):
         found = block_follow(blocks, k * BLOCK_BYTES, BLOCK, held, out, k * BLOCK)

@@ -45,7 +45,7 @@ class Int8(Codec):
         int8_loops.encode(values, out)
 
     def _read(self, data: UInt8, out: Float32) -> None:
-        check_int8(int8_loops.decode(data, out))
+        self._scale(data, out, np.float32(1.0))
 
     def _copy(self, data: UInt8, into: UInt8, elements: int) -> float:
         total = int8_loops.copy(data, into, elements)

@@ -170,7 +170,7 @@ def test_many_runs_that_give_none_back_leave_nothing_until_one_does() -> None:
 def test_replicas_that_give_none_back_leave_the_others_room(
     asked: list[tuple[int, int]], limit: int, replicas: int
 ) -> None:
-    """Rooms of several sizes: each of them leaves half of what was free, less the largest."""
+    """Of several sizes: each of them leaves half of what was free, less the largest."""
 
     async def main() -> None:
         budget = Budget(limit)

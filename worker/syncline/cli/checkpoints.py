@@ -18,6 +18,7 @@ from syncline.cli.options import (
     Json,
     ModelFolder,
     Overwrite,
+    RestoreOverrides,
     RunName,
     Token,
     TokenizerData,
@@ -140,15 +141,7 @@ def list_checkpoints(
 def restore_checkpoint(
     address: Address,
     run: Annotated[str, typer.Option("--run", metavar="NAME", help="The new run's name.")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a setting of the run, such as run.outer.lr=0.5. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    changes: RestoreOverrides = None,
     control: Control = DEFAULT_CONTROL,
     token: Token = None,
     as_json: Json = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from syncline.launch.client import OperatorClient
 
 DEFAULT_CONTROL = "http://127.0.0.1:8500"
+
+
+def _set(words: str) -> Any:
+    """The option ``--set``, which may come several times."""
+    words = f"{words} May be repeated."
+    return typer.Option("--set", metavar="KEY=VALUE", help=words, show_default=False)
+
 
 Control = Annotated[
     str,
@@ -35,22 +42,14 @@ MaybeJobFile = Annotated[
     str | None, typer.Argument(metavar="JOB.toml", help="The job's file.", show_default=False)
 ]
 Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change one setting of the job, such as optimizer.lr=1e-3. May be repeated.",
-        show_default=False,
-    ),
+    list[str] | None, _set("Change one setting of the job, such as optimizer.lr=1e-3.")
 ]
 RunOverrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="One setting: of the job, such as run.sync_every=128, or of the run without one.",
-        show_default=False,
-    ),
+    _set("One setting: of the job, such as run.sync_every=128, or of the run without one."),
+]
+RestoreOverrides = Annotated[
+    list[str] | None, _set("Change a setting of the run, such as run.outer.lr=0.5.")
 ]
 ModelFolder = Annotated[
     str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write the model to.")
