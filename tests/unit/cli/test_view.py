@@ -298,7 +298,7 @@ def test_the_end_shows_every_replica_and_the_merged_model() -> None:
     shown = drawn(live.ending(found, PAGE))
     for word in ("replica-0", "replica-1", "failed", "merged", "1.9000", "2.800", "folder"):
         assert word in shown
-    assert "of merged: since the launch" in shown
+    assert "seconds of merged" in shown
     assert row(shown, "page") == f"{PAGE} (gone with the services; --keep keeps them)"
     assert row(shown, "model", last=True) == "none: no round was committed"
     kept = drawn(live.ending(replace(found, page=PAGE), PAGE))

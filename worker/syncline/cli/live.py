@@ -171,7 +171,7 @@ def ending(result: Result, page: str) -> RenderableType:
         ("rounds", f"{result.rounds} of each fragment"),
         *([("synchronous steps", f"{steps}, before the first round")] if steps else []),
         ("excluded", f"{result.exclusions} pushes"),
-        ("seconds", "of merged: since the launch, with start, loading and pauses"),
+        ("seconds of merged", "since the launch: with start, loading and pauses"),
         ("speed", _was_trained(result.tokens_per_second)),
         ("page", result.page or f"{page} (gone with the services; --keep keeps them)"),
         ("folder", result.folder),
