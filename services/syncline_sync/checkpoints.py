@@ -40,7 +40,6 @@ from syncline_sync.pins import Pin, Pinned, pin_all, pin_folder, unpin
 from syncline_sync.pool import compute
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.seating import is_inside
-from syncline_sync.statuses import Statuses
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
@@ -81,7 +80,6 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
 
     def __init__(self, host: Host, shared: Shared) -> None:
         self._host, self._shared = host, shared
-        self._statuses = Statuses(shared.fail)
         self._pool = ThreadPoolExecutor(COPIES, "checkpoints")
         self._brief = ThreadPoolExecutor(CALLS_MAX, "checkpoints-brief")
         """What is short does not stand in line behind copies."""
@@ -108,45 +106,41 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     async def SaveFragments(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.SaveFragmentsRequest, context: Context
     ) -> AsyncIterator[pb.SaveFragmentsResponse]:
-        async with self._statuses.of(context):
-            with (
-                self._call(f"run {request.run} is not copied to {request.url}"),
-                self._told(request.run),
-            ):
-                async with aclosing(self._save(request)) as answers:
-                    async for answer in answers:
-                        yield answer
+        with (
+            self._call(f"run {request.run} is not copied to {request.url}"),
+            self._told(request.run),
+        ):
+            async with aclosing(self._save(request)) as answers:
+                async for answer in answers:
+                    yield answer
 
     async def SealCheckpoint(
         self, request: pb.SealCheckpointRequest, context: Context
     ) -> pb.SealCheckpointResponse:
-        async with self._statuses.of(context):
-            with self._call(f"the checkpoint {request.url} is not sealed"):
-                manifest = await self._do(_manifest, request.manifest)
-                with self._told(manifest.run):
-                    await self._do(_seal, await self._depot(request.url), manifest)
-                said = f"Revision {manifest.revision} is kept as {request.url}."
-                self._tell(manifest.run, "checkpoint.saved", said)
-            return pb.SealCheckpointResponse()
+        with self._call(f"the checkpoint {request.url} is not sealed"):
+            manifest = await self._do(_manifest, request.manifest)
+            with self._told(manifest.run):
+                await self._do(_seal, await self._depot(request.url), manifest)
+            said = f"Revision {manifest.revision} is kept as {request.url}."
+            self._tell(manifest.run, "checkpoint.saved", said)
+        return pb.SealCheckpointResponse()
 
     async def ReadCheckpoint(
         self, request: pb.ReadCheckpointRequest, context: Context
     ) -> pb.ReadCheckpointResponse:
-        async with self._statuses.of(context):
-            with self._call(f"the checkpoint {request.url} is not read"):
-                depot = await self._depot(request.url)
-                manifest = await self._do(depot.manifest)
-            return pb.ReadCheckpointResponse(manifest=manifest.model_dump_json())
+        with self._call(f"the checkpoint {request.url} is not read"):
+            depot = await self._depot(request.url)
+            manifest = await self._do(depot.manifest)
+        return pb.ReadCheckpointResponse(manifest=manifest.model_dump_json())
 
     async def RestoreFragments(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.RestoreFragmentsRequest, context: Context
     ) -> AsyncIterator[pb.RestoreFragmentsResponse]:
-        async with self._statuses.of(context):
-            said = f"run {request.run} is not restored from {request.url}"
-            with self._call(said), self._alone(request.run):
-                async with aclosing(self._restore(request)) as answers:
-                    async for answer in answers:
-                        yield answer
+        said = f"run {request.run} is not restored from {request.url}"
+        with self._call(said), self._alone(request.run):
+            async with aclosing(self._restore(request)) as answers:
+                async for answer in answers:
+                    yield answer
 
     async def _save(
         self, request: pb.SaveFragmentsRequest

@@ -6,34 +6,12 @@ Without one everybody may, and the settings see to it that only this machine can
 from __future__ import annotations
 
 import hmac
-from abc import abstractmethod
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 
 from syncline_proto.errors import Forbidden
-from syncline_sync.statuses import AnyContext, refuse
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-
-_REFUSED = Forbidden("The sync service asks for a token: set SYNCLINE_TOKEN to the run's.")
-
-
-class Doorkeeper(grpc.aio.ServerInterceptor):
-    """Stands before every method that there is."""
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler: Handler | None = await continuation(handler_call_details)
-        return handler and self.before(handler, handler_call_details)
-
-    @abstractmethod
-    def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
-        """What answers the call in place of ``handler``."""
+from syncline_sync.doorkeeper import AnyContext, Doorkeeper, Handler
 
 
 class TokenGuard(Doorkeeper):
@@ -51,8 +29,8 @@ class TokenGuard(Doorkeeper):
         return hmac.compare_digest(sent, self._expected)
 
 
-async def _refused(_: Any, context: AnyContext) -> None:
-    await refuse(context, _REFUSED)
+async def _refused(_request: Any, _context: AnyContext) -> None:
+    raise Forbidden("The sync service asks for a token: set SYNCLINE_TOKEN to the run's.")
 
 
 _REFUSING: Handler = grpc.stream_stream_rpc_method_handler(_refused)

@@ -95,7 +95,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     await shared.compute(compile_all)  # or the first round would wait for it
     host = Host(shared)
     checkpoints = CheckpointServicer(host, shared)
-    doors = bind(settings, SyncServicer(host, shared), checkpoints, metrics)
+    doors = bind(settings, SyncServicer(host, shared), checkpoints, metrics, shared.fail)
     mine = _taken_up(settings)  # not earlier: a start in vain leaves no folder behind
     hello = SyncServiceHello(
         name=settings.own_name,

@@ -7,9 +7,8 @@ much memory that takes: a few bytes on the wire can be an object each.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
@@ -20,8 +19,7 @@ from syncline_proto.errors import InvalidRequest, Overloaded
 from syncline_proto.layout import check_boxes, check_counts
 from syncline_proto.parts import read_chunk
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.guard import Doorkeeper, Handler
-from syncline_sync.statuses import AnyContext, refuse
+from syncline_sync.doorkeeper import Answers, AnyContext, Doorkeeper, Handler, Streams, replaced
 
 log = structlog.get_logger()
 
@@ -48,47 +46,55 @@ class Reader(Doorkeeper):
         """A handler of the same kind that takes bytes, and refuses those that are no message."""
         method = details.method
         parse: Parse = handler.request_deserializer  # pyright: ignore[reportAssignmentType]
+        write: Write = handler.response_serializer  # pyright: ignore[reportAssignmentType]
         read = self._many if handler.request_streaming else self._one
-        call: Any = (
-            handler.unary_unary
-            or handler.unary_stream
-            or handler.stream_unary
-            or handler.stream_stream
-        )
 
-        async def answered(request: Any, context: AnyContext) -> Any:
-            try:
-                with read(parse, method, request) as message:
+        def answered(call: Answers) -> Answers:
+            async def answered(request: Any, context: AnyContext) -> Any:
+                async with read(parse, method, request) as message:
                     return await call(message, context)
-            except (InvalidRequest, Overloaded) as error:
-                await refuse(context, error)
 
-        async def streamed(request: Any, context: AnyContext) -> AsyncIterator[Any]:
-            try:
-                with read(parse, method, request) as message:
-                    async for answer in call(message, context):
+            return answered
+
+        def streamed(call: Streams) -> Streams:
+            async def streamed(request: Any, context: AnyContext) -> AsyncGenerator[Any]:
+                async with (
+                    read(parse, method, request) as message,
+                    aclosing(call(message, context)) as answers,
+                ):
+                    async for answer in answers:
                         yield answer
-            except (InvalidRequest, Overloaded) as error:
-                await refuse(context, error)
 
-        streams = inspect.isasyncgenfunction(call)
-        return _alike(handler, streamed if streams else answered)
+            return streamed
 
-    @contextmanager
-    def _one(self, parse: Parse, method: str, data: bytes) -> Generator[Any]:
+        def written(answer: Any) -> bytes:
+            """An answer's bytes; of a chunk they are the answer."""
+            return answer if isinstance(answer, bytes) else write(answer)
+
+        return replaced(handler, answered, streamed, parse=None, write=written)
+
+    @asynccontextmanager
+    async def _one(self, parse: Parse, method: str, data: bytes) -> AsyncGenerator[Any]:
         """A call's only message, held until the call ends: gRPC keeps it as long itself."""
         with self._holding(data):
             yield parsed(parse, method, data)
 
-    @contextmanager
-    def _many(self, parse: Parse, method: str, parts: AsyncIterator[bytes]) -> Generator[Any]:
+    @asynccontextmanager
+    async def _many(
+        self, parse: Parse, method: str, parts: AsyncIterator[bytes]
+    ) -> AsyncGenerator[AsyncIterator[Any]]:
         """A stream's messages, each held until the next is asked for.
 
         Of a push the header is held until the call ends, since as much is kept of its boxes. A
         chunk as we write it is within its push's room, and not held at all.
         """
+        # gRPC's end of the stream would keep the last message as well, if it were not closed.
+        coming: Any = aiter(parts)
         with ExitStack() as to_the_end, ExitStack() as to_the_next:
-            yield self._each(parse, method, parts, to_the_end, to_the_next)
+            async with aclosing(coming):
+                each = self._each(parse, method, coming, to_the_end, to_the_next)
+                async with aclosing(each):
+                    yield each
 
     async def _each(
         self,
@@ -97,7 +103,7 @@ class Reader(Doorkeeper):
         parts: AsyncIterator[bytes],
         to_the_end: ExitStack,
         to_the_next: ExitStack,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any]:
         is_push, held = method.endswith("/Push"), to_the_end
         async for data in parts:
             message = is_push and read_chunk(data)
@@ -125,23 +131,6 @@ class Reader(Doorkeeper):
             yield
         finally:
             self._held -= size
-
-
-def _alike(handler: Handler, call: Any) -> Handler:
-    """A handler of the same kind around another ``call``, which takes requests as bytes."""
-    write: Write = handler.response_serializer  # pyright: ignore[reportAssignmentType]
-
-    def serializer(answer: Any) -> bytes:
-        """An answer's bytes; of a chunk they are the answer."""
-        return answer if isinstance(answer, bytes) else write(answer)
-
-    if handler.request_streaming and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(call, None, serializer)
-    if handler.request_streaming:
-        return grpc.stream_unary_rpc_method_handler(call, None, serializer)
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(call, None, serializer)
-    return grpc.unary_unary_rpc_method_handler(call, None, serializer)
 
 
 def parsed(parse: Parse, method: str, data: bytes) -> Any:

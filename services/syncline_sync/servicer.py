@@ -1,4 +1,7 @@
-"""gRPC <-> host: reads requests, hands them on, writes answers. Decides nothing."""
+"""gRPC <-> host: reads requests, hands them on, writes answers. Decides nothing.
+
+What it raises is for statuses.py to tell.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from syncline_sync.runner import Runner
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, Senders
 from syncline_sync.sending import Sending, Write
 from syncline_sync.shard import shard_of
-from syncline_sync.statuses import Statuses
+from syncline_sync.statuses import bare, tell
 
 OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunResponse]
 PullContext: TypeAlias = grpc.aio.ServicerContext[pb.PullRequest, pb.PullResponse]
@@ -60,48 +63,10 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
 
     def __init__(self, host: Host, shared: Shared) -> None:
         self._host, self._shared = host, shared
-        self._statuses = Statuses(shared.fail)
         self._senders = Senders(SENDERS_MAX, ENDING_MAX)
         self._lookups = Budget(1)
 
     async def OpenRun(self, request: pb.OpenRunRequest, context: OpenContext) -> pb.OpenRunResponse:
-        async with self._statuses.of(context):
-            return await self._open(request)
-
-    async def Push(
-        self, request_iterator: AsyncIterator[pb.PushRequest], context: PushContext
-    ) -> pb.PushResponse:
-        async with self._statuses.of(context):
-            return await self._push(request_iterator, context)
-
-    async def Pull(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, request: pb.PullRequest, context: PullContext
-    ) -> None:
-        # Written, not yielded: a generator would keep its last chunk while it waits to send.
-        async with self._statuses.of(context):
-            try:
-                await self._pull(request, cast(Write, context.write))
-                return
-            except SynclineError as error:
-                told = error.with_traceback(None)
-                told.__context__ = None
-            # Its status waits for the slow reader, too; what the error's frames held does not.
-            with self._senders.ending(request.run):
-                await self._statuses.abort(context, told)
-
-    async def GetRunStatus(
-        self, request: pb.GetRunStatusRequest, context: StatusContext
-    ) -> pb.GetRunStatusResponse:
-        async with self._statuses.of(context):
-            run = await self._host.run(_name("run", request.run))
-            return pb.GetRunStatusResponse(
-                epoch=run.epoch,
-                fingerprint=run.fingerprint,
-                instance=self._host.instance,
-                fragments=run.states(),
-            )
-
-    async def _open(self, request: pb.OpenRunRequest) -> pb.OpenRunResponse:
         observer = not request.replica
         if observer:
             run = await self._host.run(_name("run", request.run))
@@ -119,8 +84,10 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             layout=await self._shared.compute(run.layout.to_proto) if observer else None,
         )
 
-    async def _push(self, parts: AsyncIterator[Part], context: PushContext) -> pb.PushResponse:
-        header = await _header(parts)
+    async def Push(
+        self, request_iterator: AsyncIterator[pb.PushRequest], context: PushContext
+    ) -> pb.PushResponse:
+        header = await _header(request_iterator)
         _name("replica", header.replica)
         run = await self._host.run(_name("run", header.run))
         runner, staging = self._runner(run, header.fragment), run.staging
@@ -140,7 +107,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             return _response(early, runner)
         staged = staging.join(shard)
         receiving = Receiving(self._shared, run, staging, staged, shard, runner.submit)
-        work = asyncio.create_task(receiving.receive(parts, context))
+        work = asyncio.create_task(receiving.receive(request_iterator, context))
         staged.received_by(shard, work)
         try:
             # The answer may come first: to a replica that loses its lease while it sends.
@@ -155,6 +122,30 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             staging.leave(staged, shard)
             self._shared.metrics.staged.set(self._shared.budget.used)
             await asyncio.gather(work, return_exceptions=True)
+
+    async def Pull(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: pb.PullRequest, context: PullContext
+    ) -> None:
+        # Written, not yielded: a generator would keep its last chunk while it waits to send.
+        try:
+            await self._pull(request, cast(Write, context.write))
+            return
+        except SynclineError as error:
+            told = bare(error)
+        # Its status waits for the slow reader, too; what the error's frames held does not.
+        with self._senders.ending(request.run):
+            await tell(context, told)
+
+    async def GetRunStatus(
+        self, request: pb.GetRunStatusRequest, context: StatusContext
+    ) -> pb.GetRunStatusResponse:
+        run = await self._host.run(_name("run", request.run))
+        return pb.GetRunStatusResponse(
+            epoch=run.epoch,
+            fingerprint=run.fingerprint,
+            instance=self._host.instance,
+            fragments=run.states(),
+        )
 
     async def _pull(self, request: pb.PullRequest, write: Write) -> None:
         run = await self._host.run(_name("run", request.run))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -26,6 +27,7 @@ from syncline_sync.metrics import Metrics
 from syncline_sync.reading import Reader
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.settings import SyncSettings
+from syncline_sync.statuses import Statuses
 
 # The health package ships without types; this file is the only one that touches it.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -116,17 +118,19 @@ def bind(
     servicer: SyncServicer,
     checkpoints: CheckpointServicer,
     metrics: Metrics,
+    fail: Callable[[BaseException], None],
 ) -> Doors:
-    """Take the three ports.
+    """Take the three ports; ``fail`` is told what must stop the process.
 
     Raises:
         PortInUse: another process has one of them; the message names it and its flag.
         ConfigError: the host is not this machine's, or the port is not allowed.
     """
     status = health.aio.HealthServicer()
+    statuses = Statuses(fail)
     guards = [TokenGuard(settings.token)] if settings.token else []
     server = grpc.aio.server(
-        interceptors=[*guards, Reader()],
+        interceptors=[statuses, *guards, Reader()],
         options=(*CHANNEL_OPTIONS, _at_most(CALLERS_MAX, CALLERS_SHARE)),
     )
     sync_pb2_grpc.add_SyncServiceServicer_to_server(servicer, server)
@@ -135,7 +139,8 @@ def bind(
     names = (SERVICE, CHECKPOINTS, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     probes = grpc.aio.server(
-        interceptors=[Reader()], options=(*PROBE_OPTIONS, _at_most(PROBES_MAX, PROBES_SHARE))
+        interceptors=[statuses, Reader()],
+        options=(*PROBE_OPTIONS, _at_most(PROBES_MAX, PROBES_SHARE)),
     )
     probes.add_generic_rpc_handlers((_check_alone(status),))
     host = settings.host.strip("[]")

@@ -3,66 +3,129 @@
 The only place where errors meet statuses. A SynclineError goes out with its code; a disk that
 refuses stops the process as well. Anything else is a fault of ours: the call ends INTERNAL, and the
 process is asked to stop.
+
+An error has the frames that it came through, and they may have a request of megabytes: it is taken
+from them before its status waits for a reader, and before gRPC keeps what has been raised.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from contextlib import aclosing
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
 from syncline_proto.errors import StoreDamaged, StoreError, SynclineError
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, status_of
+from syncline_sync.doorkeeper import Answers, AnyContext, Doorkeeper, Handler, Streams, replaced
 from syncline_sync.published import NewestNamed
 
-AnyContext: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
-
-class Statuses:
-    """The statuses of one servicer's calls; ``fail`` is told what must stop the process."""
+class Statuses(Doorkeeper):
+    """Ends the calls of a server; ``fail`` is told what must stop the process."""
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
         self._fail = fail
 
-    @asynccontextmanager
-    async def of(self, context: AnyContext) -> AsyncGenerator[None]:
-        """An error of the block ends the call with its status."""
-        try:
-            yield
-        except BaseException as error:
-            await self.abort(context, error)
-            raise
+    def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
+        """A handler whose errors end the call with their status."""
+        return replaced(
+            handler,
+            self._answered,
+            self._streamed,
+            parse=handler.request_deserializer,  # pyright: ignore[reportArgumentType]
+            write=handler.response_serializer,  # pyright: ignore[reportArgumentType]
+        )
 
-    async def abort(self, context: AnyContext, error: BaseException) -> None:
-        """End the call with the error's status.
+    def _answered(self, call: Answers) -> Answers:
+        async def answered(request: Any, context: AnyContext) -> Any:
+            with _Ending(self._fail) as ending:
+                return await call(request, context)
+            del request
+            await ending.tell(context)
 
-        Returns if there is nothing to tell: the call was cancelled, or has been ended already.
-        """
+        return answered
+
+    def _streamed(self, call: Streams) -> Streams:
+        async def streamed(request: Any, context: AnyContext) -> AsyncGenerator[Any]:
+            with _Ending(self._fail) as ending:
+                async with aclosing(call(request, context)) as answers:
+                    async for answer in answers:
+                        yield answer
+                return
+            del request
+            await ending.tell(context)
+
+        return streamed
+
+
+class _Ending:
+    """Takes the error of its block, and tells of it after that; a call that is cut goes as it is.
+
+    Nothing is raised here that a name still has: its frame would have it, and it its frame.
+    """
+
+    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+        self._fail = fail
+        self._told: Exception | None = None
+
+    def __enter__(self) -> _Ending:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, frames: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
         if isinstance(error, grpc.aio.InternalError):
             raise asyncio.CancelledError from None  # gRPC's own: the client went while we wrote
-        if isinstance(error, StoreError) and not isinstance(error, StoreDamaged):
-            self._fail(error)
-        if isinstance(error, SynclineError):
-            await refuse(context, error)
-        if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
-            self._fail(error)
-            await _told(context, grpc.StatusCode.INTERNAL, "The sync service failed; see its log.")
+        is_ours = isinstance(error, SynclineError | grpc.aio.AbortError)
+        is_stores = isinstance(error, StoreError) and not isinstance(error, StoreDamaged)
+        if is_stores or not is_ours:
+            self._fail(error)  # and that is told with its frames
+            self._told = error
+        else:
+            self._told = bare(error)
+        return True
+
+    async def tell(self, context: AnyContext) -> None:
+        """End the call with the status of the block's error, if it has not ended it itself."""
+        if isinstance(self._told, grpc.aio.AbortError):
+            return
+        try:
+            if isinstance(self._told, SynclineError):
+                await tell(context, self._told)
+            await _abort(context, grpc.StatusCode.INTERNAL, "The sync service failed; see its log.")
+        except grpc.aio.AbortError as raised:
+            # gRPC keeps it with the call, and its frames have the call: a ring, and megabytes in
+            # it, until the garbage collector comes. So it goes no further; gRPC raises it anew.
+            bare(raised)
 
 
-async def refuse(context: AnyContext, error: SynclineError) -> None:
-    """End a call with the error's status, code and sentence."""
+Raised = TypeVar("Raised", bound=BaseException)
+
+
+def bare(error: Raised) -> Raised:
+    """The same error without the frames that it came through, and what they hold."""
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
+
+
+async def tell(context: AnyContext, error: SynclineError) -> NoReturn:
+    """End a call with the error's status, code and sentence; that waits for its reader.
+
+    Raises:
+        AbortError: the call is over, as gRPC has it.
+        CancelledError: it was over before: its caller has gone.
+    """
     trailer = [(CODE_TRAILER, error.code)]
     if isinstance(error, NewestNamed):
         trailer.append((NEWEST_TRAILER, str(error.newest)))
     context.set_trailing_metadata(tuple(trailer))
-    await _told(context, status_of(error), error.message)
+    await _abort(context, status_of(error), error.message)
 
 
-async def _told(context: AnyContext, status: grpc.StatusCode, message: str) -> None:
-    """End a call with a status; a caller that goes meanwhile is nobody's fault."""
+async def _abort(context: AnyContext, status: grpc.StatusCode, message: str) -> NoReturn:
     try:
         await context.abort(status, message)
     except grpc.aio.InternalError:

@@ -94,7 +94,7 @@ def watched(budget: Budget) -> Iterator[Watch]:
     """Watch a budget, and the stagings that share it, to the end of the block."""
     watch = Watch(budget)
     hold: Callable[[Budget, Reservation, int], None] = Budget._hold
-    note, push = Staging.note, SyncServicer._push
+    note, push = Staging.note, SyncServicer.Push
 
     def held(self: Budget, one: Reservation, size: int) -> None:
         hold(self, one, size)
@@ -113,7 +113,7 @@ def watched(budget: Budget) -> Iterator[Watch]:
             watch.at_work -= 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SyncServicer, "_push", pushed)
+        patch.setattr(SyncServicer, "Push", pushed)
         patch.setattr(Budget, "_hold", held)
         patch.setattr(Staging, "note", noted)
         yield watch

@@ -70,7 +70,7 @@ def test_a_port_in_use_is_named(tmp_path: Path, which: str) -> None:
             flag = which.replace("_", "-")
             names = f"{taken}.*--{flag} .SYNCLINE_SYNC_{which.upper()}"
             with pytest.raises(PortInUse, match=names):
-                bind(SyncSettings(**ports), *servicers(s), s.shared.metrics)
+                bind(SyncSettings(**ports), *servicers(s), s.shared.metrics, s.shared.fail)
 
     asyncio.run(scenario())
 

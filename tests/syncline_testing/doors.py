@@ -23,7 +23,7 @@ async def doors(folder: Path, token: str = "") -> AsyncIterator[tuple[Doors, Ser
     """Open them for a service over ``folder``, until the block ends."""
     async with service(folder, RunSettings()) as s:
         settings = SyncSettings(port=0, health_port=0, metrics_port=0, token=token)
-        opened = bind(settings, *servicers(s), s.shared.metrics)
+        opened = bind(settings, *servicers(s), s.shared.metrics, s.shared.fail)
         await opened.open()
         try:
             yield opened, s

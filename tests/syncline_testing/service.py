@@ -40,6 +40,7 @@ from syncline_sync.reading import HELD_MAX, Reader
 from syncline_sync.run import Shared
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import CHANNEL_OPTIONS
+from syncline_sync.statuses import Statuses
 
 RUN = "run"
 
@@ -236,7 +237,8 @@ async def service(
         seat=seat,
     )
     host = Host(shared)
-    server = grpc.aio.server(interceptors=[Reader(held_max)], options=CHANNEL_OPTIONS)
+    doorkeepers = [Statuses(shared.fail), Reader(held_max)]
+    server = grpc.aio.server(interceptors=doorkeepers, options=CHANNEL_OPTIONS)
     sync_pb2_grpc.add_SyncServiceServicer_to_server(SyncServicer(host, shared), server)
     checkpoints = CheckpointServicer(host, shared)
     checkpoints_pb2_grpc.add_CheckpointServiceServicer_to_server(checkpoints, server)

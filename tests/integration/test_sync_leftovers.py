@@ -1,0 +1,116 @@
+"""A call that ends without an answer leaves nothing for the garbage collector to find.
+
+It comes when many objects have been made, and knows nothing of how large they are: a few rings with
+a message of megabytes each would grow for minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import grpc
+import pytest
+
+from syncline_proto.codec import crc32c
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_testing.service import RUN, Service, code_of, flat_layout, service
+
+LAYOUT = flat_layout(1 << 20, 2)
+RULES = RunSettings.model_validate({"strategy": "local-sgd", "codec": {"up": "fp32"}})
+LARGE = 1 << 20
+BOXES = [box.to_proto() for box in LAYOUT.fragments[0].boxes]
+CHUNK = pb.PushRequest(chunk=pb.Chunk(data=bytes(LARGE), crc32c=crc32c(bytes(LARGE))))
+PUSH, OPEN = (f"/syncline.sync.v1.SyncService/{method}" for method in ("Push", "OpenRun"))
+
+Call = Callable[[Service, grpc.aio.Channel], Awaitable[Any]]
+
+
+def header(**given: Any) -> pb.PushRequest:
+    usual: dict[str, Any] = {
+        "run": RUN, "epoch": 1, "replica": "a", "incarnation": 1, "seq": 1, "ranks": 1,
+        "kind": pb.PUSH_KIND_PARAMETERS, "codec": pb.CODEC_FP32, "boxes": BOXES,
+    }  # fmt: skip
+    return pb.PushRequest(header=pb.PushHeader(**usual | given))
+
+
+def pushing(*messages: bytes | pb.PushRequest, seconds: float = 20) -> Call:
+    """Send these; with few seconds, say no more then and go away in the midst of the push."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        for message in messages:
+            yield message if isinstance(message, bytes) else message.SerializeToString()
+        if seconds < 1:
+            await asyncio.Event().wait()
+
+    return lambda _, channel: channel.stream_unary(PUSH)(parts(), timeout=seconds)
+
+
+def asking(**request: Any) -> Call:
+    async def pull(s: Service, _: grpc.aio.Channel) -> None:
+        [part async for part in s.stub.Pull(pb.PullRequest(**request), timeout=20)]
+
+    return pull
+
+
+CALLS: dict[str, tuple[Call, str]] = {
+    "no message": (pushing(b"\xff" * LARGE), "INVALID_REQUEST"),
+    "boxes without end": (pushing(header(boxes=[pb.Box()] * 100_001)), "INVALID_REQUEST"),
+    "a name": (pushing(header(replica="A" * LARGE)), "INVALID_REQUEST"),
+    "a run": (pushing(header(run="unknown"), CHUNK), "RUN_UNKNOWN"),
+    "a chunk": (pushing(header(), b"\xff" * LARGE), "INVALID_REQUEST"),
+    "a checksum": (
+        pushing(header(), pb.PushRequest(chunk=pb.Chunk(data=bytes(LARGE)))),
+        "INVALID_REQUEST",
+    ),
+    "gone": (pushing(header(), CHUNK, seconds=0.5), "DEADLINE_EXCEEDED"),
+    "a request": (
+        lambda _, channel: channel.unary_unary(OPEN)(b"\xff" * LARGE, timeout=20),
+        "INVALID_REQUEST",
+    ),
+    "a revision": (asking(run=RUN, fragment=0, epoch=9), "EPOCH_CHANGED"),
+}
+
+
+async def refused(s: Service, channel: grpc.aio.Channel, call: Call, wanted: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(s, channel)
+    trailer = caught.value.trailing_metadata()
+    assert (code_of(caught.value) if trailer else caught.value.code().name) == wanted
+
+
+async def left_by(call: Call, wanted: str, folder: Path) -> list[Any]:
+    """What three such calls leave for the collector; a first one makes what is made once."""
+    async with service(folder, RULES) as s, grpc.aio.insecure_channel(s.address) as channel:
+        await s.members({"a": 1})
+        await s.open(LAYOUT, "a")
+        await refused(s, channel, call, wanted)
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):
+                await refused(s, channel, call, wanted)
+            await s.status()
+            await asyncio.sleep(0.1)  # a caller that goes is seen a moment later
+            gc.collect()
+            return list(gc.garbage)
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_call_that_is_refused_leaves_no_ring(what: str, tmp_path: Path) -> None:
+    """Neither frames of the service nor a call of gRPC's, which has what came of it."""
+    left = asyncio.run(left_by(*CALLS[what], tmp_path))
+    codes = [one.f_code for one in left if isinstance(one, FrameType)]
+    frames = [code.co_qualname for code in codes if "syncline_sync" in code.co_filename]
+    assert not frames
+    assert not {type(one).__name__ for one in left} & {"RPCState", "_ServicerContext"}
