@@ -40,6 +40,11 @@ def status(cluster: Cluster) -> pb.GetRunStatusResponse:
         return stub.GetRunStatus(pb.GetRunStatusRequest(run=RUN), timeout=10)
 
 
+def told(cluster: Cluster) -> list[str]:
+    """The kinds of the run's events, so far."""
+    return [line["kind"] for line in cluster.get(f"/events?run={RUN}")]
+
+
 def folder_of(store: Path, fragment: int) -> Path:
     return store / "runs" / RUN / f"{fragment:05d}"
 
@@ -109,6 +114,5 @@ def test_replicas_move_onto_what_is_there_and_the_run_ends_well(
             assert BUDGET <= committed <= steps * STEP_TOKENS - ROUND
             assert b.replica.committed_tokens == committed
         assert cluster.get(f"/runs/{RUN}")["state"] == "finished"
-        told = [line["kind"] for line in cluster.get(f"/events?run={RUN}")]
-        assert event in told
+        wait_until(lambda: event in told(cluster), 20, f"{event} is told")
         assert status(cluster).epoch >= 2
