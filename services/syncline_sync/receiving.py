@@ -24,7 +24,8 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.patience import patience
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.shard import Shard
-from syncline_sync.staging import Staged, Staging
+from syncline_sync.staged import Staged
+from syncline_sync.staging import Staging
 
 TOGETHER = 2
 """Chunks for which the pool is asked: to ask, and to be told of the end, costs as much as one."""

@@ -26,7 +26,8 @@ from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.report import round_report
 from syncline_sync.sources import FEW_SPANS
-from syncline_sync.staging import Staged, Staging, away
+from syncline_sync.staged import Staged
+from syncline_sync.staging import Staging, away
 from syncline_sync.stored import Stored
 
 KIND = {

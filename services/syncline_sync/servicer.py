@@ -94,14 +94,15 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         assert staging is not None
         assert run.places is not None
         find = partial(shard_of, run.places, header, self._shared.slabs)
-        shard = await self._located(run.name, run.places, header, find)
+        try:
+            shard = await self._located(run.name, run.places, header, find)
+        except InvalidRequest as error:
+            if _early(run, runner, header) is None:
+                staging.refuse(header, error)
+            raise
         del header, find  # many boxes may be in it
         header = shard.header
-        early = runner.core.fenced(run.members, header.replica, header.incarnation)
-        early = early or staging.answered(header)
-        early = early or runner.core.known(header.replica, header.incarnation, header.seq)
-        if early is None and header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
-            early = runner.core.of_another_epoch(header.epoch)
+        early = _early(run, runner, header)
         if early is not None:
             run.metrics.judged(early.verdict)
             return _response(early, runner)
@@ -227,6 +228,17 @@ def _name(field: str, value: str) -> str:
     if not valid_name(value):
         raise InvalidRequest(f"{field}: {value[:80]!r} is not a name ({NAME_WORDS}).")
     return value
+
+
+def _early(run: RunHost, runner: Runner, header: pb.PushHeader) -> Judgement | None:
+    """The answer to a push that need not come in; None if it is to."""
+    assert run.staging is not None
+    early = runner.core.fenced(run.members, header.replica, header.incarnation)
+    early = early or run.staging.answered(header)
+    early = early or runner.core.known(header.replica, header.incarnation, header.seq)
+    if early is None and header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
+        early = runner.core.of_another_epoch(header.epoch)
+    return early
 
 
 def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:

@@ -8,130 +8,28 @@ dropped, so that it cannot hold room for ever. Decides nothing about rounds.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from syncline_proto.codec import codec_of
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
 from syncline_proto.layout import Layout
-from syncline_proto.spans import NOWHERE, SPANS_MAX, check_tiling
+from syncline_proto.spans import NOWHERE
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.budget import Budget, Reservation
-from syncline_sync.core.merge import Payload
+from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.shard import Shard
-
-NAMED_MAX = 8
-"""Ranks that a sentence names."""
-
-_AGREED = (
-    "epoch", "kind", "ranks", "codec", "base_revision", "gradient_step",
-    "inner_steps", "tokens", "first_step", "last_step",
-)  # fmt: skip
-"""Header fields in which all ranks of a push must agree."""
+from syncline_sync.staged import Staged
 
 
-@dataclass(slots=True)
-class Staged:
-    """One replica's push of one fragment: the ranks that are in, and those that are coming.
+class _Refused(NamedTuple):
+    """A rank whose header was refused, and why."""
 
-    Invariant: all its shards together name no more elements than the fragment has, so what it
-    holds stays within its room.
-    """
-
-    key: tuple[int, str, int, int]
-    """(fragment, replica, incarnation, seq)."""
-    header: pb.PushHeader
-    """Of the rank that came first; the others must agree with it."""
-    reservation: Reservation
-    answer: asyncio.Future[Judgement]
-    """Every rank's call waits for the same judgement."""
-    coming: dict[int, Shard] = field(default_factory=dict[int, Shard])
-    """By rank: whose chunks are coming in now."""
-    shards: dict[int, Shard] = field(default_factory=dict[int, Shard])
-    """By rank: those that are whole."""
-    calls: dict[int, asyncio.Task[None]] = field(default_factory=dict[int, asyncio.Task[None]])
-    """By rank: what takes in, or took in, the chunks."""
-    claimed: int = 0
-    """Elements of both together."""
-    span_count: int = 0
-    """Spans of both together."""
-    submitted: bool = False
-    """All ranks are in, and somebody has taken the push to be judged."""
-    granted_s: float = math.inf
-    """When it was first seen to have room."""
-    heard_s: float = -math.inf
-    """When one of its ranks last sent something."""
-
-    @property
-    def whole(self) -> bool:
-        return len(self.shards) == self.header.ranks
-
-    @property
-    def norm(self) -> float:
-        """||D|| over all shards; the order of summing is that of the ranks, not of arrival."""
-        total = math.fsum(self.shards[rank].square_sum for rank in sorted(self.shards))
-        return math.sqrt(total) if total >= 0.0 else math.nan
-
-    def check_tiling(self, numel: int) -> None:
-        """Check that the ranks of a whole push cover its fragment of ``numel`` elements once.
-
-        Heavy where they come in many spans: call it in the pool.
-
-        Raises:
-            InvalidRequest: an element is missing or comes twice.
-        """
-        check_tiling(numel, [shard.extent.spans() for shard in self.shards.values()])
-
-    def payloads(self) -> list[Payload]:
-        return [self.shards[rank].payload() for rank in sorted(self.shards)]
-
-    def lacks(self, rank: int) -> bool:
-        """Whether this rank is not in yet."""
-        return rank < self.header.ranks and rank not in self.shards
-
-    def expects(self, shard: Shard) -> bool:
-        """Whether this very shard is to be received; not if its rank is in, or began anew."""
-        return self.coming.get(shard.header.rank) is shard
-
-    def received_by(self, shard: Shard, call: asyncio.Task[None]) -> None:
-        """``call`` takes in a shard that is expected; it is cancelled if that is discarded."""
-        if self.expects(shard):
-            self.calls[shard.header.rank] = call
-
-    def discard(self, rank: int) -> None:
-        """Forget what a rank has sent; the call that still sends it would keep it, so that ends."""
-        shard = self.coming.pop(rank, None) or self.shards.pop(rank, None)
-        call = self.calls.pop(rank, None)
-        if call is not None:
-            call.cancel()
-        if shard is not None:
-            self.claimed -= shard.elements
-            self.span_count -= shard.extent.span_count
-
-    def claim(self, shard: Shard, elements_max: int) -> None:
-        """Make room for a rank's shard, in place of what it has sent before.
-
-        ``elements_max`` is the fragment's number of elements, for all ranks together.
-
-        Raises:
-            InvalidRequest: the ranks together name more than that, or fall into too many spans;
-                what the rank has sent before is forgotten all the same.
-        """
-        rank = shard.header.rank
-        self.discard(rank)
-        if self.claimed + shard.elements > elements_max:
-            raise InvalidRequest(
-                f"boxes: rank {rank} has {shard.elements} elements where the other ranks "
-                f"leave {elements_max - self.claimed}."
-            )
-        if self.span_count + shard.extent.span_count > SPANS_MAX:
-            raise InvalidRequest(f"boxes: the push falls into more than {SPANS_MAX} spans.")
-        self.coming[rank] = shard
-        self.claimed += shard.elements
-        self.span_count += shard.extent.span_count
+    incarnation: int
+    seq: int
+    rank: int
+    why: str
 
 
 class Staging:
@@ -149,6 +47,8 @@ class Staging:
 
         By (fragment, replica): a client whose call is cut while it waits for room asks again.
         """
+        self._refused: dict[tuple[int, str], _Refused] = {}
+        """By (fragment, replica): the last rank that was refused, and has not come again."""
         self._heard_by_rank: dict[tuple[str, int], dict[int, float]] = {}
         """When each rank of a (replica, incarnation) last sent something, of any fragment."""
 
@@ -175,19 +75,34 @@ class Staging:
         if self._is_over:
             raise away()
         header = shard.header
-        key = (header.fragment, header.replica, header.incarnation, header.seq)
+        key = _key(header)
         staged = self._staged.get(key)
         if staged is None:
             if any(other[:2] == key[:2] and other > key for other in self._staged):
                 raise InvalidRequest("seq: a newer push of this fragment has begun.")
             staged = self._begin(key, header)
-        _agree(staged.header, header)
-        before = staged.shards.get(header.rank)
-        if staged.submitted or (before is not None and before.is_like(shard)):
-            shard.extent = NOWHERE  # it may be large, and the rank may ask often
-            return staged
-        staged.claim(shard, self._numel(key))
+        try:
+            staged.check_agrees(header)
+            before = staged.shards.get(header.rank)
+            if staged.submitted or (before is not None and before.is_like(shard)):
+                shard.extent = NOWHERE  # it may be large, and the rank may ask often
+            else:
+                staged.claim(shard, self._numel(key))
+        except InvalidRequest as error:
+            self.refuse(header, error)
+            raise
+        told = self._refusal(key)
+        if told is not None and told.rank == header.rank:
+            del self._refused[key[:2]]
         return staged
+
+    def refuse(self, header: pb.PushHeader, why: InvalidRequest) -> None:
+        """A rank was refused at its header; it may come again, and the others wait for that.
+
+        Call it only for a member's: what is kept of it is bounded by those.
+        """
+        told = _Refused(header.incarnation, header.seq, header.rank, why.message)
+        self._refused[header.fragment, header.replica] = told
 
     def note(self, staged: Staged, shard: Shard, now_s: float) -> None:
         """A rank has sent something: its replica's pushes that lack it are alive."""
@@ -262,7 +177,7 @@ class Staging:
                 continue
             staged.granted_s = min(staged.granted_s, now_s)
             if self._has_stood_still(staged, now_s - still_s):
-                self.drop(staged, Unreachable(_not_come(staged, still_s)))
+                self.drop(staged, self._not_come(staged, still_s))
             elif staged.granted_s + hold_s <= now_s and self._budget.is_wanted_beside(
                 staged.reservation
             ):
@@ -289,6 +204,24 @@ class Staging:
             key: known for key, known in self._answered.items() if not fenced(*key, known[0])
         }
         self._left = {key: left for key, left in self._left.items() if not fenced(*key, left[0])}
+        self._refused = {
+            key: told for key, told in self._refused.items() if not fenced(*key, told.incarnation)
+        }
+
+    def _refusal(self, key: tuple[int, str, int, int]) -> _Refused | None:
+        """Which rank of a push was refused, if it has not come again."""
+        told = self._refused.get(key[:2])
+        return told if told is not None and told[:2] == key[2:] else None
+
+    def _not_come(self, staged: Staged, still_s: float) -> SynclineError:
+        """What the ranks of a push are told that stood still, because others did not come."""
+        told = self._refusal(staged.key)
+        if told is None or not staged.lacks(told.rank):
+            return Unreachable(staged.not_come(still_s))
+        return InvalidRequest(
+            f"push: rank {told.rank} of {staged.header.ranks} was refused, and did not come again "
+            f"for {still_s:g} s: {told.why}"
+        )
 
     def _begin(self, key: tuple[int, str, int, int], header: pb.PushHeader) -> Staged:
         """Make a push that asks for room; it comes in place of its replica's older ones.
@@ -326,27 +259,10 @@ class Staging:
         return self._layout.fragments[key[0]].numel
 
 
+def _key(header: pb.PushHeader) -> tuple[int, str, int, int]:
+    return header.fragment, header.replica, header.incarnation, header.seq
+
+
 def away() -> Unreachable:
     """What a push of a run is told that is put away."""
     return Unreachable("push: the run is being put away; send it again.")
-
-
-def _not_come(staged: Staged, still_s: float) -> str:
-    ranks = staged.header.ranks
-    missing = itertools.islice(filter(staged.lacks, range(ranks)), NAMED_MAX + 1)
-    *named, last = [str(rank) for rank in missing]
-    if len(named) == NAMED_MAX:
-        last = "…"
-    who = f"ranks {', '.join((*named, last))}" if named else f"rank {last}"
-    return f"push: {who} of {ranks} did not come for {still_s:g} s; send it again."
-
-
-def _agree(ours: pb.PushHeader, theirs: pb.PushHeader) -> None:
-    if ours.HasField("base_revision") != theirs.HasField("base_revision"):
-        raise InvalidRequest("base_revision: some ranks of the push name one and some do not.")
-    for name in _AGREED:
-        if getattr(ours, name) != getattr(theirs, name):
-            raise InvalidRequest(
-                f"{name}: rank {theirs.rank} says {getattr(theirs, name)} where rank {ours.rank} "
-                f"of the same push said {getattr(ours, name)}."
-            )

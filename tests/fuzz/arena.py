@@ -28,7 +28,8 @@ from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget, Reservation
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.shard import Shard
-from syncline_sync.staging import Staged, Staging
+from syncline_sync.staged import Staged
+from syncline_sync.staging import Staging
 from syncline_testing.service import BROKEN, BROKEN_MAX, code_of, service
 
 PUSH = "/syncline.sync.v1.SyncService/Push"

@@ -1,9 +1,12 @@
-"""Large headers of pushes are bounded as long as these wait for room; their chunks are not."""
+"""Headers of pushes: what is refused at one is told, and large ones that wait are bounded."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -12,7 +15,14 @@ import pytest
 from syncline_proto.parts import read_chunk
 from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_testing.service import code_of, flat_layout, iter_push, service
+from syncline_testing.service import (
+    Service,
+    code_of,
+    flat_layout,
+    iter_push,
+    rank_header,
+    service,
+)
 
 RULES = RunSettings.model_validate(
     {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}}
@@ -84,3 +94,81 @@ def test_chunks_that_another_library_wrote_count_until_the_next_alone(tmp_path: 
             assert answer.verdict == pb.VERDICT_ACCEPTED
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    "wrong", [{"boxes": [pb.Box(offsets=[SIZE - 1], sizes=[2])]}, {"codec": 99}]
+)
+def test_the_ranks_of_one_that_was_refused_are_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], is_first: bool
+) -> None:
+    monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 1.0))
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as s:
+            whole = s.header(VALUES, "a", base_revision=0)
+            bad = s.header(VALUES, "a", base_revision=0, seq=whole.seq, rank=1, ranks=2, **wrong)
+            if is_first:
+                await refused(s, bad)
+            call = await half_in(s, whole)
+            if not is_first:
+                await refused(s, bad)
+            told = "rank 1 of 2 was refused, and did not come again for 1 s: (boxes|codec): "
+            with pytest.raises(grpc.aio.AioRpcError, match=told) as error:
+                await call
+            assert code_of(error.value) == "INVALID_REQUEST"
+            again = await s.push(VALUES, "a", base_revision=0)
+            assert again.verdict == pb.VERDICT_ACCEPTED
+
+    asyncio.run(scenario())
+
+
+def test_a_header_of_no_member_is_nothing_to_a_members_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anything kept of it: anybody may send as many as there are names."""
+    monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 1.0))
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as s:
+            whole = s.header(VALUES, "a", base_revision=0)
+            call = await half_in(s, whole)
+            for given in ({"replica": "b"}, {"replica": "a", "incarnation": 2}):
+                fields = {"seq": whole.seq, "rank": 1, "ranks": 2, "codec": 99, **given}
+                await refused(s, s.header(VALUES, base_revision=0, **fields))
+            staging = (await s.host.run(s.run)).staging
+            assert staging is not None and not staging._refused
+            with pytest.raises(grpc.aio.AioRpcError, match="rank 1 of 2 did not come") as error:
+                await call
+            assert code_of(error.value) == "UNREACHABLE"
+
+    asyncio.run(scenario())
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[Service]:
+    """A run of one replica at revision 0."""
+    async with service(folder, RULES) as s:
+        await s.members({"a": 1})
+        await s.open(flat_layout(SIZE), "a")
+        await s.offer(VALUES, "a")
+        yield s
+
+
+async def refused(s: Service, header: pb.PushHeader) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="boxes|codec") as error:
+        await s.send(pb.PushRequest(header=header))
+    assert code_of(error.value) == "INVALID_REQUEST"
+
+
+async def half_in(s: Service, whole: pb.PushHeader) -> asyncio.Task[pb.PushResponse]:
+    """The call of rank 0 of two, which is in and waits for the other."""
+    header = rank_header(whole, 0, 2, 0, SIZE // 2)
+    call = asyncio.create_task(s.send(*iter_push(header, VALUES[: SIZE // 2])))
+    staging = (await s.host.run(s.run)).staging
+    assert staging is not None
+    async with asyncio.timeout(20):
+        while not any(staged.shards for staged in staging._staged.values()):
+            await asyncio.sleep(0.001)
+    return call

@@ -24,7 +24,8 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import runner
 from syncline_sync.receiving import TOGETHER
 from syncline_sync.shard import Shard
-from syncline_sync.staging import Staged, Staging
+from syncline_sync.staged import Staged
+from syncline_sync.staging import Staging
 from syncline_testing.service import (
     Service,
     code_of,
@@ -42,6 +43,8 @@ RULES = RunSettings.model_validate(
 )
 ROUNDS = "unit/sync/test_fragment_rounds.py"
 STAGING = "unit/sync/test_staging.py"
+WAITS = "unit/sync/test_staging_cut.py"
+HEADERS = "integration/test_sync_headers.py"
 HERE = "integration/test_sync_order.py"
 FAULTS = "integration/test_sync_faults.py"
 HOGS = "integration/test_sync_hogs.py"
@@ -107,6 +110,12 @@ HELD_BY = {
     ),
     "a rank that never comes": (
         (HOGS, "test_pushes_that_lack_a_rank_for_ever_do_not_keep_another_run_out"),
+    ),
+    "a rank that is refused at its header": (
+        (WAITS, "test_the_ranks_of_one_that_was_refused_are_told_why_if_it_does_not_come_again"),
+        (WAITS, "test_a_rank_that_was_refused_and_comes_again_is_as_any_other"),
+        (HEADERS, "test_the_ranks_of_one_that_was_refused_are_told_why"),
+        (HEADERS, "test_a_header_of_no_member_is_nothing_to_a_members_ranks"),
     ),
     "a newer `seq` while an older push is not whole": (
         (STAGING, "test_a_newer_push_replaces_an_unfinished_older_one"),

@@ -15,7 +15,8 @@ from syncline_sync.budget import Budget
 from syncline_sync.places import Places
 from syncline_sync.shard import Shard, shard_of
 from syncline_sync.slabs import Slabs
-from syncline_sync.staging import Staged, Staging
+from syncline_sync.staged import Staged
+from syncline_sync.staging import Staging
 from syncline_testing.service import flat_layout
 
 SIZE = 12

@@ -21,7 +21,7 @@ from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import RunSettings
 from syncline_proto.spans import NOWHERE, Extent, extent
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync import staging
+from syncline_sync import staged
 from syncline_sync.core.record import Saved
 from syncline_sync.fragment_store import FragmentStore, Place
 from syncline_sync.published import (
@@ -186,7 +186,7 @@ def test_a_shard_in_very_many_spans_is_worked_on_in_the_pool(
 
         return noted
 
-    monkeypatch.setattr(staging, "check_tiling", watched(staging.check_tiling))
+    monkeypatch.setattr(staged, "check_tiling", watched(staged.check_tiling))
     monkeypatch.setattr(Sent, "read", watched(Sent.read))
     rules = RunSettings.model_validate({"codec": {"down": "fp32"}})
     columns = [Box(0, (0, column), (ROWS, 1)).to_proto() for column in (0, 1)]

@@ -20,7 +20,8 @@ from syncline_sync.core.record import Judgement
 from syncline_sync.places import Places
 from syncline_sync.shard import Shard, shard_of
 from syncline_sync.slabs import SLAB_BYTES, Slabs
-from syncline_sync.staging import Staged, Staging
+from syncline_sync.staged import Staged
+from syncline_sync.staging import Staging
 from syncline_testing.service import flat_layout
 from syncline_testing.staging import header
 

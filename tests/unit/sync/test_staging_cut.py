@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncline_proto.errors import Unreachable
+from syncline_proto.errors import InvalidRequest, Unreachable
 from syncline_proto.layout import Box
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.places import Places
 from syncline_sync.shard import shard_of
 from syncline_sync.slabs import Slabs
-from syncline_sync.staging import Staged, Staging
+from syncline_sync.staged import Staged
+from syncline_sync.staging import Staging
 from syncline_testing.staging import BYTES, LAYOUT, SIZE, fill, half, header, joined, run, sent
 
 STILL_S = 10.0
@@ -44,6 +45,46 @@ def test_a_rank_that_never_comes_costs_its_replica_the_room() -> None:
         assert budget.used == 0
         again, _ = joined(staging, empty)
         assert again is not staged and again.reservation.granted.done(), "it may be sent again"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_ranks_of_one_that_was_refused_are_told_why_if_it_does_not_come_again(
+    is_first: bool,
+) -> None:
+    """And a push after that begins as any."""
+
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        if is_first:
+            staging.refuse(half(1), InvalidRequest("boxes: no."))
+        staged, _ = sent(staging, half(0))
+        if not is_first:
+            with pytest.raises(InvalidRequest, match="^codec: rank 1 says"):
+                joined(staging, half(1, codec=pb.CODEC_BF16))
+        cut_at(staging, 0.0, 9.9)
+        assert not staged.answer.done(), "it may come again"
+        cut_at(staging, 10.0)
+        why = "^push: rank 1 of 2 was refused, and did not come again for 10 s: (boxes|codec): "
+        with pytest.raises(InvalidRequest, match=why):
+            await staged.answer
+        next_one, _ = sent(staging, half(0, seq=2))
+        cut_at(staging, 20.0, 30.0)
+        await is_cut(next_one, "rank 1 of 2")
+
+    run(scenario)
+
+
+def test_a_rank_that_was_refused_and_comes_again_is_as_any_other() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        staging.refuse(half(1), InvalidRequest("boxes: no."))
+        staged, _ = sent(staging, half(0))
+        assert joined(staging, half(1))[0] is staged
+        cut_at(staging, 0.0, 10.0)
+        await is_cut(staged, "rank 1 of 2")
+        staging.refuse(half(1, "b"), InvalidRequest("boxes: no."))
+        sent(staging, half(0, "b"))
+        assert sent(staging, half(1, "b"))[1], "it is whole"
 
     run(scenario)
 
