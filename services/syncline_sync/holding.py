@@ -216,9 +216,7 @@ class Holding:
         await self._read_newest_from_file()
         unread: memoryview | None = None
         for _, value in self.revisions.values:
-            if value.difference is not None and not value.is_lent:
-                unread = value.difference.payload
-            value.difference = None  # but for those who read it
+            unread = value.retire() or unread
         if self._sent is None or closing.kind is Kind.PARAMETERS:
             self._sent = np.empty(self._numel, np.uint16) if self._sent is None else self._sent
             await self._compute(publish, self._sent, self._parameters)

@@ -58,7 +58,8 @@ class Published:
     ) -> None:
         """``difference`` is the one to the revision before, for who holds that."""
         self.saved, self.codec, self.difference = saved, codec, difference
-        self._source = source
+        self._source, self._made = source, difference
+        """The difference as long as it is in memory, told of or not."""
         self._reads: set[asyncio.Future[Bytes]] = set()
         """Those under way in the pool; they may be of a source before this one."""
         self._loans = 0
@@ -120,11 +121,6 @@ class Published:
         if self._loans:
             await compute(pool, self._source.hold)
 
-    @property
-    def is_lent(self) -> bool:
-        """Somebody reads it, or its difference."""
-        return self._loans > 0
-
     def lend(self) -> None:
         """Somebody begins to read it; ``give_back`` is to follow."""
         self._loans += 1
@@ -133,9 +129,23 @@ class Published:
         self._loans -= 1
         self._close_unread()
 
+    def retire(self) -> memoryview | None:
+        """Nobody begins to read the difference any more: its memory, once nobody reads it."""
+        self.difference = None
+        if self._made is None or self._loans:
+            return None
+        unread, self._made = self._made.payload, None
+        return unread
+
     def drop(self) -> None:
-        """Nobody begins to read it any more."""
+        """Nobody begins to read it any more.
+
+        Nor goes on to read its difference, which is in memory alone: each slow reader's would stay.
+        """
         self._is_dropped = True
+        self.difference = None
+        if self._made is not None:
+            self._made.close()
         self._close_unread()
 
     def _read(self, reading: asyncio.Future[Bytes]) -> None:
@@ -250,8 +260,8 @@ class Loan:
         """Look whether reading may go on; call it for each chunk.
 
         Raises:
-            RevisionGone: the shelf dropped it ``still_s`` ago; a difference, which no file has and
-                which is in memory for its readers alone then, just now.
+            RevisionGone: the shelf dropped it ``still_s`` ago; a difference, which is in no file,
+                just now.
         """
         if self._shelf.keeps(self.value):
             return
@@ -273,14 +283,15 @@ class Loan:
         """The bytes of some spans; as ``Published.read``.
 
         Raises:
-            RevisionGone: the value was dropped, and its file removed before it was held.
+            RevisionGone: the value was dropped, and its file removed before it was held, or its
+                difference freed.
             StoreDamaged: its file is damaged.
         """
-        if self._difference is not None:
-            if len(spans) <= FEW_CUT_SPANS:
-                return self._difference.read(spans)
-            return await compute(pool, self._difference.read, spans)
         try:
+            if self._difference is not None:
+                if len(spans) <= FEW_CUT_SPANS:
+                    return self._difference.read(spans)
+                return await compute(pool, self._difference.read, spans)
             return await self.value.read(spans, pool)
         except RevisionGone:
             raise self._shelf.gone(self._number) from None

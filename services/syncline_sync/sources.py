@@ -86,10 +86,21 @@ class Difference(Source):
 
     def __init__(self, payload: memoryview) -> None:
         """``payload`` is what ``advance`` returned."""
-        self.payload = payload
+        self.payload: memoryview | None = payload
+        """None once it was closed, whoever still has this."""
 
     def read(self, spans: Spans) -> Bytes:
-        return cut(self.payload, spans)
+        """
+        Raises:
+            RevisionGone: it was closed.
+        """
+        payload = self.payload
+        if payload is None:
+            raise RevisionGone("The difference is gone.")
+        return cut(payload, spans)
+
+    def close(self) -> None:
+        self.payload = None
 
 
 class Filed(Source):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from syncline_proto.codec import Float32, Follower, UInt16, encode
 from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core.record import Saved
+from syncline_sync.core.record import KEPT, Saved
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.published import Loan, Published
 from syncline_sync.sources import Difference
@@ -209,13 +211,32 @@ def test_memory_is_three_arrays_a_half_and_a_quarter(tmp_path: Path) -> None:
             assert held._spare is not None and held._sent is not None
             kept = [held._parameters, held._momentum, held._spare, held._sent]
             difference = await f.difference()
-            assert difference is not None
+            assert difference is not None and difference.payload is not None
             assert sum(a.nbytes for a in kept) == 3.5 * 4 * NUMEL
             assert len(difference.payload) == NUMEL + 4 * 20
             kept.append(np.asarray(difference.payload))
             where = {a.ctypes.data for a in kept}
             arrays = arrays or where
             assert where == arrays, "all of it is used again"
+
+    run(tmp_path, scenario)
+
+
+def test_differences_in_memory_are_two_however_many_slow_readers_there_are(tmp_path: Path) -> None:
+    """Each reads another one, and never takes its next chunk."""
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        made: list[weakref.ref[Any]] = []
+        with ExitStack() as readers:
+            for seed in range(2, 10):
+                await f.round(values(seed, 0.01))
+                value, difference = await f.value(), await f.difference()
+                assert difference is not None and difference.payload is not None
+                made.append(weakref.ref(difference.payload.obj))
+                shelf = f.holding.revisions
+                readers.enter_context(Loan(shelf, f.revision, value, difference))
+                assert sum(array() is not None for array in made) <= KEPT
 
     run(tmp_path, scenario)
 
