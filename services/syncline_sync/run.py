@@ -14,6 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
+
+from syncline_proto.codec import codec_of
 from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError, Unreachable
 from syncline_proto.layout import Layout, difference
 from syncline_proto.owners import Seat
@@ -32,10 +35,18 @@ from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
 from syncline_sync.stored import Stored
 
+log = structlog.get_logger()
+
 LOOKS = 8
 """At pushes that may stand still, in the time after which they are cut."""
 
 ALONE = Seat()
+
+LITTLE_ROOM = (
+    "The largest push of this run has {largest} bytes, and --staging-bytes ({limit}) is less than "
+    "three of them: a replica that holds room and sends nothing can keep the others waiting until "
+    "it is cut. Give the sync service --staging-bytes {wanted} or more."
+)
 
 Report = Callable[[str, RoundReport | EventIn], None]
 """(run, what): goes to the control plane when it can."""
@@ -161,6 +172,8 @@ class RunHost:
         self.settings = membership.settings
         self.members = {m.replica: m.incarnation for m in membership.members}
         self._running = membership.state is RunState.RUNNING
+        if self.ended_at_s is not None:
+            self._see_room()
         self.ended_at_s = None
         self._phase = (membership.phase, membership.phase_ended)
         self._ending.hear(*self._phase)
@@ -232,6 +245,7 @@ class RunHost:
             await at_disk(self._store.save_layout, layout)
             fragments = self._store.fragments(layout, mine)
             self._start(layout, await at_disk(_stored, fragments, self.epoch))
+            self._see_room()
             self._look()
         except StoreError as error:
             if not isinstance(error, StoreDamaged):
@@ -268,6 +282,16 @@ class RunHost:
             i: Runner(i, specs[i].name, specs[i].numel, self.settings, stored, around)
             for i, stored in fragments.items()
         }
+
+    def _see_room(self) -> None:
+        """Tell the operator where replicas' pushes are large for the room that there is."""
+        limit = self._shared.budget.limit
+        numel = max((runner.numel for runner in self.runners.values()), default=0)
+        largest = codec_of(pb.CODEC_FP32).size(numel)
+        if 3 * largest > limit:
+            why = LITTLE_ROOM.format(largest=largest, limit=limit, wanted=3 * largest)
+            log.warning("little room for pushes", run=self.name, why=why)
+            self._shared.report(self.name, EventIn(kind="run.little_room", message=why))
 
     async def _cut(self, staging: Staging) -> None:
         """Drop pushes that stand still, for ever."""

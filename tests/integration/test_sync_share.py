@@ -8,37 +8,42 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from syncline_proto.rest import EventIn
 from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.service import flat_layout, service
 
-SIZE, FRAGMENTS = 1000, 6
+SIZE, FRAGMENTS = 1000, 9
 VALUES = np.full(SIZE, 0.5, np.float32)
 RULES = RunSettings.model_validate(
     {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}}
 )
 
 
-def test_a_replica_that_has_taken_all_it_may_and_sends_nothing_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("hogs", [1, 2, 3])
+def test_replicas_that_have_taken_all_they_may_and_send_nothing_hold_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hogs: int
 ) -> None:
-    """Long before it is cut."""
+    """Long before they are cut, where there is room for 3, 7 or 15 of the largest pushes."""
     monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 600.0))
 
     async def scenario() -> None:
-        async with service(tmp_path, RULES, 3 * VALUES.nbytes) as s:
-            await s.members({"hog": 1, "a": 1})
+        room = (1 << hogs + 1) - 1
+        names = [f"hog-{i}" for i in range(hogs)]
+        async with service(tmp_path, RULES, room * VALUES.nbytes) as s:
+            await s.members(dict.fromkeys([*names, "a"], 1))
             await s.open(flat_layout(SIZE, FRAGMENTS), "a")
             for fragment in range(FRAGMENTS):
                 await s.offer(VALUES, "a", fragment=fragment)
-            calls = [s.stub.Push(timeout=60) for _ in range(FRAGMENTS)]
-            for fragment, call in enumerate(calls):
-                header = s.header(VALUES, "hog", fragment=fragment, base_revision=0)
+            calls = [s.stub.Push(timeout=60) for _ in range(hogs * FRAGMENTS)]
+            asked = [(name, fragment) for name in names for fragment in range(FRAGMENTS)]
+            for call, (name, fragment) in zip(calls, asked, strict=True):
+                header = s.header(VALUES, name, fragment=fragment, base_revision=0)
                 await call.write(pb.PushRequest(header=header))
             async with asyncio.timeout(20):
-                while s.shared.budget.waiters < FRAGMENTS - 2:
+                while s.shared.budget.waiters + s.shared.budget.used // VALUES.nbytes < len(calls):
                     await asyncio.sleep(0.001)
-            assert s.shared.budget.used == 2 * VALUES.nbytes
+            assert s.shared.budget.used == (room - 1) * VALUES.nbytes
             for fragment in range(FRAGMENTS):
                 answer = await s.push(VALUES, "a", fragment=fragment, base_revision=0)
                 assert answer.verdict == pb.VERDICT_ACCEPTED
@@ -47,3 +52,23 @@ def test_a_replica_that_has_taken_all_it_may_and_sends_nothing_holds_nobody_up(
                 call.cancel()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_an_operator_hears_of_too_little_room_and_how_much_would_do(
+    tmp_path: Path, lacks: int
+) -> None:
+    """When a run begins, and again when a service comes back to it."""
+    enough = 3 * VALUES.nbytes
+
+    async def told() -> list[EventIn]:
+        async with service(tmp_path, RULES, enough - lacks) as s:
+            for _ in range(2):
+                await s.members({"a": 1})
+                await s.open(flat_layout(SIZE), "a")
+            return [one for one in s.reports if isinstance(one, EventIn)]
+
+    for _ in range(2):
+        events = asyncio.run(told())
+        assert [event.kind for event in events] == ["run.little_room"] * lacks
+        assert all(f"--staging-bytes {enough} or more" in event.message for event in events)

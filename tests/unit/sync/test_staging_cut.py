@@ -164,6 +164,32 @@ def test_a_replica_whose_ranks_are_far_apart_is_not_cut() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(("hogs", "fit"), [(3, 1), (7, 3), (8, 8)])
+def test_a_push_for_which_nothing_comes_holds_the_line_up_once(hogs: int, fit: int) -> None:
+    """However often it is sent again: so a wait is bounded by how many were in line before."""
+
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        seqs = dict.fromkeys([f"hog-{i}" for i in range(hogs)], 0)
+
+        def ask_again() -> None:
+            for name, seq in seqs.items():
+                if not any(staged.key[1] == name for staged in staging._staged.values()):
+                    seqs[name] = seq + 1
+                    for fragment in (0, 1):
+                        joined(staging, half(0, name, fragment=fragment, seq=seq + 1))
+
+        ask_again()
+        honest, _ = joined(staging, header("a"))
+        periods = 0
+        while not honest.reservation.granted.done():
+            cut_at(staging, periods * STILL_S)
+            ask_again()
+            periods += 1
+        assert periods <= 2 + 2 * hogs // fit, "the first to be cut begins at 0"
+
+    run(scenario, limit=fit * BYTES)
+
+
 def test_a_rank_that_is_in_keeps_nothing_alive_by_its_other_pushes() -> None:
     async def scenario(staging: Staging, budget: Budget) -> None:
         hog, _ = sent(staging, half(0))
