@@ -19,7 +19,7 @@ from syncline.core.boxes import is_sender, local_box, overlap
 from syncline.core.cutting import cut
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError, LayoutMismatch
-from syncline_proto.layout import DTYPES, FRAGMENT_ELEMENTS_MAX, Box, Layout, TensorSpec
+from syncline_proto.layout import DTYPES, Box, Layout, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,14 @@ class ModelLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The box of a tensor that this rank holds, and whether it is the one that sends it."""
+
+    box: Box
+    sends: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Outline:
     """A model as it was when this was made, before anybody cuts it into fragments."""
 
@@ -81,14 +89,13 @@ class Outline:
     frozen_sha256: str
     parameters: tuple[nn.Parameter, ...]
     groups: Groups
-    held: tuple[_Held, ...]
+    held: tuple[Held, ...]
+    """By the number of the tensor, as ``parameters``."""
 
-    def cut(
-        self, blocks_per_fragment: int = 1, elements_max: int = FRAGMENT_ELEMENTS_MAX
-    ) -> ModelLayout:
+    def cut(self, blocks_per_fragment: int = 1) -> ModelLayout:
         """Cut it as the run has it (``RunSettings.blocks_per_fragment``)."""
         groups = [self.groups.of(spec.name, blocks_per_fragment) for spec in self.specs]
-        fragments = cut([spec.shape for spec in self.specs], groups, elements_max)
+        fragments = cut([spec.shape for spec in self.specs], groups)
         layout = Layout(self.specs, fragments, self.frozen_sha256)
         shards = tuple(_shard(part.boxes, self.parameters, self.held) for part in fragments)
         return ModelLayout(layout, shards, self.parameters)
@@ -210,18 +217,10 @@ def _dtype(name: str, parameter: nn.Parameter) -> str:
     return dtype
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The box of a tensor that this rank holds, and whether it is the one that sends it."""
-
-    box: Box
-    sends: bool
-
-
-def _held(index: int, name: str, parameter: nn.Parameter, ranks: Ranks) -> _Held:
+def _held(index: int, name: str, parameter: nn.Parameter, ranks: Ranks) -> Held:
     if not isinstance(parameter, DTensor):
         everything = Box(index, (0,) * parameter.dim(), tuple(parameter.shape))
-        return _Held(everything, ranks.first)
+        return Held(everything, ranks.first)
     mesh = parameter.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
@@ -237,11 +236,11 @@ def _held(index: int, name: str, parameter: nn.Parameter, ranks: Ranks) -> _Held
     shape = tuple(parameter.shape)
     box = local_box(index, shape, dims, tuple(mesh.shape), coordinate)
     assert box.sizes == tuple(local_part(parameter).shape) or not box.numel, name
-    return _Held(box, is_sender(dims, coordinate))
+    return Held(box, is_sender(dims, coordinate))
 
 
 def _shard(
-    boxes: Iterable[Box], parameters: Sequence[nn.Parameter], held: Sequence[_Held]
+    boxes: Iterable[Box], parameters: Sequence[nn.Parameter], held: Sequence[Held]
 ) -> RankShard:
     pieces: list[Piece] = []
     start = 0
@@ -256,7 +255,7 @@ def _shard(
     return RankShard(tuple(pieces), start)
 
 
-def _overlaps(boxes: Iterable[Box], held: Sequence[_Held]) -> Iterator[tuple[Box, _Held]]:
+def _overlaps(boxes: Iterable[Box], held: Sequence[Held]) -> Iterator[tuple[Box, Held]]:
     for box in boxes:
         mine = held[box.tensor]
         part = overlap(box, mine.box)

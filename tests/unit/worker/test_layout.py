@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+from syncline.core.cutting import cut
 from syncline.hooks import places
 from syncline.layout import ModelLayout, outline
 from syncline.ranks import Ranks
@@ -98,9 +100,12 @@ def test_without_a_list_of_blocks_each_child_is_a_fragment() -> None:
     assert [f.name for f in layout_of(model).fragments] == ["0", "2"]
 
 
-def test_a_large_fragment_is_split_and_still_holds_every_row() -> None:
+def test_a_large_fragment_is_split_and_still_holds_every_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("syncline.layout.cut", partial(cut, elements_max=200))
     model = TinyModel()
-    found = described(model, elements_max=200)
+    found = described(model)
     assert [f.name for f in found.layout.fragments[:2]] == ["embeddings.0", "embeddings.1"]
     rows = [piece.local for shard in found.shards[:2] for piece in shard.pieces]
     assert torch.equal(torch.cat(rows), model.embed.weight)
