@@ -13,6 +13,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from syncline_control.database import EventRow, Plane
+from syncline_proto.names import RUN_DAMAGED
 
 EVENTS_KEPT = 50_000
 MESSAGE_CHARACTERS_MAX = 2_000
@@ -48,8 +49,11 @@ class Transaction:
             plane.membership_version += 1
 
     def forget_old_events(self) -> None:
-        """Keep the newest events only; called once before the commit."""
+        """Keep the newest events, and each run's last of damage; called once before the commit."""
         if self.kinds:
             self.session.flush()
             newest = self.session.scalar(select(func.max(EventRow.id))) or 0
-            self.session.execute(delete(EventRow).where(EventRow.id <= newest - EVENTS_KEPT))
+            is_old = EventRow.id <= newest - EVENTS_KEPT
+            of_damage = select(func.max(EventRow.id)).where(is_old, EventRow.kind == RUN_DAMAGED)
+            kept = of_damage.group_by(EventRow.run)
+            self.session.execute(delete(EventRow).where(is_old, EventRow.id.not_in(kept)))

@@ -14,6 +14,7 @@ import uuid
 import structlog
 
 from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged, StoreError
+from syncline_proto.names import RUN_DAMAGED
 from syncline_proto.rest import (
     EventIn,
     Membership,
@@ -306,7 +307,7 @@ class Host:
         self._damaged[name] = f"Run {name} is not served: {why}"
         self._shared.metrics.damaged.labels(name).set(1)
         log.error("run damaged", run=name, why=why)
-        self._tell(name, "run.damaged", self._damaged[name])
+        self._tell(name, RUN_DAMAGED, self._damaged[name])
 
     def _check(self, name: str) -> None:
         if name in self._damaged:

@@ -274,6 +274,24 @@ async def test_events_are_in_order_bounded_and_filtered(
     assert [one["message"] for one in (await api.get("/v1/events")).json()] == ["7", "8", "9"]
 
 
+async def test_of_old_events_a_runs_last_word_of_damage_is_kept(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is told anew: ``status`` and ``doctor`` know of it by that alone."""
+    monkeypatch.setattr(transaction, "EVENTS_KEPT", 3)
+
+    async def told(*events: tuple[str, str]) -> list[str]:
+        await report(api, events=[{"kind": kind, "message": said} for kind, said in events])
+        return [one["message"] for one in (await api.get("/v1/events")).json()]
+
+    noise = [("x.y", str(number)) for number in range(10)]
+    damage = [("run.damaged", said) for said in ("first", "second", "third")]
+    assert await told(*damage[:2], *noise) == ["second", "7", "8", "9"]
+    assert await told(*noise) == ["second", "7", "8", "9"], "however long ago"
+    assert await told(damage[2]) == ["second", "8", "9", "third"]
+    assert await told(*noise) == ["third", "7", "8", "9"]
+
+
 async def test_sync_services_have_leases_too(
     api: httpx.AsyncClient, state: State, clock: Clock
 ) -> None:

@@ -20,7 +20,7 @@ from syncline.cli.options import (
     example,
 )
 from syncline.launch.words import outer_rounds, way_on
-from syncline_proto.names import EVENTS_MAX
+from syncline_proto.names import EVENTS_MAX, RUN_DAMAGED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -255,7 +255,7 @@ def _what_changed(before: RunView, after: RunView) -> str:
 def damaged_runs(client: OperatorClient, runs: Sequence[RunView]) -> list[Event]:
     """What was told of damage to runs that have not ended, and have had no round since then."""
     going = {run.name for run in runs if run.ended_at is None}
-    events = client.events(None, None, EVENTS_MAX, "run.damaged")
+    events = client.events(None, None, EVENTS_MAX, RUN_DAMAGED)
     newest = {one.run: one for one in events if one.run in going}
     return [one for name, one in newest.items() if name and not _went_on(client, name, one.time)]
 
