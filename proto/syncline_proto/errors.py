@@ -34,10 +34,19 @@ Numbers are never given twice. The worker adds DataError (DATA, 13) under Config
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 Setting = Literal["control", "token"]
 """The control plane's address, and the token that it asks for."""
+
+
+Raised = TypeVar("Raised", bound=BaseException)
+
+
+def bare(error: Raised) -> Raised:
+    """The same error without the frames that it came through, and what they hold."""
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
 
 
 class SynclineError(Exception):

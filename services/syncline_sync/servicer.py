@@ -18,6 +18,7 @@ from syncline_proto.errors import (
     LeaseLost,
     RunUnknown,
     SynclineError,
+    bare,
 )
 from syncline_proto.layout import layout_from_proto
 from syncline_proto.names import NAME_WORDS, valid_name
@@ -36,7 +37,7 @@ from syncline_sync.runner import Runner
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, Senders
 from syncline_sync.sending import Sending, Write
 from syncline_sync.shard import shard_of
-from syncline_sync.statuses import bare, tell
+from syncline_sync.statuses import tell
 
 OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunResponse]
 PullContext: TypeAlias = grpc.aio.ServicerContext[pb.PullRequest, pb.PullResponse]

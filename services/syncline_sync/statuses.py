@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import grpc
 
-from syncline_proto.errors import StoreDamaged, StoreError, SynclineError
+from syncline_proto.errors import StoreDamaged, StoreError, SynclineError, bare
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, status_of
 from syncline_sync.doorkeeper import Answers, AnyContext, Doorkeeper, Handler, Streams, replaced
 from syncline_sync.published import NewestNamed
@@ -100,15 +100,6 @@ class _Ending:
             # gRPC keeps it with the call, and its frames have the call: a ring, and megabytes in
             # it, until the garbage collector comes. So it goes no further; gRPC raises it anew.
             bare(raised)
-
-
-Raised = TypeVar("Raised", bound=BaseException)
-
-
-def bare(error: Raised) -> Raised:
-    """The same error without the frames that it came through, and what they hold."""
-    error.__context__ = error.__cause__ = None
-    return error.with_traceback(None)
 
 
 async def tell(context: AnyContext, error: SynclineError) -> NoReturn:

@@ -25,13 +25,15 @@ class Work(Generic[Value]):
 def in_background(act: Callable[[], Value], name: str) -> Work[Value]:
     """Begin ``act``; what it returns or raises is in the future."""
     future: Future[Value] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(act())
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = threading.Thread(target=_run, args=(act, future), name=name, daemon=True)
     thread.start()
     return Work(future, thread)
+
+
+def _run(act: Callable[[], Value], future: Future[Value]) -> None:
+    try:
+        future.set_result(act())
+    except BaseException as error:
+        future.set_exception(error)
+    finally:
+        del future  # it has the error, and that has this frame

@@ -50,6 +50,7 @@ from syncline_proto.errors import (
     RevisionGone,
     SynclineError,
     Unreachable,
+    bare,
 )
 from syncline_proto.layout import Layout
 from syncline_proto.settings import TimeoutSettings
@@ -315,7 +316,8 @@ class Exchange:
             except LeaseLost as error:
                 return Outcome(answer=Answer.FENCED, reason=error.message)
             except SynclineError as error:
-                return Outcome(answer=Answer.FAILED, error=error)
+                # Whoever reads that may come late, and its frames have what was sent.
+                return Outcome(answer=Answer.FAILED, error=bare(error))
 
         return self._in_background(ended)
 

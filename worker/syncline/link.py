@@ -21,7 +21,7 @@ from syncline.pulled import Pulled, array_for, taken
 from syncline.scratch import Scratch
 from syncline_proto.addresses import bearer_token, sync_address
 from syncline_proto.codec import Follower
-from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
+from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable, bare
 from syncline_proto.layout import Layout
 from syncline_proto.parts import read_chunk, write_chunk
 from syncline_proto.settings import TimeoutSettings
@@ -178,7 +178,11 @@ class Link:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn what grpc raises into our errors."""
+        """Turn what grpc raises into our errors.
+
+        What it raises is the call itself, which our frame has, too: a ring, and all that is sent or
+        came in it, until the garbage collector comes. So its frames are taken from it.
+        """
         what = f"The sync service at {self.address}"
         try:
             yield
@@ -186,7 +190,7 @@ class Link:
             # ValueError: the channel was closed under the call; StopIteration: an empty stream.
             raise Unreachable(f"{what} ended the call ({error or 'no answer'}).") from None
         except grpc.RpcError as error:
-            raise self._translated(error, what) from None
+            raise self._translated(bare(error), what) from None
 
     def _translated(self, error: grpc.RpcError, what: str) -> SynclineError:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
@@ -243,8 +247,9 @@ class _Watch:
             self._calls.add(watched)
         try:
             yield watched
-        except (grpc.RpcError, grpc.FutureCancelledError):
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
             if watched.cut:
+                bare(error)
                 raise Stalled from None
             raise
         finally:

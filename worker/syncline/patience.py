@@ -5,18 +5,11 @@ Every wait here has a bound and can be ended at once by an event.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from threading import Event
 from typing import TypeVar
-
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    sleep_using_event,
-    wait_random_exponential,
-)
 
 from syncline.outage import Outage
 from syncline_proto.errors import Overloaded, Unreachable
@@ -44,25 +37,18 @@ def patiently(
         Unreachable, Overloaded: the last answer, ``give_up_s`` after the first attempt or once
             ``stop`` is set.
     """
-
-    def is_enough(state: RetryCallState) -> bool:
-        asked_s = (state.seconds_since_start or 0.0) - excused_s()
-        return stop.is_set() or asked_s >= give_up_s
-
-    def attempt() -> Value:
-        if outage is None or stop.is_set():
-            return act()
-        with outage.noted():
-            return act()
-
-    retrying = Retrying(
-        retry=retry_if_exception_type((Unreachable, Overloaded)),
-        wait=wait_random_exponential(multiplier=BACKOFF_S_MIN, max=BACKOFF_S_MAX),
-        stop=is_enough,
-        sleep=sleep_using_event(stop),
-        reraise=True,
-    )
-    return retrying(attempt)
+    began, pause_s = time.monotonic(), BACKOFF_S_MIN
+    while True:
+        try:
+            if outage is None or stop.is_set():
+                return act()
+            with outage.noted():
+                return act()
+        except (Unreachable, Overloaded):
+            if stop.is_set() or time.monotonic() - began - excused_s() >= give_up_s:
+                raise
+        stop.wait(random.uniform(0.0, pause_s))
+        pause_s = min(2.0 * pause_s, BACKOFF_S_MAX)
 
 
 class Pauses:
