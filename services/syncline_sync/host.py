@@ -13,7 +13,7 @@ import uuid
 
 import structlog
 
-from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged, StoreError
+from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged, StoreError, bare
 from syncline_proto.names import RUN_DAMAGED
 from syncline_proto.rest import (
     EventIn,
@@ -253,7 +253,10 @@ class Host:
         task = self._loads.get(name)
         if task is None:
             task = self._loads[name] = asyncio.create_task(self._load(name, settings, origin))
-        return await asyncio.shield(task)  # who stops waiting does not stop the others
+        try:
+            return await asyncio.shield(task)  # who stops waiting does not stop the others
+        finally:
+            del task  # it has its error, and that has this frame
 
     async def _load(
         self, name: str, settings: RunSettings | None, origin: Origin | None
@@ -279,7 +282,8 @@ class Host:
             return host
         except StoreDamaged as error:
             self._give_up(name, error.message)
-            raise StoreDamaged(self._damaged[name]) from error
+            bare(error)  # its frames have what was read before the damage
+            raise StoreDamaged(self._damaged[name]) from None
         finally:
             del self._loads[name]
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from syncline_proto.codec import crc32c
@@ -26,6 +28,8 @@ RULES = RunSettings.model_validate({"strategy": "local-sgd", "codec": {"up": "fp
 LARGE = 1 << 20
 BOXES = [box.to_proto() for box in LAYOUT.fragments[0].boxes]
 CHUNK = pb.PushRequest(chunk=pb.Chunk(data=bytes(LARGE), crc32c=crc32c(bytes(LARGE))))
+HEAVY = (1_040_000, 24_960)
+"""Bytes of two chunks in int8 that make a fragment."""
 PUSH, OPEN = (f"/syncline.sync.v1.SyncService/{method}" for method in ("Push", "OpenRun"))
 
 Call = Callable[[Service, grpc.aio.Channel], Awaitable[Any]]
@@ -68,6 +72,18 @@ CALLS: dict[str, tuple[Call, str]] = {
         pushing(header(), pb.PushRequest(chunk=pb.Chunk(data=bytes(LARGE)))),
         "INVALID_REQUEST",
     ),
+    "a checksum in the pool": (
+        pushing(
+            header(
+                kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
+                base_revision=0,
+                inner_steps=1,
+                codec=pb.CODEC_INT8,
+            ),
+            *(pb.PushRequest(chunk=pb.Chunk(data=bytes(size), crc32c=1)) for size in HEAVY),
+        ),
+        "INVALID_REQUEST",
+    ),
     "gone": (pushing(header(), CHUNK, seconds=0.5), "DEADLINE_EXCEEDED"),
     "a request": (
         lambda _, channel: channel.unary_unary(OPEN)(b"\xff" * LARGE, timeout=20),
@@ -91,26 +107,64 @@ async def left_by(call: Call, wanted: str, folder: Path) -> list[Any]:
         await s.open(LAYOUT, "a")
         await refused(s, channel, call, wanted)
         gc.collect()
-        gc.disable()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
+        with saved() as left:
             for _ in range(3):
                 await refused(s, channel, call, wanted)
             await s.status()
             await asyncio.sleep(0.1)  # a caller that goes is seen a moment later
-            gc.collect()
-            return list(gc.garbage)
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
+        return left
+
+
+@contextmanager
+def saved() -> Iterator[list[Any]]:
+    """What is left for the collector at the end of the block; it does not come meanwhile."""
+    left: list[Any] = []
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield left
+        gc.collect()
+        left += gc.garbage
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def frames_of(left: list[Any]) -> list[str]:
+    """The service's own among what is left, by their functions' names."""
+    codes = [one.f_code for one in left if isinstance(one, FrameType)]
+    return [code.co_qualname for code in codes if "syncline_sync" in code.co_filename]
 
 
 @pytest.mark.parametrize("what", CALLS)
 def test_a_call_that_is_refused_leaves_no_ring(what: str, tmp_path: Path) -> None:
     """Neither frames of the service nor a call of gRPC's, which has what came of it."""
     left = asyncio.run(left_by(*CALLS[what], tmp_path))
-    codes = [one.f_code for one in left if isinstance(one, FrameType)]
-    frames = [code.co_qualname for code in codes if "syncline_sync" in code.co_filename]
-    assert not frames
+    assert not frames_of(left)
     assert not {type(one).__name__ for one in left} & {"RPCState", "_ServicerContext"}
+
+
+def test_a_run_that_is_damaged_leaves_nothing_of_what_was_read_of_it(tmp_path: Path) -> None:
+    """Each file is as large as its fragment."""
+
+    async def scenario() -> list[str]:
+        async with service(tmp_path, RULES) as s:
+            await s.members({"a": 1})
+            await s.open(LAYOUT, "a")
+            for fragment in (0, 1):
+                await s.offer(np.ones(1 << 20, np.float32), "a", fragment=fragment)
+        (last,) = tmp_path.glob("runs/run/00001/*.safetensors")
+        whole = bytearray(last.read_bytes())
+        whole[-1] ^= 1
+        last.write_bytes(whole)
+        gc.collect()
+        async with service(tmp_path, RULES) as s:
+            with saved() as left:
+                await s.members({"a": 1})
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await s.status()
+            assert code_of(refused.value) == "STORE_DAMAGED"
+            return frames_of(left)
+
+    assert not asyncio.run(scenario())
