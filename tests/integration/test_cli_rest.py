@@ -112,11 +112,40 @@ def test_a_run_is_created_from_a_jobs_file(shell: Shell, tmp_path: Path) -> None
     assert made["job"]["data"]["source"] == ["builtin"]
     assert shell.json(f"runs create {job} --name other")["name"] == "other"
     again = f"runs create {job} --set run.sync_every=7"
-    assert shell(again) == (0, "The run from-file exists already, with these settings.\n", "")
-    assert shell(f"runs create {job} --name third") == (0, "The run third is created.\n", "")
+    looks = "Checking the model ...\n"
+    assert shell(again) == (0, "The run from-file exists already, with these settings.\n", looks)
+    assert shell(f"runs create {job} --name third") == (0, "The run third is created.\n", looks)
     assert shell.json(again) == made
-    code, said = shell.refused(f"runs create {job} --set run.sync_every=8")
+    code, _, said = shell(f"runs create {job} --set run.sync_every=8")
     assert code == 16 and "sync_every" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('config={model_type="nonesuch"}', "no causal language model 'nonesuch'"),
+        ("config.hidden_sizes=64", "model.config.hidden_sizes is not a setting of llama"),
+        ("config.num_key_value_heads=7", "is not a multiple of num_key_value_heads (7)"),
+    ],
+)
+def test_no_run_is_created_whose_model_cannot_be_built(
+    shell: Shell, tmp_path: Path, change: str, said: str
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    code, out, told = shell(f"runs create {job} --name unbuilt --set model.{change}")
+    assert (code, out) == (10, "") and said in told
+    assert "unbuilt" not in {one["name"] for one in shell.json("runs ls")}
+
+
+def test_what_is_on_other_machines_is_not_checked_and_said_so(shell: Shell, tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.replace('source = ["builtin"]', 'path = "/data/elsewhere"'))
+    code, _, told = shell(f"runs create {job} --name data-elsewhere")
+    assert code == 0 and "Whether the model fits its tokenizer is not checked here" in told
+    job.write_text(JOB.replace('config = { model_type = "llama" }', 'path = "/models/elsewhere"'))
+    code, _, told = shell(f"runs create {job} --name model-elsewhere")
+    assert code == 0 and "The model is not checked here" in told
 
 
 def test_a_run_pauses_resumes_and_stops(shell: Shell) -> None:

@@ -48,6 +48,8 @@ class Wish:
     settings: RunSettings | None
     """None: whatever the run has."""
     job: dict[str, Any] = field(default_factory=dict)
+    see_job: Callable[[str, dict[str, Any]], None] = lambda run, job: None
+    """Is given the run's name and the job that it keeps; raises where that is another."""
 
 
 def wished(
@@ -56,6 +58,7 @@ def wished(
     replica: str | None,
     settings: RunSettings | None,
     job: dict[str, Any],
+    see_job: Callable[[str, dict[str, Any]], None],
 ) -> Wish | None:
     """Return what was asked for, by arguments before the environment; None: to train alone.
 
@@ -73,6 +76,7 @@ def wished(
         replica=checked_name("replica", replica or env.replica or default_replica()),
         settings=settings,
         job=job,
+        see_job=see_job,
     )
 
 
@@ -99,12 +103,14 @@ def found_run(wish: Wish, ranks: Ranks, recall: Event) -> RunView:
     Raises:
         CalledOff: ``recall`` was set on rank 0.
         RunConflict: the run has other settings than the given ones.
+        LayoutMismatch: it keeps the job of another model.
         Unreachable: the control plane does not answer.
     """
 
     def found() -> dict[str, Any]:
         timeouts = (wish.settings or RunSettings()).timeouts
         run = _answered(wish, timeouts, recall, lambda client: _run(client, wish))
+        wish.see_job(run.name, run.job)
         return run.model_dump(mode="json")
 
     return RunView.model_validate(ranks.share(lambda: unless_recalled(found, recall)))

@@ -60,6 +60,7 @@ class Replica:
         name: str | None = None,
         settings: RunSettings | dict[str, Any] | None = None,
         job: dict[str, Any] | None = None,
+        see_job: Callable[[str, dict[str, Any]], None] = lambda run, job: None,
         control: str | None = None,
         tokens_of: Callable[[Any], int] | None = None,
     ) -> None:
@@ -72,6 +73,8 @@ class Replica:
             settings: the run's, if it is to be created; a run that exists must have the same,
                 but for what may change while it goes on. None adopts what is there.
             job: kept with the run, for export and for people.
+            see_job: called with the run's name and the job that it keeps, before this replica
+                joins it; may raise a ``SynclineError`` where that is another.
             control: address of the control plane, else SYNCLINE_CONTROL.
             tokens_of: counts a batch's tokens, where ``input_ids`` or its first integer tensor
                 is not the measure.
@@ -82,7 +85,7 @@ class Replica:
         if not isinstance(optimizer, Optimizer):
             raise ConfigError("Replica needs a torch.optim.Optimizer, whose steps it can follow.")
         given = None if settings is None else run_settings(settings)
-        self._wish = wished(control, run, name, given, job or {})
+        self._wish = wished(control, run, name, given, job or {}, see_job)
         self._model, self._optimizer = model, optimizer
         self._tokens_in = Counting(tokens_of)
         self._recall = Recall()

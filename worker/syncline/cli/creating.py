@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
 
+from syncline.data.errors import DataError
+from syncline.interrupts import Deferred
 from syncline.settings import checked_name
 from syncline.train.config import JobConfig
+from syncline.train.folder import vocabulary_of
 from syncline.train.reading import apply_overrides
+from syncline.uncollected import uncollected
 from syncline_proto.errors import ConfigError, FileMissing
 from syncline_proto.names import valid_name
 from syncline_proto.rest import RunCreate
 from syncline_proto.settings import RunSettings
 from syncline_proto.words import sentence
 
+ANY_VOCABULARY = (1, 0)
+"""Of a tokenizer that every model fits."""
 
-def of_job(job: str, name: str | None, given: list[str]) -> RunCreate:
+
+def of_job(job: str, name: str | None, given: list[str], say: Callable[[str], None]) -> RunCreate:
     """A run of the job in a file, with ``given`` overrides.
+
+    ``say`` is told what takes long, and what cannot be checked on this machine.
 
     Raises:
         FileMissing: there is no such file.
-        ConfigError: it is no job.
+        ConfigError: it is no job, or its model cannot be built.
     """
     try:
         made = JobConfig.load(job, [*given, *([f"run.name={name}"] if name else [])])
@@ -31,7 +41,29 @@ def of_job(job: str, name: str | None, given: list[str]) -> RunCreate:
         raise FileMissing(
             f"{error.message.rstrip('.')}, or create a run without a job by --name {job}."
         ) from None
+    _see_model(made, say)
     return RunCreate(name=made.run.name, settings=made.settings, job=made.to_job())
+
+
+def _see_model(job: JobConfig, say: Callable[[str], None]) -> None:
+    """Refuse a model that nobody could train or export; its files may be on other machines.
+
+    Raises:
+        ConfigError: it cannot be built.
+    """
+    say("Checking the model ...")
+    with Deferred(), uncollected():
+        from syncline.train.model import check_model  # torch takes seconds to import
+
+    vocabulary = ANY_VOCABULARY
+    try:
+        vocabulary = vocabulary_of(job.data)
+    except DataError as error:
+        say(f"Whether the model fits its tokenizer is not checked here: {error.message}")
+    try:
+        check_model(job, vocabulary)
+    except FileMissing as error:
+        say(f"The model is not checked here: {error.message}")
 
 
 def of_settings(name: str | None, given: list[str]) -> RunCreate:

@@ -88,7 +88,8 @@ def create_run(
 ) -> None:
     """Create a run before any replica joins it.
 
-    Replicas create their run by themselves; this is for runs whose replicas start elsewhere.
+    Replicas create their run by themselves; this is for runs whose replicas start elsewhere. A job
+    whose model cannot be built is refused; so is, later, a replica with another model.
     Without a job it is one for training loops of your own, with the settings of a job's [run].
 
     \b
@@ -98,9 +99,11 @@ def create_run(
       syncline runs create --name my-run --set sync_every=32 --set codec.up=int8
     """
     from syncline.cli.creating import of_job, of_settings
+    from syncline.cli.train import teller
 
     given = overrides or []
-    asked = of_settings(name, given) if job is None else of_job(job, name, given)
+    say = teller(as_json)
+    asked = of_settings(name, given) if job is None else of_job(job, name, given, say)
     with connect(control, token) as client:
         there = _is_there(client, asked.name)
         view = client.create_run(asked)

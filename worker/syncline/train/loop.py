@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from typing import Literal
 
 import structlog
@@ -28,6 +29,7 @@ from syncline.train.model import build_model, check_model, shard_model
 from syncline.train.optim import build_optimizer
 from syncline.train.progress import Ending, Listener
 from syncline.train.ranks import RankGroup
+from syncline.train.same import see_same_model
 from syncline.train.schedules import Schedule
 from syncline.train.signals import Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, check_sequences, tokens_of_step
@@ -79,13 +81,16 @@ class Trainer:
         # Parameters were equal on all ranks; dropout must not be.
         torch.manual_seed(job.train.seed + ranks.index)
         self.optimizer = build_optimizer(self.model, job.optimizer)
+        kept = portable(job, self.model)
+        vocabulary = tokenizer.vocab_size, tokenizer.eos_id
         self.replica = Replica(
             self.model,
             self.optimizer,
             run=job.run.name,
             name=replica,
             settings=job.settings,
-            job=portable(job, self.model).to_job(),
+            job=kept.to_job(),
+            see_job=partial(see_same_model, kept, vocabulary),
         )
         self._stop = Stop()
         self._step = InnerStep(self.model, self.optimizer, job.train, ranks)

@@ -83,18 +83,18 @@ def build_config(section: ModelSection, vocab_size: int, eos_id: int) -> PreTrai
     return _accepted("model.config", AutoConfig.for_model, model_type, **(settings | given))
 
 
-def check_model(job: JobConfig) -> int | None:
+def check_model(job: JobConfig, vocabulary: tuple[int, int] | None = None) -> int | None:
     """Refuse a model that cannot be built, in a moment: before data is prepared or anybody joins.
 
     It is built on torch's meta device, where tensors have shapes and take no memory. Returns how
-    many trained parameters it has; None where only numbers would tell.
+    many trained parameters it has; None where only numbers would tell. ``vocabulary`` is the
+    tokenizer's, as ``vocabulary_of`` gives it; None: that of the job's data.
 
     Raises:
         FileMissing, ConfigError: as ``build_model``.
         DataError: the tokenizer that the model must fit cannot be read.
     """
-    vocab_size, eos_id = vocabulary_of(job.data)
-    config = _fitting_config(job, vocab_size, eos_id)
+    config = _fitting_config(job, *(vocabulary or vocabulary_of(job.data)))
     try:
         with torch.device("meta"):
             model = _instance(config, None, job.model.attention)

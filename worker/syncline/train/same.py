@@ -1,0 +1,59 @@
+"""Whether a replica's model is that of the run's record, which is what export builds.
+
+The layout tells shapes apart, and only once somebody has trained; this tells what else makes a
+model, such as its heads, before anybody has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from syncline.train.config import JobConfig
+from syncline.train.model import build_config
+from syncline_proto.errors import ConfigError, LayoutMismatch
+
+UNSAID = frozenset({"transformers_version", "architectures", "dtype", "use_cache", "_name_or_path"})
+"""What a configuration says of its file and of its use, and not of the model."""
+
+NAMED_MAX = 5
+"""Of two models that differ in more settings, these are enough to tell."""
+
+
+def see_same_model(
+    job: JobConfig, vocabulary: tuple[int, int], run: str, record: dict[str, Any]
+) -> None:
+    """Compare the job's model with that of the record of a run that is there.
+
+    ``vocabulary`` is what a configuration takes from the tokenizer where it is silent.
+
+    Both are built here, so that what another version of transformers wrote is read alike. A record
+    of no trainer, or one that cannot be built here, says nothing.
+
+    Raises:
+        LayoutMismatch: it is another; the settings that differ are named.
+    """
+    try:
+        theirs = JobConfig.from_job(record)
+        there = _settings_of(build_config(theirs.model, *vocabulary))
+    except ConfigError:
+        return
+    here = _settings_of(build_config(job.model, *vocabulary))
+    differ = [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]
+    if "model_type" in differ:
+        differ = ["model_type"]  # nearly all else follows from it
+    if differ:
+        told = "; ".join(
+            f"model.config.{key}: the run has {there.get(key)}, here {here.get(key)}"
+            for key in differ[:NAMED_MAX]
+        )
+        raise LayoutMismatch(
+            f"This model is not the one of run {run} ({told}); train the run's model, or give the "
+            "run another name."
+        )
+
+
+def _settings_of(config: PreTrainedConfig) -> dict[str, Any]:
+    said = config.to_dict()
+    return {key: said[key] for key in said if key not in UNSAID and not key.endswith("_token_id")}
