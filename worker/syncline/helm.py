@@ -27,6 +27,9 @@ END_GRACE_S = 10.0
 A stopped run publishes nothing more, so nothing is waited for.
 """
 
+UNSAID = "the run is finished once no replica is alive"
+"""What becomes of a run whose end nobody could tell."""
+
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
@@ -146,7 +149,7 @@ class Helm:
         try:
             self._client.finish_run(self._run)
         except SynclineError as error:
-            self._log.warning("run.finish", why=error.message, so="another replica will say it")
+            self._log.warning("run.finish", why=error.message, so=UNSAID)
 
     def _heard(self, version: int) -> Heard:
         assert self._pulse is not None

@@ -92,16 +92,16 @@ def drain(tx: Transaction, run: str, replica: str) -> ReplicaView:
         RunConflict: the replica is not alive.
         LeaseLost: an operator removed it.
     """
-    _, row = find(tx, run, replica)
-    _end_or_drain(tx, run, row, leases.drain(lease_of(row)), f"{replica} is draining.")
+    run_row, row = find(tx, run, replica)
+    _end_or_drain(tx, run_row, row, leases.drain(lease_of(row)), f"{replica} is draining.")
     return view(tx, row)
 
 
 def kick(tx: Transaction, run: str, replica: str) -> ReplicaView:
     """Take the lease away at once, and the name with it; nothing happens if nobody is alive."""
-    _, row = find(tx, run, replica)
+    run_row, row = find(tx, run, replica)
     message = f"An operator removed {replica}."
-    _end_or_drain(tx, run, row, leases.kick(lease_of(row), tx.now), message)
+    _end_or_drain(tx, run_row, row, leases.kick(lease_of(row), tx.now), message)
     return view(tx, row)
 
 
@@ -113,9 +113,10 @@ def leave(tx: Transaction, run: str, replica: str, incarnation: int, why: str) -
     Raises:
         LeaseLost: an operator removed the replica.
     """
-    _, row = find(tx, run, replica)
+    run_row, row = find(tx, run, replica)
     released = leases.release(lease_of(row), incarnation, tx.now)
-    _end_or_drain(tx, run, row, released, f"{replica} left: {why}" if why else f"{replica} left.")
+    message = f"{replica} left: {why}" if why else f"{replica} left."
+    _end_or_drain(tx, run_row, row, released, message)
 
 
 def listed(tx: Transaction, run: str) -> list[ReplicaView]:
@@ -139,6 +140,7 @@ def lose(tx: Transaction, run_row: Run, row: Replica) -> None:
         replica=row.name,
     )
     tx.bump()
+    runs.finish_if_done(tx, run_row)
 
 
 def find(tx: Transaction, run: str, replica: str) -> tuple[Run, Replica]:
@@ -178,15 +180,16 @@ def view(tx: Transaction, row: Replica) -> ReplicaView:
     )
 
 
-def _end_or_drain(tx: Transaction, run: str, row: Replica, lease: Lease, message: str) -> None:
+def _end_or_drain(tx: Transaction, run_row: Run, row: Replica, lease: Lease, message: str) -> None:
     """Keep the lease; if its state is another one now, tell everybody."""
     if lease.state == row.state:
         return
     _keep(row, lease)
+    tx.record(f"replica.{lease.state}", message, run=run_row.name, replica=row.name)
+    tx.bump()
     if not lease.held:
         row.taking_part = False
-    tx.record(f"replica.{lease.state}", message, run=run, replica=row.name)
-    tx.bump()
+        runs.finish_if_done(tx, run_row)
 
 
 def _row(tx: Transaction, run_row: Run, replica: str) -> Replica | None:

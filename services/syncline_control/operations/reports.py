@@ -76,6 +76,7 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
         row.taking_part = row.state in HELD and (row.name, row.incarnation) in present
     tx.session.flush()
     _forget_old_rounds(tx, run_row)
+    runs.finish_if_done(tx, run_row)
 
 
 def _refuse_what_cannot_be(tx: Transaction, where: str, report: RoundReport) -> None:

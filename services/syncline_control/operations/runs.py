@@ -84,14 +84,39 @@ def act(tx: Transaction, run: str, what: life.Act) -> RunView:
         RunConflict: its state does not allow it.
     """
     row = find(tx, run)
-    state = life.after(RunState(row.state), what, run)
+    _move(tx, row, what)
+    return view(tx, row)
+
+
+def finish_if_done(tx: Transaction, row: Run) -> None:
+    """End a run whose token budget is committed and whose replicas are gone.
+
+    It is they who say that it is finished; those that ended while nobody heard them said so in
+    vain. As long as one is alive, it may have a last round to take.
+    """
+    budget = settings_of(row).token_budget
+    is_done = budget is not None and row.revision > 0 and row.committed_tokens >= budget
+    if is_done and row.state not in life.ENDED and row.replicas_seen and not _alive(tx, row):
+        _move(tx, row, life.Act.FINISH)
+
+
+def _move(tx: Transaction, row: Run, what: life.Act) -> None:
+    """Raises:
+    RunConflict: the run's state does not allow it.
+    """
+    state = life.after(RunState(row.state), what, row.name)
     if state != row.state:
         row.state = state
         row.ended_at = tx.now if state in life.ENDED else None
-        message = life.told(run, what, settings_of(row).token_budget)
-        tx.record(f"run.{_DONE[what]}", message, run=run)
+        message = life.told(row.name, what, settings_of(row).token_budget)
+        tx.record(f"run.{_DONE[what]}", message, run=row.name)
         tx.bump()
-    return view(tx, row)
+
+
+def _alive(tx: Transaction, row: Run) -> int:
+    """Count the leases that are held."""
+    held = select(func.count()).where(Replica.run_id == row.id, Replica.state.in_(HELD))
+    return tx.session.scalar(held) or 0
 
 
 def patch_settings(tx: Transaction, run: str, body: SettingsPatch) -> RunView:
