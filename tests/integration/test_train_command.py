@@ -69,13 +69,34 @@ def test_a_dead_control_plane_ends_in_one_sentence(job: Path) -> None:
 
 
 def test_ctrl_c_ends_it_with_130(job: Path) -> None:
-    with command(str(job), "--progress", "json") as process:
-        assert process.stdout is not None
-        assert '"event": "start"' in process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        code, errors = ended(process)
+    code, errors = interrupted(job)
     assert code == 130
     assert "Traceback" not in errors
+
+
+def interrupted(job: Path, *settings: str, after: int = 1) -> tuple[int | None, str]:
+    """Train with these settings until so many lines are told, then Ctrl+C."""
+    given = [word for one in settings for word in ("--set", one)]
+    with command(str(job), "--progress", "json", *given) as process:
+        assert process.stdout is not None
+        assert '"event": "start"' in process.stdout.readline()
+        for _ in range(after - 1):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        return ended(process)
+
+
+def test_ctrl_c_says_what_is_kept(job: Path, tmp_path: Path) -> None:
+    _, errors = interrupted(job)
+    said = errors.splitlines()[-1]
+    assert said.startswith("Interrupted after inner step ")
+    assert said.endswith("; nothing of it is kept: set checkpoint.folder.")
+    folder = f"checkpoint.folder={tmp_path}/kept"
+    _, errors = interrupted(job, folder)
+    assert "nothing of it is kept: no checkpoint was due yet. SIGTERM" in errors.splitlines()[-1]
+    _, errors = interrupted(job, folder, "checkpoint.every_steps=1", after=4)
+    newest = max((tmp_path / "kept").glob("*/*/step-*"))
+    assert f"; --resume goes on from {newest}. SIGTERM" in errors.splitlines()[-1]
 
 
 def test_with_json_standard_output_is_the_end_alone(job: Path) -> None:

@@ -11,12 +11,17 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from syncline.faults import FAULT, IN_SHELLS, said_of, told, trace_if_asked
 from syncline.interrupts import INTERRUPTED, end
 from syncline.uncollected import uncollected
 from syncline_proto.errors import ProcessFailed, SynclineError
 from syncline_proto.loading import Loading
+
+if TYPE_CHECKING:
+    from syncline.train.loop import Trainer
+    from syncline.train.progress import Ending, Listener
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,11 +69,22 @@ def _train(given: argparse.Namespace, *, first: bool) -> None:
             trainer = Trainer(job, ranks, listener, replica=given.replica, resume=given.resume)
             if ranks.first and not trainer.keeps_its_model:
                 sys.stderr.write("The model is not saved: set export.folder.\n")
-            ending = trainer.run()
+            ending = _ran(trainer, listener, first=ranks.first)
         finally:
             listener.close()
         if given.json and ranks.first:
             sys.stdout.write(json.dumps(as_fields(ending), indent=2, allow_nan=False) + "\n")
+
+
+def _ran(trainer: Trainer, listener: Listener, *, first: bool) -> Ending:
+    """Train to the end; who interrupts it is told what is kept."""
+    try:
+        return trainer.run()
+    except KeyboardInterrupt:
+        listener.close()  # its bar is in the line
+        if first and (left := trainer.left_by_interrupt):
+            sys.stderr.write(f"{left}\n")
+        raise
 
 
 def _parser() -> argparse.ArgumentParser:

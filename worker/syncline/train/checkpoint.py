@@ -69,7 +69,12 @@ class Checkpoints:
 
     def __bool__(self) -> bool:
         """Whether there is one to load."""
-        return bool(self._found())
+        return self.newest is not None
+
+    @property
+    def newest(self) -> Path | None:
+        """The one that ``load`` would take up."""
+        return next(reversed(self._found()), None)
 
     def save(self, position: Position, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
         """Write one and remove the oldest of the others beyond ``keep``. All ranks must call it.
@@ -103,10 +108,9 @@ class Checkpoints:
             FileMissing: there is none.
             ConfigError: it is of another run, model or number of ranks, or damaged.
         """
-        found = self._found()
-        if not found:
+        newest = self.newest
+        if newest is None:
             raise FileMissing(f"there is no checkpoint in {self._folder}; start without --resume.")
-        newest = found[-1]
         position = _read_position(newest / f"rank-{self._ranks.index}.json", newest)
         for name, saved, here in (
             ("run", position.run, run),
@@ -155,6 +159,17 @@ class Checkpoints:
         if not self._folder.is_dir():
             return []
         return sorted(path for path in self._folder.iterdir() if STEP_FOLDER.match(path.name))
+
+
+def told_of_interrupt(inner_step: int, kept: Checkpoints | None) -> str:
+    """What Ctrl+C leaves of a training that is in no run, and how to lose less next time."""
+    interrupted = f"Interrupted after inner step {inner_step}"
+    if kept is None:
+        return f"{interrupted}; nothing of it is kept: set checkpoint.folder."
+    less = "SIGTERM instead of Ctrl+C keeps the last step, too."
+    if kept.newest is None:
+        return f"{interrupted}; nothing of it is kept: no checkpoint was due yet. {less}"
+    return f"{interrupted}; --resume goes on from {kept.newest}. {less}"
 
 
 def _read_position(path: Path, folder: Path) -> Position:

@@ -19,7 +19,7 @@ from syncline import Replica
 from syncline.data.manifest import Manifest, read_manifest
 from syncline.settings import Environment
 from syncline.train.books import Books, Every
-from syncline.train.checkpoint import Checkpoints, Position
+from syncline.train.checkpoint import Checkpoints, Position, told_of_interrupt
 from syncline.train.config import CheckpointSection, EvaluateSection, JobConfig
 from syncline.train.evaluate import Evaluator, HeldOut
 from syncline.train.export import NONE_LACKING, export_model, full_state, portable
@@ -118,6 +118,13 @@ class Trainer:
         """Whether anything is left of it: a run has it, who trains alone must write it."""
         folders = (self.job.export.folder, self.job.checkpoint.folder)
         return self.replica.active or any(folder is not None for folder in folders)
+
+    @property
+    def left_by_interrupt(self) -> str:
+        """What Ctrl+C leaves of who trains alone, in words; of a run, the run has it."""
+        if self.replica.active:
+            return ""
+        return told_of_interrupt(self._books.inner_step, self._checkpoints)
 
     def run(self) -> Ending:
         """Train until the budget is spent, the run ends, or somebody asks to leave.
