@@ -196,13 +196,22 @@ class ControlLink:
         return membership
 
     async def send_last(self, within_s: float) -> None:
-        """Send what is queued, after ``run`` has been cancelled; what is left then is lost."""
+        """Send what is queued, and that we end, after ``run`` has been cancelled.
+
+        What is not taken by then is lost; that we are gone is then learnt by our silence.
+        """
         try:
             async with asyncio.timeout(within_s):
                 while self._reports:
                     await self._send(*await self._reports.batch())
+                me = self._hello
+                with contextlib.suppress(httpx.HTTPError, OSError):
+                    await self._client.delete(
+                        f"/v1/sync-services/{me.name}", params={"instance": me.instance}
+                    )
         except (TimeoutError, Forbidden):
-            log.warning("the last reports were not taken", count=len(self._reports))
+            if self._reports:
+                log.warning("the last reports were not taken", count=len(self._reports))
 
     async def _send_reports(self) -> None:
         while True:

@@ -358,6 +358,24 @@ async def test_sync_services_have_leases_too(
     ]
 
 
+async def test_a_sync_service_that_says_it_ends_is_away_at_once(api: httpx.AsyncClient) -> None:
+    async def is_alive() -> bool:
+        (seen,) = (await api.get("/v1/sync-services")).json()
+        return seen["alive"]
+
+    where = "/v1/sync-services/sync-0"
+    for instance in ("one", "two"):
+        body = {"name": "sync-0", "address": "127.0.0.1:1", "instance": instance}
+        await api.put(where, json=body)
+    for instance, alive in (("one", True), ("two", False), ("two", False)):
+        gone = await api.delete(where, params={"instance": instance})
+        assert gone.status_code == 204
+        assert await is_alive() is alive
+    (ended,) = (await api.get("/v1/events?kind=sync.ended")).json()
+    assert ended["message"] == "Sync service sync-0 has ended."
+    assert (await api.delete("/v1/sync-services/nobody?instance=x")).status_code == 204
+
+
 @pytest.mark.parametrize(
     ("path", "change"),
     [

@@ -126,7 +126,7 @@ def control_plane(port: int) -> Iterator[dict[str, list[bytes]]]:
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_PUT = do_POST = answer
+        do_GET = do_PUT = do_POST = do_DELETE = answer
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -305,6 +305,7 @@ def test_the_last_rounds_are_told_before_it_ends(tmp_path: Path) -> None:
         assert code == 0, said
     told = [Reports.model_validate_json(said) for said in asked[f"POST /v1/runs/{RUN}/reports"]]
     assert [r.revision for reports in told for r in reports.rounds] == [0, 1]
+    assert list(asked)[-1] == "DELETE /v1/sync-services/sync-0", "and last, that it ends"
 
 
 def test_with_the_control_plane_away_it_ends_all_the_same(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sync services: they say where they listen, and say so again before their lease ends.
+"""Sync services: they say where they listen, again before their lease ends, and that they end.
 
 All that are known share the runs' fragments: they agree on how many they are, and no two have the
 same index. Whoever contradicts a living one is refused, and for it a dead one is forgotten.
@@ -53,6 +53,14 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
     row.alive = True
     phases.take(tx, body)
     return SyncServiceAnswer(lease_s=LEASE_S)
+
+
+def leave(tx: Transaction, name: str, instance: str) -> None:
+    """Write down that the service has ended; nothing happens if another instance has its place."""
+    row = tx.session.get(SyncService, name)
+    if row is not None and row.instance == instance and row.alive:
+        row.alive, row.lease_until = False, tx.now
+        tx.record("sync.ended", f"Sync service {name} has ended.")
 
 
 def endpoints(tx: Transaction) -> list[SyncEndpoint]:

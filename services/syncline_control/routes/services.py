@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Query
 from fastapi.openapi.models import Example
 
 from syncline_control.body import StrictRoute
 from syncline_control.operations import services
 from syncline_control.routes.asking import Control, ServiceName
+from syncline_proto.names import LINE_PATTERN
 from syncline_proto.rest import SyncEndpoint, SyncServiceAnswer, SyncServiceHello
 
 router = APIRouter(prefix="/v1/sync-services", tags=["sync services"], route_class=StrictRoute)
@@ -46,3 +47,13 @@ async def hello(
 async def list_services(state: Control) -> list[SyncEndpoint]:
     """List the sync services, by index. Together they own every fragment once all are there."""
     return await state.do(services.endpoints)
+
+
+@router.delete("/{name}", status_code=204)
+async def leave(
+    state: Control,
+    name: ServiceName,
+    instance: Annotated[str, Query(max_length=128, pattern=LINE_PATTERN)],
+) -> None:
+    """Say that the service ends. An instance that is not the newest of its name changes nothing."""
+    await state.do(services.leave, name, instance)

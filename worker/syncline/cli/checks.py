@@ -243,8 +243,12 @@ def _sync_services(client: OperatorClient, token: str | None) -> Iterator[Findin
         name = f"{one.name} at {one.address}"
         verdict: Verdict = "fail"
         if not one.alive:
-            what = f"{name} is lost"
-            advice = "Start it again; replicas wait for it within their timeouts."
+            what = f"{name} is away: it has ended, or is not heard of any more"
+            seat = f" --shards {one.shards} --index {one.index}" if one.shards > 1 else ""
+            advice = (
+                f"Start it again on its own folder (syncline-sync --control {client.url}{seat} "
+                "--data FOLDER); replicas wait for it within their timeouts."
+            )
         elif not grpc_serving(one.address, CALL_S, token):
             what = f"{name} is alive, but its gRPC health does not answer here"
             advice = "Open the way to its port from here, and check the address it announces."

@@ -208,11 +208,12 @@ def _services_table(services: Sequence[SyncEndpoint]) -> RenderableType:
 
 
 def _away(services: Sequence[SyncEndpoint]) -> Iterator[str]:
-    """Say what it means that one of several is away."""
-    away = [one.name for one in services if not one.alive and one.shards > 1]
+    """Say what it means that one is away."""
+    away = [one.name for one in services if not one.alive]
     if away:
         what = "is away, and rounds of its" if len(away) == 1 else "are away, and rounds of their"
-        yield f"{', '.join(away)} {what} fragments wait for that."
+        again = "start it again" if len(away) == 1 else "start them again"
+        yield f"{', '.join(away)} {what} fragments wait for that; {again}."
 
 
 def _events_table(found: Sequence[Event]) -> RenderableType:

@@ -1,0 +1,30 @@
+"""A sync service that was ended: known to be away at once, and how to start it again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from syncline.cli.app import run
+from syncline_testing.cluster import Cluster
+
+
+def test_a_service_that_was_ended_is_away_at_once_with_the_way_to_start_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Cluster(tmp_path) as cluster:
+        cluster.sync.stop()
+        at = ["--control", cluster.control_url]
+        assert run(["doctor", "--json", *at]) == 1
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        (found,) = [one for one in checks if one["check"] == "sync service"]
+        assert found["what"].endswith("is away: it has ended, or is not heard of any more")
+        assert f"(syncline-sync --control {cluster.control_url} --data FOLDER)" in found["advice"]
+        assert run(["status", *at]) == 0
+        assert "is away, and rounds of its fragments wait for that; start it again." in " ".join(
+            capsys.readouterr().out.split()
+        )
+        (ended,) = cluster.get("/events?kind=sync.ended")
+        assert ended["message"].endswith("has ended.")
