@@ -97,6 +97,25 @@ def test_an_address_of_nothing_is_refused(
     assert code == 10 and "kept/No-Name" in said, "as it was written"
 
 
+def test_a_run_that_nobody_has_joined_is_none_to_keep_or_export_and_is_no_unknown_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, refused = commands(capsys)
+    with Cluster(tmp_path) as cluster:
+        monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
+        cluster.post("/runs", {"name": "early"})
+        begin = "start one (syncline train JOB --run early), then try again."
+        code, said = refused("save", "early", str(tmp_path / "kept"))
+        assert code == 16 and "Run early has no parameters yet, for no replica" in said
+        assert begin in said
+        assert run(["export", "early", "--out", str(tmp_path / "out")]) == 16
+        assert begin in capsys.readouterr().err
+        cluster.post("/runs/early/stop")
+        code, said = refused("save", "early", str(tmp_path / "kept"))
+        assert code == 16 and "Run early ended before it had parameters" in said
+        assert refused("save", "never-created", str(tmp_path / "kept"))[0] == 15
+
+
 def test_a_run_is_kept_found_and_begun_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,7 +74,7 @@ def save(
         Unreachable: a sync service does not answer, or no living one owns a fragment.
     """
     for attempt in range(CUTS_MAX):
-        layout, owners, revision = standing(view.name, services)
+        layout, owners, revision = standing(view, services)
         url = f"{place.rstrip('/')}/{name or f'{view.name}-r{revision}'}"
         try:
             entries = _copied(view.name, url, owners, revision, told)

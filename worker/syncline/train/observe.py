@@ -53,7 +53,7 @@ def newest_cut(view: RunView, client: ControlClient, token: str | None) -> Cut:
             for service in all_alive(client.sync_services(), client.url)
         ]
         for attempt in range(CUTS_MAX):
-            layout, owners, revision = standing(view.name, links)
+            layout, owners, revision = standing(view, links)
             try:
                 return _pulled(view.name, layout, owners, revision)
             except RevisionGone:
