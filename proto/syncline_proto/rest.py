@@ -107,6 +107,8 @@ class RunView(Answer):
     idle_since: float | None = None
     """When the last live replica was gone; None while one is alive, before the first came, and
     once the run has ended. A run without a token budget waits like this for as long as it takes."""
+    waits_for: Literal["replicas", "resume"] | None = None
+    """Why nothing goes on in a run that has not ended: nobody is alive in it, or it is paused."""
 
 
 class SettingsPatch(Request):

@@ -101,7 +101,10 @@ def test_runs_are_listed_and_shown(shell: Shell) -> None:
     code, out, _ = shell("runs show first")
     assert code == 0 and "token_budget" in out and "outer.lr" in out
     assert "waits for replicas" not in out
-    assert "waits for replicas" in shell("runs show second")[1]
+    assert "running, waits for replicas" in shell("runs show second")[1]
+    assert (shown["state"], shown["waits_for"]) == ("running", None)
+    waiting = shell.json("runs show second")
+    assert (waiting["state"], waiting["waits_for"]) == ("running", "replicas")
 
 
 def test_a_run_is_created_from_a_jobs_file(shell: Shell, tmp_path: Path) -> None:
@@ -149,12 +152,14 @@ def test_what_is_on_other_machines_is_not_checked_and_said_so(shell: Shell, tmp_
 
 
 def test_a_run_pauses_resumes_and_stops(shell: Shell) -> None:
-    assert shell.json("runs pause second")["state"] == "paused"
+    paused = shell.json("runs pause second")
+    assert (paused["state"], paused["waits_for"]) == ("paused", "resume")
     way_on = "paused; `syncline runs resume second` goes on"
     for line in ("runs show second", "runs ls", "status"):
         assert way_on in shell(line)[1]
     assert shell.json("runs resume second")["state"] == "running"
-    assert shell.json("runs stop second")["state"] == "stopped"
+    stopped = shell.json("runs stop second")
+    assert (stopped["state"], stopped["waits_for"]) == ("stopped", None)
     code, said = shell.refused("runs resume second")
     assert code == 16 and "stopped" in said
 

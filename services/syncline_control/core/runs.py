@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from syncline_proto.errors import ConfigError, InvalidRequest, RunConflict
 from syncline_proto.rest import RunState
@@ -49,6 +49,13 @@ def after(state: RunState, act: Act, run: str) -> RunState:
         raise RunConflict(
             f"Run {run} is {state}, so nobody can {act} it; start another run."
         ) from None
+
+
+def waits_for(state: RunState, alive: int) -> Literal["replicas", "resume"] | None:
+    """Return what a run with so many live replicas needs to go on; None: nothing, or it is over."""
+    if state is RunState.PAUSED:
+        return "resume"
+    return "replicas" if state is RunState.RUNNING and not alive else None
 
 
 def told(run: str, act: Act, token_budget: int | None) -> str:

@@ -229,6 +229,7 @@ def _view(row: Run, crowd: Crowd) -> RunView:
         committed_tokens=row.committed_tokens,
         loss=crowd.loss,
         idle_since=None if row.state in life.ENDED else crowd.idle_since,
+        waits_for=life.waits_for(RunState(row.state), crowd.alive),
     )
 
 

@@ -58,7 +58,7 @@ async function curves(run) {
 
 function services(list) {
   byId("services").replaceChildren(
-    ...list.map((one) => el("span", { class: `dot ${one.alive ? "good" : "bad"}`, title: one.address }, one.name, one.alive ? "" : " is silent")),
+    ...list.map((one) => el("span", { class: `dot ${one.alive ? "good" : "bad"}`, title: one.address }, one.name, one.alive ? "" : " is away")),
     ...(list.length ? [] : [el("span", { class: "dot hollow" }, "no sync service")]),
   );
 }
@@ -68,7 +68,7 @@ function runsList(chosen) {
     ...now.runs.map((run) => {
       const budget = run.settings.token_budget;
       const link = el("a", { href: `#${encodeURIComponent(run.name)}` },
-        el("div", { class: "name" }, el("span", {}, run.name), el("span", { class: "quiet" }, run.idle_since ? "idle" : nobodyYet(run) ? "waits" : run.state)),
+        el("div", { class: "name" }, el("span", {}, run.name), el("span", { class: "quiet" }, run.waits_for === "replicas" ? `${run.state}, ${run.idle_since ? "idle" : "waits"}` : run.state)),
         budget ? bar(run.committed_tokens / budget, run.state) : null,
       );
       if (run === chosen) link.setAttribute("aria-current", "true");
@@ -96,8 +96,6 @@ function head(run) {
   document.title = `${run.name} · Syncline`;
 }
 
-const nobodyYet = (run) => run.state === "running" && !run.replicas_alive && !run.idle_since;
-
 const ended = (run) => run.state === "stopped" || run.state === "finished";
 
 function since(run) {
@@ -106,7 +104,7 @@ function since(run) {
   if (run.state === "paused") return `paused; Resume, or syncline runs resume ${run.name}, goes on`;
   if (run.idle_since) return `idle since ${moment(run.idle_since)} (${age(run.idle_since)}): no replica is alive; it goes on when one joins`;
   const origin = run.origin ? ` from ${run.origin.checkpoint}` : "";
-  const waits = nobodyYet(run) ? "; it waits for replicas" : firstRound(run);
+  const waits = run.waits_for === "replicas" ? "; it waits for replicas" : firstRound(run);
   return `created at ${moment(run.created_at)}, ${age(run.created_at)} ago${origin}${waits}`;
 }
 

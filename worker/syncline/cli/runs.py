@@ -233,11 +233,10 @@ def settings_in_words(settings: RunSettings) -> dict[str, str]:
 
 def state_of(run: RunView) -> str:
     """Return the run's state, and that nobody has joined it yet, or since when nobody trains it."""
-    if run.idle_since is None:
-        nobody_yet = run.state.value == "running" and not run.replicas_alive
-        return "waits for replicas" if nobody_yet else run.state.value
-    idle = f"idle since {output.clock(run.idle_since)}"
-    return f"{run.state.value}, {idle}" if _is_paused(run) else idle
+    if run.idle_since is not None:
+        return f"{run.state.value}, idle since {output.clock(run.idle_since)}"
+    waits = run.waits_for == "replicas"
+    return f"{run.state.value}, waits for replicas" if waits else run.state.value
 
 
 def _is_paused(run: RunView) -> bool:
