@@ -93,3 +93,21 @@ def test_nobody_else_is_blamed_while_the_sync_service_is_away(
     monkeypatch.setattr(council, "LONG_S", 1.5)
     logs = logs_of_an_outage(cluster, "blame")
     assert not [log for log in logs if log["event"] == "round.waits"]
+
+
+def test_who_is_asked_to_leave_amid_a_wait_says_at_once_what_it_waits_for(
+    cluster: Cluster,
+) -> None:
+    a, b = (Trial(cluster.control_url, "leaving", seed, settings=TWO) for seed in range(2))
+    with capture_logs() as logs, joined(a, b):
+
+        def asked() -> None:
+            wait_until(lambda: a.replica.phase == "waiting", 30, "it has pushed")
+            a.replica.request_drain()
+            until_said(logs, "replica.drains")
+            b.step(4).replica.finish()  # not before: the round is open while it is said
+
+        together(lambda: a.step(4).replica.finish(), asked)
+    (said,) = [log for log in logs if log["event"] == "replica.drains"]
+    assert said["why"] == "its own process asked it to leave"
+    assert "until 20 s after the first push; Ctrl+C leaves at once" in said["so"]

@@ -49,6 +49,7 @@ class Helm:
         client: ControlClient | None,
         pulse: Pulse | None,
         recall: Event,
+        round_deadline_s: float,
         log: FilteringBoundLogger,
     ) -> None:
         """``client`` and ``pulse`` are rank 0's; the other ranks have none.
@@ -57,6 +58,8 @@ class Helm:
         silent on the other ranks.
         """
         self.recall = recall
+        self._round_deadline_s = round_deadline_s
+        self._has_said_leaving = False
         self.joining = True
         """Nothing has been trained yet: who is recalled then waits for nothing."""
         self._ranks, self._run, self._client, self._pulse = ranks, run, client, pulse
@@ -86,6 +89,7 @@ class Helm:
             return Order.STOP
         if self.joining and self.recall.is_set():
             return Order.ABANDON
+        self._say_leaving()
         if news.ended and not self._ending:
             self._ended_at = self._ended_at or time.monotonic()
             grace_s = END_GRACE_S if news.run_state is RunState.FINISHED else 0.0
@@ -139,8 +143,22 @@ class Helm:
     def say_drained(self) -> None:
         """That this replica leaves, and who asked it to; rank 0's word."""
         if self._pulse is not None:
-            asker = "an operator" if self._pulse.news.drain else "its own process"
-            self._log.info("replica.drained", why=f"{asker} asked it to leave")
+            self._log.info("replica.drained", why=self._why_leaving())
+
+    def _say_leaving(self) -> None:
+        """Amid a wait, once: that the replica was asked to leave, and what it waits for still."""
+        assert self._pulse is not None
+        if self._has_said_leaving or not (self.recall.is_set() or self._pulse.news.drain):
+            return
+        self._has_said_leaving = True
+        so = "it waits for the round that it has pushed to, and for that of its last steps, each "
+        so += f"until {self._round_deadline_s:g} s after the first push; Ctrl+C leaves at once"
+        self._log.info("replica.drains", why=self._why_leaving(), so=so)
+
+    def _why_leaving(self) -> str:
+        assert self._pulse is not None
+        asker = "an operator" if self._pulse.news.drain else "its own process"
+        return f"{asker} asked it to leave"
 
     def finish_run(self) -> None:
         """Tell the control plane that the token budget is committed; any replica may."""

@@ -150,7 +150,15 @@ class Life:
         self._exchange = exchange
         self._hooks = Hooks(model, described)
         say = voice(ranks.index)
-        helm = Helm(ranks, identity.run, self._client, self.pulse, self._recall, say)
+        helm = Helm(
+            ranks,
+            identity.run,
+            self._client,
+            self.pulse,
+            self._recall,
+            timeouts.round_deadline_s,
+            say,
+        )
         anchors = Anchors(shards, scratch)
         tally = Tally()
         waiting = Waiting(Council(ranks, exchange, helm.order), helm, tally)
