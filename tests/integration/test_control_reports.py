@@ -332,6 +332,26 @@ async def test_of_old_events_a_runs_last_word_of_damage_is_kept(
     assert await told(*noise) == ["third", "7", "8", "9"]
 
 
+async def test_of_a_run_are_events_of_services_too_from_its_creation_to_its_end(
+    api: httpx.AsyncClient, clock: Clock
+) -> None:
+    async def sync_starts(instance: str) -> None:
+        clock.now += 1
+        body = {"name": "sync-0", "address": f"127.0.0.1:{instance}", "instance": instance}
+        await api.put("/v1/sync-services/sync-0", json=body)
+        clock.now += 1
+
+    await sync_starts("1")
+    await api.post("/v1/runs", json={"name": "short"})
+    await sync_starts("2")
+    await api.post("/v1/runs/short/stop")
+    await sync_starts("3")
+    told = [(one["kind"], one["run"]) for one in (await api.get("/v1/events?run=short")).json()]
+    assert told == [("run.created", "short"), ("sync.started", None), ("run.stopped", "short")]
+    everything = (await api.get("/v1/events?kind=sync.started")).json()
+    assert len(everything) == 3
+
+
 async def test_sync_services_have_leases_too(
     api: httpx.AsyncClient, state: State, clock: Clock
 ) -> None:

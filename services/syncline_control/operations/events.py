@@ -18,7 +18,8 @@ def listed(
     """Return events in the order in which they happened.
 
     Args:
-        run: only those of this run, and those that are of no run and so concern all of them.
+        run: only those of this run, and those of no run (of the sync services) that happened
+            between its creation and its end, and so concern it.
         after: the ``limit`` events that follow this id; None: the newest ``limit``.
         kind: only those of this kind.
 
@@ -27,8 +28,11 @@ def listed(
     """
     query = select(EventRow).limit(limit)
     if run is not None:
-        runs.find(tx, run)
-        query = query.where(or_(EventRow.run == run, EventRow.run.is_(None)))
+        row = runs.find(tx, run)
+        meanwhile = EventRow.run.is_(None) & (EventRow.time >= row.created_at)
+        if row.ended_at is not None:
+            meanwhile &= EventRow.time <= row.ended_at
+        query = query.where(or_(EventRow.run == run, meanwhile))
     if kind is not None:
         query = query.where(EventRow.kind == kind)
     if after is not None:

@@ -30,8 +30,8 @@ async def list_events(
 ) -> list[Event]:
     """List events, oldest first: those after an id, or else the newest.
 
-    With `run`, those of that run and those that concern every run (sync services); with `kind`,
-    those of that kind.
+    With `run`, those of that run and, from its creation to its end, those that concern every run
+    (sync services); with `kind`, those of that kind.
     """
     return await state.do(events.listed, run, after, limit, kind)
 

@@ -74,7 +74,8 @@ def events(
 ) -> None:
     """Show what happened, in plain words.
 
-    With --follow and --json each event is one line of JSON.
+    Of one run: its own events and those of the sync services, which are of no run, from its
+    creation to its end. With --follow and --json each event is one line of JSON.
 
     \b
     Examples:
