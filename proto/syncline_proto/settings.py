@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from syncline_proto.errors import ConfigError
-from syncline_proto.words import sentence, unknown
+from syncline_proto.words import paths_in, sentence, unknown
 
 CodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
 DownCodecName = Literal["fp32", "bf16", "int8"]
@@ -217,7 +217,8 @@ def changed(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
     """
     for key in sorted(patch.keys() - LIVE):
         if key not in RunSettings.model_fields:
-            raise ConfigError(unknown(key, sorted(LIVE)))
+            live = [path for path in paths_in(RunSettings) if path.partition(".")[0] in LIVE]
+            raise ConfigError(unknown(key, sorted(LIVE), elsewhere=live))
         raise ConfigError(
             f"{key} is settled when a run is created, and stays; what may change after that: "
             f"{', '.join(sorted(LIVE))}."

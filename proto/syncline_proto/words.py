@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,9 @@ from syncline_proto.names import IN_WORDS
 
 KEYS_MAX = 24
 """More keys than this are not listed."""
+
+MEANT_MAX = 3
+"""So many keys that somebody may have meant are a help."""
 
 GIVEN_CHARACTERS_MAX = 60
 """A wrong value is repeated up to this length."""
@@ -62,7 +65,7 @@ def finding(
     """Say one finding; ``shape`` and ``name`` as for ``sentence``, ``whole`` is what has no key."""
     key = ".".join(str(part) for part in found["loc"])
     if found["type"] == "extra_forbidden":
-        return unknown(key, _keys_beside(found, shape), name)
+        return unknown(key, _keys_beside(found, shape), name, list(paths_in(shape)))
     message = found["msg"]
     if found["type"] in OWN_WORDS:
         said = _bare(message.partition(", ")[2] or message)
@@ -73,15 +76,48 @@ def finding(
     return f"{subject} {_demand(found)}{_given(found)}."
 
 
-def unknown(key: str, known: list[str], name: Callable[[str], str] = str) -> str:
-    """Say that there is no such key; ``known`` are those that could stand in its place."""
+def unknown(
+    key: str,
+    known: list[str],
+    name: Callable[[str], str] = str,
+    elsewhere: Sequence[str] = (),
+) -> str:
+    """Say that there is no such key.
+
+    Args:
+        known: those that could stand in its place.
+        elsewhere: dotted paths of all that there are: a key may lack its group, or have another's.
+        name: as for ``sentence``.
+    """
     last = key.rpartition(".")[2]
-    near = difflib.get_close_matches(last, known, n=1)
-    # Of short keys, two letters that changed places leave nothing that difflib calls close.
-    near = near or [one for one in known if sorted(one) == sorted(last)]
-    hint = f"; did you mean {near[0]}?" if near else "."
+    meant = _called(last, elsewhere) or _near(last, known)
+    if not meant:
+        near = _near(last, sorted({path.rpartition(".")[2] for path in elsewhere}))
+        meant = [path for one in near for path in _called(one, elsewhere)]
+    hint = f"; did you mean {' or '.join(meant)}?" if meant else "."
     few = f" Known here: {', '.join(sorted(known))}." if 0 < len(known) <= KEYS_MAX else ""
     return f"{name(key)} is not a setting{hint}{few}"
+
+
+def paths_in(shape: Shape | None, below: str = "") -> Iterator[str]:
+    """Yield the dotted paths of all keys that a shape has, groups too."""
+    for key, field in shape.model_fields.items() if shape else ():
+        yield below + key
+        for group in _shapes(field.annotation):
+            yield from paths_in(group, f"{below}{key}.")
+
+
+def _near(key: str, known: list[str]) -> list[str]:
+    """The key that somebody meant who misspelt it, if there is one."""
+    near = difflib.get_close_matches(key, known, n=1)
+    # Of short keys, two letters that changed places leave nothing that difflib calls close.
+    return near or [one for one in known if sorted(one) == sorted(key)][:1]
+
+
+def _called(key: str, paths: Sequence[str]) -> list[str]:
+    """The paths that end in this key, if they are few enough to choose from."""
+    found = [path for path in paths if path.rpartition(".")[2] == key]
+    return found if len(found) <= MEANT_MAX else []
 
 
 def _demand(found: ErrorDetails) -> str:

@@ -80,6 +80,7 @@ def test_a_patch_is_partial_and_checked() -> None:
         ({"outer": {"momentun": 0}}, "outer.momentun is not a setting; did you mean momentum?"),
         ({"outer": {"rl": 0.5}}, "outer.rl is not a setting; did you mean lr?"),
         ({"nosuch": 1}, "nosuch is not a setting. Known here: codec, outer, penalty, sync_every."),
+        ({"lr": 1}, "lr is not a setting; did you mean outer.lr?"),
         ({"sync_evry": 1}, "sync_evry is not a setting; did you mean sync_every?"),
         ({"outer": 3}, "outer must be a group of keys, not 3."),
         ({"token_budget": 5}, "token_budget is settled when a run is created"),

@@ -127,6 +127,12 @@ def test_an_unknown_key_of_the_run_is_found_as_well(tmp_path: Path) -> None:
         ("run.nam=x", "--set: run.nam is not a setting; did you mean name?"),
         ("optimizer.betas=[0.9, 1.0]", "optimizer: betas: each must be at least 0 and below 1"),
         ("run.timeouts.lease=500", "run.timeouts: the lease (500.0 s)"),
+        ("sync_every=3", "--set: sync_every is not a setting; did you mean run.sync_every?"),
+        ("sync_evry=3", "--set: sync_evry is not a setting; did you mean run.sync_every?"),
+        ("lr=3", "--set: lr is not a setting; did you mean run.outer.lr or optimizer.lr?"),
+        ("outer.lr=3", "--set: outer is not a setting; did you mean run.outer?"),
+        ("optimizr.lr=3", "--set: optimizr is not a setting; did you mean optimizer?"),
+        ("train.lr=3", "train.lr is not a setting; did you mean run.outer.lr or optimizer.lr?"),
         ("train=5", "train must be a group of keys, not 5"),
     ],
 )

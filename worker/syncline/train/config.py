@@ -244,7 +244,8 @@ class JobConfig(Section):
             return cls.model_validate(values)
         except ValidationError as error:
             found = first(error)
-            is_set = is_overridden(found["loc"], overrides)
+            unknown = found["type"] == "extra_forbidden"
+            is_set = is_overridden(found["loc"], overrides, is_unknown=unknown)
             who = "--set: " if is_set else f"{origin}: "
             raise ConfigError(f"{who}{finding(found, cls)}") from None
 

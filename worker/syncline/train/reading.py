@@ -54,10 +54,19 @@ def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, A
     return values
 
 
-def is_overridden(key: Sequence[str | int], overrides: Sequence[str]) -> bool:
-    """Whether an override set this key, or a table that it is in."""
+def is_overridden(
+    key: Sequence[str | int], overrides: Sequence[str], *, is_unknown: bool = False
+) -> bool:
+    """Whether an override set this key, or a table that it is in.
+
+    ``is_unknown``: there is no such key, so whoever set something in it made it, too.
+    """
     names = [str(part) for part in key]
-    return any(names[: len(given)] == given for given in map(_names, overrides))
+    set_here = list(map(_names, overrides))
+    return any(
+        names[: len(given)] == given or (is_unknown and given[: len(names)] == names)
+        for given in set_here
+    )
 
 
 def _names(override: str) -> list[str]:
