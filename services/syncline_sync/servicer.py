@@ -123,7 +123,10 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             work.cancel()
             staging.leave(staged, shard)
             self._shared.metrics.staged.set(self._shared.budget.used)
-            await asyncio.gather(work, return_exceptions=True)
+            try:
+                await asyncio.gather(work, return_exceptions=True)
+            finally:
+                del work  # it has its error, that has this frame, and a call that is cut keeps both
 
     async def Pull(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.PullRequest, context: PullContext

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from syncline_proto.codec import crc32c
-from syncline_proto.settings import RunSettings
+from syncline_proto.layout import Box
+from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.service import RUN, Service, code_of, flat_layout, service
 
@@ -28,6 +29,7 @@ RULES = RunSettings.model_validate({"strategy": "local-sgd", "codec": {"up": "fp
 LARGE = 1 << 20
 BOXES = [box.to_proto() for box in LAYOUT.fragments[0].boxes]
 CHUNK = pb.PushRequest(chunk=pb.Chunk(data=bytes(LARGE), crc32c=crc32c(bytes(LARGE))))
+PART = Box(0, (0,), (LARGE // 4,)).to_proto()
 HEAVY = (1_040_000, 24_960)
 """Bytes of two chunks in int8 that make a fragment."""
 PUSH, OPEN = (f"/syncline.sync.v1.SyncService/{method}" for method in ("Push", "OpenRun"))
@@ -84,6 +86,11 @@ CALLS: dict[str, tuple[Call, str]] = {
         ),
         "INVALID_REQUEST",
     ),
+    "a part": (pushing(header(boxes=[PART]), CHUNK), "INVALID_REQUEST"),
+    "a rank that does not come": (
+        pushing(header(boxes=[PART], ranks=2), CHUNK),
+        "UNREACHABLE",
+    ),
     "gone": (pushing(header(), CHUNK, seconds=0.5), "DEADLINE_EXCEEDED"),
     "a request": (
         lambda _, channel: channel.unary_unary(OPEN)(b"\xff" * LARGE, timeout=20),
@@ -138,8 +145,11 @@ def frames_of(left: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("what", CALLS)
-def test_a_call_that_is_refused_leaves_no_ring(what: str, tmp_path: Path) -> None:
+def test_a_call_that_is_refused_leaves_no_ring(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither frames of the service nor a call of gRPC's, which has what came of it."""
+    monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 1.0))
     left = asyncio.run(left_by(*CALLS[what], tmp_path))
     assert not frames_of(left)
     assert not {type(one).__name__ for one in left} & {"RPCState", "_ServicerContext"}
