@@ -60,9 +60,10 @@ def served_by(run: LocalRun, client: OperatorClient) -> None:
     run._client = run._course._client = client
 
 
-def ends_with(code: int, folder: Path, name: str) -> Command:
-    """What a replica's end looks like from outside."""
-    script = f"raise SystemExit(print('error: {name} is too high.', file=sys.stderr) or {code})"
+def ends_with(code: int, folder: Path, name: str, what: str = "") -> Command:
+    """What a replica's end looks like from outside; ``what`` is too high, else its name."""
+    said = f"error: {what or name} is too high."
+    script = f"raise SystemExit(print({said!r}, file=sys.stderr) or {code})"
     return Command(name=name, argv=[sys.executable, "-c", f"import sys; {script}"], folder=folder)
 
 
@@ -210,6 +211,20 @@ def test_when_all_fail_the_launch_ends_with_what_the_first_said(tmp_path: Path) 
             run.follow()
     assert [now.stage for now in run.view.replicas.values()] == ["failed", "failed"]
     assert sorted(line[: len("replica-N")] for line in screen.said) == ["replica-0", "replica-1"]
+
+
+def test_what_all_end_with_is_said_once_as_it_goes(tmp_path: Path) -> None:
+    screen = Silent()
+    endlessly = replace(launch(tmp_path, replicas=3), seconds_limit=None)
+    with LocalRun(endlessly, screen) as run:
+        for name in run.view.replicas:
+            failing = ends_with(RunConflict.exit_code, tmp_path, name, "sync_every")
+            run._keeper.replicas[name] = run._crew.start(failing)
+        with pytest.raises(RunConflict, match=r"^replica-0: sync_every is too high\. \(log: "):
+            run.follow()
+    assert sum("sync_every is too high" in line for line in screen.said) == 1
+    assert "replica-1 ended as replica-0 did (log: " in screen.said[1]
+    assert "replica-2 ended as replica-0 did (log: " in screen.said[2]
 
 
 def test_a_training_that_diverges_is_not_started_again_and_ends_the_launch_with_its_sentence(

@@ -77,6 +77,16 @@ def drawn(width: int, **options: Any) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
+def test_no_line_ends_in_blanks() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    console.print(output.table(WIDE, [("a", 1, "words", None), ("b", 2, "", "")], empty=""))
+    console.print(output.table(("name", "words"), [("a", "some words"), ("b", "")], empty=""))
+    console.print(output.facts([("name", "a"), ("words", "some words")]))
+    lines = out.getvalue().splitlines()
+    assert lines == [line.rstrip() for line in lines] and len(lines) == 8
+
+
 def test_a_narrow_window_gets_fewer_columns_and_never_half_a_name() -> None:
     spare = ("first", "third", "second")
     whole = drawn(200, spare=spare)

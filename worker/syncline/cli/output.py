@@ -19,7 +19,7 @@ from syncline_proto.errors import SynclineError
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.table import Table
+    from rich.segment import Segment
     from rich.text import Text
 
 PIPE_WIDTH = 200
@@ -138,7 +138,7 @@ class Fitting:
         more = 0 if self.rows_max is None else self.rows - self.rows_max
         for row in self._rows[: self.rows_max if more > 1 else None]:
             made.add_row(*(row[column] for column in kept))
-        yield made
+        yield Trimmed(made)
         if more > 1:
             yield Text(f"{more} more; a higher window or --json shows all.", style="dim")
         if left_out := [self._names[c] for c in range(len(self._names)) if c not in kept]:
@@ -177,7 +177,27 @@ class Fitting:
         return max(*map(cell_len, self._heading(column, stacked)), *widths, 0)
 
 
-def facts(pairs: Iterable[tuple[str, object]]) -> Table:
+class Trimmed:
+    """What is drawn, without the blanks at the ends of its lines: they wrap in narrower windows."""
+
+    def __init__(self, drawn: RenderableType) -> None:
+        self._drawn = drawn
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType | Segment]:
+        from rich.segment import Segment
+
+        for line in console.render_lines(self._drawn, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                yield from line[:-1]
+                yield Segment(line[-1].text.rstrip(), line[-1].style)
+            yield Segment.line()
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> RenderableType:
     """Return names and values, one pair a line."""
     from rich.table import Table
 
@@ -186,7 +206,7 @@ def facts(pairs: Iterable[tuple[str, object]]) -> Table:
     made.add_column(overflow="fold")
     for name, value in pairs:
         made.add_row(name, _cell(value))
-    return made
+    return Trimmed(made)
 
 
 def _cell(value: object) -> Text:

@@ -11,7 +11,7 @@ from pathlib import Path
 from syncline.launch.client import OperatorClient
 from syncline.launch.keeper import HOPELESS, Keeper
 from syncline.launch.plan import Launch
-from syncline.launch.probes import own_error
+from syncline.launch.probes import own_error, own_words
 from syncline.launch.view import ReplicaNow, ReplicaStage, Result, Screen, View, result
 from syncline_proto.errors import CalledOff, ProcessFailed, RunConflict, SynclineError
 from syncline_proto.rest import ReplicaState
@@ -32,6 +32,8 @@ class Course:
         self._keeper, self._screen = keeper, screen
         self._failure: SynclineError | None = None
         """Of whoever failed first."""
+        self._said_by: dict[str, str] = {}
+        """Which replica was the first to end with these words: all are told them once."""
         self._is_cut_short = False
         """The time was up before anybody trained."""
         self._state_at = 0.0
@@ -111,7 +113,10 @@ class Course:
         if code not in HOPELESS and self._keeper.restarted(name, code):
             now.stage = "starting"
             return
-        self._give_up(now, "failed", failure.message)
+        words = own_words(process)
+        first = self._said_by.setdefault(words, name) if words else name
+        same = f"{name} ended as {first} did (log: {process.command.log})"
+        self._give_up(now, "failed", failure.message if first == name else same)
 
     def _give_up(self, now: ReplicaNow, stage: ReplicaStage, said: str) -> None:
         """Start the replica no more; say why, and whether others go on."""

@@ -50,13 +50,16 @@ def wait_ready(
 
 def own_error(process: Process) -> SynclineError:
     """Return the error with which a process ended, said as it said it; else ProcessFailed."""
-    failure = process.failure()
-    words = process.last_words(1)
-    kind = error_of_exit(process.exit_code or 0)
-    if kind is None or not words:
-        return failure
-    said = _SPEAKER.sub("", words[0])
+    kind, said = error_of_exit(process.exit_code or 0), own_words(process)
+    if kind is None or not said:
+        return process.failure()
     return kind(f"{process.name}: {said} (log: {process.command.log})")
+
+
+def own_words(process: Process) -> str:
+    """The last sentence of a process that has ended; "" where it said nothing."""
+    words = process.last_words(1)
+    return _SPEAKER.sub("", words[0]) if words else ""
 
 
 def http_ready(url: str) -> bool:
