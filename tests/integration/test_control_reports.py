@@ -10,11 +10,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from syncline_control import transaction
-from syncline_control.operations import points, reports, services
+from syncline_control.operations import points, reports
 from syncline_control.state import State
 from syncline_proto import layout
 from syncline_proto.rest import RoundReport
-from syncline_testing.control import Clock, client_of, pass_time
+from syncline_testing.control import Clock, client_of
 
 pytestmark = pytest.mark.anyio
 
@@ -204,46 +204,6 @@ async def test_what_is_reported_after_the_end_still_counts(api: httpx.AsyncClien
     )
 
 
-async def test_a_run_whose_budget_is_committed_ends_when_nobody_is_left_to_say_so(
-    api: httpx.AsyncClient, state: State, clock: Clock
-) -> None:
-    async def state_of(name: str) -> str:
-        return (await api.get(f"/v1/runs/{name}")).json()["state"]
-
-    for name in ("heard-late", "lost", "short", "no-replica"):
-        await api.post("/v1/runs", json={"name": name, "settings": {"token_budget": 200}})
-        if name != "no-replica":
-            await api.post(f"/v1/runs/{name}/replicas", json={"replica": "a"})
-    for name, revision in (("lost", 2), ("short", 1), ("no-replica", 2)):
-        body = {"rounds": [round_of(0, revision, push("a", 1.0))]}
-        await api.post(f"/v1/runs/{name}/reports", json=body)
-        assert await state_of(name) == "running", "somebody may still take the last round"
-    await pass_time(state, clock, 60)
-    assert await state_of("lost") == "finished"
-    ended = (await api.get("/v1/events", params={"kind": "run.finished"})).json()
-    assert [event["message"] for event in ended] == [
-        "Run lost is finished: its token budget of 200 is committed."
-    ]
-    assert (await api.get("/v1/runs/lost")).json()["ended_at"] is not None
-    assert await state_of("short") == await state_of("no-replica") == "running"
-    assert await state_of("heard-late") == "running"
-    last = {"rounds": [round_of(0, 2, push("a", 1.0))]}
-    await api.post("/v1/runs/heard-late/reports", json=last)
-    assert await state_of("heard-late") == "finished", (
-        "its rounds were told after its replicas' end"
-    )
-
-
-async def test_a_replica_that_leaves_last_ends_a_run_that_is_done(api: httpx.AsyncClient) -> None:
-    await api.post("/v1/runs", json={"name": "done", "settings": {"token_budget": 100}})
-    for name in ("a", "b"):
-        await api.post("/v1/runs/done/replicas", json={"replica": name})
-    await api.post("/v1/runs/done/reports", json={"rounds": [round_of(0, 1, push("a", 1.0))]})
-    for name, then in (("a", "running"), ("b", "finished")):
-        await api.delete(f"/v1/runs/done/replicas/{name}?incarnation=1")
-        assert (await api.get("/v1/runs/done")).json()["state"] == then
-
-
 async def test_an_unknown_key_is_refused_at_every_depth(api: httpx.AsyncClient) -> None:
     for answer, where in (
         (await report(api, round_of(0, 1, more=1)), "rounds.0.more"),
@@ -330,89 +290,6 @@ async def test_of_old_events_a_runs_last_word_of_damage_is_kept(
     assert await told(*noise) == ["second", "7", "8", "9"], "however long ago"
     assert await told(damage[2]) == ["second", "8", "9", "third"]
     assert await told(*noise) == ["third", "7", "8", "9"]
-
-
-async def test_of_a_run_are_events_of_services_too_from_its_creation_to_its_end(
-    api: httpx.AsyncClient, clock: Clock
-) -> None:
-    async def sync_starts(instance: str) -> None:
-        clock.now += 1
-        body = {"name": "sync-0", "address": f"127.0.0.1:{instance}", "instance": instance}
-        await api.put("/v1/sync-services/sync-0", json=body)
-        clock.now += 1
-
-    await sync_starts("1")
-    await api.post("/v1/runs", json={"name": "short"})
-    await sync_starts("2")
-    await api.post("/v1/runs/short/stop")
-    await sync_starts("3")
-    told = [(one["kind"], one["run"]) for one in (await api.get("/v1/events?run=short")).json()]
-    assert told == [("run.created", "short"), ("sync.started", None), ("run.stopped", "short")]
-    everything = (await api.get("/v1/events?kind=sync.started")).json()
-    assert len(everything) == 3
-
-
-async def test_sync_services_have_leases_too(
-    api: httpx.AsyncClient, state: State, clock: Clock
-) -> None:
-    body = {"name": "sync-0", "address": "127.0.0.1:1", "instance": "one"}
-    answer = await api.put("/v1/sync-services/sync-0", json=body)
-    assert answer.json() == {"lease_s": services.LEASE_S}
-    await api.put("/v1/sync-services/sync-0", json=body)
-    await state.review_leases()
-    for _ in range(int(services.LEASE_S)):
-        clock.now += 1
-        await state.review_leases()
-    (seen,) = (await api.get("/v1/sync-services")).json()
-    assert seen["alive"] is False
-    await api.put("/v1/sync-services/sync-0", json=body)
-    await api.put("/v1/sync-services/sync-0", json={**body, "instance": "two"})
-    (seen,) = (await api.get("/v1/sync-services")).json()
-    assert seen["alive"] is True
-    kinds = [one["kind"] for one in (await api.get("/v1/events")).json()]
-    assert [kind for kind in kinds if kind.startswith("sync.")] == [
-        "sync.started",
-        "sync.lost",
-        "sync.back",
-        "sync.started",
-    ]
-
-
-async def test_a_sync_service_that_says_it_ends_is_away_at_once(api: httpx.AsyncClient) -> None:
-    async def is_alive() -> bool:
-        (seen,) = (await api.get("/v1/sync-services")).json()
-        return seen["alive"]
-
-    where = "/v1/sync-services/sync-0"
-    for instance in ("one", "two"):
-        body = {"name": "sync-0", "address": "127.0.0.1:1", "instance": instance}
-        await api.put(where, json=body)
-    for instance, alive in (("one", True), ("two", False), ("two", False)):
-        gone = await api.delete(where, params={"instance": instance})
-        assert gone.status_code == 204
-        assert await is_alive() is alive
-    (ended,) = (await api.get("/v1/events?kind=sync.ended")).json()
-    assert ended["message"] == "Sync service sync-0 has ended."
-    assert (await api.delete("/v1/sync-services/nobody?instance=x")).status_code == 204
-
-
-@pytest.mark.parametrize(
-    ("path", "change"),
-    [
-        ("sync-1", {}),
-        ("sync-0", {"index": 1}),
-        ("sync-0", {"shards": 0}),
-        ("sync-0", {"shards": 1_001}),
-        ("sync-0", {"votes": [{"run": "r", "phase": -1, "offered": True}]}),
-        ("sync-0", {"address": "x" * 300}),
-    ],
-)
-async def test_a_hello_that_does_not_fit_is_refused(
-    api: httpx.AsyncClient, path: str, change: dict[str, Any]
-) -> None:
-    body = {"name": "sync-0", "address": "127.0.0.1:1", "instance": "one", **change}
-    assert (await api.put(f"/v1/sync-services/{path}", json=body)).status_code == 422
-    assert (await api.get("/v1/sync-services")).json() == []
 
 
 async def samples(api: httpx.AsyncClient) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -1,0 +1,104 @@
+"""Sync services as the control plane knows them: alive, away, ended; what a run hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from syncline_control.operations import services
+from syncline_control.state import State
+from syncline_testing.control import Clock, client_of
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(state) as api:
+        yield api
+
+
+async def test_of_a_run_are_events_of_services_too_from_its_creation_to_its_end(
+    api: httpx.AsyncClient, clock: Clock
+) -> None:
+    async def sync_starts(instance: str) -> None:
+        clock.now += 1
+        body = {"name": "sync-0", "address": f"127.0.0.1:{instance}", "instance": instance}
+        await api.put("/v1/sync-services/sync-0", json=body)
+        clock.now += 1
+
+    await sync_starts("1")
+    await api.post("/v1/runs", json={"name": "short"})
+    await sync_starts("2")
+    await api.post("/v1/runs/short/stop")
+    await sync_starts("3")
+    told = [(one["kind"], one["run"]) for one in (await api.get("/v1/events?run=short")).json()]
+    assert told == [("run.created", "short"), ("sync.started", None), ("run.stopped", "short")]
+    everything = (await api.get("/v1/events?kind=sync.started")).json()
+    assert len(everything) == 3
+
+
+async def test_sync_services_have_leases_too(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    body = {"name": "sync-0", "address": "127.0.0.1:1", "instance": "one"}
+    answer = await api.put("/v1/sync-services/sync-0", json=body)
+    assert answer.json() == {"lease_s": services.LEASE_S}
+    await api.put("/v1/sync-services/sync-0", json=body)
+    await state.review_leases()
+    for _ in range(int(services.LEASE_S)):
+        clock.now += 1
+        await state.review_leases()
+    (seen,) = (await api.get("/v1/sync-services")).json()
+    assert seen["alive"] is False
+    await api.put("/v1/sync-services/sync-0", json=body)
+    await api.put("/v1/sync-services/sync-0", json={**body, "instance": "two"})
+    (seen,) = (await api.get("/v1/sync-services")).json()
+    assert seen["alive"] is True
+    kinds = [one["kind"] for one in (await api.get("/v1/events")).json()]
+    assert [kind for kind in kinds if kind.startswith("sync.")] == [
+        "sync.started",
+        "sync.lost",
+        "sync.back",
+        "sync.started",
+    ]
+
+
+async def test_a_sync_service_that_says_it_ends_is_away_at_once(api: httpx.AsyncClient) -> None:
+    async def is_alive() -> bool:
+        (seen,) = (await api.get("/v1/sync-services")).json()
+        return seen["alive"]
+
+    where = "/v1/sync-services/sync-0"
+    for instance in ("one", "two"):
+        body = {"name": "sync-0", "address": "127.0.0.1:1", "instance": instance}
+        await api.put(where, json=body)
+    for instance, alive in (("one", True), ("two", False), ("two", False)):
+        gone = await api.delete(where, params={"instance": instance})
+        assert gone.status_code == 204
+        assert await is_alive() is alive
+    (ended,) = (await api.get("/v1/events?kind=sync.ended")).json()
+    assert ended["message"] == "Sync service sync-0 has ended."
+    assert (await api.delete("/v1/sync-services/nobody?instance=x")).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("sync-1", {}),
+        ("sync-0", {"index": 1}),
+        ("sync-0", {"shards": 0}),
+        ("sync-0", {"shards": 1_001}),
+        ("sync-0", {"votes": [{"run": "r", "phase": -1, "offered": True}]}),
+        ("sync-0", {"address": "x" * 300}),
+    ],
+)
+async def test_a_hello_that_does_not_fit_is_refused(
+    api: httpx.AsyncClient, path: str, change: dict[str, Any]
+) -> None:
+    body = {"name": "sync-0", "address": "127.0.0.1:1", "instance": "one", **change}
+    assert (await api.put(f"/v1/sync-services/{path}", json=body)).status_code == 422
+    assert (await api.get("/v1/sync-services")).json() == []
