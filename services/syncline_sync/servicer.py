@@ -1,6 +1,7 @@
 """gRPC <-> host: reads requests, hands them on, writes answers. Decides nothing.
 
-What it raises is for statuses.py to tell.
+What it raises is for statuses.py to tell; a pull's, whose reader may be slow, is told here in its
+turn.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         try:
             shard = await self._located(run.name, run.places, header, find)
         except InvalidRequest as error:
+            # Only a member's push that is to come in is remembered: others may send any number.
             if _early(run, runner, header) is None:
                 staging.refuse(header, error)
             raise

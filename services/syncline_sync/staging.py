@@ -48,7 +48,7 @@ class Staging:
         By (fragment, replica): a client whose call is cut while it waits for room asks again.
         """
         self._refused: dict[tuple[int, str], _Refused] = {}
-        """By (fragment, replica): the last rank that was refused, and has not come again."""
+        """By (fragment, replica): the rank refused last, of the newest push that had one."""
         self._heard_by_rank: dict[tuple[str, int], dict[int, float]] = {}
         """When each rank of a (replica, incarnation) last sent something, of any fragment."""
 
@@ -102,7 +102,9 @@ class Staging:
         Call it only for a member's: what is kept of it is bounded by those.
         """
         told = _Refused(header.incarnation, header.seq, header.rank, why.message)
-        self._refused[header.fragment, header.replica] = told
+        known = self._refused.get((header.fragment, header.replica))
+        if known is None or known[:2] <= told[:2]:  # a header may come after that of a newer push
+            self._refused[header.fragment, header.replica] = told
 
     def note(self, staged: Staged, shard: Shard, now_s: float) -> None:
         """A rank has sent something: its replica's pushes that lack it are alive."""

@@ -89,6 +89,18 @@ def test_a_rank_that_was_refused_and_comes_again_is_as_any_other() -> None:
     run(scenario)
 
 
+def test_a_header_that_comes_after_that_of_a_newer_push_hides_no_refusal_of_it() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        staging.refuse(half(1, seq=2), InvalidRequest("boxes: no."))
+        staging.refuse(half(1, seq=1), InvalidRequest("boxes: too late."))
+        staged, _ = sent(staging, half(0, seq=2))
+        cut_at(staging, 0.0, 10.0)
+        with pytest.raises(InvalidRequest, match="boxes: no.$"):
+            await staged.answer
+
+    run(scenario)
+
+
 def test_a_push_that_crawls_is_cut_where_others_wait_for_its_room() -> None:
     """It moves all the time, only too slowly for any round."""
 
