@@ -2,7 +2,8 @@
 
 A verdict that a healthy system expects (stale, duplicate, anomalous) is a value, never an error.
 An error means that the caller cannot go on as it meant to; its message is one sentence that says
-what happened and, where somebody can act on it, what to do.
+what happened and, where somebody can act on it, what to do. An error that outlives its call is
+made ``bare`` first.
 
     SynclineError              code               exit  retry
     ├─ ConfigError             CONFIG               10  no     a setting or flag is wrong
@@ -39,12 +40,15 @@ from typing import ClassVar, Literal, TypeVar
 Setting = Literal["control", "token"]
 """The control plane's address, and the token that it asks for."""
 
+_Raised = TypeVar("_Raised", bound=BaseException)
 
-Raised = TypeVar("Raised", bound=BaseException)
 
+def bare(error: _Raised) -> _Raised:
+    """Take from an error the frames it came through, its cause and its context; return it.
 
-def bare(error: Raised) -> Raised:
-    """The same error without the frames that it came through, and what they hold."""
+    They hold what was sent and read, until the garbage collector comes. Only for errors whose
+    sentence says all: a fault of ours keeps its frames.
+    """
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
 

@@ -205,6 +205,7 @@ class ControlLink:
                 while self._reports:
                     await self._send(*await self._reports.batch())
                 me = self._hello
+                # Whatever is answered: silence says the same a little later.
                 with contextlib.suppress(httpx.HTTPError, OSError):
                     await self._client.delete(
                         f"/v1/sync-services/{me.name}", params={"instance": me.instance}

@@ -5,8 +5,9 @@ pull only copies; with a round's first push it becomes the accumulator, and pull
 are asked for. The outer step leaves the new parameters in it and the old ones become the third, so
 memory is three times the parameters whatever the number of replicas. With differences as downlink
 what is published follows from what was published before, so it has an array of its own, of bf16,
-and the newest difference is kept: 3.75 times the parameters. An older revision is read from its
-file. Whose push counts, and when a round ends, is decided elsewhere.
+and the newest difference is kept: 3.75 times the parameters, and at most 4.25 while slow readers
+have older ones. An older revision is read from its file. Whose push counts, and when a round ends,
+is decided elsewhere.
 
 A round is on the disk before it is published; or it is written behind that, and the next outer
 step waits for it: parameters and momentum stay as they are while they are written, and only the
@@ -216,7 +217,8 @@ class Holding:
         await self._read_newest_from_file()
         unread: memoryview | None = None
         for _, value in self.revisions.values:
-            unread = value.retire() or unread
+            memory = value.retire()
+            unread = unread if memory is None else memory
         if self._sent is None or closing.kind is Kind.PARAMETERS:
             self._sent = np.empty(self._numel, np.uint16) if self._sent is None else self._sent
             await self._compute(publish, self._sent, self._parameters)

@@ -58,8 +58,9 @@ class Published:
     ) -> None:
         """``difference`` is the one to the revision before, for who holds that."""
         self.saved, self.codec, self.difference = saved, codec, difference
-        self._source, self._made = source, difference
-        """The difference as long as it is in memory, told of or not."""
+        self._source, self._in_memory = source, difference
+        """The difference until its memory is given back; ``difference`` is None once nobody may
+        begin to read it."""
         self._reads: set[asyncio.Future[Bytes]] = set()
         """Those under way in the pool; they may be of a source before this one."""
         self._loans = 0
@@ -130,11 +131,14 @@ class Published:
         self._close_unread()
 
     def retire(self) -> memoryview | None:
-        """Nobody begins to read the difference any more: its memory, once nobody reads it."""
+        """Let nobody begin to read the difference.
+
+        Return its memory, if nobody reads the value now.
+        """
         self.difference = None
-        if self._made is None or self._loans:
+        if self._in_memory is None or self._loans:
             return None
-        unread, self._made = self._made.payload, None
+        unread, self._in_memory = self._in_memory.payload, None
         return unread
 
     def drop(self) -> None:
@@ -144,8 +148,8 @@ class Published:
         """
         self._is_dropped = True
         self.difference = None
-        if self._made is not None:
-            self._made.close()
+        if self._in_memory is not None:
+            self._in_memory.close()
         self._close_unread()
 
     def _read(self, reading: asyncio.Future[Bytes]) -> None:

@@ -50,14 +50,14 @@ class Reader(Doorkeeper):
         read = self._many if handler.request_streaming else self._one
 
         def answered(call: Answers) -> Answers:
-            async def answered(request: Any, context: AnyContext) -> Any:
+            async def answer(request: Any, context: AnyContext) -> Any:
                 async with read(parse, method, request) as message:
                     return await call(message, context)
 
-            return answered
+            return answer
 
         def streamed(call: Streams) -> Streams:
-            async def streamed(request: Any, context: AnyContext) -> AsyncGenerator[Any]:
+            async def stream(request: Any, context: AnyContext) -> AsyncGenerator[Any]:
                 async with (
                     read(parse, method, request) as message,
                     aclosing(call(message, context)) as answers,
@@ -65,7 +65,7 @@ class Reader(Doorkeeper):
                     async for answer in answers:
                         yield answer
 
-            return streamed
+            return stream
 
         def written(answer: Any) -> bytes:
             """An answer's bytes; of a chunk they are the answer."""
@@ -91,10 +91,9 @@ class Reader(Doorkeeper):
         # gRPC's end of the stream would keep the last message as well, if it were not closed.
         coming: Any = aiter(parts)
         with ExitStack() as to_the_end, ExitStack() as to_the_next:
-            async with aclosing(coming):
-                each = self._each(parse, method, coming, to_the_end, to_the_next)
-                async with aclosing(each):
-                    yield each
+            each = self._each(parse, method, coming, to_the_end, to_the_next)
+            async with aclosing(coming), aclosing(each):
+                yield each
 
     async def _each(
         self,

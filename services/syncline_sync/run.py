@@ -42,6 +42,10 @@ LOOKS = 8
 
 ALONE = Seat()
 
+PUSHES_BESIDE_ONE = 3
+"""As many of the largest leave the others room beside one replica that holds all it may and sends
+nothing: 2^(n+1) - 1 beside n (``budget.py``)."""
+
 LITTLE_ROOM = (
     "The largest push of this run has {largest} bytes, and --staging-bytes ({limit}) is less than "
     "three of them: a replica that holds room and sends nothing can keep the others waiting until "
@@ -172,7 +176,7 @@ class RunHost:
         self.settings = membership.settings
         self.members = {m.replica: m.incarnation for m in membership.members}
         self._running = membership.state is RunState.RUNNING
-        if self.ended_at_s is not None:
+        if self.ended_at_s is not None:  # it is served (again) from now on
             self._see_room()
         self.ended_at_s = None
         self._phase = (membership.phase, membership.phase_ended)
@@ -288,8 +292,9 @@ class RunHost:
         limit = self._shared.budget.limit
         numel = max((runner.numel for runner in self.runners.values()), default=0)
         largest = codec_of(pb.CODEC_FP32).size(numel)
-        if 3 * largest > limit:
-            why = LITTLE_ROOM.format(largest=largest, limit=limit, wanted=3 * largest)
+        wanted = PUSHES_BESIDE_ONE * largest
+        if wanted > limit:
+            why = LITTLE_ROOM.format(largest=largest, limit=limit, wanted=wanted)
             log.warning("little room for pushes", run=self.name, why=why)
             self._shared.report(self.name, EventIn(kind="run.little_room", message=why))
 

@@ -1,11 +1,11 @@
 """How a call ends that does not answer: its error becomes a gRPC status, and a fault stops us.
 
 The only place where errors meet statuses. A SynclineError goes out with its code; a disk that
-refuses stops the process as well. Anything else is a fault of ours: the call ends INTERNAL, and the
-process is asked to stop.
+refuses stops the process as well. Anything else, in health and reflection too, is a fault: the call
+ends INTERNAL, and the process is asked to stop.
 
-An error has the frames that it came through, and they may have a request of megabytes: it is taken
-from them before its status waits for a reader, and before gRPC keeps what has been raised.
+An error has the frames that it came through, and they may have a request of megabytes: its frames
+are taken from it before its status waits for a reader, and before gRPC keeps what has been raised.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ class Statuses(Doorkeeper):
         )
 
     def _answered(self, call: Answers) -> Answers:
-        async def answered(request: Any, context: AnyContext) -> Any:
-            with _Ending(self._fail) as ending:
+        async def answer(request: Any, context: AnyContext) -> Any:
+            with _Caught(self._fail) as caught:
                 return await call(request, context)
             del request
-            await ending.tell(context)
+            await caught.tell(context)
 
-        return answered
+        return answer
 
     def _streamed(self, call: Streams) -> Streams:
-        async def streamed(request: Any, context: AnyContext) -> AsyncGenerator[Any]:
-            with _Ending(self._fail) as ending:
+        async def stream(request: Any, context: AnyContext) -> AsyncGenerator[Any]:
+            with _Caught(self._fail) as caught:
                 async with aclosing(call(request, context)) as answers:
                     async for answer in answers:
                         yield answer
                 return
             del request
-            await ending.tell(context)
+            await caught.tell(context)
 
-        return streamed
+        return stream
 
 
-class _Ending:
+class _Caught:
     """Takes the error of its block, and tells of it after that; a call that is cut goes as it is.
 
     Nothing is raised here that a name still has: its frame would have it, and it its frame.
@@ -71,7 +71,7 @@ class _Ending:
         self._fail = fail
         self._told: Exception | None = None
 
-    def __enter__(self) -> _Ending:
+    def __enter__(self) -> _Caught:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, frames: Any) -> bool:

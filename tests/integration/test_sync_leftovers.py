@@ -117,8 +117,10 @@ async def left_by(call: Call, wanted: str, folder: Path) -> list[Any]:
         with saved() as left:
             for _ in range(3):
                 await refused(s, channel, call, wanted)
+            async with asyncio.timeout(5):  # a caller that goes is seen a moment later
+                while s.shared.budget.used:
+                    await asyncio.sleep(0.001)
             await s.status()
-            await asyncio.sleep(0.1)  # a caller that goes is seen a moment later
         return left
 
 

@@ -249,7 +249,7 @@ class _Watch:
             yield watched
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
             if watched.cut:
-                bare(error)
+                bare(error)  # as in _errors: it is the call, and has our frame
                 raise Stalled from None
             raise
         finally:

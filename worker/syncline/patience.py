@@ -28,7 +28,10 @@ def patiently(
     excused_s: Callable[[], float] = lambda: 0.0,
     outage: Outage | None = None,
 ) -> Value:
-    """Do ``act`` until the peer answers, with growing, jittered pauses.
+    """Do ``act`` until the peer answers: exponential backoff with full jitter.
+
+    A loop of our own: a library's keeps the last error while it pauses, and that has the frames of
+    the call, and what was sent in it.
 
     ``excused_s`` is how much of the time so far was not the peer's to answer in; ``outage`` tells
     of a peer that is away (None: nobody needs to be told).
