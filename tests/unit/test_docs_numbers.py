@@ -162,7 +162,7 @@ OPERATIONS = [
     f"newest {transaction.EVENTS_KEPT:,} events, {reports.ROUNDS_KEPT:,} rounds a run, "
     f"and {points.POINTS_MAX:,} points",
     f"after {SAY_AFTER_S:g} s their log says so",
-    f"not heard yet ({LAST_REPORTS_S:g} s at most)",
+    f"not heard yet, and that it ends ({LAST_REPORTS_S:g} s at most;",
     f"it waits {STOP_S:g} s for the disk",
     f"the step is skipped; {SMALL[SKIPS_MAX]} in a row end the replica",
     f"after {BARREN_TOLD} such rounds in a row",
