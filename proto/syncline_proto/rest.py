@@ -50,6 +50,10 @@ class RunState(StrEnum):
     """Its token budget is committed."""
 
 
+WaitsFor = Literal["replicas", "resume"]
+"""What a run needs that has not ended and does not go on: somebody alive in it, or the operator."""
+
+
 class ReplicaState(StrEnum):
     ALIVE = "alive"
     DRAINING = "draining"
@@ -107,7 +111,7 @@ class RunView(Answer):
     idle_since: float | None = None
     """When the last live replica was gone; None while one is alive, before the first came, and
     once the run has ended. A run without a token budget waits like this for as long as it takes."""
-    waits_for: Literal["replicas", "resume"] | None = None
+    waits_for: WaitsFor | None = None
     """Why nothing goes on in a run that has not ended: nobody is alive in it, or it is paused."""
 
 

@@ -49,7 +49,10 @@ class Transaction:
             plane.membership_version += 1
 
     def forget_old_events(self) -> None:
-        """Keep the newest events, and each run's last of damage; called once before the commit."""
+        """Keep the newest events, and of the older ones each run's last of damage.
+
+        Called once before the commit.
+        """
         if self.kinds:
             self.session.flush()
             newest = self.session.scalar(select(func.max(EventRow.id))) or 0

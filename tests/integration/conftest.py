@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from syncline_control.state import State
 from syncline_testing.cluster import Cluster
-from syncline_testing.control import Clock
+from syncline_testing.control import Clock, client_of
 from syncline_testing.training import tiny_data
 
 
@@ -32,6 +33,13 @@ def database(tmp_path: Path) -> str:
 async def state(database: str, clock: Clock) -> AsyncIterator[State]:
     async with await State.open(database, clock=clock) as state:
         yield state
+
+
+@pytest.fixture
+async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
+    """The control plane's REST, with nothing in it yet; a file may put its runs there."""
+    async with client_of(state) as api:
+        yield api
 
 
 @pytest.fixture

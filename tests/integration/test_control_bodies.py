@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -15,9 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from syncline_control import body, intake
-from syncline_control.state import State
 from syncline_proto.rest import ContributionView, Reports, RoundReport
-from syncline_testing.control import client_of
 
 pytestmark = pytest.mark.anyio
 
@@ -37,11 +34,10 @@ REPORTS = "/v1/runs/r/reports"
 
 
 @pytest.fixture
-async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(state) as api:
-        await api.post("/v1/runs", json={"name": "r"})
-        await api.post(REPLICAS, json={"replica": "a"})
-        yield api
+async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
+    await api.post("/v1/runs", json={"name": "r"})
+    await api.post(REPLICAS, json={"replica": "a"})
+    return api
 
 
 @pytest.mark.parametrize(

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
 from syncline_control.state import State
-from syncline_testing.control import Clock, client_of, pass_time
+from syncline_testing.control import Clock, pass_time
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(state) as api:
-        yield api
-
-
-def round_to(revision: int) -> dict[str, Any]:
+def round_to(revision: int, **more: Any) -> dict[str, Any]:
     """A report of one round of replica a, with 100 tokens more than the one before."""
     told = {
         "fragment": 0,
@@ -32,7 +25,7 @@ def round_to(revision: int) -> dict[str, Any]:
         "committed_tokens": 100 * revision,
         "contributions": [{"replica": "a", "incarnation": 1, "verdict": "accepted", "weight": 1.0}],
     }
-    return {"rounds": [told]}
+    return {"rounds": [{**told, **more}]}
 
 
 async def test_a_run_whose_budget_is_committed_ends_when_nobody_is_left_to_say_so(
@@ -41,12 +34,17 @@ async def test_a_run_whose_budget_is_committed_ends_when_nobody_is_left_to_say_s
     async def state_of(name: str) -> str:
         return (await api.get(f"/v1/runs/{name}")).json()["state"]
 
-    for name in ("heard-late", "lost", "short", "no-replica"):
+    for name in ("heard-late", "lost", "short", "no-replica", "no-model"):
         await api.post("/v1/runs", json={"name": name, "settings": {"token_budget": 200}})
         if name != "no-replica":
             await api.post(f"/v1/runs/{name}/replicas", json={"replica": "a"})
-    for name, revision in (("lost", 2), ("short", 1), ("no-replica", 2)):
-        body = round_to(revision)
+    synchronous = round_to(0, kind="gradient", gradient_step=2, committed_tokens=200)
+    for name, body in (
+        ("lost", round_to(2)),
+        ("short", round_to(1)),
+        ("no-replica", round_to(2)),
+        ("no-model", synchronous),
+    ):
         await api.post(f"/v1/runs/{name}/reports", json=body)
         assert await state_of(name) == "running", "somebody may still take the last round"
     await pass_time(state, clock, 60)
@@ -57,9 +55,9 @@ async def test_a_run_whose_budget_is_committed_ends_when_nobody_is_left_to_say_s
     ]
     assert (await api.get("/v1/runs/lost")).json()["ended_at"] is not None
     assert await state_of("short") == await state_of("no-replica") == "running"
+    assert await state_of("no-model") == "running", "there is no revision 1 to end with"
     assert await state_of("heard-late") == "running"
-    last = round_to(2)
-    await api.post("/v1/runs/heard-late/reports", json=last)
+    await api.post("/v1/runs/heard-late/reports", json=round_to(2))
     assert await state_of("heard-late") == "finished", (
         "its rounds were told after its replicas' end"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -23,11 +22,10 @@ LEASE_S = 4.0
 
 
 @pytest.fixture
-async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(state) as api:
-        settings = {"timeouts": {"lease": LEASE_S}}
-        await api.post("/v1/runs", json={"name": "r", "settings": settings})
-        yield api
+async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
+    settings = {"timeouts": {"lease": LEASE_S}}
+    await api.post("/v1/runs", json={"name": "r", "settings": settings})
+    return api
 
 
 async def register(api: httpx.AsyncClient, replica: str = "a", **more: Any) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""What sync services tell: rounds, verdicts, events, their own lives; and what is read of it."""
+"""What sync services tell: rounds, verdicts, events; and what is read of it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -14,19 +13,18 @@ from syncline_control.operations import points, reports
 from syncline_control.state import State
 from syncline_proto import layout
 from syncline_proto.rest import RoundReport
-from syncline_testing.control import Clock, client_of
+from syncline_testing.control import Clock
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
+async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
     """A run of replicas a and b."""
-    async with client_of(state) as api:
-        await api.post("/v1/runs", json={"name": "r"})
-        for name in ("a", "b"):
-            await api.post("/v1/runs/r/replicas", json={"replica": name})
-        yield api
+    await api.post("/v1/runs", json={"name": "r"})
+    for name in ("a", "b"):
+        await api.post("/v1/runs/r/replicas", json={"replica": name})
+    return api
 
 
 def push(replica: str, weight: float, z: float | None = None, **more: Any) -> dict[str, Any]:

@@ -14,15 +14,9 @@ from syncline_control.intake import BODY_BYTES_MAX
 from syncline_control.operations import runs
 from syncline_control.state import State
 from syncline_proto import rest
-from syncline_testing.control import Clock, client_of
+from syncline_testing.control import Clock
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(state) as api:
-        yield api
 
 
 def problem_of(answer: httpx.Response, status: int, code: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -10,15 +9,9 @@ import pytest
 
 from syncline_control.operations import services
 from syncline_control.state import State
-from syncline_testing.control import Clock, client_of
+from syncline_testing.control import Clock
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(state) as api:
-        yield api
 
 
 async def test_of_a_run_are_events_of_services_too_from_its_creation_to_its_end(

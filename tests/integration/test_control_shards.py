@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -10,16 +9,15 @@ import pytest
 
 from syncline_control.operations import services
 from syncline_control.state import State
-from syncline_testing.control import Clock, client_of, pass_time
+from syncline_testing.control import Clock, pass_time
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(state) as api:
-        await api.post("/v1/runs", json={"name": "r", "settings": {"warmup_steps": 2}})
-        yield api
+async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
+    await api.post("/v1/runs", json={"name": "r", "settings": {"warmup_steps": 2}})
+    return api
 
 
 async def hello(

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from syncline_proto.errors import ConfigError, InvalidRequest, RunConflict
-from syncline_proto.rest import RunState
+from syncline_proto.rest import RunState, WaitsFor
 from syncline_proto.settings import RunSettings, changed
 
 ENDED = frozenset({RunState.STOPPED, RunState.FINISHED})
@@ -51,7 +51,7 @@ def after(state: RunState, act: Act, run: str) -> RunState:
         ) from None
 
 
-def waits_for(state: RunState, alive: int) -> Literal["replicas", "resume"] | None:
+def waits_for(state: RunState, alive: int) -> WaitsFor | None:
     """Return what a run with so many live replicas needs to go on; None: nothing, or it is over."""
     if state is RunState.PAUSED:
         return "resume"

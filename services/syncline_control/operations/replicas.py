@@ -129,7 +129,7 @@ def listed(tx: Transaction, run: str) -> list[ReplicaView]:
 
 
 def lose(tx: Transaction, run_row: Run, row: Replica) -> None:
-    """Write down that the replica's lease ran out."""
+    """Write down that the replica's lease ran out; a run that is done ends with its last."""
     row.state = ReplicaState.LOST
     row.taking_part = False
     run_row.leases_lost += 1
@@ -181,7 +181,10 @@ def view(tx: Transaction, row: Replica) -> ReplicaView:
 
 
 def _end_or_drain(tx: Transaction, run_row: Run, row: Replica, lease: Lease, message: str) -> None:
-    """Keep the lease; if its state is another one now, tell everybody."""
+    """Keep the lease; if its state is another one now, tell everybody.
+
+    A run that is done ends with its last lease.
+    """
     if lease.state == row.state:
         return
     _keep(row, lease)

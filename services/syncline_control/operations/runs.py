@@ -95,14 +95,18 @@ def finish_if_done(tx: Transaction, row: Run) -> None:
     vain. As long as one is alive, it may have a last round to take.
     """
     budget = settings_of(row).token_budget
+    # Before revision 1 there is no model to end with; a run that nobody has joined is nobody's to
+    # end.
     is_done = budget is not None and row.revision > 0 and row.committed_tokens >= budget
     if is_done and row.state not in life.ENDED and row.replicas_seen and not _alive(tx, row):
         _move(tx, row, life.Act.FINISH)
 
 
 def _move(tx: Transaction, row: Run, what: life.Act) -> None:
-    """Raises:
-    RunConflict: the run's state does not allow it.
+    """Take an act, and tell of it if it changes the state.
+
+    Raises:
+        RunConflict: the run's state does not allow it.
     """
     state = life.after(RunState(row.state), what, row.name)
     if state != row.state:

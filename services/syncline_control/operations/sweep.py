@@ -6,9 +6,8 @@ from sqlalchemy import or_, select
 
 from syncline_control.core import leases
 from syncline_control.core.leases import HELD
-from syncline_control.core.runs import ENDED
 from syncline_control.database import Replica, Run
-from syncline_control.operations import replicas, runs, services
+from syncline_control.operations import replicas, services
 from syncline_control.transaction import Transaction
 
 
@@ -34,9 +33,7 @@ def review_leases(tx: Transaction) -> float:
 
 
 def welcome_back(tx: Transaction) -> None:
-    """Give every held lease a full length, and end what is done: once, at the start."""
+    """Give every held lease a full length: called once, when the control plane starts."""
     for row in tx.session.scalars(select(Replica).where(Replica.state.in_(HELD))):
         row.lease_until = tx.now + row.lease_s
     services.extend_all(tx)
-    for run_row in tx.session.scalars(select(Run).where(Run.state.not_in(ENDED))):
-        runs.finish_if_done(tx, run_row)
