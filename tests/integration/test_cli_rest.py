@@ -8,30 +8,20 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from syncline.cli.app import run
 from syncline.launch.client import OperatorClient
 from syncline.launch.ports import free_ports, require_free
 from syncline.launch.probes import http_ready, wait_ready
 from syncline.launch.processes import Command, Crew
 from syncline_proto.errors import PortInUse, SynclineError
+from syncline_testing.shell import Shell
 from syncline_testing.warm import warm
 
 TOKEN = "a-secret"
-JOB = """
-[run]
-name = "from-file"
-token_budget = 10_000
-[model]
-config = { model_type = "llama" }
-[data]
-source = ["builtin"]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -61,29 +51,6 @@ def post(url: str, path: str, body: dict[str, Any]) -> None:
     httpx.post(url + path, json=body, headers=headers, trust_env=False).raise_for_status()
 
 
-class Shell:
-    """Runs commands as a person would, with the address and token in the environment."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, line: str) -> tuple[int, str, str]:
-        code = run(line.split())
-        shown = self._capsys.readouterr()
-        return code, shown.out, shown.err
-
-    def json(self, line: str) -> Any:
-        code, out, err = self(f"{line} --json")
-        assert (code, err) == (0, "")
-        return json.loads(out)
-
-    def refused(self, line: str) -> tuple[int, str]:
-        """The exit code and the sentence of a command that must fail."""
-        code, out, err = self(line)
-        assert out == "" and err.startswith("error: ") and err.count("\n") == 1
-        return code, err
-
-
 @pytest.fixture
 def shell(
     control: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -105,50 +72,6 @@ def test_runs_are_listed_and_shown(shell: Shell) -> None:
     assert (shown["state"], shown["waits_for"]) == ("running", None)
     waiting = shell.json("runs show second")
     assert (waiting["state"], waiting["waits_for"]) == ("running", "replicas")
-
-
-def test_a_run_is_created_from_a_jobs_file(shell: Shell, tmp_path: Path) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text(JOB)
-    made = shell.json(f"runs create {job} --set run.sync_every=7")
-    assert (made["name"], made["settings"]["sync_every"]) == ("from-file", 7)
-    assert made["job"]["data"]["source"] == ["builtin"]
-    assert shell.json(f"runs create {job} --name other")["name"] == "other"
-    again = f"runs create {job} --set run.sync_every=7"
-    looks = "Checking the model ...\n"
-    assert shell(again) == (0, "The run from-file exists already, with these settings.\n", looks)
-    assert shell(f"runs create {job} --name third") == (0, "The run third is created.\n", looks)
-    assert shell.json(again) == made
-    code, _, said = shell(f"runs create {job} --set run.sync_every=8")
-    assert code == 16 and "sync_every" in said
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ('config={model_type="nonesuch"}', "no causal language model 'nonesuch'"),
-        ("config.hidden_sizes=64", "model.config.hidden_sizes is not a setting of llama"),
-        ("config.num_key_value_heads=7", "is not a multiple of num_key_value_heads (7)"),
-    ],
-)
-def test_no_run_is_created_whose_model_cannot_be_built(
-    shell: Shell, tmp_path: Path, change: str, said: str
-) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text(JOB)
-    code, out, told = shell(f"runs create {job} --name unbuilt --set model.{change}")
-    assert (code, out) == (10, "") and said in told
-    assert "unbuilt" not in {one["name"] for one in shell.json("runs ls")}
-
-
-def test_what_is_on_other_machines_is_not_checked_and_said_so(shell: Shell, tmp_path: Path) -> None:
-    job = tmp_path / "job.toml"
-    job.write_text(JOB.replace('source = ["builtin"]', 'path = "/data/elsewhere"'))
-    code, _, told = shell(f"runs create {job} --name data-elsewhere")
-    assert code == 0 and "Whether the model fits its tokenizer is not checked here" in told
-    job.write_text(JOB.replace('config = { model_type = "llama" }', 'path = "/models/elsewhere"'))
-    code, _, told = shell(f"runs create {job} --name model-elsewhere")
-    assert code == 0 and "The model is not checked here" in told
 
 
 def test_a_run_pauses_resumes_and_stops(shell: Shell) -> None:
@@ -223,31 +146,6 @@ def test_status_says_whom_the_first_round_waits_for(shell: Shell, control: str) 
     assert waits in shell("status")[1]
     shell("runs pause early")
     assert waits not in shell("status")[1]
-
-
-def test_a_run_may_be_created_from_settings_alone(shell: Shell) -> None:
-    made = shell.json("runs create --name plain --set sync_every=32 --set run.codec.up=int8")
-    assert (made["name"], made["job"]) == ("plain", {})
-    assert (made["settings"]["sync_every"], made["settings"]["codec"]["up"]) == (32, "int8")
-    again = "runs create --name plain --set codec.up=int8 --set sync_every=32"
-    assert "exists already, with these settings" in shell(again)[1]
-    assert shell.json("runs create --name bare")["settings"]["sync_every"] == 64
-    for words, code, why in (
-        ("", 10, "give a job's file, or --name"),
-        ("--name plain", 16, "sync_every"),
-        ("--name My-Run", 10, "'My-Run' must be"),
-        ("--name unmade --set sync_evry=3", 10, "--set: sync_evry is not a setting"),
-        ("--name unmade --set outer.lr=-1", 10, "--set: outer.lr"),
-        ("--name unmade --set sync_every", 10, "--set sync_every: write it as"),
-        ("--name unmade --set optimizer.lr=1", 10, "--set: optimizer is not a setting"),
-        ("unmade", 12, "or create a run without a job by --name unmade."),
-        ("unmade/job.toml", 12, "give the path of a TOML file."),
-    ):
-        ended, said = shell.refused(f"runs create {words}")
-        assert (ended, why in said) == (code, True), said
-    assert "unmade" not in [one["name"] for one in shell.json("runs ls")]
-    for name in ("plain", "bare"):
-        shell(f"runs stop {name}")
 
 
 def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> None:
