@@ -20,7 +20,7 @@ KEYS_MAX = 24
 """More keys than this are not listed."""
 
 MEANT_MAX = 3
-"""So many keys that somebody may have meant are a help."""
+"""More keys than this are too many to have meant."""
 
 GIVEN_CHARACTERS_MAX = 60
 """A wrong value is repeated up to this length."""
@@ -86,14 +86,14 @@ def unknown(
 
     Args:
         known: those that could stand in its place.
-        elsewhere: dotted paths of all that there are: a key may lack its group, or have another's.
         name: as for ``sentence``.
+        elsewhere: dotted paths of all that there are: a key may lack its group, or have another's.
     """
     last = key.rpartition(".")[2]
-    meant = _called(last, elsewhere) or _near(last, known)
+    meant = _ending_in(last, elsewhere) or _near(last, known)
     if not meant:
         near = _near(last, sorted({path.rpartition(".")[2] for path in elsewhere}))
-        meant = [path for one in near for path in _called(one, elsewhere)]
+        meant = [path for one in near for path in _ending_in(one, elsewhere)]
     hint = f"; did you mean {' or '.join(meant)}?" if meant else "."
     few = f" Known here: {', '.join(sorted(known))}." if 0 < len(known) <= KEYS_MAX else ""
     return f"{name(key)} is not a setting{hint}{few}"
@@ -114,7 +114,7 @@ def _near(key: str, known: list[str]) -> list[str]:
     return near or [one for one in known if sorted(one) == sorted(key)][:1]
 
 
-def _called(key: str, paths: Sequence[str]) -> list[str]:
+def _ending_in(key: str, paths: Sequence[str]) -> list[str]:
     """The paths that end in this key, if they are few enough to choose from."""
     found = [path for path in paths if path.rpartition(".")[2] == key]
     return found if len(found) <= MEANT_MAX else []

@@ -20,6 +20,7 @@ from syncline.data.errors import DataError
 from syncline.layout import persistent_buffers
 from syncline.train.config import JobConfig
 from syncline.train.export import full_state
+from syncline.train.folder import Vocabulary
 from syncline.train.loop import Trainer
 from syncline.train.model import build_model
 from syncline.train.ranks import RankGroup
@@ -28,7 +29,7 @@ from syncline_testing.training import LLAMA, Recorder, tiny_data, tiny_job, to_t
 from syncline_testing.warm import warm_ranks
 
 STEPS, RESUMED_AT = 12, 8
-VOCABULARY, END = 257, 256
+VOCABULARY = Vocabulary(size=257, end=256)
 
 EXPERTS = {
     **LLAMA,
@@ -111,7 +112,7 @@ def test_two_ranks_train_experts_with_a_saved_buffer_as_one_process_does(
 ) -> None:
     monkeypatch.delenv("SYNCLINE_CONTROL", raising=False)
     data, one = tiny_data(tmp_path / "tokens"), Recorder()
-    begun = build_model(tiny_job(data, steps=1, model={"config": EXPERTS}), VOCABULARY, END)
+    begun = build_model(tiny_job(data, steps=1, model={"config": EXPERTS}), VOCABULARY)
     ((name, bias),) = persistent_buffers(begun).items()
     bias.copy_(torch.linspace(0.0, 1.0, len(bias)))  # so that it decides which experts are taken
     begun.save_pretrained(tmp_path / "begun")

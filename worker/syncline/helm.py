@@ -27,7 +27,7 @@ END_GRACE_S = 10.0
 A stopped run publishes nothing more, so nothing is waited for.
 """
 
-UNSAID = "the run is finished once no replica is alive"
+UNHEARD = "the run is finished once no replica is alive"
 """What becomes of a run whose end nobody could tell."""
 
 
@@ -59,7 +59,7 @@ class Helm:
         """
         self.recall = recall
         self._round_deadline_s = round_deadline_s
-        self._has_said_leaving = False
+        self._has_said_draining = False
         self.joining = True
         """Nothing has been trained yet: who is recalled then waits for nothing."""
         self._ranks, self._run, self._client, self._pulse = ranks, run, client, pulse
@@ -89,7 +89,7 @@ class Helm:
             return Order.STOP
         if self.joining and self.recall.is_set():
             return Order.ABANDON
-        self._say_leaving()
+        self._say_draining()
         if news.ended and not self._ending:
             self._ended_at = self._ended_at or time.monotonic()
             grace_s = END_GRACE_S if news.run_state is RunState.FINISHED else 0.0
@@ -143,19 +143,26 @@ class Helm:
     def say_drained(self) -> None:
         """That this replica leaves, and who asked it to; rank 0's word."""
         if self._pulse is not None:
-            self._log.info("replica.drained", why=self._why_leaving())
+            self._log.info("replica.drained", why=self._why_drained())
 
-    def _say_leaving(self) -> None:
+    def _say_draining(self) -> None:
         """Amid a wait, once: that the replica was asked to leave, and what it waits for still."""
-        assert self._pulse is not None
-        if self._has_said_leaving or not (self.recall.is_set() or self._pulse.news.drain):
+        if self._has_said_draining or not self._is_draining:
             return
-        self._has_said_leaving = True
-        so = "it waits for the round that it has pushed to, and for that of its last steps, each "
-        so += f"until {self._round_deadline_s:g} s after the first push; Ctrl+C leaves at once"
-        self._log.info("replica.drains", why=self._why_leaving(), so=so)
+        self._has_said_draining = True
+        so = (
+            "it waits for the round that it has pushed to, and for that of its last steps, each "
+            f"until {self._round_deadline_s:g} s after the first push"
+        )
+        self._log.info("replica.drains", why=self._why_drained(), so=so)
 
-    def _why_leaving(self) -> str:
+    @property
+    def _is_draining(self) -> bool:
+        """Whether somebody has asked this replica to leave; on rank 0 only."""
+        assert self._pulse is not None
+        return self.recall.is_set() or self._pulse.news.drain
+
+    def _why_drained(self) -> str:
         assert self._pulse is not None
         asker = "an operator" if self._pulse.news.drain else "its own process"
         return f"{asker} asked it to leave"
@@ -167,13 +174,13 @@ class Helm:
         try:
             self._client.finish_run(self._run)
         except SynclineError as error:
-            self._log.warning("run.finish", why=error.message, so=UNSAID)
+            self._log.warning("run.finish", why=error.message, so=UNHEARD)
 
     def _heard(self, version: int) -> Heard:
         assert self._pulse is not None
         news = self._pulse.news
         return Heard(
-            drain=news.drain or self.recall.is_set(),
+            drain=self._is_draining,
             paused=news.run_state is RunState.PAUSED,
             ended=news.ended,
             lost=news.lost is not None,

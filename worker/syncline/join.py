@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event, Lock
 from typing import Any, TypeVar
 
@@ -36,6 +36,9 @@ Told = TypeVar("Told")
 
 log = structlog.get_logger()
 
+CheckJob = Callable[[str, dict[str, Any]], None]
+"""Is given the run's name and the job that it keeps; raises where that is another."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
@@ -47,9 +50,8 @@ class Wish:
     replica: str
     settings: RunSettings | None
     """None: whatever the run has."""
-    job: dict[str, Any] = field(default_factory=dict)
-    see_job: Callable[[str, dict[str, Any]], None] = lambda run, job: None
-    """Is given the run's name and the job that it keeps; raises where that is another."""
+    job: dict[str, Any]
+    check_job: CheckJob
 
 
 def wished(
@@ -58,7 +60,7 @@ def wished(
     replica: str | None,
     settings: RunSettings | None,
     job: dict[str, Any],
-    see_job: Callable[[str, dict[str, Any]], None],
+    check_job: CheckJob,
 ) -> Wish | None:
     """Return what was asked for, by arguments before the environment; None: to train alone.
 
@@ -76,7 +78,7 @@ def wished(
         replica=checked_name("replica", replica or env.replica or default_replica()),
         settings=settings,
         job=job,
-        see_job=see_job,
+        check_job=check_job,
     )
 
 
@@ -110,7 +112,7 @@ def found_run(wish: Wish, ranks: Ranks, recall: Event) -> RunView:
     def found() -> dict[str, Any]:
         timeouts = (wish.settings or RunSettings()).timeouts
         run = _answered(wish, timeouts, recall, lambda client: _run(client, wish))
-        wish.see_job(run.name, run.job)
+        wish.check_job(run.name, run.job)
         return run.model_dump(mode="json")
 
     return RunView.model_validate(ranks.share(lambda: unless_recalled(found, recall)))

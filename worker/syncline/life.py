@@ -155,9 +155,9 @@ class Life:
             identity.run,
             self._client,
             self.pulse,
-            self._recall,
-            timeouts.round_deadline_s,
-            say,
+            recall=self._recall,
+            round_deadline_s=timeouts.round_deadline_s,
+            log=say,
         )
         anchors = Anchors(shards, scratch)
         tally = Tally()

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from syncline.alone import Alone
 from syncline.batches import Batch, Counting, dealt, ranks_among
 from syncline.faults import plainly, why_of
-from syncline.join import Wish, wished
+from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
 from syncline.recall import Recall
 from syncline.session import Session
@@ -60,7 +60,7 @@ class Replica:
         name: str | None = None,
         settings: RunSettings | dict[str, Any] | None = None,
         job: dict[str, Any] | None = None,
-        see_job: Callable[[str, dict[str, Any]], None] = lambda run, job: None,
+        check_job: CheckJob = lambda run, job: None,
         control: str | None = None,
         tokens_of: Callable[[Any], int] | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class Replica:
             settings: the run's, if it is to be created; a run that exists must have the same,
                 but for what may change while it goes on. None adopts what is there.
             job: kept with the run, for export and for people.
-            see_job: called with the run's name and the job that it keeps, before this replica
+            check_job: called with the run's name and the job that it keeps, before this replica
                 joins it; may raise a ``SynclineError`` where that is another.
             control: address of the control plane, else SYNCLINE_CONTROL.
             tokens_of: counts a batch's tokens, where ``input_ids`` or its first integer tensor
@@ -85,7 +85,7 @@ class Replica:
         if not isinstance(optimizer, Optimizer):
             raise ConfigError("Replica needs a torch.optim.Optimizer, whose steps it can follow.")
         given = None if settings is None else run_settings(settings)
-        self._wish = wished(control, run, name, given, job or {}, see_job)
+        self._wish = wished(control, run, name, given, job or {}, check_job)
         self._model, self._optimizer = model, optimizer
         self._tokens_in = Counting(tokens_of)
         self._recall = Recall()

@@ -23,6 +23,7 @@ from syncline.hooks import Hooks
 from syncline.layout import frozen_tensors, outline
 from syncline.ranks import Ranks
 from syncline.scratch import Scratch
+from syncline.train.folder import Vocabulary
 from syncline.train.model import build_model
 from syncline_proto.codec import Float32, UInt8
 from syncline_proto.errors import ConfigError
@@ -31,7 +32,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import outer_step
 from syncline_testing.training import LLAMA, tiny_job
 
-VOCABULARY, END, LENGTH = 257, 256, 32
+VOCABULARY, LENGTH = Vocabulary(size=257, end=256), 32
 AVERAGE = OuterSettings(lr=1.0, momentum=0.0, clip=None)
 
 SIZES = {name: value for name, value in LLAMA.items() if name != "model_type"}
@@ -65,7 +66,7 @@ SDPA: dict[str, dict[str, Any]] = {
     "gemma": GROUPED,
     "gemma3_text": {**GROUPED, "head_dim": 16},
     "phi": SIZES,
-    "phi3": {**GROUPED, "pad_token_id": END},
+    "phi3": {**GROUPED, "pad_token_id": VOCABULARY.end},
     "gpt2": GPT2,
     "gpt_bigcode": GPT2,
     "gpt_neox": SIZES,
@@ -131,13 +132,13 @@ FAMILIES = SDPA | EAGER
 def build(model_type: str, **model: Any) -> Any:
     config = {"model_type": model_type, **FAMILIES[model_type]}
     return build_model(
-        tiny_job(Path("nowhere"), steps=1, model={"config": config, **model}), VOCABULARY, END
+        tiny_job(Path("nowhere"), steps=1, model={"config": config, **model}), VOCABULARY
     )
 
 
 def loss_of(model: nn.Module, seed: int) -> Tensor:
     torch.manual_seed(seed)  # dropout, too
-    ids = torch.randint(0, VOCABULARY, (2, LENGTH))
+    ids = torch.randint(0, VOCABULARY.size, (2, LENGTH))
     return model(input_ids=ids, labels=ids).loss
 
 
@@ -193,7 +194,7 @@ def test_a_family_trains_and_merges(model_type: str) -> None:
     _is_cut_along_its_blocks(one)
     first = step(one.model, one.optimizer, 1)
     step(two.model, two.optimizer, 2)
-    assert first == pytest.approx(math.log(VOCABULARY), rel=0.3)
+    assert first == pytest.approx(math.log(VOCABULARY.size), rel=0.3)
     values = [merged([one, two], fragment) for fragment in one.fragments]
 
     for fragment in two.fragments:

@@ -11,11 +11,12 @@ import torch
 from structlog.testing import capture_logs
 
 from syncline.blocks import blocks_in
+from syncline.train.folder import Vocabulary
 from syncline.train.model import build_config, build_model, check_model
 from syncline_proto.errors import ConfigError, FileMissing
 from syncline_testing.training import LLAMA, tiny_job
 
-VOCABULARY, END = 257, 256
+VOCABULARY = Vocabulary(size=257, end=256)
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64}
 
@@ -28,15 +29,15 @@ def check(config: dict[str, Any]) -> None:
 
 def build(config: dict[str, Any], **sections: Any) -> Any:
     job = tiny_job(Path("nowhere"), steps=1, model={"config": config}, **sections)
-    return build_model(job, VOCABULARY, END)
+    return build_model(job, VOCABULARY)
 
 
 def test_the_vocabulary_follows_the_tokenizer_where_the_job_is_silent() -> None:
     job = tiny_job(Path("nowhere"), steps=1)
-    config = build_config(job.model, VOCABULARY, END)
-    assert (config.vocab_size, config.eos_token_id) == (VOCABULARY, END)
+    config = build_config(job.model, VOCABULARY)
+    assert (config.vocab_size, config.eos_token_id) == VOCABULARY
     larger = tiny_job(Path("nowhere"), steps=1, model={"config": {**LLAMA, "vocab_size": 320}})
-    assert build_config(larger.model, VOCABULARY, END).vocab_size == 320
+    assert build_config(larger.model, VOCABULARY).vocab_size == 320
 
 
 def test_the_same_seed_gives_the_same_parameters_whatever_came_before() -> None:
@@ -117,7 +118,7 @@ def test_a_library_that_a_model_lacks_is_named() -> None:
 def test_the_log_says_which_attention_the_model_has(asked: str, has: str) -> None:
     job = tiny_job(Path("nowhere"), steps=1, model={"config": LLAMA, "attention": asked})
     with capture_logs() as logged:
-        model = build_model(job, VOCABULARY, END)
+        model = build_model(job, VOCABULARY)
     (built,) = (line for line in logged if line["event"] == "model.built")
     assert built["attention"] == model.config._attn_implementation == has
 
@@ -125,4 +126,4 @@ def test_the_log_says_which_attention_the_model_has(asked: str, has: str) -> Non
 def test_a_folder_without_a_config_is_missing(tmp_path: Path) -> None:
     job = tiny_job(Path("nowhere"), steps=1, model={"config": None, "path": tmp_path})
     with pytest.raises(FileMissing, match=r"holds no config\.json"):
-        build_model(job, VOCABULARY, END)
+        build_model(job, VOCABULARY)

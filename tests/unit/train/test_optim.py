@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from syncline.train.config import OptimizerSection
+from syncline.train.folder import Vocabulary
 from syncline.train.model import build_model
 from syncline.train.optim import build_optimizer, clip_gradients, set_lr
 from syncline_testing.training import LLAMA, tiny_job
@@ -55,7 +56,9 @@ def test_other_gradients_stay_as_they_are(size: float, limit: float | None) -> N
 @pytest.mark.parametrize("config", [LLAMA, GPT2])
 def test_matrices_decay_and_vectors_do_not(config: dict[str, Any]) -> None:
     """With gradients of zero all that moves a parameter is its decay."""
-    model = build_model(tiny_job(Path("nowhere"), steps=1, model={"config": config}), 257, 256)
+    model = build_model(
+        tiny_job(Path("nowhere"), steps=1, model={"config": config}), Vocabulary(257, 256)
+    )
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = build_optimizer(model, OptimizerSection(weight_decay=DECAY))
     set_lr(optimizer, LR)

@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 
 from syncline.train.export import portable
+from syncline.train.folder import Vocabulary
 from syncline.train.model import build_model
-from syncline.train.same import see_same_model
+from syncline.train.same import check_same_model
 from syncline_proto.errors import LayoutMismatch
 from syncline_testing.training import LLAMA, tiny_job
 
-VOCABULARY, END = 257, 256
+VOCABULARY = Vocabulary(size=257, end=256)
 
 
 def see(record: dict[str, Any], **changes: Any) -> None:
     """Compare the tiny model, changed, with a record."""
     job = tiny_job(Path("nowhere"), steps=1, model={"config": {**LLAMA, **changes}})
-    kept = portable(job, build_model(job, VOCABULARY, END))
-    see_same_model(kept, (VOCABULARY, END), "one", record)
+    kept = portable(job, build_model(job, VOCABULARY))
+    check_same_model(kept, VOCABULARY, "one", record)
 
 
 AS_TYPED = tiny_job(Path("nowhere"), steps=1).to_job()
@@ -29,7 +30,7 @@ AS_TYPED = tiny_job(Path("nowhere"), steps=1).to_job()
 def test_what_was_typed_and_what_a_replica_keeps_of_it_are_one_model() -> None:
     see(AS_TYPED)
     job = tiny_job(Path("nowhere"), steps=1)
-    see(portable(job, build_model(job, VOCABULARY, END)).to_job())
+    see(portable(job, build_model(job, VOCABULARY)).to_job())
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,15 @@ def control(answer: Callable[[], bytes]) -> Iterator[str]:
 
 
 def opened(address: str, recall: Recall) -> None:
-    wish = Wish(control=address, token=None, run="run", replica="one", settings=None)
+    wish = Wish(
+        control=address,
+        token=None,
+        run="run",
+        replica="one",
+        settings=None,
+        job={},
+        check_job=lambda run, job: None,
+    )
     open_run(wish, registration("one"), Ranks(), LAYOUT, recall)
 
 

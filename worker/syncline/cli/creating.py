@@ -11,7 +11,7 @@ from syncline.data.errors import DataError
 from syncline.interrupts import Deferred
 from syncline.settings import checked_name
 from syncline.train.config import JobConfig
-from syncline.train.folder import vocabulary_of
+from syncline.train.folder import Vocabulary, vocabulary_of
 from syncline.train.reading import apply_overrides
 from syncline.uncollected import uncollected
 from syncline_proto.errors import ConfigError, FileMissing
@@ -20,7 +20,7 @@ from syncline_proto.rest import RunCreate
 from syncline_proto.settings import RunSettings
 from syncline_proto.words import sentence
 
-ANY_VOCABULARY = (1, 0)
+ANY_VOCABULARY = Vocabulary(1, 0)
 """Of a tokenizer that every model fits."""
 
 
@@ -41,11 +41,11 @@ def of_job(job: str, name: str | None, given: list[str], say: Callable[[str], No
         raise FileMissing(
             f"{error.message.rstrip('.')}, or create a run without a job by --name {job}."
         ) from None
-    _see_model(made, say)
+    _check_model(made, say)
     return RunCreate(name=made.run.name, settings=made.settings, job=made.to_job())
 
 
-def _see_model(job: JobConfig, say: Callable[[str], None]) -> None:
+def _check_model(job: JobConfig, say: Callable[[str], None]) -> None:
     """Refuse a model that nobody could train or export; its files may be on other machines.
 
     Raises:

@@ -178,7 +178,10 @@ class Fitting:
 
 
 class Trimmed:
-    """What is drawn, without the blanks at the ends of its lines: they wrap in narrower windows."""
+    """What is drawn, without the blanks at the ends of its lines.
+
+    With these rich fills the last column, and they wrap in narrower windows.
+    """
 
     def __init__(self, drawn: RenderableType) -> None:
         self._drawn = drawn

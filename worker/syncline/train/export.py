@@ -24,7 +24,7 @@ from syncline.data.errors import DataError
 from syncline.layout import frozen_tensors, persistent_buffers, tensors_sha256, whole
 from syncline.train.config import DataSection, JobConfig
 from syncline.train.exported import Origin, check_free, sign
-from syncline.train.folder import prepared_folder
+from syncline.train.folder import Vocabulary, prepared_folder
 from syncline.train.model import build_config, first_model, without_bars
 from syncline.train.observe import newest_cut
 from syncline.train.plain import write_parameters
@@ -62,7 +62,7 @@ def export_model(
     """
     out = Path(out)
     tokenizer = tokenizer_of(job.data)
-    config = build_config(job.model, tokenizer.vocab_size, tokenizer.eos_id)
+    config = build_config(job.model, Vocabulary(tokenizer.vocab_size, tokenizer.eos_id))
     model = first_model(job, config)
     kept = {name: t for name, t in frozen_tensors(model).items() if name not in state}
     _fill(model, state, kept)

@@ -9,12 +9,22 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from syncline.data.errors import DataError
 from syncline.data.manifest import MANIFEST_FILE, read_manifest
 from syncline.data.sources import resolve
 from syncline.data.tokenizer import load_tokenizer
 from syncline.train.config import DataSection
+
+
+class Vocabulary(NamedTuple):
+    """What a model takes from a tokenizer."""
+
+    size: int
+    """How many ids it has."""
+    end: int
+    """The id that ends a document."""
 
 
 def prepared_folder(section: DataSection, *, progress: bool = False) -> Path:
@@ -47,22 +57,22 @@ def prepared_folder(section: DataSection, *, progress: bool = False) -> Path:
     return folder
 
 
-def vocabulary_of(section: DataSection) -> tuple[int, int]:
-    """How many ids the data's tokenizer has, and its end of document, before data is prepared.
+def vocabulary_of(section: DataSection) -> Vocabulary:
+    """The vocabulary of the data's tokenizer, before data is prepared.
 
-    For a tokenizer that is still to be trained: what it is asked to have, and 0.
+    For a tokenizer that is still to be trained: the size that it is asked to have, and 0.
 
     Raises:
         DataError: the prepared folder or the tokenizer cannot be read.
     """
     if section.path is not None:
         tokenizer = read_manifest(section.path).tokenizer
-        return tokenizer.vocab_size, tokenizer.eos_id
+        return Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)
     kind, _, size = section.tokenizer.partition(":")
     if kind == "bpe":
-        return int(size) if size.isdecimal() else 1, 0
+        return Vocabulary(int(size) if size.isdecimal() else 1, 0)
     made = load_tokenizer(section.tokenizer)
-    return made.vocab_size, made.eos_id
+    return Vocabulary(made.vocab_size, made.eos_id)
 
 
 def _user_cache() -> Path:

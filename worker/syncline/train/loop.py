@@ -7,8 +7,6 @@ what becomes of an error, is ``__main__``'s business.
 
 from __future__ import annotations
 
-import errno
-import os
 from functools import partial
 from typing import Literal
 
@@ -24,17 +22,19 @@ from syncline.train.config import CheckpointSection, EvaluateSection, JobConfig
 from syncline.train.evaluate import Evaluator, HeldOut
 from syncline.train.export import NONE_LACKING, export_model, full_state, portable
 from syncline.train.exported import CHOOSE, Origin, check_free
+from syncline.train.folder import Vocabulary
 from syncline.train.inputs import TRAIN, Batch, Feed, prepared_by_all
 from syncline.train.model import build_model, check_model, shard_model
 from syncline.train.optim import build_optimizer
 from syncline.train.progress import Ending, Listener
 from syncline.train.ranks import RankGroup
-from syncline.train.same import see_same_model
+from syncline.train.same import check_same_model
 from syncline.train.schedules import Schedule
 from syncline.train.signals import Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, check_sequences, tokens_of_step
 from syncline.train.step import InnerStep
-from syncline_proto.errors import ConfigError, FileMissing
+from syncline.train.writable import check_writable
+from syncline_proto.errors import FileMissing
 from syncline_proto.settings import RunSettings
 
 log = structlog.get_logger()
@@ -63,7 +63,7 @@ class Trainer:
             ConfigError, FileMissing, DataError: the job cannot be built as it stands.
         """
         self.job, self.ranks = job, ranks
-        _must_be_writable(job)
+        check_writable(job)
         self._origin = Origin(run=job.run.name, alone=True)
         if job.export.folder is not None and not Environment().control:
             check_free(job.export.folder, CHOOSE, mine=self._origin)
@@ -75,14 +75,13 @@ class Trainer:
         self._folder = prepared_by_all(job.data)
         check_sequences(job, self._folder, ranks=ranks.count)
         manifest = read_manifest(self._folder)
-        tokenizer = manifest.tokenizer
-        self.model = build_model(job, tokenizer.vocab_size, tokenizer.eos_id)
+        vocabulary = Vocabulary(manifest.tokenizer.vocab_size, manifest.tokenizer.eos_id)
+        self.model = build_model(job, vocabulary)
         shard_model(self.model, ranks.mesh, job.train)
         # Parameters were equal on all ranks; dropout must not be.
         torch.manual_seed(job.train.seed + ranks.index)
         self.optimizer = build_optimizer(self.model, job.optimizer)
         kept = portable(job, self.model)
-        vocabulary = tokenizer.vocab_size, tokenizer.eos_id
         self.replica = Replica(
             self.model,
             self.optimizer,
@@ -90,7 +89,7 @@ class Trainer:
             name=replica,
             settings=job.settings,
             job=kept.to_job(),
-            see_job=partial(see_same_model, kept, vocabulary),
+            check_job=partial(check_same_model, kept, vocabulary),
         )
         self._stop = Stop()
         self._step = InnerStep(self.model, self.optimizer, job.train, ranks)
@@ -330,26 +329,6 @@ class Trainer:
     def _step_tokens(self) -> int:
         """Of the whole replica."""
         return tokens_of_step(self.job.data, self.job.train) * self.ranks.count
-
-
-def _must_be_writable(job: JobConfig) -> None:
-    """Make the folders that training will write to; hours later would be too late to learn of it.
-
-    Raises:
-        ConfigError: one cannot be written.
-    """
-    for key, folder in (
-        ("checkpoint.folder", job.checkpoint.folder),
-        ("export.folder", job.export.folder),
-    ):
-        if folder is None:
-            continue
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        except OSError as error:
-            raise ConfigError(f"{key}: cannot write to {folder}: {error.strerror}.") from None
 
 
 def _bytes_per_token(manifest: Manifest) -> float:

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from syncline.blocks import blocks_in
 from syncline.train.config import JobConfig, ModelSection, TrainSection
-from syncline.train.folder import vocabulary_of
+from syncline.train.folder import Vocabulary, vocabulary_of
 from syncline_proto.errors import ConfigError, FileMissing
 
 log = structlog.get_logger()
@@ -53,10 +53,10 @@ OLDER_KEYS = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
 """Names that transformers still translates, though no configuration lists them."""
 
 
-def build_config(section: ModelSection, vocab_size: int, eos_id: int) -> PreTrainedConfig:
+def build_config(section: ModelSection, vocabulary: Vocabulary) -> PreTrainedConfig:
     """The transformers configuration of a job's model.
 
-    ``vocab_size`` and the special tokens follow the tokenizer where the job is silent.
+    The vocabulary's size and special tokens are the tokenizer's where the job is silent.
 
     Raises:
         FileMissing: ``path`` holds no config.json.
@@ -73,17 +73,17 @@ def build_config(section: ModelSection, vocab_size: int, eos_id: int) -> PreTrai
     _check_theta(given)
     _refuse_unknown(_accepted("model.config", AutoConfig.for_model, model_type), given)
     # transformers would tell of special tokens out of range, and not why.
-    _check_vocabulary(given.get("vocab_size"), vocab_size)
+    _check_vocabulary(given.get("vocab_size"), vocabulary.size)
     settings = {
-        "vocab_size": vocab_size,
-        "bos_token_id": eos_id,
-        "eos_token_id": eos_id,
+        "vocab_size": vocabulary.size,
+        "bos_token_id": vocabulary.end,
+        "eos_token_id": vocabulary.end,
         "pad_token_id": None,
     }
     return _accepted("model.config", AutoConfig.for_model, model_type, **(settings | given))
 
 
-def check_model(job: JobConfig, vocabulary: tuple[int, int] | None = None) -> int | None:
+def check_model(job: JobConfig, vocabulary: Vocabulary | None = None) -> int | None:
     """Refuse a model that cannot be built, in a moment: before data is prepared or anybody joins.
 
     It is built on torch's meta device, where tensors have shapes and take no memory. Returns how
@@ -94,7 +94,7 @@ def check_model(job: JobConfig, vocabulary: tuple[int, int] | None = None) -> in
         FileMissing, ConfigError: as ``build_model``.
         DataError: the tokenizer that the model must fit cannot be read.
     """
-    config = _fitting_config(job, *(vocabulary or vocabulary_of(job.data)))
+    config = _fitting_config(job, vocabulary or vocabulary_of(job.data))
     try:
         with torch.device("meta"):
             model = _instance(config, None, job.model.attention)
@@ -106,14 +106,14 @@ def check_model(job: JobConfig, vocabulary: tuple[int, int] | None = None) -> in
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def build_model(job: JobConfig, vocab_size: int, eos_id: int) -> PreTrainedModel:
+def build_model(job: JobConfig, vocabulary: Vocabulary) -> PreTrainedModel:
     """The job's model in fp32 on the CPU, ready to train.
 
     Raises:
         FileMissing, ConfigError: as ``build_config``; also when the tokenizer has more ids than
             the model, sequences are longer than it takes, or it lacks a setting's code.
     """
-    config = _fitting_config(job, vocab_size, eos_id)
+    config = _fitting_config(job, vocabulary)
     model = first_model(job, config)
     attention = model.config._attn_implementation
     log.info("model.built", model=type(model).__name__, attention=attention)
@@ -232,12 +232,12 @@ def _best_attention(model: PreTrainedModel) -> str:
     return model.get_correct_attn_implementation(None)
 
 
-def _fitting_config(job: JobConfig, vocab_size: int, eos_id: int) -> PreTrainedConfig:
+def _fitting_config(job: JobConfig, vocabulary: Vocabulary) -> PreTrainedConfig:
     """The configuration of a job's model, if its parts fit one another, tokenizer and data."""
-    config = build_config(job.model, vocab_size, eos_id)
+    config = build_config(job.model, vocabulary)
     _check_activations(config)
     _check_heads(config)
-    _check_fit(config, vocab_size, job.data.sequence_length)
+    _check_fit(config, vocabulary.size, job.data.sequence_length)
     return config
 
 

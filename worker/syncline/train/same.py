@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from syncline.train.config import JobConfig
+from syncline.train.folder import Vocabulary
 from syncline.train.model import build_config
 from syncline_proto.errors import ConfigError, LayoutMismatch
 
@@ -21,8 +22,8 @@ NAMED_MAX = 5
 """Of two models that differ in more settings, these are enough to tell."""
 
 
-def see_same_model(
-    job: JobConfig, vocabulary: tuple[int, int], run: str, record: dict[str, Any]
+def check_same_model(
+    job: JobConfig, vocabulary: Vocabulary, run: str, record: dict[str, Any]
 ) -> None:
     """Compare the job's model with that of the record of a run that is there.
 
@@ -36,10 +37,10 @@ def see_same_model(
     """
     try:
         theirs = JobConfig.from_job(record)
-        there = _settings_of(build_config(theirs.model, *vocabulary))
+        there = _settings_of(build_config(theirs.model, vocabulary))
     except ConfigError:
         return
-    here = _settings_of(build_config(job.model, *vocabulary))
+    here = _settings_of(build_config(job.model, vocabulary))
     differ = [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]
     if "model_type" in differ:
         differ = ["model_type"]  # nearly all else follows from it
@@ -55,5 +56,7 @@ def see_same_model(
 
 
 def _settings_of(config: PreTrainedConfig) -> dict[str, Any]:
+    """What a configuration says of the model itself."""
+    # Which ids are special is the tokenizer's to say: no tensor depends on it.
     said = config.to_dict()
     return {key: said[key] for key in said if key not in UNSAID and not key.endswith("_token_id")}
