@@ -38,6 +38,8 @@ log = structlog.get_logger()
 
 POLL_S = 20.0
 HELLO_S = 5.0
+TOLD_S = 0.5
+"""A membership waits so long for the answer to the hello that was said beside it."""
 QUIET_S = 0.1
 """Before the next long poll, where one was answered with nothing new: who answers at once is not
 asked without end."""
@@ -125,6 +127,8 @@ class ControlLink:
         """``votes`` go with every hello; ``hurry`` says that there are others."""
         self._client, self._hello, self._adopt, self._votes = client, hello, adopt, votes
         self._hurry = asyncio.Event()
+        self._told, self._welcome = asyncio.Event(), asyncio.Event()
+        """A hello has been answered; one has been taken."""
         self._reports, self._snapshot = reports, snapshot
         self._connected: bool | None = None
         """Whether the last call was answered; None before the first has come to anything."""
@@ -167,7 +171,10 @@ class ControlLink:
         while True:
             self._hurry.clear()
             hello = self._hello.model_copy(update={"votes": self._votes()[:VOTES_MAX]})
-            await self._try("PUT", path, hello.model_dump_json())
+            answer = await self._try("PUT", path, hello.model_dump_json())
+            self._told.set()
+            if answer.is_success:
+                self._welcome.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._hurry.wait(), HELLO_S)
 
@@ -178,6 +185,7 @@ class ControlLink:
             path = f"/v1/membership?after={max(version, 0)}&wait_s={wait_s:g}"
             answer = (await self._try("GET", path, timeout_s=POLL_S + 10.0)).content
             membership = self._read(answer)
+            await self._see_welcome()
             if membership.version == version:
                 await asyncio.sleep(QUIET_S)
                 continue
@@ -185,6 +193,13 @@ class ControlLink:
             # Kept before it counts: after a kill nobody whose push was taken may be a stranger.
             await asyncio.to_thread(replace_file, self._snapshot, answer)
             await self._adopt(membership)
+
+    async def _see_welcome(self) -> None:
+        """Who has been refused from the first has no part in these runs, and waits to be taken."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._told.wait(), TOLD_S)
+        if self._told.is_set():
+            await self._welcome.wait()
 
     def _read(self, answer: bytes) -> Membership:
         try:
@@ -277,7 +292,7 @@ class ControlLink:
                 passing = answer.status_code in (408, 429)
                 refused = answer.status_code < 500 and not passing and method != "GET"
                 if refused or failures >= failures_max:
-                    log.warning("control plane refused", path=path, answer=answer.text[:300])
+                    log.warning("control plane refused", path=path, why=_words_of(answer))
                     return answer
                 self._gone(f"{answer.status_code} {answer.text[:200]}")
             except (httpx.RemoteProtocolError, httpx.DecodingError) as error:
@@ -329,3 +344,11 @@ class ControlLink:
         if not self._connected:
             self._connected = True
             log.info("connected to the control plane", url=str(self._client.base_url))
+
+
+def _words_of(answer: httpx.Response) -> str:
+    """What a refusal says to people; of what is no problem details its beginning."""
+    try:
+        return Problem.model_validate_json(answer.content).detail
+    except ValidationError:
+        return answer.text[:300]

@@ -261,7 +261,7 @@ class Host:
     async def _load(
         self, name: str, settings: RunSettings | None, origin: Origin | None
     ) -> RunHost:
-        store = RunStore(self._shared.root, name)
+        store, is_followed = RunStore(self._shared.root, name), settings is not None
         try:
             if name in self._stops:
                 await asyncio.wait({self._stops[name]})
@@ -277,7 +277,7 @@ class Host:
             self._count()
             if begins and origin and self._shared.seat.index == 0:  # the same of all services
                 self._tell(name, "run.restored", RESTORED.format(origin))
-            if begins or recalled.went_back:
+            if is_followed or begins or recalled.went_back:
                 self._tell_standing(host)
             return host
         except StoreDamaged as error:
@@ -288,7 +288,7 @@ class Host:
             del self._loads[name]
 
     def _tell_standing(self, host: RunHost) -> None:
-        """Tell the control plane where a run stands that no round of its own has taken there."""
+        """Tell the control plane where a run stands: it may not have heard of the last rounds."""
         for runner in host.runners.values():
             if runner.holding.revisions.newest is None:
                 continue

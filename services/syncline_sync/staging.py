@@ -22,14 +22,17 @@ from syncline_sync.core.record import Judgement
 from syncline_sync.shard import Shard
 from syncline_sync.staged import Staged
 
+REFUSED_MAX = 8
+"""Ranks of a push of which it is kept why they were refused."""
+
 
 class _Refused(NamedTuple):
-    """A rank whose header was refused, and why."""
+    """The ranks of a push whose headers were refused."""
 
     incarnation: int
     seq: int
-    rank: int
-    why: str
+    why: dict[int, str]
+    """By rank, of those that have not come again."""
 
 
 class Staging:
@@ -48,7 +51,7 @@ class Staging:
         By (fragment, replica): a client whose call is cut while it waits for room asks again.
         """
         self._refused: dict[tuple[int, str], _Refused] = {}
-        """By (fragment, replica): the rank refused last, of the newest push that had one."""
+        """By (fragment, replica): of the newest push of which a rank was refused."""
         self._heard_by_rank: dict[tuple[str, int], dict[int, float]] = {}
         """When each rank of a (replica, incarnation) last sent something, of any fragment."""
 
@@ -91,9 +94,7 @@ class Staging:
         except InvalidRequest as error:
             self.refuse(header, error)
             raise
-        told = self._refusal(key)
-        if told is not None and told.rank == header.rank:
-            del self._refused[key[:2]]
+        self._refusals(key).pop(header.rank, None)
         return staged
 
     def refuse(self, header: pb.PushHeader, why: InvalidRequest) -> None:
@@ -101,10 +102,15 @@ class Staging:
 
         Call it only for a member's: what is kept of it is bounded by those.
         """
-        told = _Refused(header.incarnation, header.seq, header.rank, why.message)
-        known = self._refused.get((header.fragment, header.replica))
-        if known is None or known[:2] <= told[:2]:  # a header may come after that of a newer push
-            self._refused[header.fragment, header.replica] = told
+        told = _Refused(header.incarnation, header.seq, {})
+        known = self._refused.get((header.fragment, header.replica), told)
+        if known[:2] > told[:2]:
+            return  # a header may come after that of a newer push
+        if known[:2] == told[:2]:
+            told = known
+        self._refused[header.fragment, header.replica] = told
+        if header.rank in told.why or len(told.why) < REFUSED_MAX:
+            told.why[header.rank] = why.message
 
     def note(self, staged: Staged, shard: Shard, now_s: float) -> None:
         """A rank has sent something: its replica's pushes that lack it are alive."""
@@ -210,20 +216,20 @@ class Staging:
             key: told for key, told in self._refused.items() if not fenced(*key, told.incarnation)
         }
 
-    def _refusal(self, key: tuple[int, str, int, int]) -> _Refused | None:
-        """Which rank of a push was refused, if it has not come again."""
+    def _refusals(self, key: tuple[int, str, int, int]) -> dict[int, str]:
+        """Why ranks of a push were refused, of those that have not come again."""
         told = self._refused.get(key[:2])
-        return told if told is not None and told[:2] == key[2:] else None
+        return told.why if told is not None and told[:2] == key[2:] else {}
 
     def _not_come(self, staged: Staged, still_s: float) -> SynclineError:
         """What the ranks of a push are told that stood still, because others did not come."""
-        told = self._refusal(staged.key)
-        if told is None or not staged.lacks(told.rank):
-            return Unreachable(staged.not_come(still_s))
-        return InvalidRequest(
-            f"push: rank {told.rank} of {staged.header.ranks} was refused, and did not come again "
-            f"for {still_s:g} s: {told.why}"
-        )
+        for rank, why in self._refusals(staged.key).items():
+            if staged.lacks(rank):
+                return InvalidRequest(
+                    f"push: rank {rank} of {staged.header.ranks} was refused, and did not come "
+                    f"again for {still_s:g} s: {why}"
+                )
+        return Unreachable(staged.not_come(still_s))
 
     def _begin(self, key: tuple[int, str, int, int], header: pb.PushHeader) -> Staged:
         """Make a push that asks for room; it comes in place of its replica's older ones.

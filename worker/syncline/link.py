@@ -195,7 +195,10 @@ class Link:
     def _translated(self, error: grpc.RpcError, what: str) -> SynclineError:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
             return Unreachable(f"{what} ended the call.")
-        return from_rpc_error(error, what)
+        told = from_rpc_error(error, what)
+        if isinstance(told, InvalidRequest) and told.message.startswith("chunk.crc32c:"):
+            return Unreachable(f"What {what} got broke off: {told.message}")  # send it again
+        return told
 
 
 class _Watched:

@@ -19,11 +19,11 @@ from syncline_proto.codec import (
     Float32,
     Follower,
     UInt16,
-    check_chunk,
     check_sum,
+    chunk_count,
     decode_into,
 )
-from syncline_proto.errors import InvalidRequest
+from syncline_proto.errors import InvalidRequest, Unreachable
 from syncline_proto.parts import Chunk
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -61,17 +61,29 @@ def taken(
     ``out`` is what ``array_for`` gave for them.
 
     Raises:
-        InvalidRequest: it is damaged, or not what was asked for.
+        Unreachable: it was damaged on the way.
+        InvalidRequest: it is not what was asked for.
     """
+    _see_whole(chunk)
     if follower is not None:
         if not 0 < len(chunk.data) <= CHUNK_BYTES_MAX:
             raise InvalidRequest(f"chunk.data: it is not 1 to {CHUNK_BYTES_MAX} bytes.")
-        check_sum(chunk)
         return follower.follow(chunk.data, out.view(np.uint16))
-    count = check_chunk(chunk, codec, out.size)
+    count = chunk_count(chunk, codec, out.size)
     if codec == pb.CODEC_BF16:
         # Not by numpy, which lets go of Python's lock for it: see ``crc32c``.
         out[:count].data.cast("B")[:] = chunk.data
     else:
         decode_into(chunk.data, codec, out[:count].view(np.float32))
     return count
+
+
+def _see_whole(chunk: pb.Chunk | Chunk) -> None:
+    """
+    Raises:
+        Unreachable: its checksum is another; who asks again gets another copy.
+    """
+    try:
+        check_sum(chunk)
+    except InvalidRequest as error:
+        raise Unreachable(f"What was pulled broke off: {error.message}") from None

@@ -87,4 +87,4 @@ def check_sum(chunk: pb.Chunk | Chunk) -> None:
         InvalidRequest: it was damaged on the way.
     """
     if crc32c(chunk.data) != chunk.crc32c:
-        raise InvalidRequest("chunk.crc32c: the data was damaged on the way; ask again.")
+        raise InvalidRequest("chunk.crc32c: the data was damaged on the way.")

@@ -284,3 +284,39 @@ def test_a_damaged_membership_is_passed_over_with_one_line(tmp_path: Path, kept:
     assert adopted[:1] == ([] if kept == "folder" else [word])
     said = [line["event"] for line in logs]
     assert said == ["the last membership is damaged", "connected to the control plane"]
+
+
+def test_who_is_refused_has_no_part_in_the_runs_until_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What it found to be wrong with them would be told of, and be nobody's fault."""
+    monkeypatch.setattr(control, "HELLO_S", 0.01)
+    problem = {"title": "Conflict", "status": 409, "detail": "Give all the same --shards."}
+    hellos: list[str] = []
+
+    async def scenario() -> None:
+        adopted, is_taken = asyncio.Event(), asyncio.Event()
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            if request.method == "GET":
+                return httpx.Response(200, json=Membership(version=1, runs=[]).model_dump())
+            hellos.append(request.method)
+            if is_taken.is_set():
+                return httpx.Response(200, json={"lease_s": 10.0})
+            return httpx.Response(409, json=problem | {"code": "RUN_CONFLICT"})
+
+        async def adopt(_: Membership) -> None:
+            assert is_taken.is_set()
+            adopted.set()
+
+        file = tmp_path / "membership.json"
+        with capture_logs() as logs:
+            async with link_to(answer, adopt, snapshot=file) as link, running(link):
+                while len(hellos) < 5:
+                    await asyncio.sleep(0.001)
+                assert not (adopted.is_set() or file.exists())
+                is_taken.set()
+                await asyncio.wait_for(adopted.wait(), 20)
+        assert {"Give all the same --shards."} == {line["why"] for line in logs if "why" in line}
+
+    asyncio.run(scenario())

@@ -75,6 +75,18 @@ def test_the_ranks_of_one_that_was_refused_are_told_why_if_it_does_not_come_agai
     run(scenario)
 
 
+def test_each_rank_that_was_refused_is_known_until_it_comes_again() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        for rank in (1, 0):
+            staging.refuse(half(rank), InvalidRequest(f"boxes: not {rank}."))
+        staged, _ = sent(staging, half(0))  # one of them has come again
+        cut_at(staging, 0.0, 10.0)
+        with pytest.raises(InvalidRequest, match="rank 1 of 2 was refused, .*: boxes: not 1"):
+            await staged.answer
+
+    run(scenario)
+
+
 def test_a_rank_that_was_refused_and_comes_again_is_as_any_other() -> None:
     async def scenario(staging: Staging, budget: Budget) -> None:
         staging.refuse(half(1), InvalidRequest("boxes: no."))

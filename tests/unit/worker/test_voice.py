@@ -35,6 +35,13 @@ def test_the_first_round_says_how_many_have_pushed() -> None:
     assert "deadline" not in never["so"], "below its minimum no round closes"
 
 
+def test_the_first_round_of_a_run_from_a_checkpoint_says_so_too() -> None:
+    """At whatever revision it begins: nobody is expected, since nobody has pushed before."""
+    first = said(25, "a", "", expected_replicas=2)
+    assert first["why"] == "the first round waits for expected_replicas 2, and 1 of 2 have pushed"
+    assert said(25, "a", "a", expected_replicas=2)["why"].startswith("all have pushed")
+
+
 def test_later_rounds_name_who_is_missing() -> None:
     assert said(1, "a", "a b", expected_replicas=2)["why"] == "b has not pushed yet"
     many = said(3, "b", "h g f e d c b a", min_replicas=2)
