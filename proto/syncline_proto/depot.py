@@ -282,6 +282,7 @@ def _put(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     except BaseException:
         with contextlib.suppress(OSError):  # what no manifest names does no harm
             half.unlink(missing_ok=True)
+            path.parent.rmdir()  # where nothing else is in it
         raise
 
 

@@ -20,6 +20,7 @@ from syncline.train.progress import Ending, JsonListener, Snapshot
 from syncline.train.ranks import RankGroup
 from syncline.train.sample import sample
 from syncline_proto.errors import ConfigError, FileMissing, TrainingDiverged
+from syncline_testing.full import files_may_have
 from syncline_testing.training import LLAMA, STEP_TOKENS, Recorder, tiny_job
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -202,6 +203,14 @@ def test_who_trains_alone_replaces_no_model_but_its_own(data: Path, tmp_path: Pa
         with pytest.raises(ConfigError, match="--set export.folder=DIR, or remove it"):
             Trainer(job, RankGroup(), Recorder())
     assert (tmp_path / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_an_export_to_a_full_disk_is_told_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    job = tiny_job(data, steps=1, export={"folder": out})
+    with files_may_have(8192), pytest.raises(ConfigError, match=f"cannot export to {out}: .*room"):
+        train(job)
+    assert not list(out.iterdir())
 
 
 @pytest.mark.parametrize("what", ["tokenizer", "model"])

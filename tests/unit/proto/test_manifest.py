@@ -159,6 +159,8 @@ def test_a_directory_holds_what_was_put_and_what_failed_leaves_nothing(tmp_path:
     with pytest.raises(CheckpointError, match="the source is gone"):
         depot.put("torn", broken())
     assert "torn" not in depot.sizes()
+    with pytest.raises(CheckpointError, match="the source is gone"):
+        depot.below("two").put("torn", broken())
     assert Depot(str(tmp_path)).folders() == ["one"]
     with pytest.raises(InvalidRequest, match="is not a name"):
         depot.below("..")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Ema, ReplicaNorms, Statistics
 from syncline_sync.core.record import Contribution, LastPush, Saved
 from syncline_sync.saved import saved_from_json, saved_to_json
+from syncline_testing.full import files_may_have
 from syncline_testing.stored import Commit, fragment, gradient, revision, told, values
 
 Files = dict[str, bytes]
@@ -256,17 +255,6 @@ def test_a_commit_is_synced_before_it_counts(
 
 
 # Full disks
-
-
-@contextmanager
-def files_may_have(size: int) -> Iterator[None]:
-    """The kernel refuses to write more than this to a file, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("room", [0, 100, 2000, 4000])

@@ -11,9 +11,11 @@ from torch import nn
 
 from syncline.layout import outline
 from syncline.ranks import Ranks
+from syncline.train.export import export_state
 from syncline.train.exported import Origin, check_free
 from syncline.train.plain import write_parameters
 from syncline_proto.errors import ConfigError
+from syncline_testing.full import files_may_have
 
 
 class Own(nn.Module):
@@ -44,3 +46,21 @@ def test_a_model_takes_its_parameters_back_ties_and_all(tmp_path: Path) -> None:
     assert load_model(other, again, strict=False) and not other.head.weight.any()
     with pytest.raises(ConfigError, match="cannot export to"):
         write_parameters(tensors, file, Origin(run="mine"))
+
+
+@pytest.mark.parametrize("size", [0, 4096])
+def test_a_full_disk_is_told_and_leaves_no_stub(tmp_path: Path, size: int) -> None:
+    out = tmp_path / "out"
+    tensors = {"weight": torch.zeros(8192)}
+    with files_may_have(size), pytest.raises(ConfigError) as told:
+        export_state(tensors, None, out, frozen_sha256="", origin=Origin(run="mine"))
+    assert f"cannot export to {out}: " in told.value.message
+    assert told.value.message.endswith("; make room on its disk, or choose another folder.")
+    assert not out.exists()
+
+
+def test_a_full_disk_takes_nothing_that_was_there(tmp_path: Path) -> None:
+    (tmp_path / "notes").touch()
+    with files_may_have(4096), pytest.raises(ConfigError):
+        write_parameters({"weight": torch.zeros(8192)}, tmp_path, Origin(run="mine"))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]

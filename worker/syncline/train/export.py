@@ -23,7 +23,8 @@ from syncline.data import Tokenizer, load_tokenizer
 from syncline.data.errors import DataError
 from syncline.layout import frozen_tensors, persistent_buffers, tensors_sha256, whole
 from syncline.train.config import DataSection, JobConfig
-from syncline.train.exported import Origin, check_free, sign
+from syncline.train.exported import Origin, check_free
+from syncline.train.exporting import exporting
 from syncline.train.folder import Vocabulary, prepared_folder
 from syncline.train.model import build_config, first_model, without_bars
 from syncline.train.observe import newest_cut
@@ -71,13 +72,10 @@ def export_model(
             "the model that the job begins with has other frozen tensors or buffers than the run; "
             "export where model.path and the versions of PyTorch and transformers are the run's."
         )
-    try:
-        sign(out, origin)
+    with exporting(out, origin):
         with without_bars():
             model.save_pretrained(out)
         tokenizer.save(out)
-    except OSError as error:
-        raise ConfigError(f"cannot export to {out}: {error.strerror or error}.") from None
     return out
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from syncline.train.exported import PARAMETERS, Origin, sign
-from syncline_proto.errors import ConfigError
+from syncline.train.exported import PARAMETERS, Origin
+from syncline.train.exporting import exporting
 
 
 def write_parameters(tensors: Mapping[str, torch.Tensor], out: Path, origin: Origin) -> Path:
@@ -28,10 +28,7 @@ def write_parameters(tensors: Mapping[str, torch.Tensor], out: Path, origin: Ori
         ConfigError: the folder cannot be written.
     """
     half = out / f"{PARAMETERS}.new"
-    try:
-        sign(out, origin)
+    with exporting(out, origin):
         save_file(dict(tensors), half, metadata={"format": "pt", "run": origin.run})
         os.replace(half, out / PARAMETERS)
-    except OSError as error:
-        raise ConfigError(f"cannot export to {out}: {error.strerror or error}.") from None
     return out / PARAMETERS
