@@ -192,8 +192,10 @@ def export_checkpoint(
       syncline checkpoints export s3://bucket/my-run/my-run-r120 --out model --json
     """
     from syncline.cli.train import keep_quiet, show_exported, teller
+    from syncline.train.exported import check_writable
 
     where = _checkpoint(address)
+    check_writable(Path(out))
     keep_quiet()
     say = teller(as_json)
     say("Loading PyTorch and transformers ...")

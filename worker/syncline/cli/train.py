@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -113,9 +114,11 @@ def export(
       syncline export my-run --out model
       syncline export my-run --out model --control http://10.0.0.5:8500 --json
     """
+    from syncline.train.exported import check_writable
     from syncline_proto.addresses import control_url
 
     control = control_url(control)  # before what takes seconds to load
+    check_writable(Path(out))
     keep_quiet()
     say = teller(as_json)
     say("Loading PyTorch and transformers ...")
@@ -168,6 +171,9 @@ def sample(
       syncline sample model --prompt "import "
       syncline sample model --prompt "def main" --temperature 0 --json
     """
+    from syncline.train.exported import check_loadable
+
+    check_loadable(Path(folder))  # before what takes seconds to load
     keep_quiet()
     teller(as_json)("Loading transformers; then the model writes ...")
     with uncollected():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from syncline_proto.errors import ConfigError
+from syncline_proto.errors import ConfigError, FileMissing
 
 ORIGIN = "syncline.json"
 """Beside the model, in a folder that an export wrote."""
@@ -56,6 +58,51 @@ def check_free(folder: Path, way_out: str, *, mine: Origin | None = None) -> Non
         what = "a model trained alone as" if origin.alone else "an export of the run"
         what = f"{what} {origin.run}"
     raise ConfigError(f"The folder {folder} holds {what} already; {way_out}.")
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written, before anything that takes long; it is not left.
+
+    Raises:
+        ConfigError: it is none; the sentence says why.
+    """
+    made: list[Path] = []
+    try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except FileExistsError:
+        raise ConfigError(f"{folder} is a file; choose a folder to export to.") from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot export to {folder}: {error.strerror}; choose a folder that can be written."
+        ) from None
+    finally:
+        for path in made:
+            with suppress(OSError):  # it is not there, or somebody else has taken it meanwhile
+                path.rmdir()
+
+
+def check_loadable(folder: Path) -> None:
+    """Refuse a folder without a model that ``transformers`` could load.
+
+    Raises:
+        FileMissing: it is not there, or holds none.
+        ConfigError: it holds the parameters of a model that only a user's own script knows.
+    """
+    if (folder / "config.json").is_file():
+        return
+    if (folder / PARAMETERS).is_file():
+        raise ConfigError(
+            f"{folder} holds the parameters of a run of one's own loop, whose model only that "
+            f"script knows; load {folder / PARAMETERS} into it (docs/checkpoints.md)."
+        )
+    if not folder.is_dir():
+        raise FileMissing(f"There is no folder {folder}; name one that syncline export wrote.")
+    raise FileMissing(
+        f"{folder} holds no model; export one with: syncline export RUN --out {folder}."
+    )
 
 
 def _signed_by(folder: Path) -> Origin | None:

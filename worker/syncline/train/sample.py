@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from syncline_proto.errors import ConfigError, FileMissing, SynclineError
+from syncline.train.exported import check_loadable
+from syncline_proto.errors import ConfigError, SynclineError
 
 PROMPT = "def "
 
@@ -35,10 +36,7 @@ def sample(
         ConfigError: transformers cannot load what it holds, or the prompt is empty.
     """
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise FileMissing(
-            f"{folder} holds no model; export one with: syncline export RUN --out {folder}."
-        )
+    check_loadable(folder)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,0 +1,59 @@
+"""A folder that cannot be exported to, or sampled from, is told of before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from syncline.cli.app import run
+from syncline.train.exported import PARAMETERS, Origin
+from syncline.train.plain import write_parameters
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """The exit code, and all that was said; none of it is that something is being loaded."""
+    code = run(list(words))
+    text = " ".join(capsys.readouterr().err.split())
+    assert "Loading" not in text
+    return code, text
+
+
+def test_a_sample_of_parameters_alone_is_told_what_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_parameters({"weight": torch.zeros(2)}, tmp_path, Origin(run="mine"))
+    code, text = said(capsys, "sample", str(tmp_path))
+    assert code == 10
+    assert "the parameters of a run of one's own loop" in text
+    assert PARAMETERS in text and "docs/checkpoints.md" in text and "syncline export" not in text
+
+
+def test_a_sample_of_a_folder_without_a_model_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = said(capsys, "sample", str(tmp_path / "gone"))
+    assert code == 12 and "There is no folder" in text
+    code, text = said(capsys, "sample", str(tmp_path))
+    assert code == 12 and "holds no model; export one with: syncline export RUN --out" in text
+
+
+@pytest.mark.parametrize("command", [("export", "my-run"), ("checkpoints", "export", "/k/my-run")])
+def test_a_place_that_takes_no_export_is_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    (tmp_path / "job.toml").touch()
+    code, text = said(capsys, *command, "--out", str(tmp_path / "job.toml"))
+    assert code == 10 and "job.toml is a file; choose a folder to export to." in text
+    code, text = said(capsys, *command, "--out", str(tmp_path / "job.toml" / "below"))
+    assert code == 10 and "Not a directory; choose a folder that can be written." in text
+
+
+def test_a_place_that_was_asked_for_is_left_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a" / "b"
+    assert run(["checkpoints", "export", str(tmp_path / "gone"), "--out", str(out)]) == 42
+    assert "is not there" in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
