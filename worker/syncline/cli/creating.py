@@ -81,10 +81,13 @@ def of_settings(name: str | None, given: list[str]) -> RunCreate:
     return RunCreate(name=checked_name("run", name), settings=settings)
 
 
-def values_of(given: list[str]) -> dict[str, Any]:
+def values_of(given: list[str], flag: str = "--set ") -> dict[str, Any]:
     """Settings of a run by KEY=VALUE; a job's file has them in [run], and so run. may stand first.
+
+    ``flag`` stands before each where it is typed.
 
     Raises:
         ConfigError: one is not written so.
     """
-    return apply_overrides({}, [one.removeprefix("run.") for one in given])
+    bare = [one.removeprefix("run.") for one in given]
+    return apply_overrides({}, bare, flag=flag, form="KEY=VALUE, such as sync_every=8")

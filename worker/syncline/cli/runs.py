@@ -157,7 +157,7 @@ def change_settings(
     """
     from syncline.cli.creating import values_of
 
-    patch = values_of(changes)
+    patch = values_of(changes, flag="")
     with connect(control, token) as client:
         before = client.run(run)
         view = client.change_settings(run, patch)

@@ -33,22 +33,30 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a TOML file: {error}.") from None
 
 
-def apply_overrides(values: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+def apply_overrides(
+    values: dict[str, Any],
+    overrides: list[str],
+    *,
+    flag: str = "--set ",
+    form: str = "section.key=value",
+) -> dict[str, Any]:
     """Set ``a.b=value`` for each override; values are TOML, or else text.
 
+    ``flag`` stands before an override where it was typed, and ``form`` is how one is written.
+
     Raises:
-        ConfigError: an override is not ``section.key=value``.
+        ConfigError: an override is not written so.
     """
     for override in overrides:
         _, equals, text = override.partition("=")
         names = _names(override)
         if not equals or not all(names):
-            raise ConfigError(f"--set {override}: write it as section.key=value.")
+            raise ConfigError(f"{flag}{override}: write it as {form}.")
         table = values
         for name in names[:-1]:
             below = table.setdefault(name, {})
             if not isinstance(below, dict):
-                raise ConfigError(f"--set {override}: {name} is a value, not a section.")
+                raise ConfigError(f"{flag}{override}: {name} is a value, not a section.")
             table = cast(dict[str, Any], below)
         table[names[-1]] = _value(text.strip())
     return values
