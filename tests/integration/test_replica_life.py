@@ -203,9 +203,12 @@ def test_live_settings_arrive_between_two_rounds(cluster: Cluster) -> None:
         assert trial.replica.stats.rounds == rounds + 1
     # A start with the settings of old is the same run: they differ in live settings only.
     again = Trial(cluster.control_url, "live", 0, settings=ALONE)
-    with joined(again):
+    with capture_logs() as logs, joined(again):
         assert again.replica.settings.sync_every == 2
         assert again.replica.incarnation == 2
+    (warned,) = [log for log in logs if log["event"] == "run.settings"]
+    assert warned["why"].startswith("live has other settings (outer.lr: the run has 0.5, here ")
+    assert warned["why"].endswith(")") and warned["so"] == "this replica goes by the run's"
 
 
 def test_settings_set_while_a_round_is_waited_for_count_from_the_next(cluster: Cluster) -> None:

@@ -26,6 +26,7 @@ from syncline.recall import CALLED_OFF, unless_recalled
 from syncline.settings import Environment, checked_name, default_replica
 from syncline.standing import owners_of
 from syncline_proto.addresses import bearer_token, control_url
+from syncline_proto.differing import in_words
 from syncline_proto.errors import CalledOff, RunConflict, RunUnknown, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.rest import Registration, ReplicaRegister, RunCreate, RunView, SyncEndpoint
@@ -276,13 +277,14 @@ def _run(client: ControlClient, wish: Wish) -> RunView:
     body = RunCreate(name=wish.run, settings=wish.settings or RunSettings(), job=wish.job)
     try:
         return client.create_run(body)
-    except RunConflict as error:
+    except RunConflict:
         there = client.run(wish.run)
         if wish.settings is not None:
             if _fixed(there.settings) != _fixed(wish.settings):
                 raise
             # It differs only in what may change while a run goes on.
-            log.warning("run.settings", why=error.message, so="the run's own count")
+            why = f"{there.name} has other settings ({in_words(there.settings, wish.settings)})"
+            log.warning("run.settings", why=why, so="this replica goes by the run's")
         return there
 
 

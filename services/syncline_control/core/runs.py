@@ -5,10 +5,10 @@ Pure. What is not in the table is refused; asking again for what is already so i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any
 
+from syncline_proto.differing import differences, in_words
 from syncline_proto.errors import ConfigError, InvalidRequest, RunConflict
 from syncline_proto.rest import RunState, WaitsFor
 from syncline_proto.settings import RunSettings, changed
@@ -94,34 +94,9 @@ def changes(old: RunSettings, new: RunSettings) -> list[str]:
 
 def see_equal(run: str, has: RunSettings, asked: RunSettings) -> None:
     """Raises:
-    RunConflict: the run ``has`` other settings than those asked for; all are named, and what
-        nobody may have asked for is called the default.
+    RunConflict: the run ``has`` other settings than those asked for; all are named.
     """
-    new = asked.model_dump(mode="json")
-    bare = RunSettings(strategy=asked.strategy).model_dump(mode="json")
-    chosen = {key for key, _, _ in differences(bare, new)}
-    told = [
-        f"{key}: the run has {one}, here {other}{'' if key in chosen else ', the default'}"
-        for key, one, other in differences(has.model_dump(mode="json"), new)
-    ]
-    if told:
+    if told := in_words(has, asked):
         raise RunConflict(
-            f"Run {run} exists with other settings ({'; '.join(told)}); use its settings, or "
-            "another name."
+            f"Run {run} exists with other settings ({told}); use its settings, or another name."
         )
-
-
-def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield (key, old, new) for each leaf in which two JSON values differ, sorted by key."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        one, other = cast(dict[str, Any], old), cast(dict[str, Any], new)
-        for key in sorted(one.keys() | other.keys()):
-            below = f"{path}.{key}" if path else key
-            yield from differences(one.get(key), other.get(key), below)
-    elif old != new:
-        yield path, _short(old), _short(new)
-
-
-def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

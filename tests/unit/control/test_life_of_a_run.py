@@ -12,11 +12,11 @@ from syncline_control.core.runs import (
     Act,
     after,
     changes,
-    differences,
     patched,
     see_equal,
     told,
 )
+from syncline_proto.differing import differences
 from syncline_proto.errors import InvalidRequest, RunConflict
 from syncline_proto.rest import RunState
 from syncline_proto.settings import RunSettings
