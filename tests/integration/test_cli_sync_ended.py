@@ -28,3 +28,16 @@ def test_a_service_that_was_ended_is_away_at_once_with_the_way_to_start_it_again
         )
         (ended,) = cluster.get("/events?kind=sync.ended")
         assert ended["message"].endswith("has ended.")
+
+
+def test_a_service_that_was_killed_just_now_is_said_to_have_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Cluster(tmp_path) as cluster:
+        cluster.sync.kill()
+        assert run(["doctor", "--json", "--control", cluster.control_url]) == 1
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        (found,) = [one for one in checks if one["check"] == "sync service"]
+        assert found["what"].startswith("nobody listens at the address of ")
+        assert found["advice"].startswith("It may just have ended: start it again on its own ")
+        assert f"(syncline-sync --control {cluster.control_url} --data FOLDER)" in found["advice"]

@@ -21,6 +21,7 @@ from syncline_proto.errors import SynclineError, Unreachable
 
 if TYPE_CHECKING:
     from syncline.launch.client import OperatorClient
+    from syncline_proto.rest import SyncEndpoint
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -221,7 +222,7 @@ def _control(client: OperatorClient) -> Iterator[Finding]:
 
 
 def _sync_services(client: OperatorClient, token: str | None) -> Iterator[Finding]:
-    from syncline.launch.probes import grpc_serving
+    from syncline.launch.probes import grpc_serving, is_refused
 
     found = client.sync_services()
     if not found:
@@ -244,10 +245,13 @@ def _sync_services(client: OperatorClient, token: str | None) -> Iterator[Findin
         verdict: Verdict = "fail"
         if not one.alive:
             what = f"{name} is away: it has ended, or is not heard of any more"
-            seat = f" --shards {one.shards} --index {one.index}" if one.shards > 1 else ""
+            again = _again(one, client.url)
+            advice = f"Start it again {again}; replicas wait for it within their timeouts."
+        elif is_refused(one.address):
+            what = f"nobody listens at the address of {one.name}, {one.address}"
             advice = (
-                f"Start it again on its own folder (syncline-sync --control {client.url}{seat} "
-                "--data FOLDER); replicas wait for it within their timeouts."
+                f"It may just have ended: start it again {_again(one, client.url)}. If it runs, "
+                "check the address that it announces (--advertise)."
             )
         elif not grpc_serving(one.address, CALL_S, token):
             what = f"{name} is alive, but its gRPC health does not answer here"
@@ -255,3 +259,9 @@ def _sync_services(client: OperatorClient, token: str | None) -> Iterator[Findin
         else:
             verdict, what, advice = "ok", name, ""
         yield Finding(check="sync service", verdict=verdict, what=what, advice=advice)
+
+
+def _again(one: SyncEndpoint, control: str) -> str:
+    """Where and how a sync service is started again."""
+    seat = f" --shards {one.shards} --index {one.index}" if one.shards > 1 else ""
+    return f"on its own folder (syncline-sync --control {control}{seat} --data FOLDER)"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import grpc
 import httpx
@@ -67,6 +69,18 @@ def http_ready(url: str) -> bool:
     try:
         return httpx.get(url, timeout=ASK_S, trust_env=False).status_code == httpx.codes.OK
     except httpx.RequestError:
+        return False
+
+
+def is_refused(address: str) -> bool:
+    """Whether nobody listens at HOST:PORT, and its machine says so."""
+    parts = urlsplit(f"//{address}")
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=ASK_S):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
         return False
 
 
