@@ -72,8 +72,9 @@ def renew(lease: Lease, incarnation: int, now: float, late_s: float = 0.0) -> Le
     _refuse_if_kicked(lease)
     if incarnation < lease.incarnation:
         raise LeaseLost(
-            f"A later life (incarnation {lease.incarnation}) holds the lease of incarnation "
-            f"{incarnation}; stop this one."
+            "Another process has joined under the same replica's name and goes on in its place "
+            f"(incarnation {lease.incarnation}, this one is {incarnation}); where both are to "
+            "train, give each its own --replica (or SYNCLINE_REPLICA)."
         )
     if incarnation > lease.incarnation:
         raise LeaseLost(f"Incarnation {incarnation} was never given; register the replica again.")
