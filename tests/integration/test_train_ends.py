@@ -140,3 +140,12 @@ def test_who_stood_still_for_longer_than_its_lease_ends_with_20(
         "The lease is lost: The lease ran out because no heartbeat came in time; start the replica "
         "again to go on."
     )
+
+
+def test_who_leaves_on_sigterm_says_that_a_signal_asked(cluster: Cluster, job: Path) -> None:
+    with train(cluster, job, "asked", "only") as process:
+        until_rounds(cluster, "asked", 1)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=START_S)
+    assert process.returncode == 0, errors
+    assert "a signal (SIGTERM) asked it to leave" in errors and "its own process" not in errors

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from threading import Event
 
 from structlog.typing import FilteringBoundLogger
 
@@ -17,6 +16,7 @@ from syncline.core.agreement import Order
 from syncline.core.plan import Act, Heard, after_step
 from syncline.heartbeat import ENDED, Pulse
 from syncline.ranks import Ranks
+from syncline.recall import Recall
 from syncline_proto.errors import SynclineError
 from syncline_proto.rest import RunState
 from syncline_proto.settings import RunSettings
@@ -48,7 +48,7 @@ class Helm:
         run: str,
         client: ControlClient | None,
         pulse: Pulse | None,
-        recall: Event,
+        recall: Recall,
         round_deadline_s: float,
         log: FilteringBoundLogger,
     ) -> None:
@@ -164,7 +164,7 @@ class Helm:
 
     def _why_drained(self) -> str:
         assert self._pulse is not None
-        asker = "an operator" if self._pulse.news.drain else "its own process"
+        asker = "an operator" if self._pulse.news.drain else self.recall.asker
         return f"{asker} asked it to leave"
 
     def finish_run(self) -> None:

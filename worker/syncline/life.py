@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from threading import Event
 
 import structlog
 from torch import nn
@@ -30,6 +29,7 @@ from syncline.join import Joined, Wish, found_run, open_run, register
 from syncline.layout import ModelLayout, outline, see_alike
 from syncline.push import Identity
 from syncline.ranks import Ranks, see_together
+from syncline.recall import Recall
 from syncline.rounds import Rounds
 from syncline.scratch import Scratch
 from syncline.session import Session
@@ -45,7 +45,7 @@ log = structlog.get_logger()
 class Life:
     """From ``join`` to ``release``; a replica that starts again begins another."""
 
-    def __init__(self, wish: Wish, progress: Callable[[], Progress], recall: Event) -> None:
+    def __init__(self, wish: Wish, progress: Callable[[], Progress], recall: Recall) -> None:
         """``progress`` is what heartbeats say; it is called on another thread.
 
         ``recall`` is set when somebody asks the replica to leave.

@@ -17,6 +17,8 @@ from syncline_proto.errors import CalledOff, Overloaded, Unreachable
 
 CALLED_OFF = "The replica was asked to leave before it had joined; nothing was trained."
 
+OWN = "its own process"
+
 LOOK_S = 0.1
 """Between two looks at whether a replica is recalled."""
 
@@ -35,8 +37,11 @@ class Recall(Event):
     def __init__(self) -> None:
         super().__init__()
         self._asked = False
+        self.asker = OWN
+        """Who set it, in words."""
 
-    def set(self) -> None:
+    def set(self, asker: str = OWN) -> None:
+        self.asker = asker
         self._asked = True
 
     def is_set(self) -> bool:

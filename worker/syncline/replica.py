@@ -23,7 +23,7 @@ from syncline.batches import Batch, Counting, dealt, ranks_among
 from syncline.faults import plainly, why_of
 from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
-from syncline.recall import Recall
+from syncline.recall import OWN, Recall
 from syncline.session import Session
 from syncline.settings import run_settings
 from syncline.stats import Stats, number_of, progress_of, stats_of
@@ -273,13 +273,13 @@ class Replica:
         self._see_started()
         self._session.finish()
 
-    def request_drain(self) -> None:
+    def request_drain(self, asker: str = OWN) -> None:
         """Ask to leave the run after the current inner step: push what was done, then be done.
 
         Before it has joined, ``start`` ends with CalledOff instead. May be called from a signal
-        handler; with several ranks rank 0's word counts.
+        handler; with several ranks rank 0's word counts. The log says that ``asker`` asked.
         """
-        self._recall.set()
+        self._recall.set(asker)
 
     @plainly
     def start(self) -> None:

@@ -30,7 +30,7 @@ from syncline.train.progress import Ending, Listener
 from syncline.train.ranks import RankGroup
 from syncline.train.same import check_same_model
 from syncline.train.schedules import Schedule
-from syncline.train.signals import Stop, heeding_sigterm
+from syncline.train.signals import SIGNAL, Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, check_sequences, tokens_of_step
 from syncline.train.step import InnerStep
 from syncline.train.writable import check_writable
@@ -135,7 +135,7 @@ class Trainer:
         replica = self.replica
         ending: Ending | None = None
         try:
-            with heeding_sigterm(self._stop, replica.request_drain), replica:
+            with heeding_sigterm(self._stop, partial(replica.request_drain, SIGNAL)), replica:
                 self._begin()
                 while not self._over():
                     report = self._step(self._next_batch, lr=self._lr, before_update=self._ready)

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from types import FrameType
 
 
+SIGNAL = "a signal (SIGTERM)"
+"""Who asked, in words."""
+
+
 @dataclass(slots=True)
 class Stop:
     """Whether somebody asked this process to end."""
