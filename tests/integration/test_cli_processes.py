@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from syncline.launch import ranks
+from syncline.launch import processes, ranks
 from syncline.launch.probes import own_error, wait_ready
 from syncline.launch.processes import Command, Crew, Process
-from syncline_proto.errors import ProcessFailed, TrainingDiverged, Unreachable
+from syncline_proto.errors import ProcessFailed, StoreError, TrainingDiverged, Unreachable
 from syncline_testing.processes import alive
 from syncline_testing.waiting import wait_until
 
@@ -185,6 +185,21 @@ def test_other_ends_are_told_as_what_they_are(tmp_path: Path, script: str, words
         until_ended(process)
         found = own_error(process)
     assert isinstance(found, ProcessFailed) and words in found.message
+
+
+def test_who_ends_without_a_word_on_a_full_disk_is_told_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "FULL_BYTES", sys.maxsize)  # every disk is full to who asks that
+    with Crew() as crew:
+        process = crew.start(command(tmp_path, "raise SystemExit(1)", "control"))
+        until_ended(process)
+        found = own_error(process)
+    assert isinstance(found, StoreError) and found.exit_code == 40
+    assert found.message == (
+        f"control ended with exit code 1; its log is {tmp_path}/control.log and is empty, since "
+        f"the disk of {tmp_path} is full; make room."
+    )
 
 
 def test_a_command_that_cannot_start_is_told(tmp_path: Path) -> None:

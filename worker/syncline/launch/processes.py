@@ -7,6 +7,7 @@ launcher to read. Nothing here knows what the children are for.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +19,15 @@ from typing import BinaryIO, Self
 
 from syncline.interrupts import Deferred
 from syncline.launch import guard
-from syncline_proto.errors import ProcessFailed, SynclineError, leaves
+from syncline_proto.errors import ProcessFailed, StoreError, SynclineError, leaves
 
 TAIL_BYTES = 16 << 10
 READ_BYTES_MAX = 1 << 20
 """Read of a child's output in one look; the rest comes with the next one."""
 KILL_GRACE_S = guard.KILL_WAIT_S + 2.0
 POLL_S = 0.05
+FULL_BYTES = 1 << 20
+"""A disk with less is full: no store of ours begins in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +128,18 @@ class Process:
             return []
         return [line for line in text.splitlines() if line.strip()][-count:]
 
-    def failure(self) -> ProcessFailed:
-        """Say how it ended, for a person."""
+    def failure(self) -> SynclineError:
+        """Say how it ended, for a person: a StoreError where the disk left it no room for words."""
+        ended = f"{self.name} ended with {describe_exit(self.exit_code)}; its log is"
         words = "".join(f"\n    {line}" for line in self.last_words())
-        said = f"and ends with:{words}" if words else "and is empty."
-        return ProcessFailed(
-            f"{self.name} ended with {describe_exit(self.exit_code)}; "
-            f"its log is {self.command.log} {said}"
-        )
+        if words:
+            return ProcessFailed(f"{ended} {self.command.log} and ends with:{words}")
+        empty = f"{ended} {self.command.log} and is empty"
+        if shutil.disk_usage(self.command.folder).free < FULL_BYTES:
+            return StoreError(
+                f"{empty}, since the disk of {self.command.folder} is full; make room."
+            )
+        return ProcessFailed(f"{empty}.")
 
     def _close_lifeline(self) -> None:
         if self._lifeline is not None:
