@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from syncline.train.progress import Ending
+from syncline.train.progress import Ending, Snapshot
 from syncline_proto.rest import Registration, RunState, RunView
 from syncline_proto.settings import RunSettings
 
@@ -55,3 +55,25 @@ def ending(tokens: int) -> Ending:
         skipped_steps=0,
         exported=None,
     )
+
+
+NOW = Snapshot(
+    phase="training",
+    inner_step=40,
+    tokens=400_000,
+    tokens_total=1_000_000,
+    loss=2.5,
+    bits_per_byte=3.6,
+    held_out_loss=2.6,
+    held_out_bits_per_byte=3.75,
+    lr=1e-3,
+    grad_norm=1.0,
+    tokens_per_second=1000.0,
+    round=3,
+    revision=3,
+    exposed_sync_s=1.0,
+    exposed_sync_share=0.1,
+    seconds=10.0,
+    eta_s=30.0,
+)
+"""What a trainer tells amid a run."""

@@ -13,7 +13,7 @@ from syncline.cli.replicas import by_name
 from syncline.launch.view import ReplicaNow, ReplicaStage, View, of_export, result
 from syncline.train.progress import Ending, JsonListener, Snapshot, Start
 from syncline_proto.rest import ReplicaState, ReplicaView, RunState
-from syncline_testing.views import ending, running
+from syncline_testing.views import NOW, ending, running
 
 START = Start(
     run="tiny",
@@ -22,25 +22,6 @@ START = Start(
     tokens_total=1_000_000,
     held_out_loss=5.5,
     bits_per_byte=8.0,
-)
-NOW = Snapshot(
-    phase="training",
-    inner_step=40,
-    tokens=400_000,
-    tokens_total=1_000_000,
-    loss=2.5,
-    bits_per_byte=3.6,
-    held_out_loss=2.6,
-    held_out_bits_per_byte=3.75,
-    lr=1e-3,
-    grad_norm=1.0,
-    tokens_per_second=1000.0,
-    round=3,
-    revision=3,
-    exposed_sync_s=1.0,
-    exposed_sync_share=0.1,
-    seconds=10.0,
-    eta_s=30.0,
 )
 PAGE = "http://127.0.0.1:1/"
 END = ending(1_000_000)

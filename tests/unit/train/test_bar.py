@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from syncline.train.progress import BarListener, Ending, Start
-from syncline_testing.views import ending
+from syncline_testing.views import NOW, ending
 
 
 @pytest.mark.parametrize(
-    ("ended", "share"), [(ending(100), "100%"), (ending(50), "50%"), (None, "0%")]
+    ("ended", "share"), [(ending(100), "100%"), (ending(50), "50%"), (None, "30%")]
 )
 def test_the_bar_ends_where_the_training_did(ended: Ending | None, share: str) -> None:
     screen = io.StringIO()
@@ -28,6 +29,9 @@ def test_the_bar_ends_where_the_training_did(ended: Ending | None, share: str) -
             bits_per_byte=8.0,
         )
     )
+    bar.update(replace(NOW, tokens=30, revision=0, eta_s=75.0))
+    bar._bar.refresh()
     bar.close(ended)
+    assert "left 0:01:15" in screen.getvalue()
     last = next(line for line in reversed(screen.getvalue().splitlines()) if "%" in line)
-    assert share in last.split()
+    assert share in last.split() and "left" not in last

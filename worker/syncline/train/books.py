@@ -13,6 +13,7 @@ from typing import Literal
 from syncline import Replica
 from syncline.train.board import Board
 from syncline.train.config import JobConfig
+from syncline.train.estimate import Estimate
 from syncline.train.evaluate import HeldOut, bits_if_counted
 from syncline.train.progress import Ending, Listener, Snapshot, Start
 from syncline.train.ranks import RankGroup
@@ -61,7 +62,7 @@ class Books:
         self._budget: int | None = None
         self._started = self._told = time.monotonic()
         self._paused_told_s = 0.0
-        self._run_tokens_at_start = 0
+        self._estimate = Estimate(0.0, 0)
         self._every = Every(job.log.every_steps, 0)
 
     def open(
@@ -76,7 +77,7 @@ class Books:
         """Training begins now, from a model of this held-out loss."""
         self._first = self._held_out = first
         self._budget = budget
-        self._run_tokens_at_start = run_tokens
+        self._estimate = Estimate(0.0, run_tokens)
         self._started = self._told = time.monotonic()
         self._paused_told_s = replica.stats.paused_s
         self._every = Every(self._job.log.every_steps, self.inner_step)
@@ -190,12 +191,12 @@ class Books:
             exposed_sync_s=stats.exposed_sync_s,
             exposed_sync_share=stats.exposed_sync_s / seconds,
             seconds=seconds,
-            eta_s=None if stats.barren else self._eta(run_tokens, seconds),
+            eta_s=self._eta(run_tokens, seconds, stats.barren),
         )
 
-    def _eta(self, run_tokens: int, seconds: float) -> float | None:
-        """Seconds to the budget at the run's mean speed so far; None where there is no saying."""
-        done = run_tokens - self._run_tokens_at_start
-        if self._budget is None or done <= 0:
+    def _eta(self, run_tokens: int, seconds: float, barren: int) -> float | None:
+        """Seconds to the budget; None where there is no saying, as while nobody's pushes count."""
+        if self._budget is None:
             return None
-        return max(0, self._budget - run_tokens) * seconds / done
+        left_s = self._estimate.left_s(seconds, run_tokens, self._budget)
+        return None if barren else left_s

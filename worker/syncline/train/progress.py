@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any, Literal, Protocol, TextIO
 
 from rich.console import Console, RenderableType
@@ -18,7 +19,6 @@ from rich.progress import (
     Progress,
     TaskProgressColumn,
     TextColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -194,11 +194,10 @@ class BarListener:
             TextColumn("[bold]{task.description}"),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[left]}"),
             console=console,
         )
-        self._task = self._bar.add_task("training", total=None)
+        self._task = self._bar.add_task("training", total=None, left="")
 
     def start(self, start: Start) -> None:
         who = f"{start.run}/{start.replica}" if start.replica else f"{start.run} (alone)"
@@ -222,9 +221,10 @@ class BarListener:
         if now.phase != "training":
             words.append(now.phase)
         self._bar.words = "  ".join(words)
-        self._bar.update(self._task, completed=now.tokens)
+        self._bar.update(self._task, completed=now.tokens, left=_left(now.eta_s))
 
     def close(self, ending: Ending | None = None) -> None:
+        self._bar.update(self._task, left="")
         if ending is not None:
             self._bar.update(self._task, completed=ending.tokens)
         if self._bar.live.is_started:
@@ -239,6 +239,11 @@ class BarListener:
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _left(eta_s: float | None) -> str:
+    """The time left for the bar; "" where there is no saying."""
+    return "" if eta_s is None else f"left {timedelta(seconds=round(eta_s))}"
 
 
 def listener_for(kind: ProgressKind, out: TextIO, *, first: bool) -> Listener:
