@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -278,13 +279,16 @@ def test_the_client_closes_what_it_opened(control: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "first"),
     [
-        (["export", "nowhere", "--out", "here"], 15, "Loading PyTorch and transformers ..."),
-        (["sample", "here"], 12, "Loading transformers; then the model writes ..."),
+        (["export", "nowhere", "--out", "there"], 15, "Loading PyTorch and transformers ..."),
+        (["sample", "here"], 10, "Loading transformers; then the model writes ..."),
     ],
 )
 def test_what_takes_long_is_told_to_people(
-    control: str, arguments: list[str], code: int, first: str
+    control: str, tmp_path: Path, arguments: list[str], code: int, first: str
 ) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "config.json").write_text('{"model_type": "llama"}')
+    arguments = [str(tmp_path / one) if one in ("here", "there") else one for one in arguments]
     for more, lines in (((), [first]), (("--json",), [])):
         line = ("-m", "syncline.cli", *arguments, *more)
         with warm(*line, SYNCLINE_CONTROL=control, SYNCLINE_TOKEN=TOKEN) as process:
