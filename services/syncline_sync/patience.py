@@ -17,7 +17,8 @@ class Patience:
 
     def __init__(self, timeout: asyncio.Timeout, wait_s: float) -> None:
         """``timeout`` is around the block, and due when the peer has taken ``wait_s``."""
-        self._timeout, self._wait_s = timeout, wait_s
+        self._timeout: asyncio.Timeout | None = timeout
+        self._wait_s = wait_s
         self._loop = asyncio.get_running_loop()
         self._since_s: float | None = None
         self._timer = self._loop.call_later(wait_s, self._look)
@@ -31,15 +32,19 @@ class Patience:
         self._since_s = None
 
     def stop(self) -> None:
-        """Look no more."""
+        """Look no more.
+
+        The timeout has its task, a task that is cut its error, and that the frame that has us.
+        """
         self._timer.cancel()
+        self._timeout = None
 
     def _look(self) -> None:
         now_s = self._loop.time()
         due_s = (now_s if self._since_s is None else self._since_s) + self._wait_s
         if due_s > now_s:
             self._timer = self._loop.call_at(due_s, self._look)
-        else:
+        elif self._timeout is not None:
             self._timeout.reschedule(now_s)
 
 
