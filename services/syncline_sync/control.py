@@ -38,8 +38,6 @@ log = structlog.get_logger()
 
 POLL_S = 20.0
 HELLO_S = 5.0
-TOLD_S = 0.5
-"""A membership waits so long for the answer to the hello that was said beside it."""
 QUIET_S = 0.1
 """Before the next long poll, where one was answered with nothing new: who answers at once is not
 asked without end."""
@@ -127,8 +125,8 @@ class ControlLink:
         """``votes`` go with every hello; ``hurry`` says that there are others."""
         self._client, self._hello, self._adopt, self._votes = client, hello, adopt, votes
         self._hurry = asyncio.Event()
-        self._told, self._welcome = asyncio.Event(), asyncio.Event()
-        """A hello has been answered; one has been taken."""
+        self._welcome = asyncio.Event()
+        """A hello has been taken: who is refused has no part in the runs that there are."""
         self._reports, self._snapshot = reports, snapshot
         self._connected: bool | None = None
         """Whether the last call was answered; None before the first has come to anything."""
@@ -172,7 +170,6 @@ class ControlLink:
             self._hurry.clear()
             hello = self._hello.model_copy(update={"votes": self._votes()[:VOTES_MAX]})
             answer = await self._try("PUT", path, hello.model_dump_json())
-            self._told.set()
             if answer.is_success:
                 self._welcome.set()
             with contextlib.suppress(TimeoutError):
@@ -185,7 +182,7 @@ class ControlLink:
             path = f"/v1/membership?after={max(version, 0)}&wait_s={wait_s:g}"
             answer = (await self._try("GET", path, timeout_s=POLL_S + 10.0)).content
             membership = self._read(answer)
-            await self._see_welcome()
+            await self._welcome.wait()
             if membership.version == version:
                 await asyncio.sleep(QUIET_S)
                 continue
@@ -193,13 +190,6 @@ class ControlLink:
             # Kept before it counts: after a kill nobody whose push was taken may be a stranger.
             await asyncio.to_thread(replace_file, self._snapshot, answer)
             await self._adopt(membership)
-
-    async def _see_welcome(self) -> None:
-        """Who has been refused from the first has no part in these runs, and waits to be taken."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._told.wait(), TOLD_S)
-        if self._told.is_set():
-            await self._welcome.wait()
 
     def _read(self, answer: bytes) -> Membership:
         try:

@@ -250,7 +250,7 @@ class Staging:
         if self._staged.get(staged.key) is staged:
             del self._staged[staged.key]
             self._budget.give_back(staged.reservation)
-            staged.coming, staged.shards = {}, {}
+            staged.coming, staged.shards, staged.calls = {}, {}, {}
 
     def _drop_older(self, key: tuple[int, str, int, int]) -> None:
         """A replica that starts a push of a fragment has given up its unfinished older ones."""

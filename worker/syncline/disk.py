@@ -1,7 +1,8 @@
-"""Bringing files to disk: what a rename then names is there after a power cut, too."""
+"""Folders to write to, and bringing files to disk: what a rename names outlives a power cut."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -13,3 +14,14 @@ def to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def make_writable(folder: Path) -> None:
+    """Make a folder, if it is not there.
+
+    Raises:
+        OSError: it cannot be made, or not be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -197,7 +197,7 @@ class Link:
             return Unreachable(f"{what} ended the call.")
         told = from_rpc_error(error, what)
         if isinstance(told, InvalidRequest) and told.message.startswith("chunk.crc32c:"):
-            return Unreachable(f"What {what} got broke off: {told.message}")  # send it again
+            return Unreachable(f"{what} got it damaged: {told.message}")  # send it again
         return told
 
 

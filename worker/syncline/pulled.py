@@ -86,4 +86,4 @@ def _see_whole(chunk: pb.Chunk | Chunk) -> None:
     try:
         check_sum(chunk)
     except InvalidRequest as error:
-        raise Unreachable(f"What was pulled broke off: {error.message}") from None
+        raise Unreachable(f"The pull was damaged: {error.message}") from None

@@ -61,17 +61,25 @@ async def follow(link: ControlLink, heard: asyncio.Event) -> None:
 def met(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *answers: httpx.Response | Exception
 ) -> list[int]:
-    """Follow a server that gives these answers when asked for memberships; what was adopted."""
+    """Follow a server that gives these answers when asked for memberships; what was adopted.
+
+    It takes a hello from its first membership on.
+    """
     monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
     adopted: list[int] = []
     left = iter(answers)
+    has_come = False
 
     def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal has_come
         if request.method != "GET":
-            raise httpx.ConnectError("not yet")
+            if not has_come:
+                raise httpx.ConnectError("not yet")
+            return httpx.Response(200, json={"lease_s": 10.0})
         given = next(left)
         if isinstance(given, Exception):
             raise given
+        has_come = has_come or given.is_success
         return given
 
     async def scenario() -> None:

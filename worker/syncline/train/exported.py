@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from syncline.disk import make_writable
 from syncline_proto.errors import ConfigError, FileMissing
 
 ORIGIN = "syncline.json"
@@ -69,9 +69,7 @@ def check_writable(folder: Path) -> None:
     made: list[Path] = []
     try:
         made = [path for path in (folder, *folder.parents) if not path.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        make_writable(folder)
     except FileExistsError:
         raise ConfigError(f"{folder} is a file; choose a folder to export to.") from None
     except OSError as error:

@@ -33,7 +33,7 @@ from syncline.train.schedules import Schedule
 from syncline.train.signals import SIGNAL, Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, check_sequences, tokens_of_step
 from syncline.train.step import InnerStep
-from syncline.train.writable import check_writable
+from syncline.train.writable import make_folders
 from syncline_proto.errors import FileMissing
 from syncline_proto.settings import RunSettings
 
@@ -63,7 +63,7 @@ class Trainer:
             ConfigError, FileMissing, DataError: the job cannot be built as it stands.
         """
         self.job, self.ranks = job, ranks
-        check_writable(job)
+        make_folders(job)
         self._origin = Origin(run=job.run.name, alone=True)
         if job.export.folder is not None and not Environment().control:
             check_free(job.export.folder, CHOOSE, mine=self._origin)

@@ -57,6 +57,6 @@ def check_same_model(
 
 def _settings_of(config: PreTrainedConfig) -> dict[str, Any]:
     """What a configuration says of the model itself."""
-    # Which ids are special is the tokenizer's to say: no tensor depends on it.
     said = config.to_dict()
+    # Which ids are special is the tokenizer's to say: no tensor depends on it.
     return {key: said[key] for key in said if key not in UNSAID and not key.endswith("_token_id")}

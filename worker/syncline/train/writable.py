@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
-
+from syncline.disk import make_writable
 from syncline.train.config import JobConfig
 from syncline_proto.errors import ConfigError
 
 
-def check_writable(job: JobConfig) -> None:
+def make_folders(job: JobConfig) -> None:
     """Make the folders for checkpoints and export.
 
     Raises:
@@ -22,8 +20,6 @@ def check_writable(job: JobConfig) -> None:
         if folder is None:
             continue
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            make_writable(folder)
         except OSError as error:
             raise ConfigError(f"{key}: cannot write to {folder}: {error.strerror}.") from None
