@@ -17,7 +17,7 @@ from typing import TypeAlias
 import grpc
 
 from syncline_proto.codec import chunk_count, codec_of
-from syncline_proto.errors import InvalidRequest, Overloaded, Unreachable, bare
+from syncline_proto.errors import InvalidRequest, Overloaded, Unreachable
 from syncline_proto.parts import Chunk
 from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import sync_pb2 as pb
@@ -80,8 +80,7 @@ class Receiving:
                 await self._digesting
             await self._digest()
         finally:
-            _let_go(first)
-            del first  # it has its error, and that has this frame
+            first.cancel()
             if self._digesting is not None:
                 self._digesting.cancel()
         if not self._shard.whole:
@@ -186,10 +185,3 @@ async def _has_room(granted: asyncio.Future[None], first: asyncio.Future[Part | 
     if not granted.done() and first.result() is not None:
         raise Overloaded("push: there is no room yet; send chunks once the call's metadata is in.")
     await asyncio.shield(granted)
-
-
-def _let_go(reading: asyncio.Future[Part | None]) -> None:
-    """Read no more; an error that came of it has the frames of whoever waited, and they have it."""
-    reading.cancel()
-    if reading.done() and not reading.cancelled() and (error := reading.exception()) is not None:
-        bare(error)
