@@ -270,6 +270,7 @@ def _file_system(url: str, scheme: str) -> Any:
 
 def _put(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Write a file beside its place, and move it there once it is on the disk."""
+    was_there = path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f"{path.name}.{uuid.uuid4().hex}.half")
     try:
@@ -282,7 +283,8 @@ def _put(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     except BaseException:
         with contextlib.suppress(OSError):  # what no manifest names does no harm
             half.unlink(missing_ok=True)
-            path.parent.rmdir()  # where nothing else is in it
+            if not was_there:
+                path.parent.rmdir()  # unless another has put something in it
         raise
 
 

@@ -10,6 +10,7 @@ made ``bare`` first.
     │  ├─ PortInUse            PORT_IN_USE          11  no     another process listens there
     │  └─ FileMissing          FILE_MISSING         12  no     a path that must exist does not
     ├─ InvalidRequest          INVALID_REQUEST      14  no     the peer broke a rule
+    │  └─ ChunkDamaged         CHUNK_DAMAGED        32  yes    it came, but not whole
     ├─ RunUnknown              RUN_UNKNOWN          15  no     no such run
     ├─ RunConflict             RUN_CONFLICT         16  no     exists with other settings, or ended
     ├─ ReplicaUnknown          REPLICA_UNKNOWN      17  no     no such replica
@@ -99,6 +100,12 @@ class InvalidRequest(SynclineError):
     """The peer broke a rule of the contract; nothing has changed."""
 
     code, exit_code, http_status = "INVALID_REQUEST", 14, 422
+
+
+class ChunkDamaged(InvalidRequest):
+    """A chunk does not match its checksum: it was damaged on its way, and may be sent again."""
+
+    code, exit_code, retry = "CHUNK_DAMAGED", 32, True
 
 
 class RunUnknown(SynclineError):

@@ -21,6 +21,8 @@ KIND_PATTERN = r"^[a-z0-9_-]+(\.[a-z0-9_-]+)*$"
 
 EVENTS_MAX = 5000
 """As many as the control plane gives at a time."""
+ROUNDS_MAX = 2000
+"""As many of a run as the control plane keeps, and gives at a time."""
 
 RUN_DAMAGED = "run.damaged"
 """The kind of the event that says why a run is not served; the newest of a run is kept for good."""

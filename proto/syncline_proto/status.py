@@ -23,6 +23,7 @@ STATUS: dict[type[errors.SynclineError], grpc.StatusCode] = {
     errors.PortInUse: grpc.StatusCode.FAILED_PRECONDITION,
     errors.FileMissing: grpc.StatusCode.NOT_FOUND,
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ChunkDamaged: grpc.StatusCode.INVALID_ARGUMENT,
     errors.RunUnknown: grpc.StatusCode.NOT_FOUND,
     errors.RunConflict: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ReplicaUnknown: grpc.StatusCode.NOT_FOUND,

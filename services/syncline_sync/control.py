@@ -4,7 +4,8 @@ With the control plane away nothing stops: the last membership stays in force (i
 so over a restart too), and reports wait in a bounded queue. At the end of the process what waits
 there is sent for a last time. What answers before a control plane has been heard may be somebody
 else, whom no patience would change: that ends the process. Who hangs up without a word is nobody:
-a forwarder does so while there is none behind it.
+a forwarder does so while there is none behind it. Until a hello has been taken no new membership
+is adopted.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class ControlLink:
         self._client, self._hello, self._adopt, self._votes = client, hello, adopt, votes
         self._hurry = asyncio.Event()
         self._welcome = asyncio.Event()
-        """A hello has been taken: who is refused has no part in the runs that there are."""
+        """A hello has been taken: who is refused has no part in runs, but for those on its disk."""
         self._reports, self._snapshot = reports, snapshot
         self._connected: bool | None = None
         """Whether the last call was answered; None before the first has come to anything."""
@@ -310,11 +311,10 @@ class ControlLink:
         """
         if answer.status_code in AWAY:
             return
-        try:
-            code = Problem.model_validate_json(answer.content).code
-        except ValidationError:
-            raise self._stranger(f"{answer.status_code} and no problem details") from None
-        if answer.status_code in (404, 405) and code == InvalidRequest.code:
+        problem = _problem_of(answer)
+        if problem is None:
+            raise self._stranger(f"{answer.status_code} and no problem details")
+        if answer.status_code in (404, 405) and problem.code == InvalidRequest.code:
             raise self._stranger(f"that it has no {answer.request.url.path}")
 
     def _stranger(self, what: str) -> ConfigError:
@@ -338,7 +338,12 @@ class ControlLink:
 
 def _words_of(answer: httpx.Response) -> str:
     """What a refusal says to people; of what is no problem details its beginning."""
+    problem = _problem_of(answer)
+    return problem.detail if problem else answer.text[:300]
+
+
+def _problem_of(answer: httpx.Response) -> Problem | None:
     try:
-        return Problem.model_validate_json(answer.content).detail
+        return Problem.model_validate_json(answer.content)
     except ValidationError:
-        return answer.text[:300]
+        return None

@@ -261,7 +261,8 @@ class Host:
     async def _load(
         self, name: str, settings: RunSettings | None, origin: Origin | None
     ) -> RunHost:
-        store, is_followed = RunStore(self._shared.root, name), settings is not None
+        store = RunStore(self._shared.root, name)
+        is_followed = settings is not None  # else somebody only reads it, and nobody lacks word
         try:
             if name in self._stops:
                 await asyncio.wait({self._stops[name]})

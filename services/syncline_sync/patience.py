@@ -34,7 +34,8 @@ class Patience:
     def stop(self) -> None:
         """Look no more.
 
-        The timeout has its task, a task that is cut its error, and that the frame that has us.
+        Lets go of the timeout: it would close a ring (its task, that task's error, our frame) that
+        keeps a cut push's bytes until the garbage collector comes.
         """
         self._timer.cancel()
         self._timeout = None
@@ -44,7 +45,8 @@ class Patience:
         due_s = (now_s if self._since_s is None else self._since_s) + self._wait_s
         if due_s > now_s:
             self._timer = self._loop.call_at(due_s, self._look)
-        elif self._timeout is not None:
+        else:
+            assert self._timeout is not None, "the timer ends with stop()"
             self._timeout.reschedule(now_s)
 
 

@@ -48,8 +48,8 @@ nothing: 2^(n+1) - 1 beside n (``budget.py``)."""
 
 LITTLE_ROOM = (
     "The largest push of this run has {largest} bytes, and --staging-bytes ({limit}) is less than "
-    "three of them: a replica that holds room and sends nothing can keep the others waiting until "
-    "it is cut. Give the sync service --staging-bytes {wanted} or more."
+    "{count} of them: a replica that holds room and sends nothing can keep the others waiting "
+    "until it is cut. Give the sync service --staging-bytes {wanted} or more."
 )
 
 Report = Callable[[str, RoundReport | EventIn], None]
@@ -294,7 +294,9 @@ class RunHost:
         largest = codec_of(pb.CODEC_FP32).size(numel)
         wanted = PUSHES_BESIDE_ONE * largest
         if wanted > limit:
-            why = LITTLE_ROOM.format(largest=largest, limit=limit, wanted=wanted)
+            why = LITTLE_ROOM.format(
+                largest=largest, limit=limit, wanted=wanted, count=PUSHES_BESIDE_ONE
+            )
             log.warning("little room for pushes", run=self.name, why=why)
             self._shared.report(self.name, EventIn(kind="run.little_room", message=why))
 

@@ -1,7 +1,7 @@
 """gRPC <-> host: reads requests, hands them on, writes answers. Decides nothing.
 
-What it raises is for statuses.py to tell; a pull's, whose reader may be slow, is told here in its
-turn.
+Its errors become statuses in statuses.py; a pull's are told from here, in its turn among those that
+send, since its reader may be slow.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def refusals(control: Control) -> None:
         parts = a.parts(2, 0, noise(of, 1), work=WORK)
         parts[-1].chunk.crc32c ^= 1
         damaged = refused(lambda: a.stub.Push(iter(parts), timeout=10))
-        assert damaged[:2] == ("INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT)
+        assert damaged[:2] == ("CHUNK_DAMAGED", grpc.StatusCode.INVALID_ARGUMENT)
         unknown = refused(lambda: observed(a.lease.addresses[0], "nothing"))
         assert unknown[:2] == ("RUN_UNKNOWN", grpc.StatusCode.NOT_FOUND)
         for revision in (1, 2, 3):

@@ -98,6 +98,18 @@ async def test_a_report_that_is_sent_again_counts_once(api: httpx.AsyncClient) -
     assert len((await api.get("/v1/runs/r/rounds")).json()) == 1
 
 
+async def test_where_a_fragment_stands_is_no_round_where_it_is_known(
+    api: httpx.AsyncClient,
+) -> None:
+    await report(api, round_of(0, 3, push("a", 1.0)))
+    stands = round_of(0, 3, kind="parameters", closed_by="offer")
+    for minute in range(1, 4):  # each start of a sync service tells it
+        await report(api, {**stands, "committed_at": 1003.0 + minute})
+    assert len((await api.get("/v1/runs/r/rounds")).json()) == 1
+    await report(api, {**stands, "revision": 4, "committed_tokens": 400, "committed_at": 1007.0})
+    assert (await run(api))["revision"] == 4, "its last round was not heard of"
+
+
 async def test_taking_part_means_having_pushed_to_the_last_round(api: httpx.AsyncClient) -> None:
     assert (await run(api))["replicas_taking_part"] == 0
     await report(api, round_of(0, 1, push("a", 0.5), push("b", 0.5)))

@@ -72,7 +72,7 @@ CALLS: dict[str, tuple[Call, str]] = {
     "a chunk": (pushing(header(), b"\xff" * LARGE), "INVALID_REQUEST"),
     "a checksum": (
         pushing(header(), pb.PushRequest(chunk=pb.Chunk(data=bytes(LARGE)))),
-        "INVALID_REQUEST",
+        "CHUNK_DAMAGED",
     ),
     "a checksum in the pool": (
         pushing(
@@ -84,7 +84,7 @@ CALLS: dict[str, tuple[Call, str]] = {
             ),
             *(pb.PushRequest(chunk=pb.Chunk(data=bytes(size), crc32c=1)) for size in HEAVY),
         ),
-        "INVALID_REQUEST",
+        "CHUNK_DAMAGED",
     ),
     "a part": (pushing(header(boxes=[PART]), CHUNK), "INVALID_REQUEST"),
     "a rank that does not come": (

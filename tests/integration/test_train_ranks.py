@@ -29,7 +29,7 @@ from syncline_testing.training import LLAMA, Recorder, tiny_data, tiny_job, to_t
 from syncline_testing.warm import warm_ranks
 
 STEPS, RESUMED_AT = 12, 8
-VOCABULARY = Vocabulary(size=257, end=256)
+VOCABULARY = Vocabulary(vocab_size=257, eos_id=256)
 
 EXPERTS = {
     **LLAMA,

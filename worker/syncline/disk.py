@@ -1,8 +1,7 @@
-"""Folders to write to, and bringing files to disk: what a rename names outlives a power cut."""
+"""Bringing files to disk, so that what a rename names outlives a power cut."""
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
@@ -14,14 +13,3 @@ def to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def make_writable(folder: Path) -> None:
-    """Make a folder, if it is not there.
-
-    Raises:
-        OSError: it cannot be made, or not be written to.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

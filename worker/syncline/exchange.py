@@ -26,7 +26,7 @@ from syncline.core.agreement import Answer
 from syncline.layout import RankShard
 from syncline.line import Place, PushLine
 from syncline.link import Link, Stalled
-from syncline.patience import Pauses, RoundPatience
+from syncline.patience import PASSING, Pauses, RoundPatience
 from syncline.pulled import Pulled
 from syncline.push import (
     Identity,
@@ -46,10 +46,8 @@ from syncline_proto.codec import Float32, Follower
 from syncline_proto.errors import (
     EpochChanged,
     LeaseLost,
-    Overloaded,
     RevisionGone,
     SynclineError,
-    Unreachable,
     bare,
 )
 from syncline_proto.layout import Layout
@@ -235,7 +233,7 @@ class Exchange:
                 patience.check(self._name(fragment))
                 if services.instance(fragment) != instance:
                     return "the sync service has started anew"
-            except (Unreachable, Overloaded) as error:
+            except PASSING as error:
                 return f"the pull was broken off: {error.message.rstrip('.')}"
             except EpochChanged:
                 services.learn_epoch(fragment, epoch, 0)
@@ -283,7 +281,7 @@ class Exchange:
             except EpochChanged:
                 services.learn_epoch(fragment, epoch, 0)
                 patience.check(self._name(fragment))
-            except (Stalled, Unreachable, Overloaded):
+            except (Stalled, *PASSING):
                 state = services.state(fragment)
                 if state.revision == 0 and state.gradient_step == 0:
                     return Outcome(answer=Answer.GONE)

@@ -47,6 +47,7 @@ class Link:
 
     Raises (every call):
         Unreachable: the connection failed.
+        ChunkDamaged: what came, here or there, was damaged on its way.
         SynclineError: the class that the service's trailer names.
     """
 
@@ -152,7 +153,7 @@ class Link:
 
         Raises:
             Stalled: not published within ``call_s``, or the stream stopped.
-            InvalidRequest: what came is damaged, or not what was asked for.
+            InvalidRequest: what came is not what was asked for.
         """
         with self._errors(), self._watch.follow() as watched:
             stream: Any = self._pull(request, metadata=self._metadata)
@@ -195,10 +196,7 @@ class Link:
     def _translated(self, error: grpc.RpcError, what: str) -> SynclineError:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
             return Unreachable(f"{what} ended the call.")
-        told = from_rpc_error(error, what)
-        if isinstance(told, InvalidRequest) and told.message.startswith("chunk.crc32c:"):
-            return Unreachable(f"{what} got it damaged: {told.message}")  # send it again
-        return told
+        return from_rpc_error(error, what)
 
 
 class _Watched:

@@ -12,11 +12,14 @@ from threading import Event
 from typing import TypeVar
 
 from syncline.outage import Outage
-from syncline_proto.errors import Overloaded, Unreachable
+from syncline_proto.errors import ChunkDamaged, Overloaded, Unreachable
 from syncline_proto.settings import TimeoutSettings
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 1.0
 """Of the pauses between two attempts: a service that comes back is found within a second or so."""
+
+PASSING = (Unreachable, Overloaded, ChunkDamaged)
+"""After which the same call may go well."""
 
 Value = TypeVar("Value")
 
@@ -37,8 +40,8 @@ def patiently(
     of a peer that is away (None: nobody needs to be told).
 
     Raises:
-        Unreachable, Overloaded: the last answer, ``give_up_s`` after the first attempt or once
-            ``stop`` is set.
+        Unreachable, Overloaded, ChunkDamaged: the last answer, ``give_up_s`` after the first
+            attempt or once ``stop`` is set.
     """
     began, pause_s = time.monotonic(), BACKOFF_S_MIN
     while True:
@@ -47,7 +50,7 @@ def patiently(
                 return act()
             with outage.noted():
                 return act()
-        except (Unreachable, Overloaded):
+        except PASSING:
             if stop.is_set() or time.monotonic() - began - excused_s() >= give_up_s:
                 raise
         stop.wait(random.uniform(0.0, pause_s))

@@ -23,7 +23,7 @@ from syncline_proto.codec import (
     chunk_count,
     decode_into,
 )
-from syncline_proto.errors import InvalidRequest, Unreachable
+from syncline_proto.errors import InvalidRequest
 from syncline_proto.parts import Chunk
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -61,10 +61,10 @@ def taken(
     ``out`` is what ``array_for`` gave for them.
 
     Raises:
-        Unreachable: it was damaged on the way.
+        ChunkDamaged: it was damaged on the way; who asks again gets another copy.
         InvalidRequest: it is not what was asked for.
     """
-    _see_whole(chunk)
+    check_sum(chunk)
     if follower is not None:
         if not 0 < len(chunk.data) <= CHUNK_BYTES_MAX:
             raise InvalidRequest(f"chunk.data: it is not 1 to {CHUNK_BYTES_MAX} bytes.")
@@ -76,14 +76,3 @@ def taken(
     else:
         decode_into(chunk.data, codec, out[:count].view(np.float32))
     return count
-
-
-def _see_whole(chunk: pb.Chunk | Chunk) -> None:
-    """
-    Raises:
-        Unreachable: its checksum is another; who asks again gets another copy.
-    """
-    try:
-        check_sum(chunk)
-    except InvalidRequest as error:
-        raise Unreachable(f"The pull was damaged: {error.message}") from None

@@ -18,6 +18,7 @@ from syncline_proto.errors import CalledOff, Overloaded, Unreachable
 CALLED_OFF = "The replica was asked to leave before it had joined; nothing was trained."
 
 OWN = "its own process"
+"""Who asked, where nobody else is named."""
 
 LOOK_S = 0.1
 """Between two looks at whether a replica is recalled."""

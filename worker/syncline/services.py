@@ -12,10 +12,10 @@ from typing import TypeVar
 
 from syncline.link import Link, Stalled
 from syncline.outage import Outage
-from syncline.patience import patiently
+from syncline.patience import PASSING, patiently
 from syncline.push import Identity
 from syncline.voice import voice
-from syncline_proto.errors import Overloaded, RunUnknown, Unreachable
+from syncline_proto.errors import RunUnknown, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -115,7 +115,7 @@ class Services:
         give_up_s, link = self._timeouts.give_up_s, self._links[fragment]
         try:
             return patiently(lambda: self._once(link, act), give_up_s, self._stop, excused_s)
-        except (Unreachable, Overloaded) as error:
+        except PASSING as error:
             raise Unreachable(
                 f"{error.message} It was asked for {give_up_s:g} s; "
                 "see that it runs, then start the replica again."

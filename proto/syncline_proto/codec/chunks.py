@@ -10,7 +10,7 @@ import numpy as np
 
 from syncline_proto.codec.base import Bytes
 from syncline_proto.codec.table import codec_of
-from syncline_proto.errors import InvalidRequest
+from syncline_proto.errors import ChunkDamaged, InvalidRequest
 from syncline_proto.parts import Chunk
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -72,8 +72,8 @@ def check_chunk(chunk: pb.Chunk | Chunk, number: pb.Codec.ValueType, elements_le
     """Return how many elements the chunk holds. What they are, decoding it checks.
 
     Raises:
-        InvalidRequest: too long, not whole elements, off the grain, past the payload's end, or
-            damaged on the way.
+        InvalidRequest: too long, not whole elements, off the grain, or past the payload's end.
+        ChunkDamaged: it was damaged on the way.
     """
     count = chunk_count(chunk, number, elements_left)
     check_sum(chunk)
@@ -84,7 +84,7 @@ def check_sum(chunk: pb.Chunk | Chunk) -> None:
     """Check a chunk's data against its checksum.
 
     Raises:
-        InvalidRequest: it was damaged on the way.
+        ChunkDamaged: it was damaged on the way.
     """
     if crc32c(chunk.data) != chunk.crc32c:
-        raise InvalidRequest("chunk.crc32c: the data was damaged on the way.")
+        raise ChunkDamaged("chunk.crc32c: the data was damaged on the way.")

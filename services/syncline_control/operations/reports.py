@@ -13,10 +13,11 @@ from syncline_control.operations.checks import finite
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import FRAGMENTS_MAX
+from syncline_proto.names import ROUNDS_MAX
 from syncline_proto.rest import ContributionView, Reports, RoundReport
 from syncline_proto.tokens import run_tokens
 
-ROUNDS_KEPT = 2_000
+ROUNDS_KEPT = ROUNDS_MAX
 
 COUNT_MAX = (1 << 53) - 1
 """Revisions, steps and tokens; every reader of JSON keeps so much exactly."""
@@ -60,7 +61,7 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
     }
     known = _known(tx, run_row, reports)
     for report in reports:
-        if (key := _key(report)) in known:
+        if (key := _key(report)) in known or _says_nothing(fragments.get(report.fragment), report):
             continue
         known.add(key)
         tx.session.add(_row(run_row, report))
@@ -98,6 +99,13 @@ def _refuse_what_cannot_be(tx: Transaction, where: str, report: RoundReport) -> 
     if report.committed_at > tx.now + AHEAD_S:
         why = "is over a day ahead of the control plane's clock; set the clocks."
         raise InvalidRequest(f"{where}.committed_at {why}")
+
+
+def _says_nothing(row: Fragment | None, report: RoundReport) -> bool:
+    """A service that starts tells where its fragments stand: no round, where that is known."""
+    if report.kind != "parameters" or row is None:
+        return False
+    return (row.revision, row.committed_tokens) == (report.revision, report.committed_tokens)
 
 
 def _known(

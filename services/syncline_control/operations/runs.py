@@ -95,8 +95,7 @@ def finish_if_done(tx: Transaction, row: Run) -> None:
     vain. As long as one is alive, it may have a last round to take.
     """
     budget = settings_of(row).token_budget
-    # Before revision 1 there is no model to end with; a run that nobody has joined is nobody's to
-    # end.
+    # Before revision 1 there is no model to end with; and a run that nobody joined ends by nobody.
     is_done = budget is not None and row.revision > 0 and row.committed_tokens >= budget
     if is_done and row.state not in life.ENDED and row.replicas_seen and not _alive(tx, row):
         _move(tx, row, life.Act.FINISH)

@@ -45,7 +45,7 @@ def test_a_place_that_takes_no_export_is_told_first(
 ) -> None:
     (tmp_path / "job.toml").touch()
     code, text = said(capsys, *command, "--out", str(tmp_path / "job.toml"))
-    assert code == 10 and "job.toml is a file; choose a folder to export to." in text
+    assert code == 10 and "job.toml: it is a file; choose a folder." in text
     code, text = said(capsys, *command, "--out", str(tmp_path / "job.toml" / "below"))
     assert code == 10 and "Not a directory; choose a folder that can be written." in text
 

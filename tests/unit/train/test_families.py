@@ -32,7 +32,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import outer_step
 from syncline_testing.training import LLAMA, tiny_job
 
-VOCABULARY, LENGTH = Vocabulary(size=257, end=256), 32
+VOCABULARY, LENGTH = Vocabulary(vocab_size=257, eos_id=256), 32
 AVERAGE = OuterSettings(lr=1.0, momentum=0.0, clip=None)
 
 SIZES = {name: value for name, value in LLAMA.items() if name != "model_type"}
@@ -66,7 +66,7 @@ SDPA: dict[str, dict[str, Any]] = {
     "gemma": GROUPED,
     "gemma3_text": {**GROUPED, "head_dim": 16},
     "phi": SIZES,
-    "phi3": {**GROUPED, "pad_token_id": VOCABULARY.end},
+    "phi3": {**GROUPED, "pad_token_id": VOCABULARY.eos_id},
     "gpt2": GPT2,
     "gpt_bigcode": GPT2,
     "gpt_neox": SIZES,
@@ -138,7 +138,7 @@ def build(model_type: str, **model: Any) -> Any:
 
 def loss_of(model: nn.Module, seed: int) -> Tensor:
     torch.manual_seed(seed)  # dropout, too
-    ids = torch.randint(0, VOCABULARY.size, (2, LENGTH))
+    ids = torch.randint(0, VOCABULARY.vocab_size, (2, LENGTH))
     return model(input_ids=ids, labels=ids).loss
 
 
@@ -194,7 +194,7 @@ def test_a_family_trains_and_merges(model_type: str) -> None:
     _is_cut_along_its_blocks(one)
     first = step(one.model, one.optimizer, 1)
     step(two.model, two.optimizer, 2)
-    assert first == pytest.approx(math.log(VOCABULARY.size), rel=0.3)
+    assert first == pytest.approx(math.log(VOCABULARY.vocab_size), rel=0.3)
     values = [merged([one, two], fragment) for fragment in one.fragments]
 
     for fragment in two.fragments:

@@ -16,7 +16,7 @@ from syncline.train.model import build_config, build_model, check_model
 from syncline_proto.errors import ConfigError, FileMissing
 from syncline_testing.training import LLAMA, tiny_job
 
-VOCABULARY = Vocabulary(size=257, end=256)
+VOCABULARY = Vocabulary(vocab_size=257, eos_id=256)
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 64}
 

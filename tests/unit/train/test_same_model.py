@@ -14,7 +14,7 @@ from syncline.train.same import check_same_model
 from syncline_proto.errors import LayoutMismatch
 from syncline_testing.training import LLAMA, tiny_job
 
-VOCABULARY = Vocabulary(size=257, end=256)
+VOCABULARY = Vocabulary(vocab_size=257, eos_id=256)
 
 
 def see(record: dict[str, Any], **changes: Any) -> None:

@@ -192,7 +192,7 @@ def export_checkpoint(
       syncline checkpoints export s3://bucket/my-run/my-run-r120 --out model --json
     """
     from syncline.cli.train import keep_quiet, show_exported, teller
-    from syncline.train.exported import check_writable
+    from syncline.train.writable import check_writable
 
     where = _checkpoint(address)
     check_writable(Path(out))

@@ -20,7 +20,7 @@ from syncline.cli.options import (
     example,
 )
 from syncline.launch.words import outer_rounds, way_on
-from syncline_proto.names import EVENTS_MAX, RUN_DAMAGED
+from syncline_proto.names import EVENTS_MAX, ROUNDS_MAX, RUN_DAMAGED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -263,7 +263,9 @@ def damaged_runs(client: OperatorClient, runs: Sequence[RunView]) -> list[Event]
 
 
 def _went_on(client: OperatorClient, run: str, since: float) -> bool:
-    return any(one.committed_at > since for one in client.rounds(run, 1))
+    """Whether the run has had a round since; where a fragment was set or stands is none."""
+    rounds = client.rounds(run, ROUNDS_MAX)
+    return any(one.committed_at > since and one.kind != "parameters" for one in rounds)
 
 
 def budget_share(run: RunView) -> float | None:

@@ -114,7 +114,7 @@ def export(
       syncline export my-run --out model
       syncline export my-run --out model --control http://10.0.0.5:8500 --json
     """
-    from syncline.train.exported import check_writable
+    from syncline.train.writable import check_writable
     from syncline_proto.addresses import control_url
 
     control = control_url(control)  # before what takes seconds to load
@@ -173,7 +173,7 @@ def sample(
     """
     from syncline.train.exported import check_loadable
 
-    check_loadable(Path(folder))  # before what takes seconds to load
+    check_loadable(Path(folder))  # before it is said that anything is loaded
     keep_quiet()
     teller(as_json)("Loading transformers; then the model writes ...")
     with uncollected():

@@ -18,15 +18,13 @@ from syncline.cli.options import (
     Token,
     connect,
 )
-from syncline_proto.names import EVENTS_MAX
+from syncline_proto.names import EVENTS_MAX, ROUNDS_MAX
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from syncline.launch.client import OperatorClient
     from syncline_proto.rest import Event, RoundReport, SyncEndpoint
-
-ROUNDS_MAX = 2_000
 
 
 def status(

@@ -92,7 +92,7 @@ class Keeper:
 
         Raises:
             SynclineError: a restart does not mend it; in the service's own words.
-            ProcessFailed: it died once too often.
+            ProcessFailed, StoreError: it died once too often.
         """
         for name, process in tuple(self._services.items()):
             code = process.exit_code

@@ -51,7 +51,7 @@ def wait_ready(
 
 
 def own_error(process: Process) -> SynclineError:
-    """Return the error with which a process ended, said as it said it; else ProcessFailed."""
+    """Return the error with which a process ended, said as it said it; else its ``failure``."""
     kind, said = error_of_exit(process.exit_code or 0), own_words(process)
     if kind is None or not said:
         return process.failure()

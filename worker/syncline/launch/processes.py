@@ -135,7 +135,7 @@ class Process:
         if words:
             return ProcessFailed(f"{ended} {self.command.log} and ends with:{words}")
         empty = f"{ended} {self.command.log} and is empty"
-        if shutil.disk_usage(self.command.folder).free < FULL_BYTES:
+        if _is_full(self.command.folder):
             return StoreError(
                 f"{empty}, since the disk of {self.command.folder} is full; make room."
             )
@@ -247,3 +247,10 @@ class _Follower:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < FULL_BYTES
+    except OSError:  # it has gone, with the log
+        return False

@@ -62,7 +62,7 @@ class Books:
         self._budget: int | None = None
         self._started = self._told = time.monotonic()
         self._paused_told_s = 0.0
-        self._estimate = Estimate(0.0, 0)
+        self._estimate: Estimate | None = None
         self._every = Every(job.log.every_steps, 0)
 
     def open(
@@ -77,7 +77,7 @@ class Books:
         """Training begins now, from a model of this held-out loss."""
         self._first = self._held_out = first
         self._budget = budget
-        self._estimate = Estimate(0.0, run_tokens)
+        self._estimate = Estimate(0.0, run_tokens, replica.settings.timeouts.round_deadline_s)
         self._started = self._told = time.monotonic()
         self._paused_told_s = replica.stats.paused_s
         self._every = Every(self._job.log.every_steps, self.inner_step)
@@ -196,7 +196,7 @@ class Books:
 
     def _eta(self, run_tokens: int, seconds: float, barren: int) -> float | None:
         """Seconds to the budget; None where there is no saying, as while nobody's pushes count."""
-        if self._budget is None:
+        if self._budget is None or self._estimate is None:
             return None
-        left_s = self._estimate.left_s(seconds, run_tokens, self._budget)
-        return None if barren else left_s
+        self._estimate.note(seconds, run_tokens)
+        return None if barren else self._estimate.left_s(self._budget)

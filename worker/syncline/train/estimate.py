@@ -5,29 +5,35 @@ Pure: time comes in as seconds on one clock.
 
 from __future__ import annotations
 
-STILL_TIMES, STILL_S = 10.0, 10.0
-"""No token for so many times the usual time, and for so long, is a standstill: a service away."""
+STILL_TIMES = 10.0
+"""Between two tellings; or longer than any round may take: no pause, a standstill."""
 
 
 class Estimate:
     """Is told now and then how far it is."""
 
-    def __init__(self, now: float, tokens: int) -> None:
+    def __init__(self, now: float, tokens: int, round_s: float) -> None:
+        """``round_s`` is how long a round may take: to wait so long is a part of training."""
+        self._round_s = round_s
         self._begin(now, tokens)
 
-    def left_s(self, now: float, tokens: int, budget: int) -> float | None:
-        """Seconds to the budget; None where there is no saying, as just after a standstill."""
-        still_s = now - self._told_at
-        usual_s = (self._told_at - self._since) / self._count if self._count else still_s
-        if still_s > max(STILL_S, STILL_TIMES * usual_s):
+    def note(self, now: float, tokens: int) -> None:
+        """It is so far now."""
+        pause_s = now - self._now
+        usual_s = (self._now - self._since) / self._count if self._count else pause_s
+        if pause_s > max(self._round_s, STILL_TIMES * usual_s):
             self._begin(now, tokens)
-            return None
-        self._told_at = now
+            return
+        self._now, self._done = now, tokens - self._before
         self._count += 1
-        done = tokens - self._tokens
-        return max(0, budget - tokens) * (now - self._since) / done if done > 0 else None
+
+    def left_s(self, budget: int) -> float | None:
+        """Seconds to the budget; None where there is no saying, as just after a standstill."""
+        if self._done <= 0:
+            return None
+        left = max(0, budget - self._before - self._done)
+        return left * (self._now - self._since) / self._done
 
     def _begin(self, now: float, tokens: int) -> None:
-        self._since = self._told_at = now
-        self._tokens = tokens
-        self._count = 0
+        self._since = self._now = now
+        self._before, self._done, self._count = tokens, 0, 0

@@ -1,14 +1,12 @@
-"""Whose model a folder holds: asked before another takes its place. Loads nothing heavy."""
+"""What a folder of an export holds, and whose it is. Loads nothing heavy."""
 
 from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from syncline.disk import make_writable
 from syncline_proto.errors import ConfigError, FileMissing
 
 ORIGIN = "syncline.json"
@@ -58,28 +56,6 @@ def check_free(folder: Path, way_out: str, *, mine: Origin | None = None) -> Non
         what = "a model trained alone as" if origin.alone else "an export of the run"
         what = f"{what} {origin.run}"
     raise ConfigError(f"The folder {folder} holds {what} already; {way_out}.")
-
-
-def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written, before anything that takes long; it is not left.
-
-    Raises:
-        ConfigError: it is none; the sentence says why.
-    """
-    made: list[Path] = []
-    try:
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
-        make_writable(folder)
-    except FileExistsError:
-        raise ConfigError(f"{folder} is a file; choose a folder to export to.") from None
-    except OSError as error:
-        raise ConfigError(
-            f"cannot export to {folder}: {error.strerror}; choose a folder that can be written."
-        ) from None
-    finally:
-        for path in made:
-            with suppress(OSError):  # it is not there, or somebody else has taken it meanwhile
-                path.rmdir()
 
 
 def check_loadable(folder: Path) -> None:

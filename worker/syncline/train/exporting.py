@@ -1,4 +1,7 @@
-"""A folder while an export writes to it: signed first, and left as it was where that fails."""
+"""A folder while an export writes to it: signed first; what is new in it goes where that fails.
+
+What was written over does not come back.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,10 @@ def exporting(out: Path, origin: Origin) -> Iterator[None]:
     try:
         sign(out, origin)
         yield
-    except (OSError, SafetensorError) as error:
+    except BaseException as error:  # Ctrl+C too
         _take_back(out, before, was_there=was_there)
+        if not isinstance(error, (OSError, SafetensorError)):
+            raise
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ConfigError(
             f"cannot export to {out}: {why}; make room on its disk, or choose another folder."

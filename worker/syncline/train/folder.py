@@ -21,9 +21,9 @@ from syncline.train.config import DataSection
 class Vocabulary(NamedTuple):
     """What a model takes from a tokenizer."""
 
-    size: int
+    vocab_size: int
     """How many ids it has."""
-    end: int
+    eos_id: int
     """The id that ends a document."""
 
 

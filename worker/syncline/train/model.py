@@ -73,11 +73,11 @@ def build_config(section: ModelSection, vocabulary: Vocabulary) -> PreTrainedCon
     _check_theta(given)
     _refuse_unknown(_accepted("model.config", AutoConfig.for_model, model_type), given)
     # transformers would tell of special tokens out of range, and not why.
-    _check_vocabulary(given.get("vocab_size"), vocabulary.size)
+    _check_vocabulary(given.get("vocab_size"), vocabulary.vocab_size)
     settings = {
-        "vocab_size": vocabulary.size,
-        "bos_token_id": vocabulary.end,
-        "eos_token_id": vocabulary.end,
+        "vocab_size": vocabulary.vocab_size,
+        "bos_token_id": vocabulary.eos_id,
+        "eos_token_id": vocabulary.eos_id,
         "pad_token_id": None,
     }
     return _accepted("model.config", AutoConfig.for_model, model_type, **(settings | given))
@@ -237,7 +237,7 @@ def _fitting_config(job: JobConfig, vocabulary: Vocabulary) -> PreTrainedConfig:
     config = build_config(job.model, vocabulary)
     _check_activations(config)
     _check_heads(config)
-    _check_fit(config, vocabulary.size, job.data.sequence_length)
+    _check_fit(config, vocabulary.vocab_size, job.data.sequence_length)
     return config
 
 

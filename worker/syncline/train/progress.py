@@ -241,9 +241,18 @@ class BarListener:
         self._console.print(text, highlight=False, soft_wrap=True)
 
 
+LEFT_S_MAX = 1e9
+"""More than this is no forecast; and a timedelta holds no more than 8.6e13."""
+
+
 def _left(eta_s: float | None) -> str:
-    """The time left for the bar; "" where there is no saying."""
-    return "" if eta_s is None else f"left {timedelta(seconds=round(eta_s))}"
+    """The time left for the bar; "" where there is no saying.
+
+    Not rich's own: that goes by the bar's last updates, over an outage too.
+    """
+    if eta_s is None or eta_s > LEFT_S_MAX:
+        return ""
+    return f"left {timedelta(seconds=round(eta_s))}"
 
 
 def listener_for(kind: ProgressKind, out: TextIO, *, first: bool) -> Listener:

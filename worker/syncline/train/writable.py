@@ -1,10 +1,17 @@
-"""The folders that training writes to; hours later would be too late to learn that it cannot."""
+"""Folders to write to: seen before anything that takes long. Loads nothing heavy."""
 
 from __future__ import annotations
 
-from syncline.disk import make_writable
-from syncline.train.config import JobConfig
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from syncline_proto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from syncline.train.config import JobConfig
 
 
 def make_folders(job: JobConfig) -> None:
@@ -17,9 +24,39 @@ def make_folders(job: JobConfig) -> None:
         ("checkpoint.folder", job.checkpoint.folder),
         ("export.folder", job.export.folder),
     ):
-        if folder is None:
-            continue
-        try:
-            make_writable(folder)
-        except OSError as error:
-            raise ConfigError(f"{key}: cannot write to {folder}: {error.strerror}.") from None
+        if folder is not None:
+            _make_writable(folder, f"{key}: cannot write to")
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written, before anything that takes long; it is not left.
+
+    Raises:
+        ConfigError: it is none; the sentence says why.
+    """
+    made: list[Path] = []
+    try:
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        _make_writable(folder, "cannot export to")
+    finally:
+        for path in made:
+            with suppress(OSError):  # it is not there, or somebody else has taken it meanwhile
+                path.rmdir()
+
+
+def _make_writable(folder: Path, cannot: str) -> None:
+    """Make a folder, if it is not there.
+
+    Raises:
+        ConfigError: it cannot be made, or not be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except FileExistsError:
+        raise ConfigError(f"{cannot} {folder}: it is a file; choose a folder.") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{cannot} {folder}: {error.strerror}; choose a folder that can be written."
+        ) from None
