@@ -21,6 +21,8 @@ KIND_PATTERN = r"^[a-z0-9_-]+(\.[a-z0-9_-]+)*$"
 
 EVENTS_MAX = 5000
 """As many as the control plane gives at a time."""
+AHEAD_S_MAX = 86_400.0
+"""A clock may be this far ahead of the control plane's."""
 ROUNDS_MAX = 2000
 """As many of a run as the control plane keeps, and gives at a time."""
 

@@ -252,6 +252,8 @@ class Membership(Answer):
 
     version: int
     runs: list[RunMembership]
+    instance: str = ""
+    """Of the control plane's process: another one may have another database."""
 
 
 class PhaseVote(Request):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,7 @@ class State:
     """
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self.instance = uuid.uuid4().hex
         self._engine = engine
         self._lock: IO[bytes] | None = None
         self._clock = clock
@@ -191,6 +193,7 @@ class State:
             ring = self.membership_bell.listen()
             read = partial(self.do_first, membership.view, run)
             view = await self._views.read((ring, run), read)
+            view = view.model_copy(update={"instance": self.instance})
             if view.version != after:
                 return view
             if not await self.membership_bell.heard(ring, ends - time.monotonic()):

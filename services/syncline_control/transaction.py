@@ -41,12 +41,12 @@ class Transaction:
         self.session.add(row)
         self.kinds.append(kind)
 
-    def bump(self) -> None:
-        """Give the membership its next version; once a transaction is enough."""
+    def bump(self, least: int = 0) -> None:
+        """Give the membership its next version, from ``least``; once a transaction is enough."""
         if not self.membership_changed:
             self.membership_changed = True
             plane = self.session.get_one(Plane, 1)
-            plane.membership_version += 1
+            plane.membership_version = max(plane.membership_version + 1, least)
 
     def forget_old_events(self) -> None:
         """Keep the newest events, and of the older ones each run's last of damage.

@@ -75,6 +75,8 @@ class Host:
         self._damaged: dict[str, str] = {}
         """Why a run is not served, in a sentence; until the process ends."""
         self._changed = asyncio.Event()
+        self._plane = ""
+        """The control plane's process whose word is followed."""
 
     async def fall_back(self, name: str) -> None:
         """Let a damaged run go on from what is whole, on the operator's word; before any is served.
@@ -140,9 +142,13 @@ class Host:
             if run.run in self._damaged:
                 continue
             host = self._runs[run.run]
-            if host.ended_at_s is not None:
-                log.info("run", run=run.run, state=run.state, known=host.layout is not None)
+            is_new = host.ended_at_s is not None
             host.adopt(run)
+            if is_new:
+                log.info("run", run=run.run, state=run.state)
+            if is_new or membership.instance != self._plane:
+                self._tell_standing(host)
+        self._plane = membership.instance
         named = {run.run for run in membership.runs}
         for host in self._runs.values():
             if host.name not in named:
@@ -262,7 +268,6 @@ class Host:
         self, name: str, settings: RunSettings | None, origin: Origin | None
     ) -> RunHost:
         store = RunStore(self._shared.root, name)
-        is_followed = settings is not None  # else somebody only reads it, and nobody lacks word
         try:
             if name in self._stops:
                 await asyncio.wait({self._stops[name]})
@@ -278,8 +283,6 @@ class Host:
             self._count()
             if begins and origin and self._shared.seat.index == 0:  # the same of all services
                 self._tell(name, "run.restored", RESTORED.format(origin))
-            if is_followed or begins or recalled.went_back:
-                self._tell_standing(host)
             return host
         except StoreDamaged as error:
             self._give_up(name, error.message)
@@ -289,7 +292,10 @@ class Host:
             del self._loads[name]
 
     def _tell_standing(self, host: RunHost) -> None:
-        """Tell the control plane where a run stands: it may not have heard of the last rounds."""
+        """Tell the control plane where a run stands, as soon as it names the run.
+
+        It may not have heard of the last rounds, or its database may be older than they are.
+        """
         for runner in host.runners.values():
             if runner.holding.revisions.newest is None:
                 continue

@@ -215,8 +215,8 @@ class RunHost:
                 f"{difference(self.layout, layout)} Train the run's model, or start another run."
             )
 
-    def states(self) -> list[pb.FragmentState]:
-        """Where each of our fragments stands, as published."""
+    def states(self, life: tuple[str, int] = ("", 0)) -> list[pb.FragmentState]:
+        """Where each of our fragments stands, as published; what a (replica, incarnation) has."""
         return [
             pb.FragmentState(
                 fragment=r.number,
@@ -226,6 +226,7 @@ class RunHost:
                 committed_tokens=r.latest.committed_tokens,
                 arrived=r.core.arrived,
                 expected=r.core.expected,
+                last_seq=r.core.last_seq(*life),
             )
             for r in self.runners.values()
         ]

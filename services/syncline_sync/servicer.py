@@ -81,7 +81,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         return pb.OpenRunResponse(
             epoch=run.epoch,
             fingerprint=run.fingerprint,
-            fragments=run.states(),
+            fragments=run.states((request.replica, request.incarnation)),
             instance=self._host.instance,
             layout=await self._shared.compute(run.layout.to_proto) if observer else None,
         )

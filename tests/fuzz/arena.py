@@ -43,6 +43,7 @@ START = [
 MEMBERS = {"a": 1, "b": 1}
 REFUSALS = {
     "INVALID_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
+    "CHUNK_DAMAGED": grpc.StatusCode.INVALID_ARGUMENT,
     "RUN_UNKNOWN": grpc.StatusCode.NOT_FOUND,
     "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }

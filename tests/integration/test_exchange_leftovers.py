@@ -116,7 +116,7 @@ def exchange(code: str, scratch: Scratch) -> Iterator[Exchange]:
     link = Link(f"127.0.0.1:{port}", Hurried(), None)
     me = Identity(run="run", replica="a", incarnation=1, rank=0, ranks=1)
     shard = RankShard((Piece(nn.Parameter(), (), Box(0, (0,), (SIZE,)), 0, True),), SIZE)
-    made = Exchange(me, LAYOUT, (shard,), {0: link}, {0: 1}, Hurried(), scratch)
+    made = Exchange(me, LAYOUT, (shard,), {0: link}, {0: 1}, [0], Hurried(), scratch)
     try:
         yield made
     finally:

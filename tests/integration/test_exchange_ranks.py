@@ -79,7 +79,9 @@ def exchanges(
             shards = tuple(shard(Box(i, (rank * size,), (size,))) for i in range(FRAGMENTS))
             links = dict.fromkeys(range(FRAGMENTS), link)
             epochs = dict.fromkeys(links, epoch)
-            made.append(Exchange(me, LAYOUT, shards, links, epochs, Hurried(), Scratch()))
+            made.append(
+                Exchange(me, LAYOUT, shards, links, epochs, [0] * len(shards), Hurried(), Scratch())
+            )
         yield made
     finally:
         for exchange in made:

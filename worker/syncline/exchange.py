@@ -87,11 +87,13 @@ class Exchange:
         shards: tuple[RankShard, ...],
         links: dict[int, Link],
         epochs: dict[int, int],
+        seqs: list[int],
         timeouts: TimeoutSettings,
         scratch: Scratch,
     ) -> None:
         """``links`` gives the service that owns each fragment, ``epochs`` that service's epoch.
 
+        ``seqs`` are the largest that each fragment's service knows of this life already.
         What is pulled is from ``scratch``.
         """
         self.pauses = Pauses()
@@ -101,7 +103,7 @@ class Exchange:
         """
         self._identity, self._layout, self._shards = identity, layout, shards
         self._timeouts, self._scratch = timeouts, scratch
-        self._seqs = [0] * len(shards)
+        self._seqs = list(seqs)
         self._judged_pushes: set[int] = set()
         """Fragments whose newest push was judged: what is missing is the result."""
         self._line = PushLine(PUSHES_MAX, IDLE_SHARE * timeouts.call_s)

@@ -94,6 +94,8 @@ class Joined:
     """By fragment: of the service that owns it."""
     initialised: frozenset[int]
     """Fragments that had a revision 0 when we came."""
+    seqs: list[int]
+    """By fragment: the largest that its service knows of this life; 0 where its number is new."""
 
     @property
     def settings(self) -> RunSettings:
@@ -178,6 +180,7 @@ def open_run(
         answers = {at: one.future.result() for at, one in zip(addresses, asked, strict=True)}
         owners = owners_of(layout, answers)
         states = [state for one in answers.values() for state in one.fragments]
+        seqs = {str(state.fragment): state.last_seq for state in states}
         if registration.run.revision or any(s.revision or s.gradient_step for s in states):
             # Whoever trains has found revision 0 everywhere; but some were asked before others.
             for at in [at for at, one in answers.items() if _empty(one)]:
@@ -189,6 +192,7 @@ def open_run(
                 s.fragment for one in answers.values() for s in one.fragments if s.initialised
             ],
             "epochs": {str(number): answers[at].epoch for number, at in owners.items()},
+            "seqs": seqs,
         }
 
     try:
@@ -198,11 +202,14 @@ def open_run(
         links.close()  # ends a call on its way
         raise
     links.close(set(owners.values()))  # the others own no fragment
+    if any(told["seqs"].values()) and ranks.first:
+        log.warning("replica.number", why=GIVEN_BEFORE, so="its pushes go on after the last known")
     return Joined(
         registration=registration,
         links=owners,
         epochs={int(number): epoch for number, epoch in told["epochs"].items()},
         initialised=frozenset(told["initialised"]),
+        seqs=[told["seqs"][str(number)] for number in range(len(layout.fragments))],
     )
 
 
@@ -223,6 +230,12 @@ def _see_nothing_lost(layout: Layout, address: str, answer: pb.OpenRunResponse) 
             ", and the run has gone on: start the service on the folder (--data) that has the run, "
             "or start another run."
         )
+
+
+GIVEN_BEFORE = (
+    "the control plane has given this life a number that another had: its database is older than "
+    "the run (a backup, perhaps)"
+)
 
 
 class _Links:

@@ -145,7 +145,7 @@ class Life:
         timeouts = joined.settings.timeouts
         scratch = Scratch()
         exchange = Exchange(
-            identity, layout, shards, joined.links, joined.epochs, timeouts, scratch
+            identity, layout, shards, joined.links, joined.epochs, joined.seqs, timeouts, scratch
         )
         self._exchange = exchange
         self._hooks = Hooks(model, described)

@@ -315,6 +315,7 @@ class FragmentState(_message.Message):
     COMMITTED_TOKENS_FIELD_NUMBER: _builtins.int
     ARRIVED_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
+    LAST_SEQ_FIELD_NUMBER: _builtins.int
     fragment: _builtins.int
     initialised: _builtins.bool
     """False until revision 0 has been offered."""
@@ -323,6 +324,10 @@ class FragmentState(_message.Message):
     """The last gradient step published in the synchronous phase; 0 before the first."""
     committed_tokens: _builtins.int
     """Tokens of all pushes folded so far, gradient pushes included."""
+    last_seq: _builtins.int
+    """In answers to OpenRun: the largest `seq` of a push of this life that is in a round already; 0,
+    unless the life's number was given before.
+    """
     @_builtins.property
     def arrived(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Replicas whose push of the open round is in."""
@@ -341,10 +346,11 @@ class FragmentState(_message.Message):
         committed_tokens: _builtins.int = ...,
         arrived: _abc.Iterable[_builtins.str] | None = ...,
         expected: _abc.Iterable[_builtins.str] | None = ...,
+        last_seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "committed_tokens", b"committed_tokens", "expected", b"expected", "fragment", b"fragment", "gradient_step", b"gradient_step", "initialised", b"initialised", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "committed_tokens", b"committed_tokens", "expected", b"expected", "fragment", b"fragment", "gradient_step", b"gradient_step", "initialised", b"initialised", "last_seq", b"last_seq", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

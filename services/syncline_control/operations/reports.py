@@ -13,7 +13,7 @@ from syncline_control.operations.checks import finite
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import FRAGMENTS_MAX
-from syncline_proto.names import ROUNDS_MAX
+from syncline_proto.names import AHEAD_S_MAX, ROUNDS_MAX
 from syncline_proto.rest import ContributionView, Reports, RoundReport
 from syncline_proto.tokens import run_tokens
 
@@ -21,9 +21,6 @@ ROUNDS_KEPT = ROUNDS_MAX
 
 COUNT_MAX = (1 << 53) - 1
 """Revisions, steps and tokens; every reader of JSON keeps so much exactly."""
-
-AHEAD_S = 86_400.0
-"""A clock may be this far ahead of ours. It may be behind: who was cut off tells of it late."""
 
 
 def add(tx: Transaction, run: str, body: Reports) -> None:
@@ -96,7 +93,8 @@ def _refuse_what_cannot_be(tx: Transaction, where: str, report: RoundReport) -> 
             raise InvalidRequest(f"{name} is {count}; a count is from 0 to {COUNT_MAX}.")
     if report.seconds < 0:
         raise InvalidRequest(f"{where}.seconds is {report.seconds:g}; no round takes less than 0.")
-    if report.committed_at > tx.now + AHEAD_S:
+    # It may be behind: who was cut off tells of it late.
+    if report.committed_at > tx.now + AHEAD_S_MAX:
         why = "is over a day ahead of the control plane's clock; set the clocks."
         raise InvalidRequest(f"{where}.committed_at {why}")
 

@@ -33,7 +33,12 @@ def review_leases(tx: Transaction) -> float:
 
 
 def welcome_back(tx: Transaction) -> None:
-    """Give every held lease a full length: called once, when the control plane starts."""
+    """Give every held lease a full length: called once, when the control plane starts.
+
+    The database may be a new one, or an old copy: from now on the membership has versions that
+    nobody has seen.
+    """
+    tx.bump(least=int(tx.now))
     for row in tx.session.scalars(select(Replica).where(Replica.state.in_(HELD))):
         row.lease_until = tx.now + row.lease_s
     services.extend_all(tx)

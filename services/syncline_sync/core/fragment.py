@@ -143,6 +143,12 @@ class Fragment:
             return refusals.duplicate(inside.verdict, self._round.result, non_finite)
         return refusals.known(self.saved, replica, incarnation, seq)
 
+    def last_seq(self, replica: str, incarnation: int) -> int:
+        """The largest ``seq`` of this life's pushes that are in a round; 0 without any."""
+        inside = self._round.arrived.get(replica) if self._round else None
+        last = inside or self.saved.last.get(replica)
+        return last.seq if last is not None and last.incarnation == incarnation else 0
+
     def of_another_epoch(self, epoch: int) -> Judgement | None:
         """STALE for progress since a revision of another ``epoch``; None if it is of this one.
 

@@ -69,6 +69,7 @@ def pulling(service: MovesOn, timeouts: TimeoutSettings) -> Iterator[Exchange]:
         (EMPTY,),
         {0: Link(f"127.0.0.1:{port}", timeouts, None)},
         {0: 0},
+        [0],
         timeouts,
         Scratch(),
     )

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from syncline.cli import output
 from syncline.cli.runs import damaged_runs
 from syncline_proto.errors import SynclineError, Unreachable
+from syncline_proto.names import AHEAD_S_MAX
 
 if TYPE_CHECKING:
     from syncline.launch.client import OperatorClient
@@ -217,8 +218,11 @@ def _control(client: OperatorClient) -> Iterator[Finding]:
     if skew <= SKEW_WARN_S:
         yield Finding(check="clocks", verdict="ok", what=f"within {SKEW_WARN_S:.0f} s")
         return
-    advice = "Set both clocks by NTP; times in events and on the page look odd until then."
-    yield Finding(check="clocks", verdict="warn", what=f"{skew:.0f} s apart", advice=advice)
+    advice, verdict = "times in events and on the page look odd until then", "warn"
+    if skew > AHEAD_S_MAX:
+        advice, verdict = "rounds may be refused until then, so that no progress shows", "fail"
+    advice = f"Set both clocks by NTP; {advice}."
+    yield Finding(check="clocks", verdict=verdict, what=f"{skew:.0f} s apart", advice=advice)
 
 
 def _sync_services(client: OperatorClient, token: str | None) -> Iterator[Finding]:

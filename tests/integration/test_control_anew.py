@@ -1,0 +1,58 @@
+"""A control plane whose database is lost or older than the run: nothing that is trained is lost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from syncline_testing.cluster import Cluster
+from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, published
+
+EVERY = QUICK["sync_every"]
+
+
+def test_a_life_whose_number_was_given_before_counts_from_its_first_push(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+
+        def life(rounds: int) -> Trial:
+            trial = Trial(cluster.control_url, "one", 1, settings=QUICK)
+            with joined(trial):
+                trial.step(rounds * EVERY)
+                trial.replica.finish()
+            return trial
+
+        first = life(3)
+        assert first.replica.incarnation == 1
+        before, revision = published(cluster.sync_address, "one")
+        assert revision == 3
+        cluster.control.kill()
+        for file in tmp_path.glob("control*"):
+            if file.suffix != ".log":
+                file.unlink()
+        cluster.control.start()
+        second = life(2)
+        assert second.replica.incarnation == 1, "an empty database knows of no life"
+        assert second.replica.committed_tokens == 5 * EVERY * STEP_TOKENS
+        after, revision = published(cluster.sync_address, "one")
+        assert revision == 5
+        assert any((after[name] != before[name]).any() for name in after)
+        while (view := cluster.get("/runs/one"))["revision"] < 5:
+            time.sleep(0.05)
+        assert view["committed_tokens"] == 5 * EVERY * STEP_TOKENS
+
+
+def test_an_empty_database_hears_where_its_runs_stand(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        with joined(trial := Trial(cluster.control_url, "one", 1, settings=QUICK)):
+            trial.step(3 * EVERY)
+            trial.replica.finish()
+        cluster.control.kill()
+        for file in tmp_path.glob("control*"):
+            if file.suffix != ".log":
+                file.unlink()
+        cluster.control.start()
+        again = Trial(cluster.control_url, "one", 2, settings=QUICK)
+        with joined(again):
+            while cluster.get("/runs/one")["revision"] < 3:
+                time.sleep(0.05)
+            assert cluster.get("/runs/one")["committed_tokens"] == 3 * EVERY * STEP_TOKENS
