@@ -129,7 +129,8 @@ class ReplicaRegister(Request):
     host: str = Field(default="", max_length=255, pattern=LINE_PATTERN)
     pid: Count = 0
     fingerprint: str = Field(default="", max_length=128, pattern=LINE_PATTERN)
-    """Of the replica's layout; kept beside it for people. It is OpenRun that compares layouts."""
+    """Of the replica's layout. It is OpenRun that compares layouts; here it only keeps one with
+    another model from fencing a life of its name that has joined (409, LAYOUT_MISMATCH)."""
 
 
 class SyncEndpoint(Answer):

@@ -86,6 +86,26 @@ async def test_a_new_life_fences_the_older_one_and_keeps_its_ordinal(
     assert "replica.fenced" in await kinds(api)
 
 
+async def test_who_has_another_model_does_not_fence_a_life_that_has_joined(
+    api: httpx.AsyncClient,
+) -> None:
+    async def code(fingerprint: str) -> str | None:
+        body = {"replica": "a", "fingerprint": fingerprint}
+        return (await api.post("/v1/runs/r/replicas", json=body)).json().get("code")
+
+    assert await code("one") is None
+    assert await code("other") is None, "whoever has not joined yet may be the one to be refused"
+    assert (await beat(api, "a", 2, progress={"phase": "waiting"})).status_code == 200
+    assert await code("one") == "LAYOUT_MISMATCH"
+    assert (await beat(api, "a", 2)).status_code == 200
+    assert await members(api) == [("a", 2)]
+    assert (await beat(api, "a", 2, progress={"phase": "training"})).status_code == 200
+    assert [await code("other"), await code("")] == [None, None]
+    assert (await beat(api, "a", 4, progress={"phase": "training"})).status_code == 200
+    await api.delete("/v1/runs/r/replicas/a", params={"incarnation": 4})
+    assert await code("one") is None, "it fences nobody; the sync service says the difference"
+
+
 async def test_heartbeats_keep_a_lease_and_silence_loses_it(
     api: httpx.AsyncClient, state: State, clock: Clock
 ) -> None:

@@ -272,6 +272,26 @@ def test_other_settings_and_other_models_are_refused_with_the_difference(cluster
         assert left["message"].startswith("wide left: ") and "blocks" in left["message"]
 
 
+def test_another_model_under_its_name_leaves_a_replica_at_work(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "twin", 0, settings=ALONE)
+    with joined(trial):
+
+        def phase() -> str:
+            (view,) = cluster.get("/runs/twin/replicas")
+            return view["progress"]["phase"]
+
+        wait_until(lambda: phase() != "joining", 20, "its heartbeat says that it has joined")
+        model = TinyModel(blocks=3)
+        optimizer = torch.optim.SGD(model.parameters())
+        name, control = trial.replica.name, cluster.control_url
+        twin = Replica(model, optimizer, run="twin", name=name, control=control)
+        with pytest.raises(LayoutMismatch, match="not the one of run twin, on which"):
+            twin.start()
+        trial.step(2 * trial.replica.settings.sync_every)
+        trial.replica.finish()
+        assert trial.replica.incarnation == cluster.get("/runs/twin/replicas")[0]["incarnation"]
+
+
 def test_the_lease_goes_back_whatever_fails_before(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def register(
     Raises:
         CalledOff: ``recall`` was set on rank 0. A lease that is on its way then runs out.
         RunConflict: the run has ended.
+        LayoutMismatch: a replica of this name is at work on another model, and goes on.
         Unreachable: the control plane does not answer.
     """
     body = ReplicaRegister(

@@ -11,7 +11,7 @@ from syncline_control.core.leases import Lease
 from syncline_control.database import Replica, Run
 from syncline_control.operations import runs, services
 from syncline_control.transaction import Transaction
-from syncline_proto.errors import Overloaded, ReplicaUnknown
+from syncline_proto.errors import LayoutMismatch, Overloaded, ReplicaUnknown
 from syncline_proto.rest import (
     Progress,
     Registration,
@@ -28,6 +28,7 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
 
     Raises:
         RunUnknown, RunConflict: there is no such run, or it has ended.
+        LayoutMismatch: the older life is at work on another model, and goes on.
         LeaseLost: an operator removed the replica.
         Overloaded: the run has too many replicas.
     """
@@ -35,6 +36,8 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
     runs.refuse_if_ended(run_row)
     timeouts = runs.settings_of(run_row).timeouts
     row = _row(tx, run_row, body.replica)
+    if row is not None:
+        _refuse_another_model(run_row, row, body.fingerprint)
     older = lease_of(row) if row else None
     lease = leases.grant(older, tx.now, timeouts.lease_s)
     if row is None:
@@ -193,6 +196,24 @@ def _end_or_drain(tx: Transaction, run_row: Run, row: Replica, lease: Lease, mes
     if not lease.held:
         row.taking_part = False
         runs.finish_if_done(tx, run_row)
+
+
+def _refuse_another_model(run_row: Run, older: Replica, fingerprint: str) -> None:
+    """See that nobody ends a life at work who would then be refused by the sync service.
+
+    One that has joined has the run's layout, for the sync service let it in.
+
+    Raises:
+        LayoutMismatch: ``older`` is such a life, and ``fingerprint`` another than its own.
+    """
+    alike = not (older.fingerprint and fingerprint) or older.fingerprint == fingerprint
+    if alike or not lease_of(older).held:
+        return
+    if Progress.model_validate_json(older.progress).phase != "joining":
+        raise LayoutMismatch(
+            f"This model is not the one of run {run_row.name}, on which {older.name} is at work: "
+            "train the run's model, or start another run."
+        )
 
 
 def _row(tx: Transaction, run_row: Run, replica: str) -> Replica | None:
