@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,11 +49,19 @@ def ranks_among(loader: Iterable[Any]) -> tuple[int, int]:
 class Counting:
     """Counts the tokens of batches, and sees that there are any."""
 
-    def __init__(self, tokens_of: Callable[[Any], int] | None) -> None:
+    def __init__(self, tokens_of: Callable[[Any], SupportsIndex] | None) -> None:
         self._tokens_of = tokens_of or tokens_in
+        self._nothing = (
+            ("tokens_of counted 0 tokens in every batch", "let it count a batch's tokens")
+            if tokens_of
+            else (
+                "no batch has had input_ids or an integer tensor, so no token was counted",
+                "give Replica a tokens_of= that counts a batch",
+            )
+        )
         self._said = False
 
-    def __call__(self, batch: Any) -> int:
+    def __call__(self, batch: Any) -> SupportsIndex:
         return self._tokens_of(batch)
 
     def see(self, tally: Tally, budget: int | None, log: FilteringBoundLogger) -> None:
@@ -63,11 +73,28 @@ class Counting:
         if self._said or not tally.inner_step or tally.tokens:
             return
         self._said = True
-        why = "no batch has had input_ids or an integer tensor, so no token was counted"
-        so = "give Replica a tokens_of= that counts a batch, or call count_tokens"
+        why, so = self._nothing[0], f"{self._nothing[1]}, or call count_tokens"
         if budget is not None:
             raise ConfigError(f"The token budget would never be reached: {why}; {so}.")
         log.warning("data.uncounted", why=why, so=so)
+
+
+def whole(tokens: SupportsIndex) -> int:
+    """Return a number of tokens that somebody gave, as an int of Python's.
+
+    Raises:
+        ConfigError: it is no whole number, or negative.
+    """
+    try:
+        number = operator.index(tokens)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigError(
+            f"A batch's tokens must be a whole number, 0 or more, not {reprlib.repr(tokens)}: "
+            "see what is given to count_tokens, or by tokens_of."
+        )
+    return number
 
 
 def tokens_in(batch: Any) -> int:

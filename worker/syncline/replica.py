@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsIndex
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncline.alone import Alone
-from syncline.batches import Batch, Counting, dealt, ranks_among
+from syncline.batches import Batch, Counting, dealt, ranks_among, whole
 from syncline.faults import plainly, why_of
 from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
@@ -62,7 +62,7 @@ class Replica:
         job: dict[str, Any] | None = None,
         check_job: CheckJob = lambda run, job: None,
         control: str | None = None,
-        tokens_of: Callable[[Any], int] | None = None,
+        tokens_of: Callable[[Any], SupportsIndex] | None = None,
     ) -> None:
         """Say what to take part in; nothing happens before ``start`` or ``with``.
 
@@ -211,10 +211,15 @@ class Replica:
             if self.last_round:
                 self.finish()
 
-    def count_tokens(self, tokens: int) -> None:
-        """Say how many tokens this rank trains on before the next optimizer step."""
+    @plainly
+    def count_tokens(self, tokens: SupportsIndex) -> None:
+        """Say how many tokens this rank trains on before the next optimizer step.
+
+        Raises:
+            ConfigError: that is no whole number, or negative.
+        """
         self._see_started()
-        self._session.count(tokens)
+        self._session.count(whole(tokens))
 
     def report(
         self,

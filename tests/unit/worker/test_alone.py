@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -95,6 +97,37 @@ def test_whoever_counts_tokens_is_enough(tokens_of: Callable[[torch.Tensor], int
                 replica.count_tokens(len(batch_))
             trial.optimizer.step()
     assert len(logs) == 1 and replica.inner_step == 3
+
+
+def test_a_count_of_ones_own_that_gives_nothing_is_told_of_as_that() -> None:
+    trial = Trial(None, "r", 1, settings={"token_budget": 9}, tokens_of=lambda batch: 0)
+    with trial.replica as replica:
+        batches = replica.shard([torch.arange(5)] * 4)
+        next(batches)
+        trial.optimizer.step()
+        with pytest.raises(ConfigError, match="reached: tokens_of counted 0 tokens in every batch"):
+            next(batches)
+
+
+@pytest.mark.parametrize("tokens", [-1, 2.5, np.float64(2), torch.tensor(2.5), None, "7"])
+def test_what_is_no_number_of_tokens_is_refused(tokens: Any) -> None:
+    trial = Trial(None, "r", 1, tokens_of=lambda batch: tokens)
+    with trial.replica as replica:
+        with pytest.raises(ConfigError, match="must be a whole number, 0 or more, not") as refused:
+            replica.count_tokens(tokens)
+        assert repr(tokens) in refused.value.message
+        with pytest.raises(ConfigError, match="by tokens_of"):
+            next(replica.shard([torch.ones(5)]))
+
+
+@pytest.mark.parametrize("tokens", [0, 7, np.int32(7), np.array(7), torch.tensor(7)])
+def test_a_number_of_tokens_may_be_of_any_kind(tokens: Any) -> None:
+    trial = Trial(None, "r", 1)
+    with trial.replica as replica:
+        replica.count_tokens(tokens)
+        trial.optimizer.step()
+        assert replica.run_tokens == int(tokens)
+        assert type(replica.run_tokens) is int
 
 
 @pytest.mark.filterwarnings("error")
