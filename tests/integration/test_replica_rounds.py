@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from syncline.core.barren import BARREN_MAX
-from syncline_proto.errors import TrainingDiverged
+from syncline_proto.errors import ConfigError, TrainingDiverged
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing.cluster import Cluster
@@ -152,6 +152,20 @@ def test_the_budget_ends_the_run_for_everyone_at_one_revision(cluster: Cluster) 
     assert revision == 3
     for trial in (a, b):
         assert all(np.array_equal(values[n], p.numpy()) for n, p in trial.parameters().items())
+
+
+def test_a_loop_that_counts_no_tokens_is_told_so_when_its_first_push_is_due(
+    cluster: Cluster,
+) -> None:
+    """It would commit rounds of 0 tokens for ever."""
+    (trial, _) = trials(cluster, "uncounted", {**TWO, "min_replicas": 1, "token_budget": 9})
+    why = "reached: no token was counted in 4 steps"
+    with pytest.raises(ConfigError, match=why), trial.replica as replica:
+        while True:
+            loss_of(trial.model, batch(0, 0)).backward()
+            trial.optimizer.step()
+            assert replica.inner_step < 4
+    assert cluster.get("/runs/uncounted")["fragment_rounds"] == 0
 
 
 def test_shard_deals_batches_out_and_ends_with_the_run(cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from syncline.averaged import Averaged
+from syncline.batches import see_counted
 from syncline.faults import plainly
 from syncline.ranks import Ranks, see_together
 from syncline.tally import Phase, Tally
@@ -96,10 +97,14 @@ class Alone:
     def _before_step(self) -> None:
         self.synchronize()
 
+    @plainly
     def _after_step(self, ranks: Ranks) -> None:
         """Count, and end where the budget is reached or rank 0 was asked to leave.
 
         As in a run the step's tokens are rank 0's times the ranks, so that all end at one step.
+
+        Raises:
+            ConfigError: no token was counted until where a run has its first push.
         """
         mine = [self._recall.is_set(), self._counted * ranks.count]
         asked, tokens = ranks.of_first(mine)
@@ -113,6 +118,8 @@ class Alone:
         elif budget is not None and self.tally.tokens >= budget:
             self.done = True
             self.phase = "done"
+        elif self.tally.inner_step >= self.settings.sync_every:
+            see_counted(self.tally, 0, budget)
 
 
 def _without_meaning(settings: RunSettings) -> list[str]:

@@ -75,8 +75,26 @@ class Counting:
         self._said = True
         why, so = self._nothing[0], f"{self._nothing[1]}, or call count_tokens"
         if budget is not None:
-            raise ConfigError(f"The token budget would never be reached: {why}; {so}.")
+            raise never_reached(why, so)
         log.warning("data.uncounted", why=why, so=so)
+
+
+def see_counted(tally: Tally, unpushed: int, budget: int | None) -> None:
+    """Look, at a boundary, at a loop that may neither use ``shard`` nor count tokens itself.
+
+    One step alone says nothing yet: whoever counts after it comes late by one.
+
+    Raises:
+        ConfigError: no token was counted, and there is a token budget.
+    """
+    steps = tally.inner_step
+    if budget is not None and steps > 1 and not (tally.tokens or unpushed):
+        why = f"no token was counted in {steps} steps"
+        raise never_reached(why, "iterate over replica.shard(loader) or call replica.count_tokens")
+
+
+def never_reached(why: str, so: str) -> ConfigError:
+    return ConfigError(f"The token budget would never be reached: {why}; {so}.")
 
 
 def whole(tokens: SupportsIndex) -> int:

@@ -15,6 +15,7 @@ from structlog.typing import FilteringBoundLogger
 from torch.optim import Optimizer
 
 from syncline.averaged import Averaged
+from syncline.batches import see_counted
 from syncline.buffers import Buffers
 from syncline.core.plan import Act, reaches_budget
 from syncline.ending import RunEnd
@@ -240,9 +241,9 @@ class Session:
     def _push(self) -> None:
         self._buffers.see_unchanged()
         tokens = self._ranks.sum(self._unpushed)
+        see_counted(self.tally, tokens, self.settings.token_budget)
         self._rounds.push(tokens, self.settings.codec.up)
-        self._last_sync = self.tally.inner_step
-        self._unpushed = 0
+        self._last_sync, self._unpushed = self.tally.inner_step, 0
         self.last_round = reaches_budget(
             committed=self.tally.committed,
             pushed=self.tally.pushed,
@@ -267,9 +268,8 @@ class Session:
             self.tally.committed = committed
             return
         self._missed = True
-        self._log.warning(
-            "warm_up.missed", why="the synchronous phase went on without this replica"
-        )
+        why = "the synchronous phase went on without this replica"
+        self._log.warning("warm_up.missed", why=why)
         self._drop_gradients()
         if not warm_up.is_over:  # otherwise it missed no more than the last mean
             self._optimizer.state.clear()

@@ -88,6 +88,22 @@ def test_a_budget_that_nothing_counts_towards_is_refused_after_a_step() -> None:
             next(batches)
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_loop_that_counts_nothing_towards_its_budget_is_refused_at_the_first_boundary(
+    every: int,
+) -> None:
+    """One without ``shard``; alone, where the first push would be."""
+    trial = Trial(None, "r", 1, settings={"token_budget": 9, "sync_every": every})
+    why = "reached: no token was counted in [23] steps; iterate over replica.shard"
+    with trial.replica as replica:
+        for _ in range(max(every, 2) - 1):
+            trial.optimizer.step()
+        with pytest.raises(ConfigError, match=why):
+            trial.optimizer.step()
+        replica.count_tokens(1)
+        trial.optimizer.step()
+
+
 @pytest.mark.parametrize("tokens_of", [None, lambda batch: len(batch)])
 def test_whoever_counts_tokens_is_enough(tokens_of: Callable[[torch.Tensor], int] | None) -> None:
     trial = Trial(None, "r", 1, settings={"token_budget": 15}, tokens_of=tokens_of)
