@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -20,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.core import TyperGroup
 
 from round import options as benchmark_options
+from syncline import Replica
 from syncline.cli.commands import app
 from syncline.settings import Environment
 from syncline.train.config import JobConfig
@@ -115,6 +118,18 @@ def test_the_loop_of_the_readme_trains(monkeypatch: pytest.MonkeyPatch) -> None:
         exec(compile(fenced(README, "python")[0], README.name, "exec"), names)
     assert names["loss"].item() < before / 2
     assert names["replica"].settings.token_budget == names["settings"]["token_budget"]
+
+
+def test_arguments_of_a_replica_in_sentences_exist() -> None:
+    named = {
+        keyword.arg
+        for span in spans(README)
+        if span.startswith("Replica(")
+        for keyword in cast(ast.Call, ast.parse(span, mode="eval").body).keywords
+    }
+    assert named >= {"name", "control", "tokens_of"}
+    assert named <= set(inspect.signature(Replica).parameters)
+    assert "replica.count_tokens(n)" in spans(README)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -74,7 +74,7 @@ def renew(lease: Lease, incarnation: int, now: float, late_s: float = 0.0) -> Le
         raise LeaseLost(
             "Another process has joined under the same replica's name and goes on in its place "
             f"(incarnation {lease.incarnation}, this one is {incarnation}); where both are to "
-            "train, give each its own --replica (or SYNCLINE_REPLICA)."
+            "train, give each a name of its own (--replica, SYNCLINE_REPLICA, Replica(name=...))."
         )
     if incarnation > lease.incarnation:
         raise LeaseLost(f"Incarnation {incarnation} was never given; register the replica again.")

@@ -56,8 +56,8 @@ def test_an_older_life_is_told_who_fences_it() -> None:
         leases.renew(second, 1, 2.0)
     assert told.value.message == (
         "Another process has joined under the same replica's name and goes on in its place "
-        "(incarnation 2, this one is 1); where both are to train, give each its own --replica (or "
-        "SYNCLINE_REPLICA)."
+        "(incarnation 2, this one is 1); where both are to train, give each a name of its own "
+        "(--replica, SYNCLINE_REPLICA, Replica(name=...))."
     )
 
 
