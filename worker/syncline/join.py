@@ -69,14 +69,16 @@ def wished(
         ConfigError: a name, the address or the token cannot be used.
     """
     env = Environment()
+    run = checked_name("run", run or env.run)
+    replica = checked_name("replica", replica or env.replica or default_replica())
     url = control or env.control
     if url is None:
         return None
     return Wish(
         control=control_url(url),
         token=bearer_token(env.token),
-        run=checked_name("run", run or env.run),
-        replica=checked_name("replica", replica or env.replica or default_replica()),
+        run=run,
+        replica=replica,
         settings=settings,
         job=job,
         check_job=check_job,

@@ -291,6 +291,8 @@ def test_it_starts_once_and_closes_once() -> None:
         ({"settings": {"outer": {"lr": -1}}}, "outer.lr"),
         ({"control": "ftp://somewhere"}, "ftp://somewhere"),
         ({"control": "localhost:1", "run": "My Run"}, "My Run"),
+        ({"run": "Bad_Name!"}, "Bad_Name!"),
+        ({"name": "Left Hand"}, "Left Hand"),
     ],
 )
 def test_a_wrong_word_is_named(how: dict[str, object], named: str) -> None:
