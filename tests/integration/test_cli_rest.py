@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from syncline.cli.checks import services
 from syncline.launch.client import OperatorClient
 from syncline.launch.ports import free_ports, require_free
 from syncline.launch.probes import http_ready, wait_ready
@@ -234,10 +235,19 @@ def test_the_doctor_tells_a_free_port_from_a_taken_one(
 ) -> None:
     monkeypatch.delenv("SYNCLINE_CONTROL", raising=False)
     shell = Shell(capsys)
-    free = free_ports(1)[0]
-    code, out, _ = shell(f"doctor --json --control http://127.0.0.1:{free}")
-    last = json.loads(out)["checks"][-1]
-    assert code == 0 and last["verdict"] == "warn" and "is free" in last["what"]
+    free = f"http://127.0.0.1:{free_ports(1)[0]}"
+    found = list(services(free, None, is_named=False))
+    assert [one.verdict for one in found] == ["warn"] and "is free" in found[0].what
+
+    def finds_nobody(line: str) -> bool:
+        code, out, _ = shell(line)
+        last = json.loads(out)["checks"][-1]
+        return (code, last["verdict"], last["what"]) == (1, "fail", f"nothing answers at {free}")
+
+    assert finds_nobody(f"doctor --json --control {free}")
+    with monkeypatch.context() as named:
+        named.setenv("SYNCLINE_CONTROL", free)
+        assert finds_nobody("doctor --json")
     with HTTPServer(("127.0.0.1", 0), Stranger) as stranger:
         serving = threading.Thread(target=stranger.serve_forever)
         serving.start()

@@ -47,15 +47,17 @@ class Finding:
     """What to do; empty when all is well."""
 
 
-def all_checks(folder: str, control: str, token: str | None) -> Iterator[Finding]:
-    """Yield every finding, as soon as it is there."""
+def all_checks(
+    folder: str, control: str, token: str | None, *, is_named: bool
+) -> Iterator[Finding]:
+    """Yield every finding, as soon as it is there; ``is_named``: somebody gave ``control``."""
     yield python()
     yield from packages()
     yield threads()
     yield disk(Path(folder))
     yield memory()
     yield gpu()
-    yield from services(control, token)
+    yield from services(control, token, is_named=is_named)
 
 
 def python() -> Finding:
@@ -145,7 +147,7 @@ def gpu() -> Finding:
     return Finding(check="gpu", verdict="ok", what=f"{len(names)}: {', '.join(sorted(set(names)))}")
 
 
-def services(control: str, token: str | None) -> Iterator[Finding]:
+def services(control: str, token: str | None, *, is_named: bool) -> Iterator[Finding]:
     """Control plane, clocks, sync services; or whether the port is free for a first start."""
     from syncline.launch.client import OperatorClient
 
@@ -154,7 +156,7 @@ def services(control: str, token: str | None) -> Iterator[Finding]:
             yield from _control(client)
             yield from _sync_services(client, token)
     except Unreachable as away:
-        yield _nobody(control, away)
+        yield _nobody(control, away, is_named=is_named)
     except SynclineError as problem:
         yield Finding(
             check="control plane",
@@ -164,8 +166,11 @@ def services(control: str, token: str | None) -> Iterator[Finding]:
         )
 
 
-def _nobody(control: str, away: Unreachable) -> Finding:
-    """Tell a port that is free from one that somebody else holds."""
+def _nobody(control: str, away: Unreachable, *, is_named: bool) -> Finding:
+    """Tell a port that is free from one that somebody else holds.
+
+    Where nobody named an address, a free port is one for a first start.
+    """
     from syncline.launch.ports import LOOPBACK, require_free
 
     address = urlsplit(control)
@@ -178,6 +183,13 @@ def _nobody(control: str, away: Unreachable) -> Finding:
                 verdict="fail",
                 what=f"something that is no control plane holds port {address.port}",
                 advice=taken.message,
+            )
+        if is_named:
+            return Finding(
+                check="control plane",
+                verdict="fail",
+                what=f"nothing answers at {control}",
+                advice="Start it, or correct the address.",
             )
         return Finding(
             check="control plane",

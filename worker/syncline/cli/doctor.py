@@ -13,6 +13,7 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def doctor(
+    context: typer.Context,
     folder: Annotated[
         str, typer.Option("--folder", metavar="DIR", help="Where runs will be written.")
     ] = ".",
@@ -35,8 +36,10 @@ def doctor(
 
     from syncline.cli.checks import all_checks
 
+    source = context.get_parameter_source("control")
+    is_named = source is not None and source.name != "DEFAULT"
     findings = []
-    for finding in all_checks(folder, control, token):
+    for finding in all_checks(folder, control, token, is_named=is_named):
         findings.append(finding)
         if not as_json:
             _tell(finding.verdict, finding.check, finding.what, finding.advice)
