@@ -80,6 +80,7 @@ def test_ctrl_c_gives_the_lease_back_and_says_so(cluster: Cluster, tmp_path: Pat
     assert process.returncode == -signal.SIGINT, "a shell says 130"
     assert printed.strip().endswith("KeyboardInterrupt")
     assert logged.count("replica.left") == 1 and "interrupted" in logged
+    assert "push.again" not in logged, "nothing is sent again"
     assert states(cluster, "held") == ["left"]
 
 

@@ -191,7 +191,8 @@ class Exchange:
             if isinstance(pulled, str):
                 name = self._name(push.fragment)
                 patience.check(name)
-                log.info("push.again", fragment=name, seq=header.seq, why=pulled)
+                if not self._stop.is_set():  # else the pull was broken off by our own end
+                    log.info("push.again", fragment=name, seq=header.seq, why=pulled)
                 self._stop.wait(AGAIN_S)
                 continue
             return outcome_of(push, answer, pulled, loss)
