@@ -168,13 +168,15 @@ def test_a_run_is_kept_found_and_begun_from(
         assert refused("restore", f"{place}/none", "--run", "second")[0] == 42
         for wrong, why in (
             ("run.outer.lr=-1", "outer.lr"),
-            ("outer.lr=0.5", "run.KEY=VALUE"),
+            ("model.path=there", "model"),
             ("run.blocks_per_fragment=2", "blocks_per_fragment: the fragments stay"),
         ):
             restore = ("restore", f"{place}/first-r1", "--run", "second", "--set", wrong)
             code, said = refused(*restore)
             assert code == 10 and why in said
-        view = done("restore", f"{place}/first-r1", "--run", "second", "--set", "run.outer.lr=0.5")
+        changes = ("--set", "run.outer.lr=0.5", "--set", "sync_every=8")
+        view = done("restore", f"{place}/first-r1", "--run", "second", *changes)
+        assert view["settings"]["sync_every"] == 8
         assert view["settings"]["outer"]["lr"] == 0.5
         assert (view["revision"], view["committed_tokens"]) == (1, 30)
         code = run(["runs", "show", "second"])

@@ -12,6 +12,7 @@ from syncline.cli.app import run
     [
         (["runs", "set", "my-run", "foo"], "error: foo: "),
         (["runs", "create", "--name", "my-run", "--set", "foo"], "error: --set foo: "),
+        (["checkpoints", "restore", "/kept/a", "--run", "b", "--set", "foo"], "error: --set foo: "),
     ],
 )
 def test_how_a_setting_of_a_run_is_written(

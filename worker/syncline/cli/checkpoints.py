@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -158,10 +158,11 @@ def restore_checkpoint(
       syncline checkpoints restore s3://bucket/my-run/my-run-r120 --run longer \\
         --set run.token_budget=2000000000
     """
+    from syncline.cli.creating import values_of
     from syncline.launch.checkpoints import copiers, restore
     from syncline.settings import checked_name
 
-    patch = _of_run(changes or [])
+    patch = values_of(changes or [])
     name = checked_name("run", run)
     where = _checkpoint(address)
     with (
@@ -273,23 +274,6 @@ def _checkpoint(text: str) -> str:
     if not valid_name(place.rpartition("/")[2]):
         raise ConfigError(f"The last part of {text}, a checkpoint's name, must be {NAME_WORDS}.")
     return place
-
-
-def _of_run(changes: list[str]) -> dict[str, Any]:
-    """Changes of a run's settings, written as those of a job are.
-
-    Raises:
-        ConfigError: one of them is of something else.
-    """
-    from syncline.train.reading import apply_overrides
-
-    for change in changes:
-        if not change.startswith("run."):
-            raise ConfigError(
-                f"--set {change}: what may change here is the run's settings; write it as "
-                "run.KEY=VALUE, such as run.outer.lr=0.5."
-            )
-    return apply_overrides({}, [change.removeprefix("run.") for change in changes])
 
 
 @contextmanager
