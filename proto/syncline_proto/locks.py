@@ -23,7 +23,7 @@ def owned(path: Path) -> IO[bytes] | None:
     """
     for _ in range(TRIES_MAX):
         lock = _locked(path)
-        if lock is None or _is_still(path, lock):
+        if lock is None or is_still(path, lock):
             return lock
         lock.close()
     return None
@@ -41,8 +41,12 @@ def _locked(path: Path) -> IO[bytes] | None:
     return lock
 
 
-def _is_still(path: Path, lock: IO[bytes]) -> bool:
-    """Whether the file goes by that name yet; if not, the next one would lock another."""
+def is_still(path: Path, lock: IO[bytes]) -> bool:
+    """Whether the file goes by that name yet; if not, the next one would lock another.
+
+    Raises:
+        OSError: nobody can tell.
+    """
     try:
         return os.path.samestat(os.fstat(lock.fileno()), path.stat())
     except FileNotFoundError:

@@ -79,6 +79,9 @@ class Aside:
         """
         self.drop()
         with _not_ours():
+            for folder in (self._store.root.parent, self._store.root):
+                make_folder(folder)
+            self._store.begin()
             self._store.save_layout(manifest.cut)
         return dict(enumerate(self._store.fragments(manifest.cut)))
 

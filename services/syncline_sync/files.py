@@ -157,11 +157,9 @@ def make_folder(path: Path) -> None:
     """Make a folder that is still there after a power cut.
 
     Raises:
-        StoreError: the disk refuses.
+        StoreError: the disk refuses, or the folder that it is to be in is gone.
     """
     if not path.is_dir():
-        if path.parent != path:
-            make_folder(path.parent)
         with writing(path):
             path.mkdir(exist_ok=True)
             sync_folder(path.parent)
@@ -219,9 +217,10 @@ def writing(path: Path, half: Path | None = None) -> Generator[None]:
         if half is not None:
             with contextlib.suppress(OSError):  # the next commit takes it away
                 half.unlink()
+        is_gone = isinstance(error, FileNotFoundError)
+        remedy = "Bring its folder back" if is_gone else "Free the disk or mend it"
         raise StoreError(
-            f"Cannot write {path}: {error.strerror or error}. "
-            f"Free the disk or mend it, then {NOTHING_LOST}"
+            f"Cannot write {path}: {error.strerror or error}. {remedy}, then {NOTHING_LOST}"
         ) from error
 
 

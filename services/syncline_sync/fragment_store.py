@@ -305,7 +305,8 @@ class FragmentStore:
     def _commit(
         self, tensors: Mapping[str, Tensor], saved: Saved, entry: Entry, kept: list[Entry]
     ) -> None:
-        make_folder(self.folder)
+        if not self._entries:  # what has begun is never begun anew: its folder is there, or lost
+            make_folder(self.folder)
         self._sweep_leftovers()  # room on the disk first: a kill may have left whole files
         metadata = {**self.place.metadata(), "saved": saved_to_json(saved)}
         size, crc = write_safetensors(self.folder / entry.file, tensors, metadata)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +30,11 @@ from syncline_proto.codec import (
     advance,
     publish,
 )
+from syncline_proto.errors import StoreError
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
 from syncline_sync.core.record import Closing, Kind, Saved
+from syncline_sync.disk import Disk
 from syncline_sync.fragment_store import Entry
 from syncline_sync.pool import P, T, compute
 from syncline_sync.published import Published, Shelf
@@ -56,7 +58,7 @@ class Holding:
         numel: int,
         stored: Stored,
         pool: ThreadPoolExecutor,
-        disk: ThreadPoolExecutor,
+        disk: Disk,
         commit_seconds: Callable[[], AbstractContextManager[object]],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -149,7 +151,8 @@ class Holding:
         if self._writing is not None:
             await asyncio.wait({self._writing})
             if self._writing.exception() is None:
-                await self._write(self._store.catch_up)
+                with suppress(StoreError):  # the mark stays, and costs replicas a pull
+                    await self._write(self._store.catch_up)
 
     async def _fall_behind(self) -> None:
         """Have it said in the store, once, before anybody sees what the disk has not."""
@@ -259,4 +262,4 @@ class Holding:
         return await compute(self._pool, work, *args, **kwargs)
 
     async def _write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await compute(self._disk, work, *args, **kwargs)
+        return await self._disk.do(work, *args, **kwargs)

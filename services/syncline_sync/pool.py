@@ -1,6 +1,6 @@
-"""Heavy work off the loop: arithmetic and the disk, each in threads of its own, while one waits.
+"""Heavy work off the loop, in threads of its kind: arithmetic here, the disk's beside (disk.py).
 
-A disk that is slow holds up who writes to it, and nobody's arithmetic. The work must own what it
+So a disk that is slow holds up who writes to it, and nobody's arithmetic. The work must own what it
 changes; the pool knows nothing of it.
 """
 
@@ -13,9 +13,6 @@ from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-DISK_THREADS = 4
-"""Fragments and runs that are written, or read whole, at a time; others wait for their turn."""
 
 
 async def compute(

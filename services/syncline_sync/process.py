@@ -25,10 +25,10 @@ from syncline_sync.aside import sweep_aside
 from syncline_sync.budget import Budget
 from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.control import ControlLink, ReportQueue
+from syncline_sync.disk import Disk, check_is_there
 from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
 from syncline_sync.pins import sweep_pins
-from syncline_sync.pool import DISK_THREADS
 from syncline_sync.run import Shared
 from syncline_sync.seating import take_seat
 from syncline_sync.servicer import SyncServicer
@@ -78,7 +78,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     pool = ThreadPoolExecutor(settings.threads or max(os.cpu_count() or 1, 4), "compute")
     reports = ReportQueue()
     budget = Budget(settings.staging_bytes)
-    disk = ThreadPoolExecutor(DISK_THREADS, "disk")
+    disk = Disk()
     link: ControlLink | None = None
     shared = Shared(
         settings.data,
@@ -97,6 +97,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     checkpoints = CheckpointServicer(host, shared)
     doors = bind(settings, SyncServicer(host, shared), checkpoints, metrics, shared.fail)
     mine = _taken_up(settings)  # not earlier: a start in vain leaves no folder behind
+    disk.watch(lambda: check_is_there(settings.data, mine))
     hello = SyncServiceHello(
         name=settings.own_name,
         index=settings.seat.index,
@@ -128,8 +129,8 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
             await host.stop()
         finally:
             await link.send_last(LAST_REPORTS_S)
-    for threads in (pool, disk):
-        threads.shutdown(wait=True, cancel_futures=True)
+    pool.shutdown(wait=True, cancel_futures=True)
+    disk.shutdown()
     mine.close()
     if end.error is not None:
         raise end.error

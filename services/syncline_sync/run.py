@@ -25,6 +25,7 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.ending import Ending, Vote
+from syncline_sync.disk import Disk
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.metrics import Metrics
 from syncline_sync.places import Places
@@ -62,7 +63,7 @@ class Shared:
 
     root: Path
     pool: ThreadPoolExecutor
-    disk: ThreadPoolExecutor
+    disk: Disk
     budget: Budget
     metrics: Metrics
     report: Report
@@ -80,7 +81,7 @@ class Shared:
 
     async def at_disk(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Write, or read all of a run, where it holds up nobody's arithmetic."""
-        return await compute(self.disk, work, *args, **kwargs)
+        return await self.disk.do(work, *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,8 @@ class RunHost:
         Raises:
             StoreError: the disk refuses.
         """
+        if self._kept is None and self.layout is None:  # else its folder is there, or was lost
+            await self._shared.at_disk(self._store.begin)
         await self._shared.at_disk(self._store.save_settings, settings)
         self._kept = settings
 

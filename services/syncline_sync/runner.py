@@ -21,6 +21,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.record import ClosedBy, Kind, WholePush
+from syncline_sync.disk import Disk
 from syncline_sync.holding import Holding
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
@@ -53,7 +54,7 @@ class Surroundings:
     run: str
     staging: Staging
     pool: ThreadPoolExecutor
-    disk: ThreadPoolExecutor
+    disk: Disk
     metrics: RunMetrics
     tell_round: Callable[[RoundReport], None]
     tell: Callable[[EventIn], None]

@@ -55,6 +55,15 @@ class RunStore:
     def has_settings(self) -> bool:
         return (self.folder / "run.json").exists()
 
+    def begin(self) -> None:
+        """Make the run's folder, once, below a root that is there; nothing else ever does.
+
+        Raises:
+            StoreError: the disk refuses, or the root is gone.
+        """
+        for folder in (self.folder.parent, self.folder):
+            make_folder(folder)
+
     def save_layout(self, layout: Layout) -> None:
         self._save("layout.json", layout_to_json(layout))
 
@@ -106,5 +115,4 @@ class RunStore:
         return [FragmentStore(self.folder / f"{place.fragment:05d}", place) for place in places]
 
     def _save(self, name: str, body: str) -> None:
-        make_folder(self.folder)
         replace_file(self.folder / name, SEAL.close(body))

@@ -41,19 +41,29 @@ def gradient(fragment: int, step: int) -> Step:
     return lambda _, stores: stores[fragment].commit_gradient(saved, values(1000 + step))
 
 
+def settings_first(run: RunStore, _: object) -> None:
+    run.begin()
+    run.save_settings(SETTINGS)
+
+
+def layout_first(run: RunStore, _: object) -> None:
+    run.begin()
+    run.save_layout(LAYOUT)
+
+
 STEPS: dict[str, list[Step]] = {
     "a run begins": [
-        lambda run, _: run.save_settings(SETTINGS),
+        settings_first,
         lambda run, _: run.save_layout(LAYOUT),
         revision(0, 0),
         revision(1, 0),
     ],
     "revisions": [
-        lambda run, _: run.save_layout(LAYOUT),
+        layout_first,
         *(revision(fragment, number) for number in range(4) for fragment in (0, 1)),
     ],
     "the synchronous phase": [
-        lambda run, _: run.save_layout(LAYOUT),
+        layout_first,
         revision(0, 0),
         gradient(0, 1),
         gradient(0, 2),
@@ -61,7 +71,7 @@ STEPS: dict[str, list[Step]] = {
         revision(0, 1),
     ],
     "settings change": [
-        lambda run, _: run.save_settings(SETTINGS),
+        settings_first,
         lambda run, _: run.save_settings(RunSettings(min_replicas=4)),
     ],
 }
@@ -187,6 +197,7 @@ def test_a_file_that_was_cut_or_changed_is_named_or_does_not_count(
 def test_what_a_crash_left_beside_counts_for_nothing(tmp_path: Path) -> None:
     """Whole and half files of commits that never came to their head, newer and older ones."""
     root = tmp_path / "live"
+    root.mkdir()
     run, stores = opened(root)
     for step in STEPS["revisions"]:
         step(run, stores)

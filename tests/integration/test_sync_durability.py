@@ -12,7 +12,7 @@ import pytest
 from syncline_proto.rest import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.pool import DISK_THREADS
+from syncline_sync.disk import DISK_THREADS
 from syncline_testing.service import (
     RUN,
     Service,

@@ -19,96 +19,13 @@ import grpc
 import numpy as np
 import pytest
 
-from syncline_proto.rest import Member, Membership, Reports, RunMembership, RunState
-from syncline_proto.settings import RunSettings
+from syncline_proto.rest import Membership, Reports
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.settings import SyncSettings
 from syncline_testing.cluster import free_ports
-from syncline_testing.processes import environment
-from syncline_testing.service import RUN, flat_layout, iter_push
+from syncline_testing.service import RUN
+from syncline_testing.sync_process import at_work, membership, one_sentence, process
 from syncline_testing.waiting import wait_until
-
-NOBODY = "http://127.0.0.1:9"
-RULES = RunSettings.model_validate(
-    {"strategy": "local-sgd", "min_replicas": 2, "codec": {"up": "fp32", "down": "fp32"}}
-)
-WORD = Membership(
-    version=1,
-    runs=[
-        RunMembership(
-            run=RUN,
-            state=RunState.RUNNING,
-            settings=RULES,
-            settings_version=1,
-            members=[Member(replica=r, incarnation=1) for r in ("a", "b")],
-        )
-    ],
-)
-
-
-class Process:
-    """A sync service on free ports; its end is waited for, and what it said is read."""
-
-    def __init__(self, data: Path, control: str = NOBODY, **flags: object) -> None:
-        self.port, health, metrics = free_ports(3)
-        given = {"port": self.port, "health-port": health, "metrics-port": metrics, **flags}
-        command = [sys.executable, "-m", "syncline_sync", "--data", str(data), "--control", control]
-        for flag, value in given.items():
-            command += [f"--{flag}", *([str(value)] if value != "" else [])]
-        self._process = subprocess.Popen(
-            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
-        self.stub: Any = sync_pb2_grpc.SyncServiceStub(self._channel)
-
-    def ready(self) -> None:
-        grpc.channel_ready_future(self._channel).result(timeout=30)
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def ended(self) -> tuple[int, str]:
-        """(exit code, everything it said)."""
-        said, _ = self._process.communicate(timeout=30)
-        return self._process.returncode, said
-
-    def close(self) -> None:
-        self._channel.close()
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.communicate()
-
-    def open(self) -> None:
-        request = pb.OpenRunRequest(run=RUN, replica="a", incarnation=1, layout=LAYOUT.to_proto())
-        self.stub.OpenRun(request, timeout=20)
-
-    def push(self, value: float, replica: str, **header: Any) -> pb.PushResponse:
-        values = np.full(SIZE, value, np.float32)
-        usual = {
-            "run": RUN, "epoch": 1, "incarnation": 1, "seq": 1, "ranks": 1, "inner_steps": 1,
-            "codec": pb.CODEC_FP32, "boxes": [LAYOUT.fragments[0].boxes[0].to_proto()],
-            "kind": pb.PUSH_KIND_PSEUDO_GRADIENT,
-        }  # fmt: skip
-        whole = pb.PushHeader(replica=replica, **{**usual, **header})
-        return self.stub.Push(iter(list(iter_push(whole, values))), timeout=20)
-
-    def pull(self, revision: int) -> np.ndarray:
-        parts = list(self.stub.Pull(pb.PullRequest(run=RUN, revision=revision), timeout=20))
-        return np.frombuffer(b"".join(p.chunk.data for p in parts[1:]), np.float32)
-
-
-SIZE = 100
-LAYOUT = flat_layout(SIZE)
-
-
-@contextmanager
-def process(data: Path, control: str = NOBODY, **flags: object) -> Iterator[Process]:
-    started = Process(data, control, **flags)
-    try:
-        yield started
-    finally:
-        started.close()
 
 
 @contextmanager
@@ -120,7 +37,7 @@ def control_plane(port: int) -> Iterator[dict[str, list[bytes]]]:
         def answer(self) -> None:
             said = self.rfile.read(int(self.headers.get("content-length") or 0))
             asked.setdefault(f"{self.command} {self.path.split('?')[0]}", []).append(said)
-            body = WORD.model_dump_json().encode()
+            body = membership().model_dump_json().encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -140,32 +57,6 @@ def control_plane(port: int) -> Iterator[dict[str, list[bytes]]]:
         control.shutdown()
         serving.join()
         control.server_close()
-
-
-def known_run(data: Path) -> None:
-    """The last word of a control plane that is away now."""
-    data.mkdir(exist_ok=True)
-    (data / "membership.json").write_text(WORD.model_dump_json())
-
-
-@contextmanager
-def at_work(data: Path, control: str = NOBODY) -> Iterator[Process]:
-    """A service that knows the run and has published its first offer."""
-    known_run(data)
-    with process(data, control) as p:
-        p.ready()
-        p.open()
-        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
-        assert p.pull(0)[0] == 1.0
-        yield p
-
-
-def one_sentence(said: str) -> str:
-    """The last line, which must be ours, with no traceback before it."""
-    assert "Traceback" not in said, said
-    last = said.strip().splitlines()[-1]
-    assert last.startswith("syncline-sync: ") and last.endswith("."), said
-    return last
 
 
 @pytest.mark.parametrize("flag", ["port", "health-port", "metrics-port"])
@@ -284,7 +175,7 @@ def test_with_the_control_plane_away_it_serves_and_keeps_trying(tmp_path: Path) 
             both = {"GET /v1/membership", "PUT /v1/sync-services/sync-0"}
             wait_until(lambda: both <= asked.keys(), 20, "the service has said hello too")
         kept = json.loads((tmp_path / "membership.json").read_text())
-        assert Membership.model_validate(kept) == WORD
+        assert Membership.model_validate(kept) == membership()
         p.push(0.5, "a", seq=2, base_revision=0)  # and it is away again
         p.push(0.5, "b", base_revision=0)
         assert p.pull(1)[0] == 0.5

@@ -218,6 +218,7 @@ def test_an_ended_run_is_read_once_off_the_loop_and_few_stay_in_memory(
     async def scenario() -> None:
         for name in ("x", "y", "z"):
             store = RunStore(tmp_path, name)
+            store.begin()
             store.save_settings(rules("fp32"))
             store.save_layout(LAYOUT)
             store.fragments(LAYOUT)[0].commit(Saved(), START, np.zeros_like(START))

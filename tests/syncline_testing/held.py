@@ -14,6 +14,7 @@ import numpy as np
 from syncline_proto.codec import Float32
 from syncline_proto.settings import OuterSettings
 from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved
+from syncline_sync.disk import Disk
 from syncline_sync.fragment_store import FragmentStore, Place
 from syncline_sync.holding import Holding
 from syncline_sync.published import Loan
@@ -38,6 +39,7 @@ class Fragment:
         self, folder: Path, pool: ThreadPoolExecutor, down: str, behind: bool = False
     ) -> None:
         self.pool, self.down, self.behind = pool, down, behind
+        folder.mkdir(exist_ok=True)  # the run's
         self.store = FragmentStore(folder / "00000", PLACE)
         stored = Stored.read(self.store)
         self.faults: list[BaseException] = []
@@ -46,7 +48,7 @@ class Fragment:
             numel=NUMEL,
             stored=stored,
             pool=pool,
-            disk=pool,
+            disk=Disk(),  # its threads end with it
             commit_seconds=contextlib.nullcontext,
             fail=self.faults.append,
         )

@@ -33,9 +33,9 @@ from syncline_proto.v1 import checkpoints_pb2_grpc, sync_pb2_grpc
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.checkpoints import CheckpointServicer
+from syncline_sync.disk import Disk
 from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
-from syncline_sync.pool import DISK_THREADS
 from syncline_sync.reading import HELD_MAX, Reader
 from syncline_sync.run import Shared
 from syncline_sync.servicer import SyncServicer
@@ -223,9 +223,10 @@ async def service(
     seat: Seat = ALONE,
 ) -> AsyncIterator[Service]:
     """Serve the folder ``root`` on a free port until the block ends; then everything stops."""
+    root.mkdir(exist_ok=True)
     reports: list[RoundReport | EventIn] = []
     faults: list[BaseException | None] = []
-    pool, disk = ThreadPoolExecutor(2), ThreadPoolExecutor(DISK_THREADS)
+    pool, disk = ThreadPoolExecutor(2), Disk()
     shared = Shared(
         root,
         pool,
@@ -256,4 +257,4 @@ async def service(
         await checkpoints.close()
         await host.stop()
         pool.shutdown(wait=True)
-        disk.shutdown(wait=True)
+        disk.shutdown()

@@ -175,6 +175,7 @@ def test_a_kill_at_any_moment_leaves_the_old_state_or_the_new(
     earlier, last = HISTORIES[history]
     allowed = [after(tmp_path / "old", *earlier), after(tmp_path / "new", *earlier, last)]
     assert allowed[0] != allowed[1]
+    (tmp_path / "live").mkdir()
     store = fragment(tmp_path / "live" / "f")
     for commit in earlier:
         commit(store)
@@ -187,6 +188,7 @@ def test_a_kill_at_any_moment_leaves_the_old_state_or_the_new(
     found = []
     for i, files in enumerate(moments):
         root = tmp_path / f"crash{i}"
+        root.mkdir()
         for name, data in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(data)

@@ -113,6 +113,7 @@ def test_a_lost_head_is_told_and_nothing_is_removed(tmp_path: Path) -> None:
 def three_fragments(root: Path, run: str = "run") -> RunStore:
     """A run of which two fragments have begun."""
     store, layout = RunStore(root, run), flat_layout(SIZE, fragments=3)
+    store.begin()
     store.save_layout(layout)
     for number, one in enumerate(store.fragments(layout)[:2]):
         one.commit(Saved(), values(number), values(10 + number))
@@ -198,6 +199,7 @@ def test_a_state_of_another_version_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["layout.json", "run.json"])
 def test_a_run_whose_facts_are_damaged_is_named(tmp_path: Path, name: str) -> None:
     run = RunStore(tmp_path, "run")
+    run.begin()
     run.save_layout(flat_layout())
     run.save_settings(RunSettings())
     assert (run.load_layout(), run.load_settings()) == (flat_layout(), RunSettings())

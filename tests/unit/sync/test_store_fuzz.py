@@ -49,6 +49,7 @@ JSON = st.recursive(
 def some_run(root: Path) -> RunStore:
     """Two fragments: one with two revisions, one with a revision and a mean gradient."""
     store, layout = RunStore(root, "run"), flat_layout(SIZE, fragments=2)
+    store.begin()
     store.save_layout(layout)
     store.save_settings(RunSettings())
     for number, (one, (_, states)) in enumerate(zip(store.fragments(layout), STATES, strict=True)):

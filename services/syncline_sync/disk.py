@@ -1,0 +1,71 @@
+"""The threads that wait for the disk, and a look whether the store is where it was.
+
+A folder that is moved, removed or unmounted while we run is never made anew. What is written where
+it was is found by nobody: when it comes back, the run stands at an older revision than replicas
+have seen, and says nothing of that. So all that is done at the disk begins and ends with a look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+from syncline_proto.errors import StoreError
+from syncline_proto.locks import is_still
+from syncline_sync.durability import NOTHING_LOST
+from syncline_sync.pool import P, T, compute
+
+DISK_THREADS = 4
+"""Fragments and runs that are written, or read whole, at a time; others wait for their turn."""
+
+
+class Disk:
+    """What is done at it is done in threads of its own, and counts only if the store is there."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(DISK_THREADS, "disk")
+        self._look: Callable[[], None] = lambda: None
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """From now on ``look`` says, by what it raises, that the store is gone."""
+        self._look = look
+
+    async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``work``, and return its result if the store is still there.
+
+        Raises:
+            StoreError: it is not, whatever the work has met.
+        """
+        return await compute(self._threads, self._looked_after, lambda: work(*args, **kwargs))
+
+    def shutdown(self) -> None:
+        """Wait for what is under way; what has not begun never does."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _looked_after(self, work: Callable[[], T]) -> T:
+        self._look()  # what lies there may be another's: an older copy, say
+        try:
+            return work()
+        finally:
+            self._look()
+
+
+def check_is_there(folder: Path, lock: IO[bytes]) -> None:
+    """See that the ``lock`` that we hold in a folder is the one that lies there.
+
+    Raises:
+        StoreError: it is not; the folder was moved, removed or unmounted.
+    """
+    path = Path(lock.name)
+    try:
+        if is_still(path, lock):
+            return
+        why = f"{path} is not the file that this service locked"
+    except OSError as error:
+        why = f"{path}: {error.strerror}"
+    raise StoreError(
+        f"The store's folder {folder} was moved, removed or unmounted ({why}). Bring it back, then "
+        f"{NOTHING_LOST}"
+    )
