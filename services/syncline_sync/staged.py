@@ -144,12 +144,18 @@ class Staged:
                     f"{ours.rank} of the same push said {getattr(ours, name)}."
                 )
 
-    def not_come(self, still_s: float) -> str:
-        """What a push is told that lacks ranks which have sent nothing for ``still_s``."""
+    def not_come(self, still_s: float, refusals: int = 0) -> str:
+        """What a push is told that lacks ranks which have sent nothing for ``still_s``.
+
+        ``refusals`` are those of its headers of which nobody knows whose they were.
+        """
         ranks = self.header.ranks
         missing = itertools.islice(filter(self.lacks, range(ranks)), NAMED_MAX + 1)
         *named, last = [str(rank) for rank in missing]
         if len(named) == NAMED_MAX:
             last = "…"
         who = f"ranks {', '.join((*named, last))}" if named else f"rank {last}"
-        return f"push: {who} of {ranks} did not come for {still_s:g} s; send it again."
+        perhaps = ""
+        if refusals:
+            perhaps = f" (or was refused: {refusals} refusals are not remembered)"
+        return f"push: {who} of {ranks} did not come for {still_s:g} s{perhaps}; send it again."

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from syncline_proto.codec import codec_of
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable
@@ -25,14 +24,18 @@ from syncline_sync.staged import Staged
 REFUSED_MAX = 8
 """Ranks of a push of which it is kept why they were refused."""
 
+REFUSED_PUSHES_MAX = 2
+"""Of a (fragment, replica), of which it is kept though no rank of them is in."""
 
-class _Refused(NamedTuple):
+
+@dataclass(slots=True)
+class _Refused:
     """The ranks of a push whose headers were refused."""
 
-    incarnation: int
-    seq: int
-    why: dict[int, str]
+    why: dict[int, str] = field(default_factory=dict[int, str])
     """By rank, of those that have not come again."""
+    beside: int = 0
+    """Refusals of which that is not kept."""
 
 
 class Staging:
@@ -50,8 +53,8 @@ class Staging:
 
         By (fragment, replica): a client whose call is cut while it waits for room asks again.
         """
-        self._refused: dict[tuple[int, str], _Refused] = {}
-        """By (fragment, replica): of the newest push of which a rank was refused."""
+        self._refused: dict[tuple[int, str], dict[tuple[int, int], _Refused]] = {}
+        """By (fragment, replica), then (incarnation, seq): the last to be refused is the last."""
         self._heard_by_rank: dict[tuple[str, int], dict[int, float]] = {}
         """When each rank of a (replica, incarnation) last sent something, of any fragment."""
 
@@ -94,7 +97,7 @@ class Staging:
         except InvalidRequest as error:
             self.refuse(header, error)
             raise
-        self._refusals(key).pop(header.rank, None)
+        self._refusals(key).why.pop(header.rank, None)
         return staged
 
     def refuse(self, header: pb.PushHeader, why: InvalidRequest) -> None:
@@ -102,15 +105,17 @@ class Staging:
 
         Call it only for a member's: what is kept of it is bounded by those.
         """
-        told = _Refused(header.incarnation, header.seq, {})
-        known = self._refused.get((header.fragment, header.replica), told)
-        if known[:2] > told[:2]:
-            return  # a header may come after that of a newer push
-        if known[:2] == told[:2]:
-            told = known
-        self._refused[header.fragment, header.replica] = told
+        whose, push = (header.fragment, header.replica), (header.incarnation, header.seq)
+        pushes = self._refused.setdefault(whose, {})
+        told = pushes[push] = pushes.pop(push, None) or _Refused()
         if header.rank in told.why or len(told.why) < REFUSED_MAX:
             told.why[header.rank] = why.message
+        else:
+            told.beside += 1
+        # Any number may be in a header that is refused: it hides no push whose ranks wait.
+        idle = [other for other in pushes if (*whose, *other) not in self._staged]
+        for other in idle[:-REFUSED_PUSHES_MAX]:
+            del pushes[other]
 
     def note(self, staged: Staged, shard: Shard, now_s: float) -> None:
         """A rank has sent something: its replica's pushes that lack it are alive."""
@@ -212,24 +217,26 @@ class Staging:
             key: known for key, known in self._answered.items() if not fenced(*key, known[0])
         }
         self._left = {key: left for key, left in self._left.items() if not fenced(*key, left[0])}
-        self._refused = {
-            key: told for key, told in self._refused.items() if not fenced(*key, told.incarnation)
-        }
+        for key, pushes in list(self._refused.items()):
+            kept = {push: told for push, told in pushes.items() if not fenced(*key, push[0])}
+            if kept:
+                self._refused[key] = kept
+            else:
+                del self._refused[key]
 
-    def _refusals(self, key: tuple[int, str, int, int]) -> dict[int, str]:
-        """Why ranks of a push were refused, of those that have not come again."""
-        told = self._refused.get(key[:2])
-        return told.why if told is not None and told[:2] == key[2:] else {}
+    def _refusals(self, key: tuple[int, str, int, int]) -> _Refused:
+        return self._refused.get(key[:2], {}).get(key[2:]) or _Refused()
 
     def _not_come(self, staged: Staged, still_s: float) -> SynclineError:
         """What the ranks of a push are told that stood still, because others did not come."""
-        for rank, why in self._refusals(staged.key).items():
+        refused = self._refusals(staged.key)
+        for rank, why in refused.why.items():
             if staged.lacks(rank):
                 return InvalidRequest(
                     f"push: rank {rank} of {staged.header.ranks} was refused, and did not come "
                     f"again for {still_s:g} s: {why}"
                 )
-        return Unreachable(staged.not_come(still_s))
+        return Unreachable(staged.not_come(still_s, refused.beside))
 
     def _begin(self, key: tuple[int, str, int, int], header: pb.PushHeader) -> Staged:
         """Make a push that asks for room; it comes in place of its replica's older ones.

@@ -17,7 +17,7 @@ from syncline_sync.places import Places
 from syncline_sync.shard import shard_of
 from syncline_sync.slabs import Slabs
 from syncline_sync.staged import Staged
-from syncline_sync.staging import Staging
+from syncline_sync.staging import REFUSED_MAX, Staging
 from syncline_testing.staging import BYTES, LAYOUT, SIZE, fill, half, header, joined, run, sent
 
 STILL_S = 10.0
@@ -101,13 +101,45 @@ def test_a_rank_that_was_refused_and_comes_again_is_as_any_other() -> None:
     run(scenario)
 
 
-def test_a_header_that_comes_after_that_of_a_newer_push_hides_no_refusal_of_it() -> None:
+@pytest.mark.parametrize("other", [1, 1 << 40], ids=["older", "newer"])
+def test_a_refused_header_of_another_push_hides_no_refusal_of_one_that_is_waited_for(
+    other: int,
+) -> None:
+    """What its seq is worth is unknown: nobody else has said it. Nor are any number kept."""
+
     async def scenario(staging: Staging, budget: Budget) -> None:
+        staging.refuse(half(1, seq=other), InvalidRequest("boxes: of another."))
         staging.refuse(half(1, seq=2), InvalidRequest("boxes: no."))
-        staging.refuse(half(1, seq=1), InvalidRequest("boxes: too late."))
+        staging.refuse(half(1, seq=other), InvalidRequest("boxes: of another."))
         staged, _ = sent(staging, half(0, seq=2))
+        for seq in range(3, 9):
+            staging.refuse(half(1, seq=seq), InvalidRequest("boxes: of others."))
+        (kept,) = staging._refused.values()
+        assert sorted(seq for _, seq in kept) == [2, 7, 8]
         cut_at(staging, 0.0, 10.0)
         with pytest.raises(InvalidRequest, match="boxes: no.$"):
+            await staged.answer
+
+    run(scenario)
+
+
+def test_where_more_are_refused_than_are_remembered_that_is_told() -> None:
+    """Each but the last comes again."""
+    ranks = REFUSED_MAX + 3
+
+    def part(rank: int) -> pb.PushHeader:
+        return header(rank=rank, ranks=ranks, boxes=[])
+
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        for rank in range(1, ranks):
+            staging.refuse(part(rank), InvalidRequest("boxes: no."))
+        for rank in range(ranks - 1):
+            staged, _ = sent(staging, part(rank))
+        cut_at(staging, 0.0, 10.0)
+        told = (
+            rf"rank {ranks - 1} of {ranks} did not come for 10 s \(or was refused: 2 refusals are"
+        )
+        with pytest.raises(Unreachable, match=told):
             await staged.answer
 
     run(scenario)
