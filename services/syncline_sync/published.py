@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
-
-import numpy as np
+from typing import NamedTuple, Self
 
 from syncline_proto.codec import DIFFERENCE_ELEMENTS, Bytes, chunk_elements, is_worth_it
 from syncline_proto.errors import RevisionGone
 from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
+from syncline_sync.cuts import chunk_spans
 from syncline_sync.pool import compute
 from syncline_sync.report import pushed
 from syncline_sync.sources import FEW_SPANS, Difference, Source
@@ -29,9 +28,6 @@ FEW_CUT_SPANS = FEW_SPANS // 4
 PULLED_BYTES_MAX = 1 << 20
 """Of a chunk that is sent: it is in memory several times over for each reader, and chunks of twice
 that save a pull 5 % of its CPU where they save a push 25 %."""
-
-CUT_SPANS = 1 << 16
-"""Of a chunk: with 16 bytes each, 1 MiB for each pull whose turn it is."""
 
 LONG_DIFFERENCE_ELEMENTS = 1000 * 1024
 """Of a chunk of that, where a shard has no more spans: with a scale of 4 bytes for each block of
@@ -44,6 +40,21 @@ class NewestNamed(RevisionGone):
     def __init__(self, message: str, newest: int) -> None:
         super().__init__(message)
         self.newest = newest
+
+
+class Whose(NamedTuple):
+    """Who publishes: an instance of a service, a run's fragment."""
+
+    instance: str
+    run: str
+    fragment: int
+
+    def value(self, saved: Saved, back: int = 0) -> str:
+        """What is published as ``saved``, or ``back`` revisions before it, is called.
+
+        Nobody ever publishes anything else of that name.
+        """
+        return "/".join(map(str, (*self, saved.epoch, saved.revision - back)))
 
 
 class Published:
@@ -66,14 +77,14 @@ class Published:
         self._loans = 0
         self._is_dropped = False
 
-    def difference_to(self, held: str, instance: str, where: Extent) -> Difference | None:
+    def difference_to(self, held: str, whose: Whose, where: Extent) -> Difference | None:
         """What takes the value named ``held`` to this one; None: that is to be sent whole."""
-        wanted = _name(instance, self.saved.epoch, self.saved.revision - 1)
+        wanted = whose.value(self.saved, back=1)
         is_wanted = held == wanted and is_worth_it(where.span_count, where.elements)
         return self.difference if is_wanted else None
 
-    def header(self, elements: int, instance: str, difference_from: str = "") -> pb.PullHeader:
-        """What goes before the chunks of ``elements``; ``instance`` is the service's.
+    def header(self, elements: int, whose: Whose, difference_from: str = "") -> pb.PullHeader:
+        """What goes before the chunks of ``elements``.
 
         ``difference_from`` names the value to which they are a difference, where they are one.
         """
@@ -85,8 +96,8 @@ class Published:
             elements=elements,
             committed_tokens=self.saved.committed_tokens,
             contributions=pushed(self.saved),
-            instance=instance,
-            value=_name(instance, self.saved.epoch, self.saved.revision),
+            instance=whose.instance,
+            value=whose.value(self.saved),
             difference_from=difference_from,
         )
 
@@ -299,49 +310,3 @@ class Loan:
             return await self.value.read(spans, pool)
         except RevisionGone:
             raise self._shelf.gone(self._number) from None
-
-
-def chunk_spans(where: Extent, full: int) -> Iterator[Spans]:
-    """The spans of each chunk of a shard, in payload order: of ``full`` elements but for the last.
-
-    Of fewer where a shard has loops and its spans are short: see ``CUT_SPANS``. Rows without loops
-    count for that only where they are more than ``FEW_SPANS``. Each step may be heavy where all
-    spans are more than that: draw it in the pool then.
-    """
-    if where.loops.size and where.span_count > FEW_SPANS:
-        lengths, looped = where.rows[:, 1], where.depths > 0
-        single = looped.size - np.count_nonzero(looped)
-        shortest = int((lengths[looped] if single <= FEW_SPANS else lengths).min())
-        return _made(where, min(full, CUT_SPANS * shortest))
-    return _cut(where.spans(), full)
-
-
-def _made(where: Extent, full: int) -> Iterator[Spans]:
-    """Chunks' spans, each made when it is drawn."""
-    for begin in range(0, where.elements, full):
-        yield where.between(begin, min(begin + full, where.elements))
-
-
-def _cut(spans: Spans, full: int) -> Iterator[Spans]:
-    """The same of spans that are there already."""
-    ends = np.cumsum(spans[:, 1])  # in the payload
-    total = int(spans[:, 1].sum())
-    # For all chunks at once: to ask numpy for one takes as long.
-    begins = np.arange(0, total, full)
-    stops = np.minimum(begins + full, total)
-    first = np.searchsorted(ends, begins, side="right")
-    last = np.searchsorted(ends, stops, side="left")
-    skipped = begins - (ends[first] - spans[first, 1])
-    beyond = ends[last] - stops
-    of_each = (first, last + 1, skipped, beyond)
-    for at, end, skip, rest in zip(*(column.tolist() for column in of_each), strict=True):
-        here = spans[at:end].copy()
-        here[0, 0] += skip
-        here[0, 1] -= skip
-        here[-1, 1] -= rest
-        yield here
-
-
-def _name(instance: str, epoch: int, revision: int) -> str:
-    """What a published value of a fragment is called; a process publishes none of a name twice."""
-    return f"{instance}/{epoch}/{revision}"

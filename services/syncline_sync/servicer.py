@@ -31,7 +31,7 @@ from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
 from syncline_sync.places import Places
-from syncline_sync.published import Loan, Shelf
+from syncline_sync.published import Loan, Shelf, Whose
 from syncline_sync.receiving import Part, PushContext, Receiving, begun_anew
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
@@ -170,9 +170,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             where = await self._located(run.name, run.places, request, find)
         shelf, number = _wanted(runner, request)
         value = await shelf.get(number)
-        elements, instance = where.elements, self._host.instance
-        difference = value.difference_to(request.held, instance, where) if request.held else None
-        header = value.header(elements, instance, request.held if difference else "")
+        whose = Whose(self._host.instance, run.name, request.fragment)
+        difference = value.difference_to(request.held, whose, where) if request.held else None
+        header = value.header(where.elements, whose, request.held if difference else "")
         head = pb.PullResponse(header=header).SerializeToString()
         if request.header_only:
             await write(head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.spans import spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.servicer import SyncServicer
-from syncline_testing.service import RUN, Service, service
+from syncline_testing.service import RUN, Service, flat_layout, service
 
 ROWS, COLUMNS = 700, 1500
 LAYOUT = Layout(
@@ -100,6 +101,34 @@ def test_any_boxes_follow_by_difference_to_the_bits_of_a_whole_pull(tmp_path: Pa
                 assert bytes_down(s) - so_far == sum(map(len, chunks)) < 1.03 * places.size
             header, chunks = await pulled(s, [], newest=True, held=name, header_only=True)
             assert header.revision == 1 and not chunks
+
+    asyncio.run(scenario())
+
+
+def test_the_name_of_another_runs_or_fragments_value_brings_the_whole(tmp_path: Path) -> None:
+    """At the same revision of the same epoch of the same service."""
+    layout = flat_layout(1000, fragments=2)
+    ones = np.ones(1000, np.float32)
+
+    async def scenario() -> None:
+        async with service(tmp_path, SETTINGS) as s:
+            names: dict[tuple[str, int], str] = {}
+            for run in (RUN, "other"):
+                of = replace(s, run=run, seqs={})
+                await of.members({"a": 1})
+                await of.open(layout, "a")
+                for fragment in (0, 1):
+                    await of.offer(ones, "a", fragment=fragment)
+                    header, _ = await of.pull(revision=0, fragment=fragment)
+                    names[run, fragment] = header.value
+                    await of.push(0.01 * ones, "a", base_revision=0, fragment=fragment)
+                    for held in names.values():
+                        header, _ = await of.pull(
+                            revision=1, fragment=fragment, held=held, header_only=True
+                        )
+                        mine = held == names[run, fragment]
+                        assert header.difference_from == (held if mine else "")
+            assert len(set(names.values())) == 4
 
     asyncio.run(scenario())
 

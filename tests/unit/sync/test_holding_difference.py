@@ -20,13 +20,14 @@ from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
 from syncline_sync.fragment_store import FragmentStore
-from syncline_sync.published import Loan, Published
+from syncline_sync.published import Loan, Published, Whose
 from syncline_sync.sources import Difference
 from syncline_testing.held import NUMEL, PLACE, WHOLE
 
 ALL = Extent.of(WHOLE)
 
-ME = "instance"
+ME = Whose("instance", "run", 0)
+NAME = "instance/run/0"
 
 
 def values(seed: int, scale: float = 1.0) -> Float32:
@@ -58,7 +59,7 @@ class Fragment(kept.Fragment):
 
     async def difference(self) -> Difference | None:
         """The newest one, for who holds the revision before."""
-        return (await self.value()).difference_to(f"{ME}/1/{self.revision - 1}", ME, ALL)
+        return (await self.value()).difference_to(f"{NAME}/1/{self.revision - 1}", ME, ALL)
 
     async def followed(self, held: UInt16) -> UInt16:
         """What a replica holds afterwards that held the revision before."""
@@ -134,12 +135,15 @@ def test_only_who_names_the_value_before_is_told_a_difference(tmp_path: Path) ->
         await f.round(values(2, 0.01))
         await f.round(values(3, 0.01))
         value = await f.value()
-        assert value.header(1, ME).value == "instance/1/2"
-        assert value.difference_to("instance/1/1", ME, ALL) is value.difference is not None
-        for held in ("instance/1/0", "instance/1/2", "instance/2/1", "another/1/1", ""):
+        before = f"{NAME}/1/1"
+        assert value.header(1, ME).value == f"{NAME}/1/2"
+        assert value.difference_to(before, ME, ALL) is value.difference is not None
+        for held in (f"{NAME}/1/0", f"{NAME}/1/2", f"{NAME}/2/1", ""):
             assert value.difference_to(held, ME, ALL) is None
+        for other in ({"instance": "another"}, {"run": "another"}, {"fragment": 1}):
+            assert value.difference_to(before, ME._replace(**other), ALL) is None
         crumbs = Extent.of(np.array([[at, 3] for at in range(0, NUMEL, 50)], np.int64))
-        assert value.difference_to("instance/1/1", ME, crumbs) is None
+        assert value.difference_to(before, ME, crumbs) is None
         assert (await f.holding.revisions.get(1)).difference is None, "the newest one alone is kept"
 
     run(tmp_path, scenario)

@@ -23,9 +23,9 @@ from syncline_proto.spans import NOWHERE, Extent, extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import staged
 from syncline_sync.core.record import Saved
+from syncline_sync.cuts import CUT_SPANS
 from syncline_sync.fragment_store import FragmentStore, Place
 from syncline_sync.published import (
-    CUT_SPANS,
     FEW_CUT_SPANS,
     LONG_DIFFERENCE_ELEMENTS,
     PULLED_BYTES_MAX,
