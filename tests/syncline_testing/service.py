@@ -223,7 +223,7 @@ async def service(
     seat: Seat = ALONE,
 ) -> AsyncIterator[Service]:
     """Serve the folder ``root`` on a free port until the block ends; then everything stops."""
-    root.mkdir(exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)  # as a start does
     reports: list[RoundReport | EventIn] = []
     faults: list[BaseException | None] = []
     pool, disk = ThreadPoolExecutor(2), Disk()
