@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from syncline.launch.client import OperatorClient
-    from syncline_proto.rest import Event, RoundReport, SyncEndpoint
+    from syncline_proto.rest import Event, RoundReport, RunView, SyncEndpoint
 
 
 def status(
@@ -136,9 +136,7 @@ def _picture(seen: dict[str, Any]) -> RenderableType:
     return Group(
         runs.runs_table(seen["runs"]),
         "",
-        replicas.replicas_table(
-            seen["replicas"], "No replica is alive; replicas ls lists the others."
-        ),
+        replicas.replicas_table(seen["replicas"], _nobody(seen["runs"])),
         *_first_rounds(seen),
         *(Text(_no_round_since(event)) for event in seen["damaged"]),
         "",
@@ -147,6 +145,13 @@ def _picture(seen: dict[str, Any]) -> RenderableType:
         "",
         Text(f"The live page is at {seen['control']}/"),
     )
+
+
+def _nobody(found: Sequence[RunView]) -> str:
+    """Say that there is no replica; those of runs that have ended are elsewhere."""
+    if any(run.ended_at is not None and run.fragment_rounds for run in found):
+        return "No replica is alive; `syncline replicas ls` lists the others."
+    return "No replica is alive."
 
 
 def _first_rounds(seen: dict[str, Any]) -> Iterator[str]:
