@@ -33,6 +33,7 @@ from statistics import median
 from typing import Any, get_args
 
 import systems
+from asked import at_least
 from course import CODECS, DURABLE, OURS, Course, Rounds
 from network import NETWORKS, NetworkUnavailable, network
 from peers.environments import PINS, CannotInstall, default_folder, python_of
@@ -69,22 +70,22 @@ def options() -> argparse.ArgumentParser:
     """What can be asked for."""
     parser = argparse.ArgumentParser(description="One whole round, ours beside others'.")
     parser.add_argument("--network", choices=NETWORKS, default="loopback")
-    parser.add_argument("--replicas", type=_at_least(2), default=2)
+    parser.add_argument("--replicas", type=at_least(2), default=2)
     parser.add_argument("--codec", choices=CODECS, default="bf16")
     parser.add_argument("--peers", type=_peers, default=list(systems.PEERS))
     parser.add_argument(
         "--shards",
-        type=_at_least(1),
+        type=at_least(1),
         default=2,
         help="sync services, of ours: each on a host of its own",
     )
     parser.add_argument(
         "--blocks",
-        type=_at_least(1),
+        type=at_least(1),
         help="transformer blocks in a fragment, of ours; by default 7 on loopback, else 1",
     )
-    parser.add_argument("--repeats", type=_at_least(1), default=7)
-    parser.add_argument("--parameters", type=_at_least(1000), default=PARAMETERS)
+    parser.add_argument("--repeats", type=at_least(1), default=7)
+    parser.add_argument("--parameters", type=at_least(1000), default=PARAMETERS)
     parser.add_argument("--peers-folder", type=Path, default=default_folder(), metavar="FOLDER")
     return parser
 
@@ -97,15 +98,6 @@ def _peers(text: str) -> list[str]:
                 f"{name} is no peer; those are {', '.join(systems.PEERS)}."
             )
     return list(dict.fromkeys(named))
-
-
-def _at_least(least: int) -> Any:
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} on.")
-        return int(text)
-
-    return number
 
 
 def measured(given: argparse.Namespace) -> dict[str, Any]:

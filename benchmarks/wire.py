@@ -36,6 +36,7 @@ from typing import Any
 
 import grpc
 
+from asked import at_least
 from services import Cluster
 from wire_client import DURABILITY, OPTIONS, Client, folder, layout_of, messages_of, run_of
 
@@ -50,10 +51,14 @@ def main() -> None:
         description="Push and pull through the sync service, over a bare gRPC stream.",
         epilog="example: python benchmarks/wire.py --repeats 5",
     )
-    parser.add_argument("--repeats", type=int, default=15, help="of each, after one to warm up")
-    parser.add_argument("--fragments", type=int, default=8)
-    parser.add_argument("--elements", type=int, default=1 << 23, help="of a fragment")
-    parser.add_argument("--streams", type=int, default=4, help="calls at a time, as a replica has")
+    parser.add_argument(
+        "--repeats", type=at_least(1), default=15, help="of each, after one to warm up"
+    )
+    parser.add_argument("--fragments", type=at_least(1), default=8)
+    parser.add_argument("--elements", type=at_least(1), default=1 << 23, help="of a fragment")
+    parser.add_argument(
+        "--streams", type=at_least(1), default=4, help="calls at a time, as a replica has"
+    )
     given = parser.parse_args()
     with services() as (cluster, bare):
         found = {codec: measured(codec, cluster, bare, given) for codec in CODECS}
