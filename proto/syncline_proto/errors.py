@@ -127,7 +127,7 @@ class ReplicaUnknown(SynclineError):
 
 
 class LayoutMismatch(SynclineError):
-    """The replica's model is another than the run's; the message names the first difference."""
+    """The replica's model is not the run's; the sync service names the first difference."""
 
     code, exit_code, http_status = "LAYOUT_MISMATCH", 18, 409
 

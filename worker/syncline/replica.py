@@ -213,11 +213,7 @@ class Replica:
 
     @plainly
     def count_tokens(self, tokens: SupportsIndex) -> None:
-        """Say how many tokens this rank trains on before the next optimizer step.
-
-        Raises:
-            ConfigError: that is no whole number, or negative.
-        """
+        """Say how many tokens, 0 or more, this rank trains on before the next optimizer step."""
         self._see_started()
         self._session.count(whole(tokens))
 
