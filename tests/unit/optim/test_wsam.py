@@ -1,0 +1,152 @@
+"""WSAM against its formula in numpy and float64, on a loss whose gradient is known everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from syncline.optim import WSAM
+from syncline_proto.errors import ConfigError
+
+Array = NDArray[np.float64]
+N, LR, DECAY = 7, 0.05, 0.1
+
+
+def gradient_at(p: Array, curve: Array) -> Array:
+    """Of sum(curve p^4 / 4 + sin p)."""
+    return curve * p**3 + np.cos(p)
+
+
+def loss_at(parts: list[torch.nn.Parameter], curve: torch.Tensor) -> torch.Tensor:
+    p = torch.cat(list[torch.Tensor](parts))
+    return (curve * p**4 / 4 + torch.sin(p)).sum()
+
+
+def reference_step(p: Array, curve: Array, o: dict[str, Any]) -> Array:
+    """One step of algorithm 2 of arXiv 2305.15817 around SGD with (coupled) weight decay."""
+    a = o["gamma"] / (1 - o["gamma"])
+    g = gradient_at(p, curve)
+    size = np.abs(p) if o["adaptive"] else np.ones_like(p)
+    e = o["rho"] * size**2 * g / (np.linalg.norm(size * g) + 1e-12)
+    g2 = gradient_at(p + e, curve)
+    used = g if o["decouple"] else (1 - a) * g + a * g2
+    moved = p - LR * (used + DECAY * p)
+    return moved - LR * a * (g2 - g) if o["decouple"] else moved
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "rho": st.sampled_from([0.0, 0.05, 0.5]),
+        "gamma": st.sampled_from([0.0, 0.5, 0.9]),
+        "adaptive": st.booleans(),
+        "decouple": st.booleans(),
+    }
+)
+
+
+def wsam(values: Array, options: dict[str, Any]) -> tuple[list[torch.nn.Parameter], WSAM]:
+    """Over two parameters, so that the norm is of both."""
+    parts = [torch.nn.Parameter(torch.from_numpy(v.copy())) for v in np.split(values, [3])]
+    return parts, WSAM(torch.optim.SGD(parts, lr=LR, weight_decay=DECAY), **options)
+
+
+def values_of(parts: list[torch.nn.Parameter]) -> Array:
+    return torch.cat(list[torch.Tensor](parts)).detach().numpy()
+
+
+@settings(max_examples=100, deadline=None)
+@given(OPTIONS, st.integers(0, 2**31))
+def test_each_step_is_the_formulas(options: dict[str, Any], seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    expected, curve = dice.standard_normal(N), dice.standard_normal(N)
+    parts, optimizer = wsam(expected, options)
+    for _ in range(4):
+        loss_at(parts, torch.from_numpy(curve)).backward()
+        optimizer.perturb()
+        loss_at(parts, torch.from_numpy(curve)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected = reference_step(expected, curve, options)
+        np.testing.assert_allclose(values_of(parts), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_way_back_is_exact_even_from_a_gradient_that_is_not_finite() -> None:
+    start = np.linspace(-1, 1, N)
+    parts, optimizer = wsam(start, {"gamma": 0.0, "rho": 0.3})
+    for part in parts:
+        part.grad = torch.full_like(part, float("nan"))
+    optimizer.perturb()
+    assert np.isnan(values_of(parts)).all()
+    for part in parts:
+        part.grad = torch.zeros_like(part)
+    optimizer.base.param_groups[0]["lr"] = 0.0
+    optimizer._before = {p: (v, torch.zeros_like(g)) for p, (v, g) in optimizer._before.items()}  # pyright: ignore[reportOptionalMemberAccess]
+    optimizer.step()
+    assert values_of(parts).tobytes() == start.tobytes()
+
+
+def test_a_gradient_of_one_pass_alone_is_zero_in_the_other() -> None:
+    start = np.ones(N)
+    parts, optimizer = wsam(start, {"rho": 0.0, "gamma": 0.5})
+    parts[0].grad = torch.ones_like(parts[0])
+    optimizer.perturb()
+    parts[1].grad = torch.ones_like(parts[1])
+    optimizer.step()
+    # a is 1: the first moves by g - g, the second by nothing and then by g'.
+    decayed = start - LR * DECAY * start
+    expected = np.concatenate([decayed[:3], decayed[3:] - LR])
+    np.testing.assert_allclose(values_of(parts), expected, rtol=1e-12)
+
+
+def test_its_state_is_the_base_optimizers() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = WSAM(torch.optim.AdamW([parameter], lr=0.1))
+    for _ in range(2):
+        parameter.grad = torch.ones(3)
+        optimizer.perturb()
+        parameter.grad = torch.full((3,), 2.0)
+        optimizer.step()
+    saved = optimizer.state_dict()
+    again = torch.nn.Parameter(torch.ones(3))
+    other = WSAM(torch.optim.AdamW([again], lr=0.3))
+    other.load_state_dict(saved)
+    assert float(other.state[again]["step"]) == float(other.base.state[again]["step"]) == 2
+    assert other.param_groups is other.base.param_groups
+    assert other.param_groups[0]["lr"] == 0.1
+
+
+def test_what_must_be_written_is_written_before_it_moves() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = WSAM(torch.optim.SGD([parameter], lr=0.0), rho=1.0)
+    seen: list[float] = []
+    optimizer.register_perturb_pre_hook(lambda: seen.append(float(parameter.sum())))
+    parameter.grad = torch.ones(2)
+    optimizer.perturb()
+    assert seen == [2.0]
+    assert optimizer.is_perturbed
+
+
+def test_steps_out_of_order_are_refused() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = WSAM(torch.optim.SGD([parameter], lr=0.1))
+    with pytest.raises(ConfigError, match="call perturb"):
+        optimizer.step()
+    parameter.grad = torch.ones(2)
+    optimizer.perturb()
+    with pytest.raises(ConfigError, match="perturbed already"):
+        optimizer.perturb()
+    with pytest.raises(ConfigError, match="no closure"):
+        optimizer.step(lambda: 0.0)
+
+
+@pytest.mark.parametrize("wrong", [{"rho": -0.1}, {"gamma": 1.0}, {"gamma": -0.1}], ids=str)
+def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    base = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        WSAM(base, **wrong)
