@@ -24,7 +24,7 @@ from syncline_proto.words import paths_in, sentence, unknown
 
 CodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
 DownCodecName = Literal["fp32", "bf16", "int8"]
-Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper"]
+Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper", "streaming"]
 Durability = Literal["commit", "async"]
 
 
@@ -145,6 +145,15 @@ class RunSettings(Section):
     """Inner steps between two rounds of the same fragment (H)."""
     blocks_per_fragment: int = Field(default=1, ge=1, le=10_000)
     """Neighbouring transformer blocks that are one fragment."""
+    fragment_groups: int = Field(default=1, ge=1, le=10_000)
+    """Fragments are dealt in turn among so many groups, whose rounds are spread evenly over
+    ``sync_every``; 1: all at once; more than there are fragments: each alone."""
+    overlap_steps: int = Field(default=0, ge=0, le=1_000_000)
+    """Inner steps that go on while a round is under way, before its result is merged; at most
+    ``sync_every``, which is a whole round of delay."""
+    overlap_mix: float | None = Field(default=None, ge=0, le=1)
+    """What a replica keeps of itself where it merges after an overlap, beside the published value;
+    None: all that it did meanwhile, added to that value."""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
     """Inner steps of the synchronous phase before the first local one."""
     min_replicas: int = Field(default=1, ge=1, le=10_000)
@@ -168,6 +177,15 @@ class RunSettings(Section):
         """The number of replicas that schedules count with."""
         return self.expected_replicas or self.min_replicas
 
+    @model_validator(mode="after")
+    def _overlap_within_a_round(self) -> Self:
+        if self.overlap_steps > self.sync_every:
+            raise ValueError(
+                f"overlap_steps ({self.overlap_steps}) must be at most sync_every "
+                f"({self.sync_every}): a fragment has one round under way at a time."
+            )
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, data: Any) -> Any:
@@ -187,6 +205,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "edit-paper": {
         "outer": {"lr": 0.8, "momentum": 0.85},
         "penalty": {"temperature": 1.0, "ratio_min": 1.0},
+    },
+    "streaming": {
+        "fragment_groups": 10_000,
+        "overlap_steps": 5,
+        "outer": {"lr": 0.4, "clip": None},
+        "penalty": {"enabled": False},
     },
 }
 

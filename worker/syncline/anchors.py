@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from syncline.core.progress import rebased
+from syncline.core.progress import corrected, rebased
 from syncline.gathering import Part, Window
 from syncline.layout import Piece, RankShard, local_part
 from syncline.scratch import Scratch
@@ -64,6 +64,32 @@ class Anchors:
         """
         self._keep(fragment, self._written(fragment, values), header)
 
+    def advance(
+        self,
+        fragment: int,
+        values: Float32 | UInt16,
+        header: pb.PullHeader,
+        start: Float32,
+        mix: float | None = None,
+    ) -> None:
+        """Make a published value the anchor under a replica that has trained on since ``start``.
+
+        Its parameters move by value - start, which keeps each step that it took once (the
+        delay-corrected merge: LOSCAR, arXiv 2605.20866); with ``mix`` they become mix * themselves
+        + (1 - mix) * value (Streaming DiLoCo, arXiv 2501.18512). Else as ``adopt``; ``start`` goes
+        back to ``scratch``.
+        """
+        pieces = self.shards[fragment].pieces
+        fresh = _tensor(values)
+        if not self._holds(fragment, values):
+            rounded(pieces, fresh)
+        if mix is None:
+            move(pieces, torch.from_numpy(corrected(_fp32(values), start)))
+        else:
+            blend(pieces, fresh, mix)
+        self.scratch.give_back(start.view(np.uint8))
+        self._keep(fragment, values, header)
+
     def rebase(self, fragment: int, values: Float32 | UInt16, header: pb.PullHeader) -> None:
         """Move the replica's progress since the anchor onto a new anchor; else as ``adopt``."""
         pieces = self.shards[fragment].pieces
@@ -76,6 +102,13 @@ class Anchors:
     def restore(self, fragment: int) -> None:
         """Write the anchor into the model."""
         write(self.shards[fragment].pieces, _tensor(self._values[fragment]))
+
+    def current(self, fragment: int) -> Float32:
+        """This rank's parameters as they are (fp32, flat), from ``scratch``."""
+        shard = self.shards[fragment]
+        out = self.scratch.take(4 * shard.numel).view(np.float32)
+        read(shard.pieces, torch.from_numpy(out))
+        return out
 
     def held(self, fragment: int) -> Held | None:
         """The anchor, where it is the published value itself and that is in bf16.
@@ -162,6 +195,28 @@ def write(pieces: tuple[Piece, ...], flat: Tensor) -> None:
     with torch.no_grad():
         for piece in pieces:
             piece.local.copy_(_shaped(flat, piece))
+
+
+def move(pieces: tuple[Piece, ...], by: Tensor) -> None:
+    """Add ``by`` (flat, CPU) to the pieces' parameters."""
+    with torch.no_grad():
+        for piece in pieces:
+            piece.local.add_(_shaped(by, piece).to(piece.local.device))
+
+
+def blend(pieces: tuple[Piece, ...], other: Tensor, share: float) -> None:
+    """Keep ``share`` of the pieces' parameters, and take the rest from ``other`` (flat, CPU)."""
+    with torch.no_grad():
+        for piece in pieces:
+            local = piece.local
+            local.lerp_(_shaped(other, piece).to(local.device, local.dtype), 1 - share)
+
+
+def rounded(pieces: tuple[Piece, ...], flat: Tensor) -> None:
+    """Round ``flat`` (CPU) as the pieces' parameters are, in place."""
+    for piece in pieces:
+        part = _shaped(flat, piece)
+        part.copy_(part.to(piece.parameter.dtype))
 
 
 def _shaped(flat: Tensor, piece: Piece) -> Tensor:

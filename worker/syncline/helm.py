@@ -68,16 +68,18 @@ class Helm:
         self._ending = False
 
     def decide(
-        self, steps: int, sync_every: int, warming: bool, version: int, tokens: int
+        self, steps: int, is_due: bool, warming: bool, version: int, tokens: int
     ) -> tuple[Act, int]:
         """Rank 0's decision after an inner step, and how many tokens that step had.
+
+        ``steps`` are those since the last push; ``is_due`` whether another one is.
 
         With several ranks these are rank 0's tokens times the ranks, so that a schedule that
         counts them is equal on all; a push adds up what each really had.
         """
         act = Act.NOTHING
         if self._ranks.first:
-            act = after_step(steps, sync_every, warming, self._heard(version))
+            act = after_step(steps, is_due, warming, self._heard(version))
         decided, counted = self._ranks.of_first([act, tokens * self._ranks.count])
         return Act(decided), counted
 

@@ -17,6 +17,7 @@ from syncline.anchors import Anchors
 from syncline.averaged import Averaged
 from syncline.buffers import Buffers
 from syncline.control import ControlClient
+from syncline.core.cadence import Cadence
 from syncline.council import Council
 from syncline.ending import RunEnd
 from syncline.entry import Entry
@@ -34,6 +35,7 @@ from syncline.rounds import Rounds
 from syncline.scratch import Scratch
 from syncline.session import Session
 from syncline.tally import Tally
+from syncline.tokens import Tokens
 from syncline.voice import voice
 from syncline.waiting import Waiting
 from syncline_proto.errors import LeaseLost, SynclineError
@@ -171,8 +173,10 @@ class Life:
             optimizer,
             joined.settings,
             tally,
+            Tokens(ranks),
             say,
         )
+        rhythm = joined.settings.fragment_groups, joined.settings.sync_every
         return Session(
             joined,
             ranks,
@@ -182,6 +186,7 @@ class Life:
             Averaged(model, ranks),
             Buffers(model, ranks),
             rounds,
+            Cadence(len(layout.fragments), *rhythm),
             waiting,
             Entry(joined, ranks, anchors, exchange, helm, rounds, waiting, say),
             RunEnd(rounds, exchange, helm, joined.settings, say),

@@ -1,14 +1,14 @@
 """The rounds of a replica: what is pushed, and what is written into the model.
 
 Runs on the training thread, in the same order on every rank. A fragment is pending from its push
-to its merge, and no optimizer step comes between. When to push is the session's business.
+to its merge. In between come ``overlap_steps`` inner steps, whose progress the merge keeps; without
+overlap none does. When to push is the session's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import numpy as np
 from structlog.typing import FilteringBoundLogger
@@ -20,22 +20,17 @@ from syncline.core.barren import BARREN_MAX, BARREN_TOLD, barren_after, diverged
 from syncline.core.feedback import Residuals, action_for, has_feedback
 from syncline.core.plan import in_step
 from syncline.exchange import Exchange
+from syncline.flight import Flight, Unpushed
 from syncline.hooks import Hooks
 from syncline.payload import Encoded, Payload, Values
 from syncline.push import Outcome, Push
 from syncline.tally import Tally
+from syncline.tokens import Tokens
 from syncline.voice import of_waiting
 from syncline.waiting import Waiting
+from syncline_proto.codec import Float32
 from syncline_proto.settings import CodecName, RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-
-
-@dataclass(slots=True)
-class Unpushed:
-    """What one fragment holds beyond its anchor: inner steps, and their tokens."""
-
-    first_step: int = 0
-    tokens: int = 0
 
 
 class Rounds:
@@ -58,19 +53,20 @@ class Rounds:
         optimizer: Optimizer,
         settings: RunSettings,
         tally: Tally,
+        tokens: Tokens,
         log: FilteringBoundLogger,
     ) -> None:
         """``names`` are the fragments'; ``log`` is silent on all ranks but the first.
 
         Of ``settings`` only what never changes is read.
         """
-        self.tally = tally
+        self.tally, self.tokens = tally, tokens
         self._names, self._anchors, self._exchange = names, anchors, exchange
         self._waiting, self._hooks = waiting, hooks
         self._optimizer, self._settings, self._log = optimizer, settings, log
         self._unpushed = [Unpushed() for _ in names]
         self._residuals = Residuals()
-        self._pending: dict[int, tuple[Push, Future[Outcome]]] = {}
+        self._pending: dict[int, Flight] = {}
         self._in_time = False
         """Whether any push of the last sync was."""
 
@@ -93,9 +89,14 @@ class Rounds:
         return bool(self._ready())
 
     @property
-    def are_in_step(self) -> bool:
-        """Whether all fragments stand at the same revision."""
-        return len(set(self._anchors.revisions)) == 1
+    def last_is_pending(self) -> bool:
+        """Whether the fragment is that comes last, and whose tokens count for the run."""
+        return self.fragments[-1] in self._pending
+
+    @property
+    def is_any_behind(self) -> bool:
+        """Whether a fragment stands at an older revision than the last one."""
+        return min(self._anchors.revisions) < self._anchors.revisions[-1]
 
     @property
     def budget_is_committed(self) -> bool:
@@ -107,24 +108,39 @@ class Rounds:
         self._residuals.clear()
         self._unpushed = [Unpushed(self.tally.inner_step) for _ in self._names]
 
-    def begin(self, pushes: Iterable[Push]) -> None:
-        """Push; what comes back will be merged."""
+    def begin(self, pushes: Iterable[Push], overlap_steps: int = 0) -> None:
+        """Push; what comes back will be merged after so many inner steps."""
+        lands_at = self.tally.inner_step + overlap_steps
         for push in pushes:
-            self._pending[push.fragment] = (push, self._exchange.begin(push))
+            start = self._anchors.current(push.fragment) if overlap_steps else None
+            self._pending[push.fragment] = Flight(push, self._exchange.begin(push), lands_at, start)
+            self._unpushed[push.fragment] = Unpushed(push.last_step)
 
-    def push(self, tokens: int, codec: CodecName) -> None:
-        """Push progress, in forward order; ``tokens`` are those since the last push.
+    def push(self, codec: CodecName, due: Collection[int]) -> None:
+        """Push the progress of the fragments that are ``due``, in forward order.
 
-        The pseudo-gradients are taken now, and sent in the background.
+        The pseudo-gradients are taken now, and sent in the background. What is to be merged by
+        now is merged before.
+
+        Raises:
+            TrainingDiverged, RunOver, SynclineError: as ``merge`` does.
         """
-        for held in self._unpushed:
-            held.tokens += tokens
-        chosen = in_step(self._anchors.revisions, self._ready())
+        self.merge_landed()
+        self._count_tokens()
+        ready = [fragment for fragment in self._ready() if fragment in due]
         self._in_time = False
         self._anchors.scratch.trim()
-        self.begin(self._of_progress(fragment, codec) for fragment in chosen)
-        if self.fragments[-1] in chosen:
-            self.tally.since_sync, self.tally.pushed = 0, self._unpushed[-1].tokens
+        self._push(in_step(self._anchors.revisions, ready), codec)
+
+    def _push(self, fragments: Collection[int], codec: CodecName) -> None:
+        pushes = (self._of_progress(fragment, codec) for fragment in fragments)
+        self.begin(pushes, self._settings.overlap_steps)
+        if (last := self.fragments[-1]) in fragments:
+            self.tally.since_sync, self.tally.pushed = 0, self._pending[last].push.tokens
+
+    def _count_tokens(self) -> None:
+        tokens = self.tokens.take()
+        self._unpushed = [held.more(tokens) for held in self._unpushed]
 
     def _ready(self) -> list[int]:
         """Fragments that hold progress and are not pending."""
@@ -162,6 +178,13 @@ class Rounds:
         for fragment in self.fragments:
             self.merge(fragment, until)
 
+    def merge_landed(self, fragments: Iterable[int] | None = None) -> None:
+        """Merge what is to be merged by now, of these fragments or of all, as ``merge`` does."""
+        for fragment in self.fragments if fragments is None else fragments:
+            flight = self._pending.get(fragment)
+            if flight is not None and flight.lands_at <= self.tally.inner_step:
+                self.merge(fragment)
+
     def merge(self, fragment: int, until: float | None = None) -> None:
         """Wait for a pending fragment and write it into the model; nothing if it is not pending.
 
@@ -179,19 +202,23 @@ class Rounds:
 
     def _answer(self, fragment: int, until: float | None) -> Push | None:
         """Wait for what came of a push, and write it into the model; the push if it was late."""
-        push, future = self._pending[fragment]
+        flight = self._pending[fragment]
+        push = flight.push
         of_round = push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
         say = (lambda: self._say_waiting(push)) if of_round else None
-        conclusion, outcome = self._waiting.settled(fragment, future, until, say)
+        conclusion, outcome = self._waiting.settled(fragment, flight.result, until, say)
         del self._pending[fragment]
         self._settle_residual(push, conclusion, outcome)
         self._anchors.scratch.give_back(push.payload.memory)
         if conclusion.step is Step.REBASE:
+            self._unpushed[fragment] = self._unpushed[fragment].after(push)
             self._rebase(fragment, outcome)
             self._see_barren(fragment, conclusion, outcome)
             return push
-        self._unpushed[fragment] = Unpushed(push.last_step)
-        self._adopt(fragment, outcome)
+        # What was trained on with values that are not finite is not worth keeping.
+        self._adopt(fragment, outcome, None if conclusion.non_finite else flight.start)
+        if conclusion.non_finite:
+            self._unpushed[fragment] = Unpushed(self.tally.inner_step)
         self._judged(fragment, conclusion, outcome)
         self._in_time = True
         self._see_barren(fragment, conclusion, outcome)
@@ -202,15 +229,14 @@ class Rounds:
 
         What is pushed again, and what waits: see the class.
         """
-        again: list[int] = []
+        last = self.fragments[-1]
+        if any(push.fragment == last for push in late):
+            self.tally.since_sync, self.tally.pushed = self.tally.since_sync + self.tally.pushed, 0
         if not (self._in_time or self.budget_is_committed):
+            self._count_tokens()
             step_of = in_step(self._anchors.revisions, self._ready())
             again = [push.fragment for push in late if push.fragment in step_of]
-        codec = late[0].payload.codec
-        self.begin(self._of_progress(fragment, codec) for fragment in again)
-        last = self.fragments[-1]
-        if last not in again and any(push.fragment == last for push in late):
-            self.tally.since_sync, self.tally.pushed = self.tally.pushed, 0
+            self._push(again, late[0].payload.codec)
 
     def drop_progress(self) -> None:
         """Go back to the anchors: what was not pushed in time will not be."""
@@ -256,12 +282,16 @@ class Rounds:
 
         self._exchange.look(push.fragment, say)
 
-    def _adopt(self, fragment: int, outcome: Outcome) -> None:
-        """Write what was pulled into the model, and make it the anchor."""
+    def _adopt(self, fragment: int, outcome: Outcome, start: Float32 | None = None) -> None:
+        """Make what was pulled the anchor, and the model it and what it did since ``start``."""
         assert outcome.pulled is not None
+        values, header = outcome.pulled.values, outcome.pulled.header
         self._hooks.reshard(fragment)
-        self._anchors.adopt(fragment, outcome.pulled.values, outcome.pulled.header)
-        self._see_header(fragment, outcome.pulled.header)
+        if start is None:
+            self._anchors.adopt(fragment, values, header)
+        else:
+            self._anchors.advance(fragment, values, header, start, self._settings.overlap_mix)
+        self._see_header(fragment, header)
 
     def _settle_residual(self, push: Push, conclusion: Conclusion, outcome: Outcome) -> None:
         """Keep what the codec lost of a push, or what was owed before it, or nothing."""

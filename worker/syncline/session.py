@@ -7,7 +7,7 @@ bytes (exchange) and the lease (heartbeat). Rank 0 decides, all ranks act on one
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import torch
@@ -15,8 +15,8 @@ from structlog.typing import FilteringBoundLogger
 from torch.optim import Optimizer
 
 from syncline.averaged import Averaged
-from syncline.batches import see_counted
 from syncline.buffers import Buffers
+from syncline.core.cadence import Cadence
 from syncline.core.plan import Act, reaches_budget
 from syncline.ending import RunEnd
 from syncline.entry import Entry
@@ -51,6 +51,7 @@ class Session:
         averaged: Averaged,
         buffers: Buffers,
         rounds: Rounds,
+        cadence: Cadence,
         waiting: Waiting,
         entry: Entry,
         run_end: RunEnd,
@@ -67,7 +68,8 @@ class Session:
         self.unsynced = False
         self._settings_version = joined.registration.run.settings_version
         self._ranks, self._exchange, self._helm, self._hooks = ranks, exchange, helm, hooks
-        self._rounds, self._waiting, self._buffers = rounds, waiting, buffers
+        self._rounds, self._cadence, self._waiting = rounds, cadence, waiting
+        self._buffers = buffers
         self._averaged = averaged
         self._entry, self._run_end, self._optimizer, self._log = entry, run_end, optimizer, log
         self._warm_up: WarmUp | None = None
@@ -77,12 +79,8 @@ class Session:
         """The synchronous phase went on without this step, so it is none."""
         self._over = False
         """The run has ended, as a forward pass learnt that must not change what it has used."""
-        self._last_sync = 0
-        """The inner step of the last push."""
         self._counted = 0
         """Tokens of this rank since the last inner step."""
-        self._unpushed = 0
-        """Tokens of this rank since the last push."""
         self._began = time.monotonic()
 
     @property
@@ -118,7 +116,7 @@ class Session:
 
     def count(self, tokens: int) -> None:
         self._counted += tokens
-        self._unpushed += tokens
+        self._rounds.tokens.add(tokens)
 
     def start(self) -> None:
         """Offer revision 0 where nobody has, take the run's parameters, hook into the loop."""
@@ -146,8 +144,7 @@ class Session:
         if self._rounds.are_pending and not self.unsynced:
             with self._at_hook():
                 try:
-                    for fragment in fragments:
-                        self._rounds.merge(fragment)
+                    self._rounds.merge_landed(fragments)
                 except RunOver:
                     if not training:
                         raise
@@ -158,21 +155,21 @@ class Session:
 
     @plainly
     def before_step(self) -> None:
-        """See to it that nothing is pending when the optimizer moves, and average gradients."""
+        """Merge what must be merged before the optimizer moves, and average gradients."""
         self.synchronize()
         if self.done:
             # The run's end was merged during this very step: its value stays as it is.
             self._drop_gradients()
 
     def synchronize(self) -> None:
-        """Merge what is pending, and average gradients in the synchronous phase; once a step."""
+        """Merge what is due, and average gradients in the synchronous phase; once a step."""
         if self._synchronized:
             return
         with self._at_hook():
             self._see_over()
             self._averaged.see(self.tally.inner_step)
             self._offer_at_end()
-            self._rounds.merge_all()
+            self._rounds.merge_landed()
             self._see_budget()
             if self._warm_up is not None and not self.done:
                 self._average_gradients(self._warm_up)
@@ -187,7 +184,7 @@ class Session:
             if not self._missed:
                 self.tally.inner_step += 1
             if self._warm_up is not None:
-                self._last_sync = self.tally.inner_step
+                self._cadence.start_over(self.tally.inner_step)
             self._synchronized = self._missed = False
             steps, every = self.tally.inner_step, self.settings.sync_every
             # In the synchronous phase there is no push to look at them at.
@@ -227,30 +224,30 @@ class Session:
             self._see_budget()
             if self.done or self._warm_up is not None or not self._rounds.are_unpushed:
                 return
-            self._push()
+            self._push(self._rounds.fragments)
         self._rounds.merge_all(until)
 
     def _enter(self) -> None:
         """Take the parameters from which to train, and with them the phase that the run is in."""
         self._warm_up = self._entry.take()
-        self._last_sync = self.tally.inner_step
+        self._cadence.start_over(self.tally.inner_step)
         self._rounds.start_over()
+        self._rounds.tokens.drop()
         # What was committed before we came says nothing of how fast it grows.
-        self._unpushed = self.tally.since_sync = self.tally.growth = 0
+        self.tally.since_sync = self.tally.growth = 0
 
-    def _push(self) -> None:
+    def _push(self, due: Collection[int]) -> None:
         self._buffers.see_unchanged()
-        tokens = self._ranks.sum(self._unpushed)
-        see_counted(self.tally, tokens, self.settings.token_budget)
-        self._rounds.push(tokens, self.settings.codec.up)
-        self._last_sync, self._unpushed = self.tally.inner_step, 0
-        self.last_round = reaches_budget(
-            committed=self.tally.committed,
-            pushed=self.tally.pushed,
-            replicas=self.settings.replicas,
-            last_growth=self.tally.growth,
-            budget=self.settings.token_budget,
-        )
+        self._rounds.push(self.settings.codec.up, due)
+        self._cadence.pushed(due, self.tally.inner_step)
+        if self._rounds.fragments[-1] in due:
+            self.last_round = reaches_budget(
+                committed=self.tally.committed,
+                pushed=self.tally.pushed,
+                replicas=self.settings.replicas,
+                last_growth=self.tally.growth,
+                budget=self.settings.token_budget,
+            )
 
     def _offer_at_end(self) -> None:
         """Offer the parameters with which the synchronous phase ends, once it is over."""
@@ -262,7 +259,8 @@ class Session:
     def _average_gradients(self, warm_up: WarmUp) -> None:
         tokens = self._ranks.sum(self._counted)
         committed = warm_up.average(self.tally.inner_step, tokens)
-        self._counted = self._unpushed = 0
+        self._counted = 0
+        self._rounds.tokens.drop()
         if committed is not None:
             self.tally.tokens += tokens
             self.tally.committed = committed
@@ -278,9 +276,11 @@ class Session:
     def _act(self) -> None:
         """Let rank 0 decide what follows, and do it; comes back when the run is not paused."""
         while True:
+            step = self.tally.inner_step
+            due = self._cadence.due(step)
             act, tokens = self._helm.decide(
-                self.tally.inner_step - self._last_sync,
-                self.settings.sync_every,
+                step - self._cadence.since,
+                bool(due),
                 self._warm_up is not None,
                 self._settings_version,
                 self._counted,
@@ -295,10 +295,11 @@ class Session:
             if act & Act.END:
                 raise RunOver
             if act & Act.SYNC:
-                self._push()
+                self._push(self._rounds.fragments if act & Act.LEAVE else due)
             if act & Act.ADOPT:
                 adopted = self._helm.new_settings()
                 self.settings, self._settings_version = adopted.settings, adopted.version
+                self._cadence.adopt(self.settings.sync_every)
             if act & Act.LEAVE:
                 self._phase = "draining"
                 self._bring_in()
@@ -319,13 +320,18 @@ class Session:
             raise RunOver
 
     def _see_budget(self) -> None:
-        """End where the merged revisions hold the run's whole token budget."""
-        if self._rounds.are_pending or self.done:
+        """End where the merged revisions hold the run's whole token budget.
+
+        The last fragment says so; the others' last rounds are under way then, or over.
+        """
+        if self._rounds.last_is_pending or self.done:
             return
         self.last_round = False
-        if self._warm_up is None and self._run_end.is_reached:
-            self.done, self._phase = True, "done"
-            self._run_end.finish()
+        if self._warm_up is None and self._rounds.budget_is_committed:
+            self._rounds.merge_all()
+            if self._run_end.is_reached:
+                self.done, self._phase = True, "done"
+                self._run_end.finish()
 
     def _drop_gradients(self) -> None:
         for group in self._optimizer.param_groups:

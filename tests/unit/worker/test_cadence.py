@@ -39,7 +39,7 @@ def test_no_step_has_more_groups_than_it_must(fragments: int, groups: int, every
     groups = min(groups, fragments)
     found = pushes(Cadence(fragments, groups, every), range(1, 2 * every + 1))
     for due in found.values():
-        assert len({fragment % groups for fragment in due}) <= -(-groups // every)
+        assert len({(fragment - fragments) % groups for fragment in due}) <= -(-groups // every)
 
 
 @given(FRAGMENTS, GROUPS, EVERY, EVERY, st.integers(1, 100))

@@ -8,15 +8,17 @@ from hypothesis import strategies as st
 from syncline.core.plan import Act, Heard, after_step, reaches_budget
 
 
-@given(steps=st.integers(0, 5), every=st.integers(1, 4))
-def test_a_sync_comes_exactly_at_the_boundary(steps: int, every: int) -> None:
-    synced = bool(after_step(steps, every, False, Heard()) & Act.SYNC)
-    assert synced == (steps >= every)
+@given(steps=st.integers(0, 5), is_due=st.booleans(), warming=st.booleans())
+def test_what_is_due_is_pushed_if_anything_was_done(
+    steps: int, is_due: bool, warming: bool
+) -> None:
+    synced = bool(after_step(steps, is_due, warming, Heard()) & Act.SYNC)
+    assert synced == (is_due and steps > 0 and not warming)
 
 
 @given(steps=st.integers(0, 9), warming=st.booleans())
 def test_a_drain_pushes_what_was_done_and_nothing_else(steps: int, warming: bool) -> None:
-    act = after_step(steps, 100, warming, Heard(drain=True, paused=True))
+    act = after_step(steps, False, warming, Heard(drain=True, paused=True))
     assert act & Act.LEAVE
     assert bool(act & Act.SYNC) == (steps > 0 and not warming)
     assert not act & Act.PAUSE, "who leaves does not wait for the run to go on"
@@ -24,19 +26,19 @@ def test_a_drain_pushes_what_was_done_and_nothing_else(steps: int, warming: bool
 
 def test_a_lost_lease_and_an_end_stand_above_all_else() -> None:
     heard = Heard(drain=True, paused=True, ended=True, lost=True, new_settings=True)
-    assert after_step(9, 1, False, heard) is Act.STOP
-    assert after_step(9, 1, False, Heard(drain=True, ended=True)) is Act.END
+    assert after_step(9, True, False, heard) is Act.STOP
+    assert after_step(9, True, False, Heard(drain=True, ended=True)) is Act.END
 
 
 def test_new_settings_are_taken_between_rounds_only() -> None:
     heard = Heard(new_settings=True)
-    assert not after_step(2, 4, False, heard) & Act.ADOPT
-    assert after_step(4, 4, False, heard) == Act.SYNC | Act.ADOPT
-    assert after_step(0, 4, False, heard) & Act.ADOPT
+    assert not after_step(2, False, False, heard) & Act.ADOPT
+    assert after_step(4, True, False, heard) == Act.SYNC | Act.ADOPT
+    assert after_step(0, False, False, heard) & Act.ADOPT
 
 
 def test_settings_heard_while_a_round_was_waited_for_count_from_its_merge() -> None:
-    assert after_step(1, 4, False, Heard(new_settings=True)) == Act.ADOPT
+    assert after_step(1, False, False, Heard(new_settings=True)) == Act.ADOPT
 
 
 def test_the_last_round_is_foreseen() -> None:

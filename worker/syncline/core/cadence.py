@@ -45,14 +45,18 @@ class Cadence:
 
     def due(self, step: int) -> list[int]:
         """The fragments that are to be pushed after this inner step, in order."""
-        return [f for f in range(self._fragments) if self._next[f % self._groups] <= step]
+        return [f for f in range(self._fragments) if self._next[self._group(f)] <= step]
 
     def pushed(self, fragments: Collection[int], step: int) -> None:
         """These were pushed after this step; those that were not due keep their turn."""
         self._last = step
-        for group in {fragment % self._groups for fragment in fragments}:
+        for group in {self._group(fragment) for fragment in fragments}:
             while self._next[group] <= step:
                 self._next[group] += self._every
+
+    def _group(self, fragment: int) -> int:
+        """The last fragment, whose word counts for the run, is in the last group."""
+        return (fragment - self._fragments) % self._groups
 
     def _spread(self, order: Collection[int]) -> list[int]:
         """Deal the interval after the last push among the groups; the last has its end."""

@@ -40,7 +40,7 @@ class Heard:
     new_settings: bool = False
 
 
-def after_step(steps_since_sync: int, sync_every: int, warming: bool, heard: Heard) -> Act:
+def after_step(steps_since_sync: int, is_due: bool, warming: bool, heard: Heard) -> Act:
     """Decide what follows an inner step.
 
     New settings are taken only between two rounds: at a boundary, while nothing was done yet, or
@@ -49,7 +49,7 @@ def after_step(steps_since_sync: int, sync_every: int, warming: bool, heard: Hea
 
     Args:
         steps_since_sync: inner steps since the last push; at least 1 after a step, 0 before any.
-        sync_every: of the settings in force.
+        is_due: whether fragments are to be pushed now (``cadence``).
         warming: whether this replica takes part in the synchronous phase.
         heard: what is known of the run.
     """
@@ -60,7 +60,7 @@ def after_step(steps_since_sync: int, sync_every: int, warming: bool, heard: Hea
     act = Act.NOTHING
     if heard.drain:
         act |= Act.LEAVE
-    if not warming and steps_since_sync and (heard.drain or steps_since_sync >= sync_every):
+    if not warming and steps_since_sync and (heard.drain or is_due):
         act |= Act.SYNC
     if heard.paused and not heard.drain:
         act |= Act.PAUSE

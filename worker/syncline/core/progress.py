@@ -53,3 +53,13 @@ def rebased(new_anchor: Float32, old_anchor: Float32, current: Float32) -> Float
         moved: Float32 = current - old_anchor
         moved += new_anchor
     return moved
+
+
+def corrected(fresh: Float32, start: Float32) -> Float32:
+    """fresh - start: what others brought to a value that training has left since (fp32, flat).
+
+    Added to where training is now, it keeps what was trained on meanwhile. Where nobody brought
+    anything it is exactly 0, so that training goes on as if nothing had been.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite, the service judges
+        return fresh - start

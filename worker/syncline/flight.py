@@ -1,0 +1,40 @@
+"""What a fragment of a replica has beyond its anchor: progress to push, and a push under way.
+
+Values only; ``rounds`` moves them.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from syncline.push import Outcome, Push
+from syncline_proto.codec import Float32
+
+
+@dataclass(frozen=True, slots=True)
+class Unpushed:
+    """Progress that no push holds: inner steps since ``first_step``, and their tokens."""
+
+    first_step: int = 0
+    tokens: int = 0
+
+    def more(self, tokens: int) -> Unpushed:
+        """With so many tokens more."""
+        return Unpushed(self.first_step, self.tokens + tokens)
+
+    def after(self, push: Push) -> Unpushed:
+        """With what a push held that came late: it is progress again."""
+        return Unpushed(push.first_step, push.tokens + self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A push, from when it is made until its result is merged."""
+
+    push: Push
+    result: Future[Outcome]
+    lands_at: int
+    """The inner step from which on its result is waited for; until then training goes on."""
+    start: Float32 | None = None
+    """This rank's parameters when it was pushed (fp32, flat), if training goes on meanwhile."""
