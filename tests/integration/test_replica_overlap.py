@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from syncline_testing.cluster import Cluster
-from syncline_testing.replicas import (
-    QUICK,
-    STEP_TOKENS,
-    Trial,
-    joined,
-)
+from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, published, together
 
 ALONE = {**QUICK, "strategy": "local-sgd"}
 ROUNDS, EVERY = 4, 4
@@ -60,3 +55,90 @@ def test_one_replica_trains_as_if_nothing_had_been(
             assert float((value - expected[name]).abs().max()) <= ROUNDS * ulp, name
         assert trial.replica.stats.rounds == ROUNDS
         assert trial.replica.committed_tokens == ROUNDS * EVERY * STEP_TOKENS
+
+
+STREAMING = {**QUICK, "min_replicas": 2, "strategy": "streaming", "overlap_steps": 2}
+
+
+@pytest.mark.parametrize("mix", [None, 0.5])
+@pytest.mark.parametrize("groups", [1, 3, 10])
+@pytest.mark.parametrize("overlap", [2, EVERY])
+def test_two_replicas_end_with_the_same_value(
+    cluster: Cluster, overlap: int, groups: int, mix: float | None
+) -> None:
+    run = f"two-{overlap}-{groups}-{mix is None}".lower()
+    budget = 2 * ROUNDS * EVERY * STEP_TOKENS
+    how = {
+        **STREAMING,
+        "overlap_steps": overlap,
+        "overlap_mix": mix,
+        "fragment_groups": groups,
+        "token_budget": budget,
+    }
+    a, b = (Trial(cluster.control_url, run, seed, settings=how) for seed in range(2))
+    with joined(a, b):
+        together(lambda: a.step(100), lambda: b.step(100))
+        assert a.replica.done and b.replica.done
+        theirs = b.parameters()
+        assert all(torch.equal(theirs[name], p) for name, p in a.parameters().items())
+        assert a.replica.committed_tokens == b.replica.committed_tokens == budget
+        # Nobody trained further than an overlap beyond what is committed.
+        assert all(t.replica.inner_step <= ROUNDS * EVERY + overlap for t in (a, b))
+    assert cluster.get(f"/runs/{run}")["state"] == "finished"
+
+
+def test_what_is_trained_meanwhile_stays_and_goes_into_the_next_round(cluster: Cluster) -> None:
+    """The merge moves a replica by what the others brought, and no step is counted twice."""
+    how = {**QUICK, "strategy": "local-sgd", "min_replicas": 2, "overlap_steps": 2}
+    a, b = (Trial(cluster.control_url, "kept", seed, settings=how) for seed in range(2))
+    with joined(a, b):
+        together(lambda: a.step(EVERY), lambda: b.step(EVERY))
+        pushed = [trial.parameters() for trial in (a, b)]
+        together(lambda: a.step(2), lambda: b.step(2))
+        before = [trial.parameters() for trial in (a, b)]
+        together(a.replica.finish, b.replica.finish)
+        anchor, revision = published(cluster.sync_address, "kept")
+        assert revision == 1
+        for trial, start, trained in zip((a, b), pushed, before, strict=True):
+            for name, value in trial.parameters().items():
+                expected = torch.from_numpy(anchor[name]) + (trained[name] - start[name])
+                torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+        together(lambda: a.step(2), lambda: b.step(2))
+        ends = [trial.parameters() for trial in (a, b)]
+        together(a.replica.finish, b.replica.finish)
+        merged, revision = published(cluster.sync_address, "kept")
+        assert revision == 2
+        for name, value in merged.items():
+            mean = (ends[0][name] + ends[1][name]) / 2
+            torch.testing.assert_close(torch.from_numpy(value), mean, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [1, 10])
+def test_what_is_not_finite_heals_though_training_went_on_with_it(
+    cluster: Cluster, groups: int
+) -> None:
+    how = {**STREAMING, "fragment_groups": groups, "token_budget": 32 * EVERY * STEP_TOKENS}
+    run = f"nan-{groups}"
+    a, b = (Trial(cluster.control_url, run, seed, settings=how) for seed in range(2))
+    with joined(a, b):
+        together(lambda: a.step(3), lambda: b.step(3))
+        with torch.no_grad():
+            a.model.head.weight[0, 0] = torch.nan
+        together(lambda: a.step(100 * EVERY), lambda: b.step(100 * EVERY))
+        assert a.replica.done and b.replica.done
+        assert a.replica.stats.anomalous > 0
+        assert b.replica.stats.anomalous == 0
+        assert a.replica.stats.barren == 0
+        assert all(value.isfinite().all() for value in a.parameters().values())
+
+
+def test_a_joiner_falls_into_the_others_rhythm(cluster: Cluster) -> None:
+    budget = 16 * EVERY * STEP_TOKENS
+    how = {**STREAMING, "min_replicas": 1, "fragment_groups": 10, "token_budget": budget}
+    first, second = (Trial(cluster.control_url, "rhythm", s, settings=how) for s in range(2))
+    with joined(first):
+        first.step(EVERY + 1)
+        with joined(second):
+            together(lambda: first.step(100 * EVERY), lambda: second.step(100 * EVERY))
+            assert first.replica.done and second.replica.done
+            assert second.replica.stats.rounds >= 4

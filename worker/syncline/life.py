@@ -17,7 +17,6 @@ from syncline.anchors import Anchors
 from syncline.averaged import Averaged
 from syncline.buffers import Buffers
 from syncline.control import ControlClient
-from syncline.core.cadence import Cadence
 from syncline.council import Council
 from syncline.ending import RunEnd
 from syncline.entry import Entry
@@ -29,6 +28,7 @@ from syncline.hooks import Hooks, reshard_all
 from syncline.join import Joined, Wish, found_run, open_run, register
 from syncline.layout import ModelLayout, outline, see_alike
 from syncline.push import Identity
+from syncline.pushes import Pushes
 from syncline.ranks import Ranks, see_together
 from syncline.recall import Recall
 from syncline.rounds import Rounds
@@ -36,6 +36,7 @@ from syncline.scratch import Scratch
 from syncline.session import Session
 from syncline.tally import Tally
 from syncline.tokens import Tokens
+from syncline.verdicts import Verdicts
 from syncline.voice import voice
 from syncline.waiting import Waiting
 from syncline_proto.errors import LeaseLost, SynclineError
@@ -164,8 +165,9 @@ class Life:
         anchors = Anchors(shards, scratch)
         tally = Tally()
         waiting = Waiting(Council(ranks, exchange, helm.order), helm, tally)
+        names = [fragment.name for fragment in layout.fragments]
         rounds = Rounds(
-            [fragment.name for fragment in layout.fragments],
+            names,
             anchors,
             exchange,
             waiting,
@@ -174,9 +176,10 @@ class Life:
             joined.settings,
             tally,
             Tokens(ranks),
+            Verdicts(names, tally, say),
             say,
         )
-        rhythm = joined.settings.fragment_groups, joined.settings.sync_every
+        buffers = Buffers(model, ranks)
         return Session(
             joined,
             ranks,
@@ -184,9 +187,9 @@ class Life:
             helm,
             self._hooks,
             Averaged(model, ranks),
-            Buffers(model, ranks),
+            buffers,
             rounds,
-            Cadence(len(layout.fragments), *rhythm),
+            Pushes(rounds, buffers, joined.settings),
             waiting,
             Entry(joined, ranks, anchors, exchange, helm, rounds, waiting, say),
             RunEnd(rounds, exchange, helm, joined.settings, say),

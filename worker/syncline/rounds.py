@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 from structlog.typing import FilteringBoundLogger
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
-from syncline.core.barren import BARREN_MAX, BARREN_TOLD, barren_after, diverged
+from syncline.core.cadence import behind
 from syncline.core.feedback import Residuals, action_for, has_feedback
 from syncline.core.plan import in_step
 from syncline.exchange import Exchange
@@ -26,6 +27,7 @@ from syncline.payload import Encoded, Payload, Values
 from syncline.push import Outcome, Push
 from syncline.tally import Tally
 from syncline.tokens import Tokens
+from syncline.verdicts import Verdicts
 from syncline.voice import of_waiting
 from syncline.waiting import Waiting
 from syncline_proto.codec import Float32
@@ -54,6 +56,7 @@ class Rounds:
         settings: RunSettings,
         tally: Tally,
         tokens: Tokens,
+        verdicts: Verdicts,
         log: FilteringBoundLogger,
     ) -> None:
         """``names`` are the fragments'; ``log`` is silent on all ranks but the first.
@@ -62,13 +65,15 @@ class Rounds:
         """
         self.tally, self.tokens = tally, tokens
         self._names, self._anchors, self._exchange = names, anchors, exchange
-        self._waiting, self._hooks = waiting, hooks
+        self._waiting, self._hooks, self._verdicts = waiting, hooks, verdicts
         self._optimizer, self._settings, self._log = optimizer, settings, log
         self._unpushed = [Unpushed() for _ in names]
         self._residuals = Residuals()
         self._pending: dict[int, Flight] = {}
         self._in_time = False
         """Whether any push of the last sync was."""
+        self._is_sick = False
+        """Training has gone on since a push that was not finite."""
 
     @property
     def fragments(self) -> range:
@@ -116,21 +121,23 @@ class Rounds:
             self._pending[push.fragment] = Flight(push, self._exchange.begin(push), lands_at, start)
             self._unpushed[push.fragment] = Unpushed(push.last_step)
 
-    def push(self, codec: CodecName, due: Collection[int]) -> None:
-        """Push the progress of the fragments that are ``due``, in forward order.
+    def behind(self, groups: int) -> list[int]:
+        """The fragments of so many groups that are furthest behind: their turn is next."""
+        every = self._settings.fragment_groups
+        return behind(self._anchors.revisions, self._pending, every, groups)
 
-        The pseudo-gradients are taken now, and sent in the background. What is to be merged by
-        now is merged before.
+    def push(self, codec: CodecName, fragments: Collection[int]) -> list[int]:
+        """Push the progress of these fragments, in forward order; those that were pushed.
 
-        Raises:
-            TrainingDiverged, RunOver, SynclineError: as ``merge`` does.
+        The pseudo-gradients are taken now, and sent in the background.
         """
-        self.merge_landed()
         self._count_tokens()
-        ready = [fragment for fragment in self._ready() if fragment in due]
+        chosen = [fragment for fragment in self._ready() if fragment in fragments]
+        chosen = in_step(self._anchors.revisions, chosen)
         self._in_time = False
         self._anchors.scratch.trim()
-        self._push(in_step(self._anchors.revisions, ready), codec)
+        self._push(chosen, codec)
+        return chosen
 
     def _push(self, fragments: Collection[int], codec: CodecName) -> None:
         pushes = (self._of_progress(fragment, codec) for fragment in fragments)
@@ -213,16 +220,37 @@ class Rounds:
         if conclusion.step is Step.REBASE:
             self._unpushed[fragment] = self._unpushed[fragment].after(push)
             self._rebase(fragment, outcome)
-            self._see_barren(fragment, conclusion, outcome)
+            self._verdicts.barren(fragment, conclusion, outcome)
             return push
-        # What was trained on with values that are not finite is not worth keeping.
         self._adopt(fragment, outcome, None if conclusion.non_finite else flight.start)
         if conclusion.non_finite:
-            self._unpushed[fragment] = Unpushed(self.tally.inner_step)
-        self._judged(fragment, conclusion, outcome)
+            self._forget_steps(fragment)
+            self._is_sick = self._settings.overlap_steps > 0 or self._settings.fragment_groups > 1
+        self._verdicts.judged(fragment, outcome)
         self._in_time = True
-        self._see_barren(fragment, conclusion, outcome)
+        self._verdicts.barren(fragment, conclusion, outcome)
         return None
+
+    def _forget_steps(self, fragment: int) -> None:
+        """What was trained with values that are not finite is no progress, nor fit for the next."""
+        self._unpushed[fragment] = Unpushed(self.tally.inner_step)
+        for parameter in self._anchors.parameters_of(fragment):
+            self._optimizer.state.pop(parameter, None)
+
+    def heal(self) -> None:
+        """Go back to all anchors where values that were not finite may have spread to the others.
+
+        After an optimizer's step: what a forward pass has used must not change before.
+        """
+        if not self._is_sick:
+            return
+        self._is_sick = False
+        for fragment in self.fragments:
+            self._hooks.reshard(fragment)
+            self._anchors.restore(fragment)
+            self._forget_steps(fragment)
+            if fragment in self._pending:
+                self._pending[fragment] = replace(self._pending[fragment], start=None)
 
     def _catch_up(self, late: list[Push]) -> None:
         """Nothing of the last sync is pending any more, and ``late`` of it came late.
@@ -311,35 +339,6 @@ class Rounds:
         if fragment == self.fragments[-1]:
             self.tally.growth = header.committed_tokens - self.tally.committed
             self.tally.committed = header.committed_tokens
-
-    def _judged(self, fragment: int, conclusion: Conclusion, outcome: Outcome) -> None:
-        if outcome.anomalous:
-            self.tally.anomalous += 1
-            self._log.warning("push.excluded", fragment=self._names[fragment], why=outcome.reason)
-        if conclusion.non_finite:
-            self._reset_optimizer(fragment)
-        if fragment == self.fragments[-1]:
-            self.tally.rounds += 1
-            self.tally.pushed = 0
-
-    def _see_barren(self, fragment: int, conclusion: Conclusion, outcome: Outcome) -> None:
-        """End where rounds go by and nothing counts; the last fragment's header says it to all."""
-        if fragment != self.fragments[-1]:
-            return
-        assert outcome.pulled is not None
-        verdicts = {push.verdict for push in outcome.pulled.header.contributions}
-        self.tally.barren = barren_after(self.tally.barren, verdicts, self.tally.growth)
-        why = outcome.reason if outcome.anomalous else ""
-        if self.tally.barren >= BARREN_MAX:
-            raise diverged(why, conclusion.non_finite)
-        if self.tally.barren == BARREN_TOLD:
-            so = f"after {BARREN_MAX} such rounds in a row the replica ends"
-            self._log.warning("merge.nothing", rounds=BARREN_TOLD, why=why, so=so)
-
-    def _reset_optimizer(self, fragment: int) -> None:
-        """Forget the inner optimizer's state of a fragment, so that a NaN in it heals."""
-        for parameter in self._anchors.parameters_of(fragment):
-            self._optimizer.state.pop(parameter, None)
 
     def _rebase(self, fragment: int, outcome: Outcome) -> None:
         """Move the progress onto the newest anchor."""

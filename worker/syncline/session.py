@@ -7,7 +7,7 @@ bytes (exchange) and the lease (heartbeat). Rank 0 decides, all ranks act on one
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import torch
@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 
 from syncline.averaged import Averaged
 from syncline.buffers import Buffers
-from syncline.core.cadence import Cadence
-from syncline.core.plan import Act, reaches_budget
+from syncline.core.plan import Act
 from syncline.ending import RunEnd
 from syncline.entry import Entry
 from syncline.exchange import Exchange
@@ -25,6 +24,7 @@ from syncline.faults import plainly
 from syncline.helm import Helm
 from syncline.hooks import Hooks
 from syncline.join import Joined
+from syncline.pushes import Pushes
 from syncline.ranks import Ranks
 from syncline.rounds import Rounds
 from syncline.tally import Phase, Tally
@@ -51,7 +51,7 @@ class Session:
         averaged: Averaged,
         buffers: Buffers,
         rounds: Rounds,
-        cadence: Cadence,
+        pushes: Pushes,
         waiting: Waiting,
         entry: Entry,
         run_end: RunEnd,
@@ -64,11 +64,10 @@ class Session:
         self.done = False
         """This replica has nothing more to train."""
         self.drained = False
-        self.last_round = False
         self.unsynced = False
         self._settings_version = joined.registration.run.settings_version
         self._ranks, self._exchange, self._helm, self._hooks = ranks, exchange, helm, hooks
-        self._rounds, self._cadence, self._waiting = rounds, cadence, waiting
+        self._rounds, self._pushes, self._waiting = rounds, pushes, waiting
         self._buffers = buffers
         self._averaged = averaged
         self._entry, self._run_end, self._optimizer, self._log = entry, run_end, optimizer, log
@@ -95,6 +94,10 @@ class Session:
     @property
     def phase(self) -> Phase:
         return "waiting" if self._waiting.is_on and not self.done else self._phase
+
+    @property
+    def last_round(self) -> bool:
+        return self._pushes.is_last
 
     @property
     def run_tokens(self) -> int:
@@ -183,8 +186,9 @@ class Session:
         with self._at_hook():
             if not self._missed:
                 self.tally.inner_step += 1
+            self._rounds.heal()
             if self._warm_up is not None:
-                self._cadence.start_over(self.tally.inner_step)
+                self._pushes.start_over()
             self._synchronized = self._missed = False
             steps, every = self.tally.inner_step, self.settings.sync_every
             # In the synchronous phase there is no push to look at them at.
@@ -224,30 +228,17 @@ class Session:
             self._see_budget()
             if self.done or self._warm_up is not None or not self._rounds.are_unpushed:
                 return
-            self._push(self._rounds.fragments)
+            self._pushes.push(everything=True)
         self._rounds.merge_all(until)
 
     def _enter(self) -> None:
         """Take the parameters from which to train, and with them the phase that the run is in."""
         self._warm_up = self._entry.take()
-        self._cadence.start_over(self.tally.inner_step)
+        self._pushes.start_over()
         self._rounds.start_over()
         self._rounds.tokens.drop()
         # What was committed before we came says nothing of how fast it grows.
         self.tally.since_sync = self.tally.growth = 0
-
-    def _push(self, due: Collection[int]) -> None:
-        self._buffers.see_unchanged()
-        self._rounds.push(self.settings.codec.up, due)
-        self._cadence.pushed(due, self.tally.inner_step)
-        if self._rounds.fragments[-1] in due:
-            self.last_round = reaches_budget(
-                committed=self.tally.committed,
-                pushed=self.tally.pushed,
-                replicas=self.settings.replicas,
-                last_growth=self.tally.growth,
-                budget=self.settings.token_budget,
-            )
 
     def _offer_at_end(self) -> None:
         """Offer the parameters with which the synchronous phase ends, once it is over."""
@@ -276,11 +267,9 @@ class Session:
     def _act(self) -> None:
         """Let rank 0 decide what follows, and do it; comes back when the run is not paused."""
         while True:
-            step = self.tally.inner_step
-            due = self._cadence.due(step)
             act, tokens = self._helm.decide(
-                step - self._cadence.since,
-                bool(due),
+                self._pushes.steps_since,
+                self._pushes.is_due,
                 self._warm_up is not None,
                 self._settings_version,
                 self._counted,
@@ -295,11 +284,15 @@ class Session:
             if act & Act.END:
                 raise RunOver
             if act & Act.SYNC:
-                self._push(self._rounds.fragments if act & Act.LEAVE else due)
+                self._rounds.merge_landed()
+                self._see_budget()
+                if self.done:
+                    return
+                self._pushes.push(everything=bool(act & Act.LEAVE))
             if act & Act.ADOPT:
                 adopted = self._helm.new_settings()
                 self.settings, self._settings_version = adopted.settings, adopted.version
-                self._cadence.adopt(self.settings.sync_every)
+                self._pushes.adopt(self.settings)
             if act & Act.LEAVE:
                 self._phase = "draining"
                 self._bring_in()
@@ -326,7 +319,7 @@ class Session:
         """
         if self._rounds.last_is_pending or self.done:
             return
-        self.last_round = False
+        self._pushes.is_last = False
         if self._warm_up is None and self._rounds.budget_is_committed:
             self._rounds.merge_all()
             if self._run_end.is_reached:

@@ -1,66 +1,72 @@
-"""When each fragment is pushed: all together, or in groups that are spread over the interval.
+"""When fragments are pushed: all together, or in groups that are spread over the interval.
 
 Streaming (Streaming DiLoCo, arXiv 2501.18512): the fragments are dealt in turn among groups, so
-that neighbours are in different ones, and each group is pushed every ``sync_every`` inner steps,
-one after another. What is sent at a time is then a part of the model, at a steady pace.
+that neighbours are in different ones, and one group after another is pushed, each once in
+``sync_every`` inner steps. What is sent at a time is then a part of the model, at a steady pace.
+
+Which group is next is not counted but seen: the one that is furthest behind (``behind``). So
+replicas that start at different times, or were late, push the same one next. If each kept to turns
+of its own, one could wait for a group that the other pushes later, while the other waits for one
+that it pushes later itself, for ever.
 
 Pure. Counts inner steps; who pushes, and what, is the session's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 
 class Cadence:
-    """The next push of each group, in inner steps.
+    """How many groups are due, by inner steps: of any ``sync_every`` in a row, each once."""
 
-    Invariant: of any ``sync_every`` steps in a row each group is pushed in one, unless somebody
-    pushes earlier or later than told.
-    """
-
-    def __init__(self, fragments: int, groups: int, sync_every: int, step: int = 0) -> None:
-        """``groups`` beyond the number of fragments: each fragment alone."""
-        self._fragments, self._groups = fragments, min(groups, fragments)
-        self._every, self._last = sync_every, step
-        self._next: list[int] = []
-        self.start_over(step)
-
-    @property
-    def since(self) -> int:
-        """The step of the last push, or of the start."""
-        return self._last
+    def __init__(self, groups: int, sync_every: int, step: int = 0) -> None:
+        self._groups, self._every = groups, sync_every
+        self._start, self._taken = step, 0
 
     def start_over(self, step: int) -> None:
-        """Begin at a step at which nothing is to be pushed."""
-        self._last = step
-        self._next = self._spread(range(self._groups))
+        """Begin at a step at which nothing is due."""
+        self._start, self._taken = step, 0
 
-    def adopt(self, sync_every: int) -> None:
-        """Take another interval: the groups are spread over it anew, in the order they were in."""
+    def adopt(self, sync_every: int, step: int) -> None:
+        """Take another interval, counted from this step if something is due or was just taken."""
         if sync_every != self._every:
+            passed = self._start + self._taken * self._every // self._groups
             self._every = sync_every
-            order = sorted(range(self._groups), key=self._next.__getitem__)
-            self._next = self._spread(order)
+            self.start_over(min(passed, step))
 
-    def due(self, step: int) -> list[int]:
-        """The fragments that are to be pushed after this inner step, in order."""
-        return [f for f in range(self._fragments) if self._next[self._group(f)] <= step]
+    def due(self, step: int) -> int:
+        """The number of groups that are to be pushed after this inner step."""
+        slots = (step - self._start) * self._groups // self._every
+        return min(slots - self._taken, self._groups)
 
-    def pushed(self, fragments: Collection[int], step: int) -> None:
-        """These were pushed after this step; those that were not due keep their turn."""
-        self._last = step
-        for group in {self._group(fragment) for fragment in fragments}:
-            while self._next[group] <= step:
-                self._next[group] += self._every
+    def pushed(self, step: int) -> None:
+        """What was due has been pushed."""
+        self._taken = (step - self._start) * self._groups // self._every
 
-    def _group(self, fragment: int) -> int:
-        """The last fragment, whose word counts for the run, is in the last group."""
-        return (fragment - self._fragments) % self._groups
 
-    def _spread(self, order: Collection[int]) -> list[int]:
-        """Deal the interval after the last push among the groups; the last has its end."""
-        ends = [0] * self._groups
-        for place, group in enumerate(order, start=1):
-            ends[group] = self._last - (-place * self._every // self._groups)
-        return ends
+def behind(
+    revisions: Sequence[int], pending: Collection[int], groups: int, count: int = 1
+) -> list[int]:
+    """The fragments of the groups that are furthest behind, in order.
+
+    The last fragment, whose word counts for the run, is in the last group: of groups that are
+    equally far it comes last, so whatever it says of the run, all have been part of.
+
+    Args:
+        revisions: of the anchors, by fragment.
+        pending: fragments whose next revision is under way.
+        groups: at least 1; more than there are fragments: each is alone.
+        count: how many groups.
+    """
+    fragments = len(revisions)
+    groups = min(groups, fragments)
+    members: list[list[int]] = [[] for _ in range(groups)]
+    for fragment in range(fragments):
+        members[(fragment - fragments) % groups].append(fragment)
+
+    def stands(group: int) -> int:
+        return min(revisions[fragment] + (fragment in pending) for fragment in members[group])
+
+    chosen = sorted(range(groups), key=lambda group: (stands(group), group))[:count]
+    return sorted(fragment for group in chosen for fragment in members[group])

@@ -1,0 +1,65 @@
+"""When a replica pushes which fragments, and whether that may be the last time.
+
+Runs on the training thread, in the same order on every rank. What a push does is for ``rounds``.
+"""
+
+from __future__ import annotations
+
+from syncline.buffers import Buffers
+from syncline.core.cadence import Cadence
+from syncline.core.plan import reaches_budget
+from syncline.rounds import Rounds
+from syncline_proto.settings import RunSettings
+
+
+class Pushes:
+    """One replica's pushes, by its inner steps."""
+
+    def __init__(self, rounds: Rounds, buffers: Buffers, settings: RunSettings) -> None:
+        self.is_last = False
+        """What was just pushed is expected to reach the token budget."""
+        self._rounds, self._buffers, self._settings = rounds, buffers, settings
+        self._groups = min(settings.fragment_groups, len(rounds.fragments))
+        self._cadence = Cadence(self._groups, settings.sync_every)
+        self._last_step = 0
+
+    @property
+    def steps_since(self) -> int:
+        """Inner steps since any fragment was pushed."""
+        return self._step - self._last_step
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a push is to be made now."""
+        return self._cadence.due(self._step) > 0
+
+    @property
+    def _step(self) -> int:
+        return self._rounds.tally.inner_step
+
+    def start_over(self) -> None:
+        """Nothing is to be pushed of what was before."""
+        self._cadence.start_over(self._step)
+        self._last_step = self._step
+
+    def adopt(self, settings: RunSettings) -> None:
+        """Go by these from the next push on."""
+        self._settings = settings
+        self._cadence.adopt(settings.sync_every, self._step)
+
+    def push(self, everything: bool = False) -> None:
+        """Push the progress of the groups that are due, or of all."""
+        self._buffers.see_unchanged()
+        groups = self._groups if everything else self._cadence.due(self._step)
+        pushed = self._rounds.push(self._settings.codec.up, self._rounds.behind(groups))
+        self._cadence.pushed(self._step)
+        self._last_step = self._step
+        if self._rounds.fragments[-1] in pushed:
+            tally = self._rounds.tally
+            self.is_last = reaches_budget(
+                committed=tally.committed,
+                pushed=tally.pushed,
+                replicas=self._settings.replicas,
+                last_growth=tally.growth,
+                budget=self._settings.token_budget,
+            )
