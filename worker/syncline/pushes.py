@@ -50,11 +50,11 @@ class Pushes:
     def push(self, everything: bool = False) -> None:
         """Push the progress of the groups that are due, or of all."""
         self._buffers.see_unchanged()
-        groups = self._groups if everything else self._cadence.due(self._step)
-        pushed = self._rounds.push(self._settings.codec.up, self._rounds.behind(groups))
-        self._cadence.pushed(self._step)
+        due = None if everything else self._cadence.due(self._step)
+        pushed = self._rounds.push(self._settings.codec.up, due)
+        self._cadence.pushed(len(pushed), self._step)
         self._last_step = self._step
-        if self._rounds.fragments[-1] in pushed:
+        if any(self._rounds.fragments[-1] in group for group in pushed):
             tally = self._rounds.tally
             self.is_last = reaches_budget(
                 committed=tally.committed,

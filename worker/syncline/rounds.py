@@ -17,9 +17,8 @@ from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
-from syncline.core.cadence import behind
 from syncline.core.feedback import Residuals, action_for, has_feedback
-from syncline.core.plan import in_step
+from syncline.core.turns import Turns
 from syncline.exchange import Exchange
 from syncline.flight import Flight, Unpushed
 from syncline.hooks import Hooks
@@ -37,10 +36,6 @@ from syncline_proto.v1 import sync_pb2 as pb
 
 class Rounds:
     """All fragments of one replica.
-
-    Late for every fragment that it pushed, a replica pushes them again at once and is the first
-    of the next round: who always comes late would otherwise never count. Late for some, it keeps
-    their progress for its next push. Fragments that are ahead of others wait (``in_step``).
 
     Invariant: the parameters of a fragment that is not pending are its anchor plus own progress.
     """
@@ -70,8 +65,7 @@ class Rounds:
         self._unpushed = [Unpushed() for _ in names]
         self._residuals = Residuals()
         self._pending: dict[int, Flight] = {}
-        self._in_time = False
-        """Whether any push of the last sync was."""
+        self._turns = Turns(len(names), settings.fragment_groups)
         self._is_sick = False
         """Training has gone on since a push that was not finite."""
 
@@ -111,6 +105,7 @@ class Rounds:
     def start_over(self) -> None:
         """The parameters are the anchors: there is no progress, and nothing of any before."""
         self._residuals.clear()
+        self._turns.start_over()
         self._unpushed = [Unpushed(self.tally.inner_step) for _ in self._names]
 
     def begin(self, pushes: Iterable[Push], overlap_steps: int = 0) -> None:
@@ -121,25 +116,21 @@ class Rounds:
             self._pending[push.fragment] = Flight(push, self._exchange.begin(push), lands_at, start)
             self._unpushed[push.fragment] = Unpushed(push.last_step)
 
-    def behind(self, groups: int) -> list[int]:
-        """The fragments of so many groups that are furthest behind: their turn is next."""
-        every = self._settings.fragment_groups
-        return behind(self._anchors.revisions, self._pending, every, groups)
-
-    def push(self, codec: CodecName, fragments: Collection[int]) -> list[int]:
-        """Push the progress of these fragments, in forward order; those that were pushed.
+    def push(self, codec: CodecName, groups: int | None) -> list[list[int]]:
+        """Push the progress of so many groups, or of all; the fragments that were, by group.
 
         The pseudo-gradients are taken now, and sent in the background.
         """
         self._count_tokens()
-        chosen = [fragment for fragment in self._ready() if fragment in fragments]
-        chosen = in_step(self._anchors.revisions, chosen)
-        self._in_time = False
+        chosen = self._turns.following(
+            self._anchors.revisions, self._pending, self._ready(), groups
+        )
         self._anchors.scratch.trim()
-        self._push(chosen, codec)
+        self._push(sorted(fragment for group in chosen for fragment in group), codec)
         return chosen
 
     def _push(self, fragments: Collection[int], codec: CodecName) -> None:
+        self._turns.pushed(fragments)
         pushes = (self._of_progress(fragment, codec) for fragment in fragments)
         self.begin(pushes, self._settings.overlap_steps)
         if (last := self.fragments[-1]) in fragments:
@@ -199,16 +190,19 @@ class Rounds:
             TrainingDiverged: nobody's push has counted for ``BARREN_MAX`` rounds.
             RunOver, TookTooLong, SynclineError: as ``Waiting.settled`` does.
         """
-        while fragment in self._pending:
-            late = [push] if (push := self._answer(fragment, until)) else []
-            for other in list(self._pending) if late else []:
-                if (push := self._answer(other, until)) is not None:
-                    late.append(push)
-            if late:
-                self._catch_up(late)
+        while (flight := self._pending.get(fragment)) is not None:
+            if self._answer(fragment, until):
+                continue
+            group = self._turns.beside(fragment)
+            for other in group:
+                beside = self._pending.get(other)
+                if beside is not None and beside.lands_at <= flight.lands_at:
+                    self._answer(other, until)
+            if self._turns.are_late(group) and not self.budget_is_committed:
+                self.push(flight.push.payload.codec, 1)
 
-    def _answer(self, fragment: int, until: float | None) -> Push | None:
-        """Wait for what came of a push, and write it into the model; the push if it was late."""
+    def _answer(self, fragment: int, until: float | None) -> bool:
+        """Wait for what came of a push, and write it into the model; whether it was in time."""
         flight = self._pending[fragment]
         push = flight.push
         of_round = push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
@@ -218,18 +212,16 @@ class Rounds:
         self._settle_residual(push, conclusion, outcome)
         self._anchors.scratch.give_back(push.payload.memory)
         if conclusion.step is Step.REBASE:
-            self._unpushed[fragment] = self._unpushed[fragment].after(push)
-            self._rebase(fragment, outcome)
+            self._rebase(push, outcome)
             self._verdicts.barren(fragment, conclusion, outcome)
-            return push
+            return False
         self._adopt(fragment, outcome, None if conclusion.non_finite else flight.start)
         if conclusion.non_finite:
             self._forget_steps(fragment)
             self._is_sick = self._settings.overlap_steps > 0 or self._settings.fragment_groups > 1
         self._verdicts.judged(fragment, outcome)
-        self._in_time = True
         self._verdicts.barren(fragment, conclusion, outcome)
-        return None
+        return True
 
     def _forget_steps(self, fragment: int) -> None:
         """What was trained with values that are not finite is no progress, nor fit for the next."""
@@ -251,20 +243,6 @@ class Rounds:
             self._forget_steps(fragment)
             if fragment in self._pending:
                 self._pending[fragment] = replace(self._pending[fragment], start=None)
-
-    def _catch_up(self, late: list[Push]) -> None:
-        """Nothing of the last sync is pending any more, and ``late`` of it came late.
-
-        What is pushed again, and what waits: see the class.
-        """
-        last = self.fragments[-1]
-        if any(push.fragment == last for push in late):
-            self.tally.since_sync, self.tally.pushed = self.tally.since_sync + self.tally.pushed, 0
-        if not (self._in_time or self.budget_is_committed):
-            self._count_tokens()
-            step_of = in_step(self._anchors.revisions, self._ready())
-            again = [push.fragment for push in late if push.fragment in step_of]
-            self._push(again, late[0].payload.codec)
 
     def drop_progress(self) -> None:
         """Go back to the anchors: what was not pushed in time will not be."""
@@ -340,10 +318,14 @@ class Rounds:
             self.tally.growth = header.committed_tokens - self.tally.committed
             self.tally.committed = header.committed_tokens
 
-    def _rebase(self, fragment: int, outcome: Outcome) -> None:
-        """Move the progress onto the newest anchor."""
+    def _rebase(self, push: Push, outcome: Outcome) -> None:
+        """It came late: move the progress onto the newest anchor, and count it as not pushed."""
         assert outcome.pulled is not None
         self.tally.stale += 1
-        self._hooks.reshard(fragment)
-        self._anchors.rebase(fragment, outcome.pulled.values, outcome.pulled.header)
-        self._see_header(fragment, outcome.pulled.header)
+        self._turns.came_late(push.fragment)
+        self._unpushed[push.fragment] = self._unpushed[push.fragment].after(push)
+        if push.fragment == self.fragments[-1]:
+            self.tally.since_sync, self.tally.pushed = self.tally.since_sync + self.tally.pushed, 0
+        self._hooks.reshard(push.fragment)
+        self._anchors.rebase(push.fragment, outcome.pulled.values, outcome.pulled.header)
+        self._see_header(push.fragment, outcome.pulled.header)

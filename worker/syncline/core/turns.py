@@ -1,0 +1,87 @@
+"""Which group of fragments is pushed next: the one that is furthest behind.
+
+It is not counted but seen. So all replicas push in one order, by revision and then by group,
+whenever they came and however late they were: what somebody waits for, everybody pushes before
+what comes after it. If each kept to turns of its own, one could wait for a group that the other
+pushes later, while the other waits for one that it pushes later itself, for ever.
+
+Late for every fragment of a group, a replica pushes the group that follows at once (with one group:
+the same again), until it is among the first: who always comes late would otherwise never count.
+Late for some, it keeps their progress for its next push.
+
+Pure. Knows revisions; when a push is due is the cadence's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from syncline.core.plan import in_step
+
+
+class Turns:
+    """The groups of one replica, and which of its pushes came late."""
+
+    def __init__(self, fragments: int, groups: int) -> None:
+        """Deal the fragments; more groups than there are fragments: each is alone.
+
+        The last fragment, whose word counts for the run, is in the last group: of groups that are
+        equally far it comes last, so whatever it says of the run, all have been part of.
+        """
+        groups = min(groups, fragments)
+        self.groups: list[list[int]] = [[] for _ in range(groups)]
+        for fragment in range(fragments):
+            self.groups[(fragment - fragments) % groups].append(fragment)
+        self._late: set[int] = set()
+        """Fragments whose last push came late."""
+
+    def start_over(self) -> None:
+        """Nothing was pushed."""
+        self._late.clear()
+
+    def pushed(self, fragments: Collection[int]) -> None:
+        """What becomes of their pushes is not known."""
+        self._late.difference_update(fragments)
+
+    def came_late(self, fragment: int) -> None:
+        """Its push was too late for its round."""
+        self._late.add(fragment)
+
+    def beside(self, fragment: int) -> list[int]:
+        """The group that it is in."""
+        return next(group for group in self.groups if fragment in group)
+
+    def are_late(self, group: Collection[int]) -> bool:
+        """Whether the last push of each came late."""
+        return self._late.issuperset(group)
+
+    def following(
+        self,
+        revisions: Sequence[int],
+        pending: Collection[int],
+        ready: Collection[int],
+        count: int | None,
+    ) -> list[list[int]]:
+        """The groups that are to be pushed next, each as its fragments.
+
+        Of a group, those at its oldest revision (``in_step``).
+
+        Args:
+            revisions: of the anchors, by fragment.
+            pending: fragments whose next revision is under way.
+            ready: fragments that hold progress, and are not pending.
+            count: how many at most; where the next cannot be pushed yet, none after it is. None:
+                all that can be, by who leaves and will not have to wait for what is between.
+        """
+
+        def stands(group: Collection[int]) -> int:
+            return min(revisions[fragment] + (fragment in pending) for fragment in group)
+
+        chosen: list[list[int]] = []
+        for group in sorted(self.groups, key=stands)[:count]:
+            members = in_step(revisions, [fragment for fragment in group if fragment in ready])
+            if members:
+                chosen.append(members)
+            elif count is not None:
+                break
+        return chosen
