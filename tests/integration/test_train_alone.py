@@ -59,13 +59,14 @@ def test_accumulation_takes_the_same_steps_as_a_larger_batch(data: Path) -> None
     assert train(parts)[1].losses == pytest.approx(train(whole)[1].losses, abs=1e-6)
 
 
-def test_a_resumed_training_goes_on_bit_for_bit(data: Path, tmp_path: Path) -> None:
-    dropout = {"config": {**LLAMA, "attention_dropout": 0.1}}
-    straight = tiny_job(data, steps=12, model=dropout)
+@pytest.mark.parametrize("name", ["adamw", "muon", "agd"])
+def test_a_resumed_training_goes_on_bit_for_bit(data: Path, tmp_path: Path, name: str) -> None:
+    how = {"model": {"config": {**LLAMA, "attention_dropout": 0.1}}, "optimizer": {"name": name}}
+    straight = tiny_job(data, steps=12, **how)
     _, uninterrupted, there = train(straight)
 
     kept = {"folder": tmp_path / "kept", "every_steps": 4}
-    first = tiny_job(data, steps=12, model=dropout, checkpoint=kept)
+    first = tiny_job(data, steps=12, **how, checkpoint=kept)
     recorder = Recorder()
     trainer = Trainer(first, RankGroup(), recorder)
     with pytest.raises(KeyboardInterrupt):
@@ -74,8 +75,8 @@ def test_a_resumed_training_goes_on_bit_for_bit(data: Path, tmp_path: Path) -> N
     _, resumed, here = train(first, resume=True)
 
     assert resumed.losses == uninterrupted.losses[4:]
-    for name, tensor in full_state(here.model).items():
-        assert torch.equal(tensor, full_state(there.model)[name]), name
+    for parameter, tensor in full_state(here.model).items():
+        assert torch.equal(tensor, full_state(there.model)[parameter]), parameter
     kept_steps = sorted(path.name for path in (tmp_path / "kept" / "tiny" / "alone").iterdir())
     assert kept_steps == ["step-0000000008", "step-0000000012"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from syncline_testing.training import LLAMA, tiny_job
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 LR, DECAY = 0.1, 0.5
+Name = Literal["adamw", "muon", "agd"]
 
 
 def norm_of(model: nn.Module) -> float:
@@ -53,20 +54,21 @@ def test_other_gradients_stay_as_they_are(size: float, limit: float | None) -> N
         assert torch.equal(parameter.grad.nan_to_num(), old.nan_to_num())
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon", "agd"])
 @pytest.mark.parametrize("config", [LLAMA, GPT2])
-def test_matrices_decay_and_vectors_do_not(config: dict[str, Any]) -> None:
+def test_matrices_decay_and_vectors_do_not(config: dict[str, Any], name: Name) -> None:
     """With gradients of zero all that moves a parameter is its decay."""
     model = build_model(
         tiny_job(Path("nowhere"), steps=1, model={"config": config}), Vocabulary(257, 256)
     )
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = build_optimizer(model, OptimizerSection(weight_decay=DECAY))
+    before = {of: parameter.detach().clone() for of, parameter in model.named_parameters()}
+    optimizer = build_optimizer(model, OptimizerSection(name=name, weight_decay=DECAY))
     set_lr(optimizer, LR)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    vectors = {name for name, old in before.items() if old.ndim < 2}
-    assert any("norm" in name or "ln" in name for name in vectors)
-    for name, parameter in model.named_parameters():
-        expected = before[name] if name in vectors else before[name] * (1 - LR * DECAY)
-        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=0, msg=name)
+    vectors = {of for of, old in before.items() if old.ndim < 2}
+    assert any("norm" in of or "ln" in of for of in vectors)
+    for of, parameter in model.named_parameters():
+        expected = before[of] if of in vectors else before[of] * (1 - LR * DECAY)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=0, msg=of)

@@ -115,14 +115,18 @@ class TrainSection(Section):
 
 
 class OptimizerSection(Section):
-    """AdamW, and its learning rate over the run's tokens."""
+    """The inner optimizer, and its learning rate over the run's tokens."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "muon", "agd"] = "adamw"
     lr: float = Field(default=3e-4, gt=0, le=10)
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     """Of matrices; norms, biases and other vectors are never decayed."""
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    """Muon's."""
+    delta: float = Field(default=1e-14, gt=0)
+    """Where AGD changes from momentum to adaptive steps."""
     schedule: ScheduleKind = "cosine"
     warmup_tokens: int = Field(default=0, ge=0)
     decay_share: float = Field(default=0.2, gt=0, le=1)

@@ -1,37 +1,54 @@
-"""The inner optimizer: AdamW with its parameter groups, and clipping by the global norm.
+"""The inner optimizer with its parameter groups, and clipping by the global norm.
 
 Works on plain tensors and on FSDP2's DTensors alike; the learning rate comes from ``schedules``.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
+from torch.optim import AdamW, Optimizer
 
 from syncline.layout import whole
+from syncline.optim import AGD, muon
 from syncline.train.config import OptimizerSection
 
 
-def build_optimizer(model: nn.Module, section: OptimizerSection) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; only those of two dimensions or more are decayed.
+def build_optimizer(model: nn.Module, section: OptimizerSection) -> Optimizer:
+    """The optimizer of the trainable parameters; only those of two dimensions or more are decayed.
 
     Call it after ``shard_model``, which replaces the parameters.
+
+    Raises:
+        ConfigError: there is no matrix for Muon.
     """
+    if section.name == "muon":
+        return muon(
+            model,
+            lr=section.lr,
+            weight_decay=section.weight_decay,
+            momentum=section.momentum,
+            betas=section.betas,
+            eps=section.eps,
+        )
+    groups = _groups(model, section.weight_decay)
+    if section.name == "agd":
+        return AGD(groups, lr=section.lr, betas=section.betas, delta=section.delta)
+    return AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, foreach=True)
+
+
+def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": section.weight_decay},
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=section.lr,
-        betas=section.betas,
-        eps=section.eps,
-        foreach=True,
-    )
+    return [group for group in groups if group["params"]]
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def set_lr(optimizer: Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
 
