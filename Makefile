@@ -60,8 +60,8 @@ generate: $(INSTALLED)  ## Generate the gRPC stubs from the schema
 	  syncline_proto/v1/checkpoints.proto
 
 # One that misses what is asked of it ends with 1; the others are taken all the same.
-benchmarks: $(INSTALLED)  ## Take the figures: demo, wire, memory; each ends in one line of JSON
-	@missed=0; for one in demo wire memory; do \
+benchmarks: $(INSTALLED)  ## Take the figures: demo, wire, memory, overhead; each ends in one line of JSON
+	@missed=0; for one in demo wire memory overhead; do \
 	  $(BIN)/python benchmarks/$$one.py || missed=1; \
 	done; exit $$missed
 

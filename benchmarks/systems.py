@@ -1,4 +1,4 @@
-"""The processes of each system that ``round.py`` compares: what is started, where, with what.
+"""The processes of what ``round.py`` and ``exposed.py`` compare: what is started, where, with what.
 
 Every system gets the same: one host for each participant, one more for what serves them, the same
 threads; of several sync services each has a host of its own. Builds command lines, and starts
@@ -127,10 +127,18 @@ def syncline_replicas(
         "run": system,
         "settings": json.dumps(settings),
     }
-    argv = [sys.executable, "-m", "peers.syncline_replica"]
+    return _replicas(scene, system, "peers.syncline_replica", place)
+
+
+def paced_replicas(scene: Scene, name: str, place: dict[str, str]) -> list[Command]:
+    """Replicas that train at a pace: those of ``exposed.py``."""
+    return _replicas(scene, name, "peers.paced_replica", place)
+
+
+def _replicas(scene: Scene, name: str, module: str, place: dict[str, str]) -> list[Command]:
     env = {"PYTHONPATH": _our_path(), "SYNCLINE_TOKEN": TOKEN}
     return [
-        scene.participant(system, number, argv, place, **env)
+        scene.participant(name, number, [sys.executable, "-m", module], place, **env)
         for number in range(scene.participants)
     ]
 
