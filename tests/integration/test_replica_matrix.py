@@ -1,0 +1,55 @@
+"""Every way to train together: ranks, overlap, codecs, accumulated gradients, all at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from syncline_testing.cluster import Cluster
+from syncline_testing.matrix import OVERLAP, ROUNDS, settings_of, train
+from syncline_testing.replicas import TinyModel
+from syncline_testing.warm import warm_ranks
+
+WAYS = list(product((0, OVERLAP), ("bf16", "int8"), (1, 2)))
+"""Overlap, codec both ways, micro-batches in a step."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_replicas_agree_with_the_service_after_each_round(
+    cluster: Cluster, tmp_path: Path, count: int
+) -> None:
+    """One of so many ranks, which share the model by FSDP2, beside one of a single rank."""
+    ways = [
+        {
+            "run": f"m{count}-k{overlap}-{codec}-a{parts}",
+            "settings": settings_of(overlap, codec),
+            "accumulate": parts,
+        }
+        for overlap, codec, parts in WAYS
+    ]
+    where = {"control": cluster.control_url, "sync": cluster.sync_address}
+    path = tmp_path / "wide.json"
+    path.write_text(json.dumps({**where, "name": "wide", "seed": 3, "ways": ways}))
+    logs = [tmp_path / f"wide-{rank}.log" for rank in range(count)]
+    program = ("-m", "syncline_testing.matrix", str(path))
+    with warm_ranks(*program, count=count, logs=logs) as processes:
+        own = {way["run"]: train(TinyModel(5), way, **where, name="own", seed=5) for way in ways}
+        codes = [process.wait(60) for process in processes]
+    assert codes == [0] * count, [log.read_text() for log in logs]
+    wide = json.loads(path.with_suffix(".out.json").read_text())
+    for way in ways:
+        overlaps = way["settings"]["overlap_steps"] > 0
+        for off in (own[way["run"]], wide[way["run"]]):
+            assert len(off) == (1 if overlaps else ROUNDS)
+            # What is moved instead of written is rounded once more.
+            assert max(off) <= (1e-6 if overlaps else 0.0), way["run"]

@@ -1,0 +1,98 @@
+"""A replica that trains in several ways, one run after the other, and looks after each round.
+
+As a program (``python -m syncline_testing.matrix JOB``) it is one rank of a replica of several; a
+test runs ``train`` itself for the other replica.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from syncline import Replica
+from syncline.interrupts import end
+from syncline_testing.replicas import STEP_TOKENS, TinyModel, batch, loss_of, published
+
+ROUNDS, EVERY, OVERLAP = 3, 3, 2
+
+
+def settings_of(overlap: int, codec: str) -> dict[str, Any]:
+    """Of a run of two replicas."""
+    return {
+        "strategy": "diloco",
+        "sync_every": EVERY,
+        "min_replicas": 2,
+        "overlap_steps": overlap,
+        "codec": {"up": codec, "down": codec},
+        "timeouts": {"lease": 10.0, "round_deadline": 60.0},
+    }
+
+
+def train(
+    model: nn.Module, way: dict[str, Any], *, control: str, sync: str, name: str, seed: int
+) -> list[float]:
+    """Train all rounds of a run; how far the model was from the published value after each.
+
+    With overlap it goes on meanwhile, and is looked at once everything has been merged.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    off: list[float] = []
+    run, parts = way["run"], way["accumulate"]
+    with Replica(
+        model, optimizer, run=run, name=name, settings=way["settings"], control=control
+    ) as replica:
+        for step in range(ROUNDS * EVERY):
+            for part in range(parts):
+                replica.count_tokens(STEP_TOKENS)
+                (loss_of(model, batch(seed + 1000 * part, step)) / parts).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            is_last = step + 1 == ROUNDS * EVERY
+            if is_last or (not way["settings"]["overlap_steps"] and not (step + 1) % EVERY):
+                replica.finish()
+                off.append(distance(model, sync, run, (step + 1) // EVERY))
+        assert replica.stats.rounds == ROUNDS
+        assert replica.committed_tokens % (ROUNDS * EVERY * parts * STEP_TOKENS) == 0
+    return off
+
+
+def distance(model: nn.Module, sync: str, run: str, revision: int) -> float:
+    """The largest distance of a parameter from its published value."""
+    values, newest = published(sync, run)
+    assert newest == revision, "nobody can go on without us"
+    far = [0.0]
+    for name, parameter in model.state_dict().items():
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        far.append(float((whole - torch.from_numpy(values[name])).abs().max()))
+    return max(far)
+
+
+def main(path: Path) -> None:
+    """One rank: train in all ways; rank 0 writes down how far it was."""
+    from torch.distributed.fsdp import fully_shard
+
+    job = json.loads(path.read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    off: dict[str, list[float]] = {}
+    for way in job["ways"]:
+        model = TinyModel(job["seed"], 2)
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        where = {"control": job["control"], "sync": job["sync"], "name": job["name"]}
+        off[way["run"]] = train(model, way, **where, seed=job["seed"] + 100 * dist.get_rank())
+    if dist.get_rank() == 0:
+        path.with_suffix(".out.json").write_text(json.dumps(off))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    end(0)
