@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from syncline.blocks import blocks_in
 from syncline.faults import plainly
 from syncline.layout import ModelLayout
+from syncline.optim import WSAM
 from syncline_proto.errors import ConfigError
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -43,7 +44,8 @@ class Hooks:
     ) -> None:
         """Register everything. ``before_forward`` is given the fragments that come next.
 
-        From then on the optimizer raises ConfigError when its step is given a closure.
+        From then on the optimizer raises ConfigError when its step is given a closure. One that
+        moves the parameters between two gradients of a step (WSAM) has everything merged before.
         """
         by_module: dict[nn.Module, list[int]] = {}
         for fragment, modules in enumerate(self.places):
@@ -53,6 +55,8 @@ class Hooks:
             hook: Any = torch.compiler.disable(_forward_hook(before_forward, tuple(fragments)))
             self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
         self._handles.append(optimizer.register_step_pre_hook(_step_hook(before_step)))
+        if isinstance(optimizer, WSAM):
+            self._handles.append(optimizer.register_perturb_pre_hook(before_step))
         self._handles.append(
             optimizer.register_step_post_hook(lambda *_: after_step())  # pyright: ignore[reportArgumentType]
         )

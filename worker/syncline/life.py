@@ -27,6 +27,7 @@ from syncline.helm import Helm
 from syncline.hooks import Hooks, reshard_all
 from syncline.join import Joined, Wish, found_run, open_run, register
 from syncline.layout import ModelLayout, outline, see_alike
+from syncline.optim import WSAM
 from syncline.push import Identity
 from syncline.pushes import Pushes
 from syncline.ranks import Ranks, see_together
@@ -39,10 +40,15 @@ from syncline.tokens import Tokens
 from syncline.verdicts import Verdicts
 from syncline.voice import voice
 from syncline.waiting import Waiting
-from syncline_proto.errors import LeaseLost, SynclineError
+from syncline_proto.errors import ConfigError, LeaseLost, SynclineError
 from syncline_proto.rest import Progress, Registration
 
 log = structlog.get_logger()
+
+TWO_GRADIENTS = (
+    "WSAM takes two gradients a step, and warmup_steps averages one; create the run without "
+    "warmup_steps, or train with another optimizer."
+)
 
 
 class Life:
@@ -67,7 +73,7 @@ class Life:
 
         Raises:
             SynclineError: as ``found_run``, ``register`` and ``open_run`` do; the model cannot be
-                described, or the ranks have different ones.
+                described, the ranks have different ones, or the optimizer does not go with the run.
         """
         see_together()
         ranks = self._ranks = Ranks()
@@ -76,6 +82,8 @@ class Life:
         see_alike(ranks, outlined.cut().layout.fingerprint())  # however it will be cut
         wish = self._wish
         run = found_run(wish, ranks, self._recall)
+        if isinstance(optimizer, WSAM) and run.settings.warmup_steps:
+            raise ConfigError(TWO_GRADIENTS)
         described = outlined.cut(run.settings.blocks_per_fragment)
         fingerprint = described.layout.fingerprint()
         registration = register(wish, ranks, run.settings.timeouts, fingerprint, self._recall)

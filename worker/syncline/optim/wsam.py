@@ -14,12 +14,14 @@ group, and so would synchronise all of them at every step): a norm is of the par
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from syncline.layout import local_part, whole
 from syncline.optim.checks import see_dense, see_not_negative
@@ -76,16 +78,18 @@ class WSAM(Optimizer):
         self.param_groups, self.state = base.param_groups, base.state
         self._before: dict[Tensor, tuple[Tensor, Tensor]] | None = None
         """Values and gradients of this rank's parts, where the perturbation began."""
-        self._hooks: list[Hook] = []
+        self._hooks: OrderedDict[int, Hook] = OrderedDict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Give the base optimizer its state back."""
         self.base.load_state_dict(state_dict)
         self.param_groups, self.state = self.base.param_groups, self.base.state
 
-    def register_perturb_pre_hook(self, hook: Hook) -> None:
+    def register_perturb_pre_hook(self, hook: Hook) -> RemovableHandle:
         """Call ``hook`` before parameters are perturbed: what must be written comes now."""
-        self._hooks.append(hook)
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
 
     @property
     def is_perturbed(self) -> bool:
@@ -101,7 +105,7 @@ class WSAM(Optimizer):
         """
         if self.is_perturbed:
             raise ConfigError("The parameters are perturbed already; call step() after perturb().")
-        for hook in self._hooks:
+        for hook in self._hooks.values():
             hook()
         moved = [p for p in self._parameters() if p.grad is not None]
         for parameter in moved:
