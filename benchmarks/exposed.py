@@ -177,15 +177,15 @@ def trained(
     processes = [crew.start(command) for command in systems.paced_replicas(scene, name, place)]
     end = time.monotonic() + LIMIT_S
     while any(process.exit_code is None for process in processes):
-        see_well(processes, late=time.monotonic() > end)
+        check_well(processes, late=time.monotonic() > end)
         time.sleep(LOOK_S)
-    see_well(processes)
+    check_well(processes)
     seen = seen_by([json.loads(Path(f"{told}-{one}").read_text()) for one in range(REPLICAS)])
     print(f"{name}: {seen.share:.1%} of the time waited", file=sys.stderr, flush=True)
     return seen
 
 
-def see_well(processes: list[Process], *, late: bool = False) -> None:
+def check_well(processes: list[Process], *, late: bool = False) -> None:
     """
     Raises:
         Failed: one has ended badly, or it takes too long.

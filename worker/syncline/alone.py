@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from syncline.averaged import Averaged
-from syncline.batches import see_counted
+from syncline.batches import check_counted
 from syncline.faults import plainly
-from syncline.ranks import Ranks, see_together
+from syncline.ranks import Ranks, check_together
 from syncline.tally import Phase, Tally
 from syncline.voice import own_rank, voice
 from syncline_proto.settings import RunSettings
@@ -56,7 +56,7 @@ class Alone:
         Raises:
             ConfigError: its ranks have not met.
         """
-        see_together()
+        check_together()
         why = "no control plane is configured (SYNCLINE_CONTROL)"
         idle = ", ".join(_without_meaning(self.settings))
         so = {"so": f"settings that mean nothing here: {idle}"} if idle else {}
@@ -119,7 +119,7 @@ class Alone:
             self.done = True
             self.phase = "done"
         elif self.tally.inner_step >= self.settings.sync_every:
-            see_counted(self.tally, 0, budget)
+            check_counted(self.tally, 0, budget)
 
 
 def _without_meaning(settings: RunSettings) -> list[str]:

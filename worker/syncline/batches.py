@@ -79,7 +79,7 @@ class Counting:
         log.warning("data.uncounted", why=why, so=so)
 
 
-def see_counted(tally: Tally, unpushed: int, budget: int | None) -> None:
+def check_counted(tally: Tally, unpushed: int, budget: int | None) -> None:
     """Look, at a boundary, at a loop that may neither use ``shard`` nor count tokens itself.
 
     One step alone says nothing yet: whoever counts after it comes late by one.

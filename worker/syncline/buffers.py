@@ -31,7 +31,7 @@ class Buffers:
         now = self._look().items()
         self._began = {name: (dtype, shape, bytearray(data)) for name, (dtype, shape, data) in now}
 
-    def see_unchanged(self) -> None:
+    def check_unchanged(self) -> None:
         """See that there are the same ones as then, each as it was. Collective.
 
         Raises:

@@ -188,7 +188,7 @@ def open_run(
             # Whoever trains has found revision 0 everywhere; but some were asked before others.
             for at in [at for at, one in answers.items() if _empty(one)]:
                 answers[at] = ask(at)
-                _see_nothing_lost(layout, at, answers[at])
+                _check_nothing_lost(layout, at, answers[at])
         return {
             "owners": {str(number): address for number, address in owners.items()},
             "initialised": [
@@ -221,7 +221,7 @@ def _empty(answer: pb.OpenRunResponse) -> list[int]:
     return [state.fragment for state in answer.fragments if not state.initialised]
 
 
-def _see_nothing_lost(layout: Layout, address: str, answer: pb.OpenRunResponse) -> None:
+def _check_nothing_lost(layout: Layout, address: str, answer: pb.OpenRunResponse) -> None:
     """Look at a service of a run that has gone on.
 
     Raises:

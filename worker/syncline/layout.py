@@ -110,7 +110,7 @@ def outline(model: nn.Module, ranks: Ranks) -> Outline:
         ConfigError: the model has something that cannot be synchronised; it is named.
     """
     names = CanonicalNames(model)
-    _see_no_running_statistics(model, names)
+    _check_no_running_statistics(model, names)
     tied: dict[nn.Parameter, list[str]] = {}
     for raw, parameter in model.named_parameters(remove_duplicate=False):
         tied.setdefault(parameter, []).append(names(raw))
@@ -127,7 +127,7 @@ def outline(model: nn.Module, ranks: Ranks) -> Outline:
     return Outline(specs, frozen_sha256, parameters, Groups(model, names), held)
 
 
-def see_alike(ranks: Ranks, fingerprint: str) -> None:
+def check_alike(ranks: Ranks, fingerprint: str) -> None:
     """See that all ranks described the same model, by the fingerprints of its layout. Collective.
 
     Raises:
@@ -196,7 +196,7 @@ def tensors_sha256(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _see_no_running_statistics(model: nn.Module, names: CanonicalNames) -> None:
+def _check_no_running_statistics(model: nn.Module, names: CanonicalNames) -> None:
     """Refuse them before anybody joins: a run's layout, with their hash, is for good."""
     saved = persistent_buffers(model)
     for prefix, module in model.named_modules():

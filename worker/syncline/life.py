@@ -26,11 +26,11 @@ from syncline.heartbeat import Pulse
 from syncline.helm import Helm
 from syncline.hooks import Hooks, reshard_all
 from syncline.join import Joined, Wish, found_run, open_run, register
-from syncline.layout import ModelLayout, outline, see_alike
+from syncline.layout import ModelLayout, check_alike, outline
 from syncline.optim import WSAM
 from syncline.push import Identity
 from syncline.pushes import Pushes
-from syncline.ranks import Ranks, see_together
+from syncline.ranks import Ranks, check_together
 from syncline.recall import Recall
 from syncline.rounds import Rounds
 from syncline.scratch import Scratch
@@ -75,11 +75,11 @@ class Life:
             SynclineError: as ``found_run``, ``register`` and ``open_run`` do; the model cannot be
                 described, the ranks have different ones, or the optimizer does not go with the run.
         """
-        see_together()
+        check_together()
         ranks = self._ranks = Ranks()
         reshard_all(model)
         outlined = outline(model, ranks)
-        see_alike(ranks, outlined.cut().layout.fingerprint())  # however it will be cut
+        check_alike(ranks, outlined.cut().layout.fingerprint())  # however it will be cut
         wish = self._wish
         run = found_run(wish, ranks, self._recall)
         if isinstance(optimizer, WSAM) and run.settings.warmup_steps:

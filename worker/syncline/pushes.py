@@ -49,7 +49,7 @@ class Pushes:
 
     def push(self, everything: bool = False) -> None:
         """Push the progress of the groups that are due, or of all."""
-        self._buffers.see_unchanged()
+        self._buffers.check_unchanged()
         due = None if everything else self._cadence.due(self._step)
         pushed = self._rounds.push(self._settings.codec.up, due)
         self._cadence.pushed(len(pushed), self._step)

@@ -114,7 +114,7 @@ class Ranks:
         self._group = None
 
 
-def see_together() -> None:
+def check_together() -> None:
     """See that ranks which were started as one replica have met.
 
     Raises:

@@ -191,7 +191,7 @@ class Replica:
         Where the loader has a ``DistributedSampler``, that has dealt among the ranks already.
         Counts their tokens; ends with the loader, or when the replica is done.
         """
-        self._see_started()
+        self._check_started()
         replicas = self.settings.replicas if self.active else 1
         say, (rank, ranks) = voice(own_rank()), ranks_among(loader)
         alive = self._registration.run.replicas_alive if self._registration else 0
@@ -214,7 +214,7 @@ class Replica:
     @plainly
     def count_tokens(self, tokens: SupportsIndex) -> None:
         """Say how many tokens, 0 or more, this rank trains on before the next optimizer step."""
-        self._see_started()
+        self._check_started()
         self._session.count(whole(tokens))
 
     def report(
@@ -265,13 +265,13 @@ class Replica:
         ``count_tokens``), so that what is clipped is the mean. Without it ``optimizer.step()``
         does the same, later; a second call within a step does nothing.
         """
-        self._see_started()
+        self._check_started()
         self._session.synchronize()
 
     @plainly
     def finish(self) -> None:
         """Wait for everything that was pushed, and merge it."""
-        self._see_started()
+        self._check_started()
         self._session.finish()
 
     def request_drain(self, asker: str = OWN) -> None:
@@ -338,7 +338,7 @@ class Replica:
         finally:
             self._life.release(failed, why)
 
-    def _see_started(self) -> None:
+    def _check_started(self) -> None:
         if self.active and self._stage == "new":
             raise ConfigError(
                 "The replica has not joined its run: start it, or use it in a `with` block."

@@ -16,7 +16,7 @@ from structlog.typing import FilteringBoundLogger
 from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
-from syncline.batches import see_counted
+from syncline.batches import check_counted
 from syncline.core.agreement import Conclusion, Step
 from syncline.core.feedback import Residuals, action_for, has_feedback
 from syncline.core.turns import Turns
@@ -139,7 +139,7 @@ class Rounds:
 
     def _count_tokens(self) -> None:
         tokens = self.tokens.take()
-        see_counted(self.tally, tokens, self._settings.token_budget)
+        check_counted(self.tally, tokens, self._settings.token_budget)
         self._unpushed = [held.more(tokens) for held in self._unpushed]
 
     def _ready(self) -> list[int]:

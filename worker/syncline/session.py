@@ -193,7 +193,7 @@ class Session:
             steps, every = self.tally.inner_step, self.settings.sync_every
             # In the synchronous phase there is no push to look at them at.
             if steps <= 1 or (self._warm_up is not None and not steps % every):
-                self._buffers.see_unchanged()
+                self._buffers.check_unchanged()
             self._offer_at_end()
             self._act()
 
@@ -243,7 +243,7 @@ class Session:
     def _offer_at_end(self) -> None:
         """Offer the parameters with which the synchronous phase ends, once it is over."""
         if self._warm_up is not None and self._warm_up.is_over:
-            self._buffers.see_unchanged()
+            self._buffers.check_unchanged()
             self._rounds.begin(self._warm_up.offers(self.tally.inner_step))
             self._warm_up = None
 

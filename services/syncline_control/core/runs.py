@@ -92,7 +92,7 @@ def changes(old: RunSettings, new: RunSettings) -> list[str]:
     return [f"{key}: {one} -> {other}" for key, one, other in found]
 
 
-def see_equal(run: str, has: RunSettings, asked: RunSettings) -> None:
+def check_equal(run: str, has: RunSettings, asked: RunSettings) -> None:
     """Raises:
     RunConflict: the run ``has`` other settings than those asked for; all are named.
     """

@@ -12,8 +12,8 @@ from syncline_control.core.runs import (
     Act,
     after,
     changes,
+    check_equal,
     patched,
-    see_equal,
     told,
 )
 from syncline_proto.differing import differences
@@ -82,9 +82,9 @@ def test_a_change_that_may_not_be_names_its_key(patch: dict[str, object], says: 
 def test_all_settings_that_differ_are_named_with_whose_they_are() -> None:
     has = RunSettings(strategy="diloco", sync_every=8, token_budget=100)
     asked = RunSettings(strategy="diloco", sync_every=16)
-    see_equal("r", has, has)
+    check_equal("r", has, has)
     with pytest.raises(RunConflict) as error:
-        see_equal("r", has, asked)
+        check_equal("r", has, asked)
     assert error.value.message == (
         "Run r exists with other settings (sync_every: the run has 8, here 16; token_budget: the "
         "run has 100, here none, the default); use its settings, or another name."

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from syncline.ranks import see_together
+from syncline.ranks import check_together
 from syncline_proto.errors import ConfigError
 from syncline_testing.two_ranks import two_ranks
 
@@ -59,7 +59,7 @@ def test_ranks_are_refused_where_nothing_averages(
 def test_ranks_that_have_not_met_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for alone in ("", "1"):
         monkeypatch.setenv("WORLD_SIZE", alone)
-        see_together()
+        check_together()
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="^WORLD_SIZE is 2, and torch.distributed is not"):
-        see_together()
+        check_together()

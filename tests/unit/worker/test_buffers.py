@@ -23,11 +23,11 @@ from syncline_proto.errors import ConfigError
 model = torch.nn.Linear(2, 2)
 {before}
 buffers = Buffers(model, ranks)
-buffers.see_unchanged()
+buffers.check_unchanged()
 if rank == 1:
     {change}
 try:
-    buffers.see_unchanged()
+    buffers.check_unchanged()
 except ConfigError as error:
     print(error.message)
 """
@@ -39,12 +39,12 @@ def test_a_changed_buffer_is_told_by_its_canonical_name(dtype: torch.dtype) -> N
     model.blocks[1].register_buffer("bias", torch.zeros((), dtype=dtype))
     model.blocks[1] = checkpoint_wrapper(model.blocks[1])
     buffers = Buffers(model, Ranks())
-    buffers.see_unchanged()
+    buffers.check_unchanged()
     list(model.buffers())[0].fill_(math.nan)
     nan = Buffers(model, Ranks())
-    nan.see_unchanged()
+    nan.check_unchanged()
     with pytest.raises(ConfigError, match=r"^The buffer blocks\.1\.bias has changed"):
-        buffers.see_unchanged()
+        buffers.check_unchanged()
 
 
 def test_the_same_bytes_of_another_type_or_shape_are_a_change() -> None:
@@ -54,21 +54,21 @@ def test_the_same_bytes_of_another_type_or_shape_are_a_change() -> None:
     for other in (torch.zeros(4, dtype=torch.float16), torch.zeros(2, 2, dtype=torch.bfloat16)):
         model.register_buffer("bias", other)
         with pytest.raises(ConfigError, match="buffer bias has changed"):
-            buffers.see_unchanged()
+            buffers.check_unchanged()
 
 
 def test_a_buffer_that_comes_or_goes_is_told() -> None:
     model = TinyModel()
     none = Buffers(model, Ranks())
-    none.see_unchanged()
+    none.check_unchanged()
     model.register_buffer("bias", torch.zeros(3))
     with pytest.raises(ConfigError, match=r"^The buffer bias came or went"):
-        none.see_unchanged()
+        none.check_unchanged()
     one = Buffers(model, Ranks())
     model.register_buffer("bias", torch.zeros(3), persistent=False)
     with pytest.raises(ConfigError, match=r"^The buffer bias came or went"):
-        one.see_unchanged()
-    none.see_unchanged()
+        one.check_unchanged()
+    none.check_unchanged()
 
 
 @pytest.mark.parametrize(

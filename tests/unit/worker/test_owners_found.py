@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncline.control import all_alive
-from syncline.join import _see_nothing_lost
+from syncline.join import _check_nothing_lost
 from syncline.standing import owners_of
 from syncline_proto.errors import RunConflict, Unreachable
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
@@ -49,6 +49,6 @@ def test_every_fragment_has_one_owner() -> None:
 
 
 def test_a_service_that_lost_its_part_of_a_run_gets_none_of_another_model() -> None:
-    _see_nothing_lost(LAYOUT, "a:1", says(0, 2))
+    _check_nothing_lost(LAYOUT, "a:1", says(0, 2))
     with pytest.raises(RunConflict, match=r"at a:1 has nothing of fragment f1"):
-        _see_nothing_lost(LAYOUT, "a:1", says(1, initialised=False))
+        _check_nothing_lost(LAYOUT, "a:1", says(1, initialised=False))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from syncline.layout import local_part
-from syncline.optim.checks import see_betas, see_dense, see_not_negative
+from syncline.optim.checks import check_betas, check_dense, check_not_negative
 from syncline.optim.states import load_as_they_are
 from syncline_proto.errors import ConfigError
 
@@ -61,8 +61,8 @@ class AGD(Optimizer):
         Raises:
             ConfigError: a value is out of its range.
         """
-        see_not_negative(lr=lr, weight_decay=weight_decay)
-        see_betas(betas)
+        check_not_negative(lr=lr, weight_decay=weight_decay)
+        check_betas(betas)
         if not delta > 0:
             raise ConfigError(
                 f"delta is {delta}; it must be above 0, or a gradient of 0 gives NaN."
@@ -95,7 +95,7 @@ class AGD(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    see_dense(parameter)
+                    check_dense(parameter)
                     self._move(parameter, local_part(parameter.grad), group)
         return loss
 

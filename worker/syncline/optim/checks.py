@@ -7,7 +7,7 @@ from torch import Tensor
 from syncline_proto.errors import ConfigError
 
 
-def see_not_negative(**values: float) -> None:
+def check_not_negative(**values: float) -> None:
     """
     Raises:
         ConfigError: a value is below 0, or is no number.
@@ -17,7 +17,7 @@ def see_not_negative(**values: float) -> None:
             raise ConfigError(f"{name} is {value}; it must be at least 0.")
 
 
-def see_betas(betas: tuple[float, float]) -> None:
+def check_betas(betas: tuple[float, float]) -> None:
     """
     Raises:
         ConfigError: one is not in [0, 1).
@@ -26,7 +26,7 @@ def see_betas(betas: tuple[float, float]) -> None:
         raise ConfigError(f"betas are {betas}; each must be at least 0 and below 1.")
 
 
-def see_dense(parameter: Tensor) -> None:
+def check_dense(parameter: Tensor) -> None:
     """
     Raises:
         ConfigError: the gradient is sparse.

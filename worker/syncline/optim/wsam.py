@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from syncline.layout import local_part, whole
-from syncline.optim.checks import see_dense, see_not_negative
+from syncline.optim.checks import check_dense, check_not_negative
 from syncline_proto.errors import ConfigError
 
 _TINY = 1e-12
@@ -68,7 +68,7 @@ class WSAM(Optimizer):
         Raises:
             ConfigError: a value is out of its range.
         """
-        see_not_negative(rho=rho)
+        check_not_negative(rho=rho)
         if not 0 <= gamma < 1:
             raise ConfigError(f"gamma is {gamma}; it must be at least 0 and below 1.")
         super().__init__(base.param_groups, base.defaults)
@@ -109,7 +109,7 @@ class WSAM(Optimizer):
             hook()
         moved = [p for p in self._parameters() if p.grad is not None]
         for parameter in moved:
-            see_dense(parameter)
+            check_dense(parameter)
         scale = self.rho / (self._norm(moved) + _TINY)
         before: dict[Tensor, tuple[Tensor, Tensor]] = {}
         for parameter in moved:
