@@ -6,7 +6,7 @@ Pure: time comes in as seconds on one clock.
 from __future__ import annotations
 
 STILL_TIMES = 10.0
-"""Between two tellings; or longer than any round may take: no pause, a standstill."""
+"""So many times the usual time between two tellings is a standstill, if no round may take it."""
 
 
 class Estimate:
