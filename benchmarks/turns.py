@@ -38,6 +38,8 @@ class Round:
 class _Participant:
     connection: socket.socket | None = None
     began: float | None = None
+    ended: float | None = None
+    """None once everybody's round has ended, too, or where it looks at the result by itself."""
     ready: dict[str, Any] | None = None
     """What it said when it became ready last; None while its round is under way."""
 
@@ -129,6 +131,18 @@ class Referee:
             one.began = what["began"]
         elif what.get("ready"):
             one.ready = what
+        else:
+            one.ended = what["ended"]
+            self._see_ended(list(people.values()))
+
+    def _see_ended(self, people: list[_Participant]) -> None:
+        """Let them look at the result, once all have it."""
+        if len(people) < self._participants or any(one.ended is None for one in people):
+            return
+        for one in people:
+            assert one.connection is not None
+            one.ended = None
+            one.connection.sendall(b"\n")
 
     def _accept(self) -> None:
         while True:

@@ -34,15 +34,29 @@ class Gate:
     def ready(self, ended: float | None = None, off: float | None = None) -> None:
         """Say what came of the last round, if there was one; return when the next begins."""
         self._say(ready=True, ended=ended, off=off)
-        if not self._lines.readline():
-            raise SystemExit(0)
+        self._await()
         self.began = time.monotonic()
         self._say(began=self.began)
+
+    def ended(self) -> float:
+        """Say that the model holds the result; return when, once everybody's does.
+
+        To look at it before would take the processors from those who are still at it.
+        """
+        ended = time.monotonic()
+        self._say(ended=ended)
+        self._await()
+        return ended
 
     def close(self) -> None:
         """Leave the referee, before the process ends."""
         self._lines.close()
         self._socket.close()
+
+    def _await(self) -> None:
+        """Wait for the referee's word."""
+        if not self._lines.readline():
+            raise SystemExit(0)
 
     def _say(self, **what: object) -> None:
         self._socket.sendall(json.dumps(what).encode() + b"\n")
@@ -76,7 +90,7 @@ def take_turns(
         prepare()
         gate.ready(ended, off)
         exchange()
-        ended = time.monotonic()
+        ended = gate.ended()
         off = trainee.off()
 
 
