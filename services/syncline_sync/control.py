@@ -14,8 +14,7 @@ import asyncio
 import contextlib
 import math
 import random
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -34,6 +33,7 @@ from syncline_proto.rest import (
 )
 from syncline_sync.descriptors import none_left
 from syncline_sync.files import replace_file
+from syncline_sync.report_queue import ReportQueue
 
 log = structlog.get_logger()
 
@@ -43,7 +43,6 @@ QUIET_S = 0.1
 """Before the next long poll, where one was answered with nothing new: who answers at once is not
 asked without end."""
 
-FLUSH_S = 0.2
 RETRY_S = (0.2, 5.0)
 """First and longest pause between attempts; doubled in between, with jitter."""
 
@@ -58,57 +57,6 @@ HUNG_UP = "Server disconnected"
 
 VOTES_MAX = 10_000
 """That one hello takes; the others are said once some of these are settled."""
-
-QUEUE_MAX = 20_000
-BATCH_MAX = 500
-
-
-class ReportQueue:
-    """What waits for the control plane; past the bound the oldest is dropped."""
-
-    def __init__(self) -> None:
-        self._items: deque[tuple[str, RoundReport | EventIn]] = deque()
-        self._filled = asyncio.Event()
-        self.dropped = 0
-        """Since the control plane last took something; told by ``taken``."""
-
-    def put(self, run: str, what: RoundReport | EventIn) -> None:
-        if len(self._items) >= QUEUE_MAX:
-            self._items.popleft()
-            if not self.dropped:
-                log.warning("too many reports wait; dropping the oldest", waiting=QUEUE_MAX)
-            self.dropped += 1
-        self._items.append((run, what))
-        self._filled.set()
-
-    def put_back(self, run: str, batch: Sequence[RoundReport | EventIn]) -> None:
-        """A batch that may not have been taken is the oldest once more, as far as there is room."""
-        free = min(QUEUE_MAX - len(self._items), len(batch))
-        self.dropped += len(batch) - free
-        newest = batch[len(batch) - free :]
-        self._items.extendleft((run, what) for what in reversed(newest))
-        self._filled.set()
-
-    def taken(self) -> None:
-        """The control plane has taken something: tell what it will never hear of."""
-        if self.dropped:
-            log.warning("reports were dropped", count=self.dropped)
-            self.dropped = 0
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    async def batch(self) -> tuple[str, list[RoundReport | EventIn]]:
-        """Wait for something, then for its companions; take the oldest of one run."""
-        if not self._items:
-            self._filled.clear()
-            await self._filled.wait()
-        await asyncio.sleep(FLUSH_S)  # each time: to send one by one took a tenth of a busy loop
-        run = self._items[0][0]
-        batch: list[RoundReport | EventIn] = []
-        while self._items and self._items[0][0] == run and len(batch) < BATCH_MAX:
-            batch.append(self._items.popleft()[1])
-        return run, batch
 
 
 class ControlLink:

@@ -24,11 +24,12 @@ from syncline_proto.rest import SyncServiceHello
 from syncline_sync.aside import sweep_aside
 from syncline_sync.budget import Budget
 from syncline_sync.checkpoints import CheckpointServicer
-from syncline_sync.control import ControlLink, ReportQueue
+from syncline_sync.control import ControlLink
 from syncline_sync.disk import Disk, check_is_there
 from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
 from syncline_sync.pins import sweep_pins
+from syncline_sync.report_queue import ReportQueue
 from syncline_sync.run import Shared
 from syncline_sync.seating import take_seat
 from syncline_sync.servicer import SyncServicer

@@ -11,7 +11,8 @@ from typing import TypeAlias
 import httpx
 
 from syncline_proto.rest import Membership, SyncServiceHello
-from syncline_sync.control import ControlLink, ReportQueue
+from syncline_sync.control import ControlLink
+from syncline_sync.report_queue import ReportQueue
 
 HELLO = SyncServiceHello(name="sync-0", address="127.0.0.1:1", instance="i")
 

@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import Forbidden, StoreDamaged
-from syncline_proto.rest import EventIn, Membership
-from syncline_sync import control
-from syncline_sync.control import ReportQueue
+from syncline_proto.rest import EventIn, Membership, RoundReport
+from syncline_sync import control, report_queue
+from syncline_sync.report_queue import ReportQueue
 from syncline_testing.linked import link_to, running
 
 Answer = Callable[[httpx.Request, asyncio.Event], Awaitable[httpx.Response]]
@@ -53,7 +53,7 @@ def test_reports_that_the_control_plane_fails_at_do_not_hold_up_the_next(
 def test_a_full_queue_drops_the_oldest_and_tells_once_how_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(control, "QUEUE_MAX", 3)
+    monkeypatch.setattr(report_queue, "QUEUE_MAX", 3)
 
     async def scenario() -> None:
         reports = ReportQueue()
@@ -76,7 +76,7 @@ def test_a_full_queue_drops_the_oldest_and_tells_once_how_many(
 
 
 def test_a_batch_that_comes_back_finds_the_room_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "QUEUE_MAX", 3)
+    monkeypatch.setattr(report_queue, "QUEUE_MAX", 3)
 
     async def scenario() -> None:
         reports = ReportQueue()
@@ -98,7 +98,7 @@ def test_a_batch_that_comes_back_finds_the_room_there_is(monkeypatch: pytest.Mon
 
 
 def test_what_was_dropped_is_told_when_something_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "QUEUE_MAX", 1)
+    monkeypatch.setattr(report_queue, "QUEUE_MAX", 1)
     monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
     answers = iter([httpx.Response(503), httpx.Response(400), httpx.Response(204)])
     told: list[tuple[int, int]] = []
@@ -320,3 +320,32 @@ def test_who_is_refused_has_no_part_in_the_runs_until_it_is_taken(
         assert {"Give all the same --shards."} == {line["why"] for line in logs if "why" in line}
 
     asyncio.run(scenario())
+
+
+def test_reports_of_a_round_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_queue, "FLUSH_S", 2.0)
+    monkeypatch.setattr(report_queue, "FLUSH_MAX_S", 600.0)
+
+    async def scenario() -> list[RoundReport | EventIn]:
+        reports = ReportQueue()
+        batch = asyncio.create_task(reports.batch())
+        for number in range(5):
+            reports.put("one", event(number))
+            await asyncio.sleep(0.05)
+        return (await batch)[1]
+
+    assert asyncio.run(scenario()) == [event(number) for number in range(5)]
+
+
+def test_reports_that_keep_coming_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_queue, "FLUSH_S", 600.0)
+    monkeypatch.setattr(report_queue, "FLUSH_MAX_S", 0.2)
+
+    async def scenario() -> None:
+        reports = ReportQueue()
+        batch = asyncio.create_task(reports.batch())
+        while not batch.done():
+            reports.put("one", event(1))
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

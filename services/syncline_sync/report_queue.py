@@ -1,0 +1,83 @@
+"""What the sync service has to tell the control plane, until that has taken it.
+
+Reports of a round go together, once no more of them come: to make, send and take in one of them
+amid a round would cost the round. Bounded; knows nothing of how they are sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import structlog
+
+from syncline_proto.rest import EventIn, RoundReport
+
+log = structlog.get_logger()
+
+FLUSH_S = 0.2
+"""Reports wait until none has come for so long: those of a round go together, and behind it."""
+
+FLUSH_MAX_S = 1.0
+"""How long they wait at most, where they keep coming."""
+
+QUEUE_MAX = 20_000
+BATCH_MAX = 500
+
+
+class ReportQueue:
+    """What waits for the control plane; past the bound the oldest is dropped."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[str, RoundReport | EventIn]] = deque()
+        self._filled = asyncio.Event()
+        self._put_at_s = -math.inf
+        self.dropped = 0
+        """Since the control plane last took something; told by ``taken``."""
+
+    def put(self, run: str, what: RoundReport | EventIn) -> None:
+        if len(self._items) >= QUEUE_MAX:
+            self._items.popleft()
+            if not self.dropped:
+                log.warning("too many reports wait; dropping the oldest", waiting=QUEUE_MAX)
+            self.dropped += 1
+        self._items.append((run, what))
+        self._put_at_s = time.monotonic()
+        self._filled.set()
+
+    def put_back(self, run: str, batch: Sequence[RoundReport | EventIn]) -> None:
+        """A batch that may not have been taken is the oldest once more, as far as there is room."""
+        free = min(QUEUE_MAX - len(self._items), len(batch))
+        self.dropped += len(batch) - free
+        newest = batch[len(batch) - free :]
+        self._items.extendleft((run, what) for what in reversed(newest))
+        self._filled.set()
+
+    def taken(self) -> None:
+        """The control plane has taken something: tell what it will never hear of."""
+        if self.dropped:
+            log.warning("reports were dropped", count=self.dropped)
+            self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    async def batch(self) -> tuple[str, list[RoundReport | EventIn]]:
+        """Wait for something, then for its companions; take the oldest of one run."""
+        if not self._items:
+            self._filled.clear()
+            await self._filled.wait()
+        # Each time: to send one by one, amid a round, took a tenth of a busy loop.
+        now_s = time.monotonic()
+        latest_s = now_s + FLUSH_MAX_S
+        while now_s < (until_s := min(self._put_at_s + FLUSH_S, latest_s)):
+            await asyncio.sleep(until_s - now_s)
+            now_s = time.monotonic()
+        run = self._items[0][0]
+        batch: list[RoundReport | EventIn] = []
+        while self._items and self._items[0][0] == run and len(batch) < BATCH_MAX:
+            batch.append(self._items.popleft()[1])
+        return run, batch
