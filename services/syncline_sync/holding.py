@@ -124,8 +124,11 @@ class Holding:
         if closing.kind is Kind.GRADIENT:
             await self._finish_gradient(closing)
             return None
-        outcome = await self._step(closing)
-        difference = await self._follow(closing)
+        sent, unread = await self._to_advance(closing)
+        outcome, told = await self._step(closing, sent, unread)
+        difference = None if told is None else Difference(told)
+        if closing.saved.is_by_difference and sent is None:
+            await self._publish_anew()
         await self._hold(self.revisions)
         if closing.behind:
             await self._fall_behind()
@@ -185,49 +188,57 @@ class Holding:
             self._accumulator = np.empty(self._numel, np.float32) if spare is None else spare
         return self._accumulator
 
-    async def _step(self, closing: Closing) -> merge.Outcome | None:
-        """Change parameters and momentum as the round says; None if it has no sum."""
-        accumulator, self._accumulator = self._accumulator, None
-        if accumulator is None:
-            return None
-        if closing.kind is Kind.PARAMETERS:
-            before = self._parameters
-            self._parameters, self._spare = accumulator, before if before.size else None
-            self._momentum = np.zeros(self._numel, np.float32)
-            return None
-        outcome = await self._compute(
-            merge.outer_step,
-            self._parameters,
-            self._momentum,
-            accumulator,
-            closing.total_weight,
-            closing.outer,
-        )
-        if outcome.clip:
-            self._parameters, self._spare = accumulator, self._parameters
-        else:
-            self._spare = accumulator
-        return outcome
-
-    async def _follow(self, closing: Closing) -> Difference | None:
-        """Take the published value to the new parameters; the difference, where that tells it.
+    async def _to_advance(self, closing: Closing) -> tuple[UInt16 | None, memoryview | None]:
+        """The published value, where a difference is to take it on, and memory to tell that in.
 
         What was offered, and the first value of all, is published whole: nothing is lost of it.
         """
         if not closing.saved.is_by_difference:
             self._sent = None
-            return None
+            return None, None
         await self._read_newest_from_file()
         unread: memoryview | None = None
         for _, value in self.revisions.values:
             memory = value.retire()
             unread = unread if memory is None else memory
-        if self._sent is None or closing.kind is Kind.PARAMETERS:
-            self._sent = np.empty(self._numel, np.uint16) if self._sent is None else self._sent
-            await self._compute(publish, self._sent, self._parameters)
-            return None
-        payload = await self._compute(advance, self._sent, self._parameters, unread)
-        return None if payload is None else Difference(payload)
+        return (None, None) if closing.kind is Kind.PARAMETERS else (self._sent, unread)
+
+    async def _step(
+        self, closing: Closing, sent: UInt16 | None, unread: memoryview | None
+    ) -> tuple[merge.Outcome | None, memoryview | None]:
+        """Change parameters and momentum as the round says, and take ``sent`` to them.
+
+        The outcome is None if the round has no sum; the difference, where none tells it.
+        """
+        accumulator, self._accumulator = self._accumulator, None
+        told: memoryview | None = None
+        if accumulator is None:
+            if sent is not None:
+                told = await self._compute(advance, sent, self._parameters, unread)
+            return None, told
+        if closing.kind is Kind.PARAMETERS:
+            before = self._parameters
+            self._parameters, self._spare = accumulator, before if before.size else None
+            self._momentum = np.zeros(self._numel, np.float32)
+            return None, None
+        arrays = self._parameters, self._momentum, accumulator
+        weight, outer = closing.total_weight, closing.outer
+        if sent is None:
+            outcome = await self._compute(merge.outer_step, *arrays, weight, outer)
+        else:
+            outcome, told = await self._compute(
+                merge.step_and_advance, *arrays, weight, outer, sent, unread
+            )
+        if outcome.clip:
+            self._parameters, self._spare = accumulator, self._parameters
+        else:
+            self._spare = accumulator
+        return outcome, told
+
+    async def _publish_anew(self) -> None:
+        """Publish the parameters whole, in memory of their own from now on."""
+        self._sent = np.empty(self._numel, np.uint16) if self._sent is None else self._sent
+        await self._compute(publish, self._sent, self._parameters)
 
     async def _read_newest_from_file(self) -> None:
         """From now on; the array that it is sent from is to change."""

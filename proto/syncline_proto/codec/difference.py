@@ -16,11 +16,13 @@ Pure, as all codecs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
 from syncline_proto.codec import int8_loops
-from syncline_proto.codec.base import Bytes, Float32, UInt16, bf16_bits
+from syncline_proto.codec.base import Bytes, Float32, UInt8, UInt16, bf16_bits
 from syncline_proto.codec.int8_loops import BLOCK, BLOCK_BYTES, SCALE_BYTES
 from syncline_proto.codec.integers import Int8, check_int8
 from syncline_proto.errors import InvalidRequest
@@ -44,8 +46,18 @@ def advance(held: UInt16, values: Float32, unread: memoryview | None = None) -> 
     finite; then the new value is ``values`` rounded to bf16, which only whole can be told.
     ``unread`` is an earlier difference of as many elements that nobody reads: it is written over.
     """
+    return advance_by(lambda out: int8_loops.advance(held, values, out), held, values, unread)
+
+
+def advance_by(
+    write: Callable[[UInt8], bool], held: UInt16, values: Float32, unread: memoryview | None
+) -> memoryview | None:
+    """As ``advance``, by a loop that does more: ``write`` does what ``int8_loops.advance`` does.
+
+    ``values`` need not be what they are to be before it has run.
+    """
     out = np.empty(_INT8.size(held.size), np.uint8) if unread is None else np.asarray(unread)
-    if not int8_loops.advance(held, values, out):
+    if not write(out):
         publish(held, values)
         return None
     return out.data

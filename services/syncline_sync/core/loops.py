@@ -1,11 +1,31 @@
-"""The outer step's inner loop, over flat fp32 arrays of equal length; ``merge`` says what for."""
+"""The outer step's inner loops, over flat fp32 arrays of equal length; ``merge`` says what for."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from syncline_proto.codec import Float32
-from syncline_proto.compiled import compiled, read, written
+from syncline_proto.codec.base import Float32, UInt8, UInt16
+from syncline_proto.codec.int8_loops import BLOCK, BLOCK_BYTES, block_advance
+from syncline_proto.compiled import compiled, inner, read, written
+
+
+@inner
+def step_of(
+    parameters: Float32,
+    momentum: Float32,
+    accumulator: Float32,
+    start: int,
+    count: int,
+    factor: np.float32,
+    mu: np.float32,
+    lr: np.float32,
+) -> None:
+    """``step``, of ``count`` elements from ``start`` on."""
+    for i in range(start, start + count):
+        d = accumulator[i] * factor
+        v = momentum[i] * mu + d
+        momentum[i] = v
+        accumulator[i] = parameters[i] - (v * mu + d) * lr
 
 
 @compiled(
@@ -23,8 +43,39 @@ def step(
     lr: np.float32,
 ) -> None:
     """D = factor * acc; v = mu v + D; acc = theta - lr (mu v + D)."""
-    for i in range(parameters.size):
-        d = accumulator[i] * factor
-        v = momentum[i] * mu + d
-        momentum[i] = v
-        accumulator[i] = parameters[i] - (v * mu + d) * lr
+    step_of(parameters, momentum, accumulator, 0, parameters.size, factor, mu, lr)
+
+
+@compiled(
+    "boolean",
+    read("float32"),
+    *(written("float32"), written("float32")),
+    *("float32", "float32", "float32"),
+    *(written("uint16"), written("uint8")),
+)
+def step_and_advance(
+    parameters: Float32,
+    momentum: Float32,
+    accumulator: Float32,
+    factor: np.float32,
+    mu: np.float32,
+    lr: np.float32,
+    held: UInt16,
+    out: UInt8,
+) -> bool:
+    """``step``, and what ``int8_loops.advance`` does with what that leaves in ``accumulator``.
+
+    All of a block while it is in the processor's cache: 50M parameters take 28 ms instead of 42.
+    """
+    change = np.empty(BLOCK, np.float32)
+    blocks, full, rest, is_fine = out.view(np.int8), held.size // BLOCK, held.size % BLOCK, True
+    for k in range(full):
+        step_of(parameters, momentum, accumulator, k * BLOCK, BLOCK, factor, mu, lr)
+        is_fine = is_fine and block_advance(
+            held, accumulator, k * BLOCK, BLOCK, change, blocks, k * BLOCK_BYTES
+        )
+    start, at = full * BLOCK, full * BLOCK_BYTES
+    step_of(parameters, momentum, accumulator, start, rest, factor, mu, lr)
+    if rest:
+        is_fine = is_fine and block_advance(held, accumulator, start, rest, change, blocks, at)
+    return is_fine

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncline_proto.codec import Bytes, Codec, Float32, codec_of, square_sum
+from syncline_proto.codec import (
+    Bytes,
+    Codec,
+    Float32,
+    UInt8,
+    UInt16,
+    advance,
+    advance_by,
+    codec_of,
+    square_sum,
+)
 from syncline_proto.settings import OuterSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
@@ -91,14 +101,52 @@ def outer_step(
     2311.08105); the clip is EDiT's, per fragment. In fp32, in this order: acc times the one factor
     clip / W; mu v; + D; mu v; + D; times lr; theta minus that.
     """
+    outcome = _outcome(accumulator, total_weight, settings)
+    if outcome.clip:
+        numbers = _numbers(outcome, total_weight, settings)
+        loops.step(parameters, momentum, accumulator, *numbers)
+    return outcome
+
+
+def step_and_advance(
+    parameters: Float32,
+    momentum: Float32,
+    accumulator: Float32,
+    total_weight: float,
+    settings: OuterSettings,
+    published: UInt16,
+    unread: memoryview | None = None,
+) -> tuple[Outcome, memoryview | None]:
+    """``outer_step``, then ``codec.advance`` of ``published`` to what that makes, in one pass.
+
+    ``published`` is bf16, as bits [numel]; it follows parameters that did not change, too.
+    """
+    outcome = _outcome(accumulator, total_weight, settings)
+    if not outcome.clip:
+        return outcome, advance(published, parameters, unread)
+    numbers = _numbers(outcome, total_weight, settings)
+
+    def write(out: UInt8) -> bool:
+        return loops.step_and_advance(parameters, momentum, accumulator, *numbers, published, out)
+
+    return outcome, advance_by(write, published, accumulator, unread)
+
+
+def _outcome(accumulator: Float32, total_weight: float, settings: OuterSettings) -> Outcome:
+    """What the step is to do, by the norm of the merged pseudo-gradient."""
     norm = math.sqrt(square_sum(accumulator)) / total_weight
     if not is_finite(norm):
         return Outcome(norm, 0.0)
     clip = 1.0 if settings.clip is None else min(1.0, settings.clip / (norm + CLIP_EPSILON))
-    factor = np.float32(clip / total_weight)
-    mu, lr = np.float32(settings.momentum), np.float32(settings.lr)
-    loops.step(parameters, momentum, accumulator, factor, mu, lr)
     return Outcome(norm, clip)
+
+
+def _numbers(
+    outcome: Outcome, total_weight: float, settings: OuterSettings
+) -> tuple[np.float32, np.float32, np.float32]:
+    """clip / W, mu and lr."""
+    factor = np.float32(outcome.clip / total_weight)
+    return factor, np.float32(settings.momentum), np.float32(settings.lr)
 
 
 def mean(accumulator: Float32, total_weight: float) -> None:

@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from syncline_proto.codec import CODECS, Codec, Float32, encode, published, square_sum
+from syncline_proto.codec import (
+    CODECS,
+    Codec,
+    Float32,
+    advance,
+    codec_of,
+    encode,
+    publish,
+    published,
+    square_sum,
+)
 from syncline_proto.codec.base import PIECE
 from syncline_proto.settings import OuterSettings
 from syncline_proto.spans import Extent
@@ -130,6 +140,34 @@ def test_the_outer_step_is_torchs_nesterov(given_settings: dict[str, Any]) -> No
         sgd.step()
         assert outcome.merged_norm == pytest.approx(np.linalg.norm(mean), rel=1e-5)
         np.testing.assert_allclose(parameters, twin.detach().numpy(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 3 * 256 + 17])
+@pytest.mark.parametrize("strange", ["nothing", "huge parameter", "bad sum", "published infinite"])
+def test_a_step_that_tells_is_a_step_and_then_what_is_told(size: int, strange: str) -> None:
+    rng = np.random.default_rng(size)
+    parameters, momentum, accumulator = (
+        rng.standard_normal(size).astype(np.float32) for _ in range(3)
+    )
+    held = np.empty(size, np.uint16)
+    publish(held, parameters + np.float32(0.01))
+    if size and strange == "huge parameter":
+        parameters[size // 2] = 3.4e38
+    if size and strange == "bad sum":
+        accumulator[-1] = np.nan
+    if size and strange == "published infinite":
+        held[-1] = 0x7F80
+    outer = OuterSettings(clip=0.5)
+    p, m, a, h = parameters.copy(), momentum.copy(), accumulator.copy(), held.copy()
+    outcome = merge.outer_step(p, m, a, 2.0, outer)
+    told = advance(h, a if outcome.clip else p)
+    unread = memoryview(bytearray(codec_of(pb.CODEC_INT8).size(size)))
+    arrays = parameters, momentum, accumulator
+    both = merge.step_and_advance(*arrays, 2.0, outer, held, unread)
+    assert np.array_equal([both[0].clip], [outcome.clip])
+    assert (both[1] is None) == (told is None)
+    assert told is None or (both[1] is not None and bytes(both[1]) == bytes(told))
+    assert [x.tobytes() for x in (*arrays, held)] == [x.tobytes() for x in (p, m, a, h)]
 
 
 @given(st.lists(vectors(8), min_size=1, max_size=5), vectors(8))
