@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Self
 
-from syncline_proto.codec import DIFFERENCE_ELEMENTS, Bytes, chunk_elements, is_worth_it
+from syncline_proto.codec import DIFFERENCE_ELEMENTS, Bytes, chunk_elements, crc32c, is_worth_it
 from syncline_proto.errors import RevisionGone
 from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
@@ -32,6 +32,9 @@ that save a pull 5 % of its CPU where they save a push 25 %."""
 LONG_DIFFERENCE_ELEMENTS = 1000 * 1024
 """Of a chunk of that, where a shard has no more spans: with a scale of 4 bytes for each block of
 256, and two more for each span that begins and ends within one, it is under 1 MiB."""
+
+SUMS_MAX = 4096
+"""Checksums that are kept of a value: those of a fragment of 4 GiB, in a cut that all ask for."""
 
 
 class NewestNamed(RevisionGone):
@@ -72,6 +75,8 @@ class Published:
         self._source, self._in_memory = source, difference
         """The difference until its memory is given back; ``difference`` is None once nobody may
         begin to read it."""
+        self.sums: dict[tuple[bool, int, int], int] = {}
+        """By whether it is of the difference, and the span that was cut out."""
         self._reads: set[asyncio.Future[Bytes]] = set()
         """Those under way in the pool; they may be of a source before this one."""
         self._loans = 0
@@ -310,3 +315,16 @@ class Loan:
             return await self.value.read(spans, pool)
         except RevisionGone:
             raise self._shelf.gone(self._number) from None
+
+    def checksum(self, spans: Spans, data: Bytes) -> int:
+        """CRC-32C of ``data``, which ``read`` gave for ``spans``; most readers ask for the same."""
+        if len(spans) != 1:
+            return crc32c(data)
+        start, length = spans[0].tolist()
+        sums, key = self.value.sums, (self._difference is not None, start, length)
+        known = sums.get(key)
+        if known is None:
+            known = crc32c(data)
+            if len(sums) < SUMS_MAX:
+                sums[key] = known
+        return known

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from syncline_proto.codec import Bytes, crc32c
+from syncline_proto.codec import Bytes
 from syncline_proto.errors import Unreachable
 from syncline_proto.parts import Chunk, write_chunk
 from syncline_proto.spans import Extent, Spans
@@ -65,7 +65,7 @@ class Sending:
         if spans is None:
             return False
         self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
-        part, size = _sealed(await self.loan.read(spans, self.shared.pool))
+        part, size = self._sealed(spans, await self.loan.read(spans, self.shared.pool))
         del spans  # the reader may take long
         its.begin()
         await self.write(part)
@@ -73,7 +73,6 @@ class Sending:
         self.run.metrics.moved("down", size)
         return True
 
-
-def _sealed(data: Bytes) -> tuple[bytes, int]:
-    """The message of a chunk, and its payload's size; that is not kept while it waits."""
-    return write_chunk(Chunk(data, crc32c(data))), len(data)
+    def _sealed(self, spans: Spans, data: Bytes) -> tuple[bytes, int]:
+        """The message of a chunk, and its payload's size; that is not kept while it waits."""
+        return write_chunk(Chunk(data, self.loan.checksum(spans, data))), len(data)

@@ -15,13 +15,14 @@ from syncline_proto.codec import (
     Float32,
     advance,
     codec_of,
+    crc32c,
     encode,
 )
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import RunSettings
 from syncline_proto.spans import NOWHERE, Extent, extent
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync import staged
+from syncline_sync import published, staged
 from syncline_sync.core.record import Saved
 from syncline_sync.cuts import CUT_SPANS
 from syncline_sync.fragment_store import FragmentStore, Place
@@ -133,6 +134,34 @@ def test_the_chunks_of_a_difference_are_within_their_bound(count: int) -> None:
     assert max(sizes) <= PULLED_BYTES_MAX
     if count <= FEW_CUT_SPANS:
         assert len(sizes) == -(-int(spans[:, 1].sum()) // LONG_DIFFERENCE_ELEMENTS)
+
+
+def test_a_chunk_has_its_own_checksum_whoever_asks_first() -> None:
+    held = np.zeros(SIZE, np.uint16)
+    payload = advance(held, VALUES)
+    assert payload is not None
+    as_sent, difference = Sent(encode(VALUES, pb.CODEC_BF16), pb.CODEC_BF16), Difference(payload)
+    value = Published(Saved(), pb.CODEC_BF16, as_sent)
+    whole = Loan(Shelf("revision"), 1, value)
+    by_difference = Loan(Shelf("revision"), 1, value, difference)
+    where = Extent.of(np.array([[0, SIZE]]))
+    for _ in range(2):
+        for loan, source in ((whole, as_sent), (by_difference, difference)):
+            for spans in loan.cuts(where):
+                data = source.read(spans)
+                assert loan.checksum(spans, data) == crc32c(data)
+
+
+def test_checksums_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "SUMS_MAX", 3)
+    as_sent = Sent(encode(VALUES, pb.CODEC_BF16), pb.CODEC_BF16)
+    value = Published(Saved(), pb.CODEC_BF16, as_sent)
+    loan = Loan(Shelf("revision"), 1, value)
+    for start in range(10):
+        spans = np.array([[start, 5]])
+        data = as_sent.read(spans)
+        assert loan.checksum(spans, data) == crc32c(data)
+    assert len(value.sums) == 3
 
 
 def test_a_value_may_be_read_for_a_while_after_its_shelf_has_dropped_it() -> None:
