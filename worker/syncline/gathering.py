@@ -1,9 +1,9 @@
-"""Values of a model on their way into a payload, a window of them at a time.
+"""Values of a model on their way into a payload: straight from where they lie, or by a window.
 
-A window fits into the processor's cache, so what is subtracted and encoded there goes through
-memory once: read where the model has it, written as it will be sent. Of a GPU the window is pinned
-memory. What does not lie in one stretch is copied whole before. Knows nothing of fragments,
-revisions or services.
+Codecs that subtract as they encode take long stretches of a model on the CPU in one pass. All else
+goes through a window, which fits into the processor's cache, so what is subtracted and encoded
+there goes through memory once, too. Of a GPU the window is pinned memory. What does not lie in one
+stretch is copied whole before. Knows nothing of fragments, revisions or services.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,23 +41,58 @@ class Window:
 
     def gather(self, parts: Iterable[Part], codec: Codec, out: UInt8) -> None:
         """Encode ``parts``, one after another, as one payload: ``out``, of just its size."""
-        encoded = filled = 0
+        writing = _Writing(self._memory, codec, out)
         for part in parts:
-            flat, at = part.values.reshape(-1), 0
-            while at < flat.numel():
-                count = min(flat.numel() - at, WINDOW - filled)
-                anchor = None if part.anchor is None else part.anchor[at : at + count]
-                _read(flat[at : at + count], anchor, self._memory[filled : filled + count])
-                at, filled = at + count, filled + count
-                if filled == WINDOW:
-                    encoded, filled = self._encode(filled, codec, out, encoded), 0
-        self._encode(filled, codec, out, encoded)
+            writing.take(part.values.reshape(-1), part.anchor)
+        writing.flush()
 
-    def _encode(self, filled: int, codec: Codec, out: UInt8, at: int) -> int:
-        """Write what is in the window to ``out`` from byte ``at`` on; the byte after it."""
-        end = at + codec.size(filled)
-        codec.encode_into(self._memory[:filled], out[at:end])
-        return end
+
+@dataclass(slots=True)
+class _Writing:
+    """A payload while it is written."""
+
+    window: Float32
+    codec: Codec
+    out: UInt8
+    encoded: int = 0
+    """Bytes of ``out``."""
+    filled: int = 0
+    """Values in the window, which come next."""
+
+    def take(self, values: Tensor, anchor: Float32 | UInt16 | None) -> None:
+        """Encode what comes next, but for some that stay in the window; flat."""
+        grain, at = self.codec.grain, 0
+        plain = values.is_cpu and values.dtype == torch.float32
+        bits = anchor.view(np.uint16) if anchor is not None and anchor.dtype == np.uint16 else None
+        goes_straight = plain and bits is not None
+        while (left := values.numel() - at) > 0:
+            if goes_straight and bits is not None and not self.filled and left >= grain:
+                end = at + left - left % grain
+                goes_straight = self._encode_less(bits[at:end], values[at:end].numpy())
+                at = end if goes_straight else at
+                continue
+            # Soon at a grain's end again, from where all that follows may go straight.
+            stop = (self.filled // grain + 1) * grain if goes_straight else WINDOW
+            count = min(left, stop - self.filled)
+            part = None if anchor is None else anchor[at : at + count]
+            _read(values[at : at + count], part, self.window[self.filled : self.filled + count])
+            at, self.filled = at + count, self.filled + count
+            if self.filled == stop:
+                self.flush()
+
+    def flush(self) -> None:
+        """Encode what is in the window."""
+        end = self.encoded + self.codec.size(self.filled)
+        self.codec.encode_into(self.window[: self.filled], self.out[self.encoded : end])
+        self.encoded, self.filled = end, 0
+
+    def _encode_less(self, anchor: UInt16, values: Float32) -> bool:
+        """Encode anchor - values from where they lie; whether the codec does that."""
+        end = self.encoded + self.codec.size(values.size)
+        if not self.codec.encode_less(anchor, values, self.out[self.encoded : end]):
+            return False
+        self.encoded = end
+        return True
 
 
 def _read(values: Tensor, anchor: Float32 | UInt16 | None, out: Float32) -> None:

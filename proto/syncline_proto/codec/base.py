@@ -78,6 +78,13 @@ class Codec(ABC):
         assert out.size == self.size(values.size), "out is of another size"
         self._write(values, out)
 
+    def encode_less(self, anchor: UInt16, values: Float32, out: UInt8) -> bool:
+        """Write anchor - values, as ``encode_into``, if this codec does so in one pass; else False.
+
+        ``anchor`` is bf16, as its bits. Nothing is written where it returns False.
+        """
+        return False
+
     def decode_into(self, data: Bytes, out: Float32) -> None:
         """Read ``data`` into ``out`` (fp32, flat, contiguous, exactly as many elements).
 

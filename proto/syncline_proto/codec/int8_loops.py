@@ -141,6 +141,34 @@ def encode(values: Float32, out: UInt8) -> None:
         block_lose(rest, blocks, full * BLOCK_BYTES)
 
 
+@inner
+def block_less(
+    anchor: UInt16,
+    values: Float32,
+    start: int,
+    count: int,
+    change: Float32,
+    out: Int8,
+    at: int,
+) -> None:
+    """out = anchor - values, as a block; NaN where something is not finite."""
+    for i in range(count):
+        change[i] = widened(anchor[start + i]) - values[start + i]
+    if not block_write(change, 0, count, out, at):
+        block_lose(count, out, at)
+
+
+@compiled("void", read("uint16"), read("float32"), written("uint8"))
+def encode_less(anchor: UInt16, values: Float32, out: UInt8) -> None:
+    """``encode`` of anchor - values; ``anchor`` is bf16."""
+    change = np.empty(BLOCK, np.float32)
+    blocks, full, rest = out.view(np.int8), values.size // BLOCK, values.size % BLOCK
+    for k in range(full):
+        block_less(anchor, values, k * BLOCK, BLOCK, change, blocks, k * BLOCK_BYTES)
+    if rest:
+        block_less(anchor, values, full * BLOCK, rest, change, blocks, full * BLOCK_BYTES)
+
+
 @compiled("float64", read("uint8"), written("uint8"), "int64")
 def copy(data: UInt8, out: UInt8, elements: int) -> float:
     """out = data; return its sum of squares, in float64, or minus what is found: not ``FINE``."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncline_proto.codec import int8_loops
-from syncline_proto.codec.base import Codec, Float32, UInt8, bf16_values
+from syncline_proto.codec.base import Codec, Float32, UInt8, UInt16, bf16_values
 from syncline_proto.codec.blocks import SCALE_REFUSED, Blocks, check_scales, quantised
 from syncline_proto.errors import InvalidRequest
 
@@ -43,6 +43,10 @@ class Int8(Codec):
     def _write(self, values: Float32, out: UInt8) -> None:
         # 17 bits of the scale and 7 of the integer are the 24 of an fp32.
         int8_loops.encode(values, out)
+
+    def encode_less(self, anchor: UInt16, values: Float32, out: UInt8) -> bool:
+        int8_loops.encode_less(anchor, values, out)
+        return True
 
     def _read(self, data: UInt8, out: Float32) -> None:
         self._scale(data, out, np.float32(1.0))

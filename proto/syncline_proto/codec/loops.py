@@ -78,6 +78,13 @@ def bf16_bits(values: Float32, out: UInt16) -> None:
         out[i] = rounded(values[i])
 
 
+@compiled("void", read("uint16"), read("float32"), written("uint16"))
+def bf16_less(anchor: UInt16, values: Float32, out: UInt16) -> None:
+    """Round anchor - values to bf16; ``anchor`` is bf16."""
+    for i in range(out.size):
+        out[i] = rounded(widened(anchor[i]) - values[i])
+
+
 @compiled("void", read("uint16"), written("float32"))
 def bf16_values(bits: UInt16, out: Float32) -> None:
     """The fp32 values of bf16."""

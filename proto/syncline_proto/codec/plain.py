@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from syncline_proto.codec import loops
-from syncline_proto.codec.base import Codec, Float32, UInt8, bf16_bits, bf16_values
+from syncline_proto.codec.base import Codec, Float32, UInt8, UInt16, bf16_bits, bf16_values
 
 
 class _Raw(NamedTuple):
@@ -72,6 +72,10 @@ class Bf16(Plain):
 
     def _write(self, values: Float32, out: UInt8) -> None:
         bf16_bits(values, out.view(np.uint16))
+
+    def encode_less(self, anchor: UInt16, values: Float32, out: UInt8) -> bool:
+        loops.bf16_less(anchor, values, out.view(np.uint16))
+        return True
 
     def _read(self, data: UInt8, out: Float32) -> None:
         bf16_values(data.view(np.uint16), out)

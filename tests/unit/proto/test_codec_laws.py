@@ -178,3 +178,21 @@ def test_with_feedback_nothing_is_lost(of: Codec, seed: int, rounds: int, count:
         sent_sum += sent
         largest = max(largest, float(np.abs(wanted).max()), float(np.abs(sent).max()))
     assert np.abs(sent_sum + residual - given_sum).max() <= rounds * largest * 2.0**-23
+
+
+@every
+@given(count=st.integers(0, 3000), seed=seeds, strange=st.sampled_from([0.0, np.nan, np.inf]))
+def test_less_is_what_the_codec_writes_of_the_difference(
+    of: Codec, count: int, seed: int, strange: float
+) -> None:
+    values, anchor = normal(count, seed), normal(count, seed + 1).view(np.uint32) >> np.uint32(16)
+    if count:
+        values[count // 2] += np.float32(strange)
+    out = np.full(of.size(count) + GUARD, 7, np.uint8)
+    is_written = of.encode_less(anchor.astype(np.uint16), values, out[: of.size(count)])
+    assert is_written or np.all(out == 7)
+    assert np.all(out[of.size(count) :] == 7)
+    if is_written:
+        less = (anchor << np.uint32(16)).view(np.float32) - values
+        assert out[: of.size(count)].tobytes() == bytes(of.encode(less))
+    assert is_written == (of.name in ("bf16", "int8"))
