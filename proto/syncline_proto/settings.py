@@ -154,6 +154,9 @@ class RunSettings(Section):
     overlap_mix: float | None = Field(default=None, ge=0, le=1)
     """What a replica keeps of itself where it merges after an overlap, beside the published value;
     None: all that it did meanwhile, added to that value."""
+    overlap_eager: bool = False
+    """With a whole round of delay (``overlap_steps`` = ``sync_every``): train on from where this
+    replica's own push would lead, until the round tells what all pushes lead to."""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
     """Inner steps of the synchronous phase before the first local one."""
     min_replicas: int = Field(default=1, ge=1, le=10_000)
@@ -184,6 +187,17 @@ class RunSettings(Section):
                 f"overlap_steps ({self.overlap_steps}) must be at most sync_every "
                 f"({self.sync_every}): a fragment has one round under way at a time."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _eager_for_a_round(self) -> Self:
+        if self.overlap_eager and self.overlap_steps != self.sync_every:
+            raise ValueError(
+                f"overlap_eager needs a whole round of delay: set overlap_steps "
+                f"({self.overlap_steps}) to sync_every ({self.sync_every})."
+            )
+        if self.overlap_eager and self.overlap_mix is not None:
+            raise ValueError("overlap_eager and overlap_mix are two ways to merge: set one.")
         return self
 
     @model_validator(mode="before")

@@ -57,6 +57,48 @@ def test_one_replica_trains_as_if_nothing_had_been(
         assert trial.replica.committed_tokens == ROUNDS * EVERY * STEP_TOKENS
 
 
+@pytest.mark.parametrize("groups", [1, 10])
+def test_one_eager_replica_trains_as_if_nothing_had_been(cluster: Cluster, groups: int) -> None:
+    how = {**ALONE, "overlap_steps": EVERY, "overlap_eager": True, "fragment_groups": groups}
+    run = f"eager-alone-{groups}"
+    trial = Trial(cluster.control_url, run, 0, settings=how, optimizer=descent)
+    with joined(trial):
+        trial.step(ROUNDS * EVERY)
+        trial.replica.finish()
+        expected = uninterrupted(ROUNDS * EVERY)
+        ulp = max(float(np.spacing(np.float32(value.abs().max()))) for value in expected.values())
+        for name, value in trial.parameters().items():
+            # Once where it is pushed, and once where it is merged.
+            assert float((value - expected[name]).abs().max()) <= 2 * ROUNDS * ulp, name
+
+
+def test_eager_replicas_train_on_from_their_own_outer_step(cluster: Cluster) -> None:
+    how = {
+        **QUICK,
+        "strategy": "diloco",
+        "min_replicas": 2,
+        "overlap_steps": EVERY,
+        "overlap_eager": True,
+    }
+    a, b = (Trial(cluster.control_url, "eager", seed, settings=how) for seed in range(2))
+    with joined(a, b):
+        first, _ = published(cluster.sync_address, "eager")
+        together(lambda: a.step(EVERY), lambda: b.step(EVERY))
+        ahead = [trial.parameters() for trial in (a, b)]
+        together(a.replica.finish, b.replica.finish)
+        merged, revision = published(cluster.sync_address, "eager")
+        assert revision == 1
+        for name, value in merged.items():
+            start = torch.from_numpy(first[name])
+            # Momentum is 0 before: each stands half way to where its push alone would lead, and
+            # both halves together are the outer step.
+            both = sum((one[name] - start for one in ahead), torch.zeros(()))
+            torch.testing.assert_close(torch.from_numpy(value) - start, both, rtol=0, atol=1e-5)
+        for trial in (a, b):
+            for name, value in trial.parameters().items():
+                torch.testing.assert_close(value, torch.from_numpy(merged[name]), rtol=0, atol=1e-6)
+
+
 STREAMING = {**QUICK, "min_replicas": 2, "strategy": "streaming", "overlap_steps": 2}
 
 

@@ -121,6 +121,29 @@ def test_a_late_replica_moves_its_progress_and_is_in_the_next_round(cluster: Clu
             torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
 
 
+def test_a_late_eager_replica_has_taken_nothing_ahead(cluster: Cluster) -> None:
+    """What it moved by for a push that did not count is undone, and all of it is pushed again."""
+    outer = {"lr": 0.5, "momentum": 0.0, "clip": None}
+    settings = {**AVERAGE, "min_replicas": 1, "overlap_steps": 4, "overlap_eager": True}
+    early, late = trials(cluster, "late-eager", {**settings, "outer": outer})
+    with joined(early, late):
+        start = late.parameters()
+        _, anchor = round_of(early)
+        late.step(4)
+        # Half of what it did, as an outer step with its push alone would have.
+        progress = {name: 2 * (value - start[name]) for name, value in late.parameters().items()}
+        waiting = threading.Thread(target=late.replica.finish)
+        waiting.start()
+        wait_until(lambda: _has_arrived(cluster, "late-eager", 1), 20, "all are in round 2")
+        mine, after = round_of(early)
+        waiting.join(20)
+        assert late.replica.stats.stale == 4
+        for name, value in late.parameters().items():
+            torch.testing.assert_close(value, after[name], rtol=0, atol=1e-6)
+            mean = (2 * (mine[name] - anchor[name]) + progress[name]) / 2
+            torch.testing.assert_close(value, anchor[name] + mean / 2, rtol=0, atol=1e-6)
+
+
 def _has_arrived(cluster: Cluster, run: str, revision: int) -> bool:
     """Whether each fragment stands at ``revision``, with a push in the round that follows."""
     with grpc.insecure_channel(cluster.sync_address) as channel:

@@ -105,10 +105,25 @@ class Anchors:
 
     def current(self, fragment: int) -> Float32:
         """This rank's parameters as they are (fp32, flat), from ``scratch``."""
-        shard = self.shards[fragment]
-        out = self.scratch.take(4 * shard.numel).view(np.float32)
-        read(shard.pieces, torch.from_numpy(out))
+        out = self.scratch.take(4 * self.shards[fragment].numel).view(np.float32)
+        self.read_into(fragment, out)
         return out
+
+    def read_into(self, fragment: int, out: Float32) -> None:
+        """Write this rank's parameters as they are into ``out`` (fp32, flat)."""
+        read(self.shards[fragment].pieces, torch.from_numpy(out))
+
+    def value(self, fragment: int) -> Float32:
+        """The anchor, in fp32 (flat): a copy, or itself, which is not to be changed."""
+        return _fp32(self._values[fragment])
+
+    def put(self, fragment: int, values: Float32) -> None:
+        """Write values (flat) into the model that are no anchor."""
+        write(self.shards[fragment].pieces, torch.from_numpy(values))
+
+    def add(self, fragment: int, by: Float32) -> None:
+        """Add to this rank's parameters (flat)."""
+        move(self.shards[fragment].pieces, torch.from_numpy(by))
 
     def held(self, fragment: int) -> Held | None:
         """The anchor, where it is the published value itself and that is in bf16.

@@ -38,3 +38,5 @@ class Flight:
     """The inner step from which on its result is waited for; until then training goes on."""
     start: Float32 | None = None
     """This rank's parameters when it was pushed (fp32, flat), if training goes on meanwhile."""
+    back: Float32 | None = None
+    """What to add to those to have what was pushed; None: they are that (see ``eager``)."""

@@ -18,6 +18,7 @@ from syncline.averaged import Averaged
 from syncline.buffers import Buffers
 from syncline.control import ControlClient
 from syncline.council import Council
+from syncline.eager import Eager
 from syncline.ending import RunEnd
 from syncline.entry import Entry
 from syncline.exchange import Exchange
@@ -174,6 +175,7 @@ class Life:
         tally = Tally()
         waiting = Waiting(Council(ranks, exchange, helm.order), helm, tally)
         names = [fragment.name for fragment in layout.fragments]
+        settings = joined.settings
         rounds = Rounds(
             names,
             anchors,
@@ -181,10 +183,11 @@ class Life:
             waiting,
             self._hooks,
             optimizer,
-            joined.settings,
+            settings,
             tally,
             Tokens(ranks),
             Verdicts(names, tally, say),
+            Eager(anchors, settings),
             say,
         )
         buffers = Buffers(model, ranks)
@@ -197,10 +200,10 @@ class Life:
             Averaged(model, ranks),
             buffers,
             rounds,
-            Pushes(rounds, buffers, joined.settings),
+            Pushes(rounds, buffers, settings),
             waiting,
             Entry(joined, ranks, anchors, exchange, helm, rounds, waiting, say),
-            RunEnd(rounds, exchange, helm, joined.settings, say),
+            RunEnd(rounds, exchange, helm, settings, say),
             optimizer,
             say,
         )

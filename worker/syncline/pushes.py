@@ -46,6 +46,7 @@ class Pushes:
         """Go by these from the next push on."""
         self._settings = settings
         self._cadence.adopt(settings.sync_every, self._step)
+        self._rounds.eager.adopt(settings.outer)
 
     def push(self, everything: bool = False) -> None:
         """Push the progress of the groups that are due, or of all."""

@@ -20,6 +20,7 @@ from syncline.batches import check_counted
 from syncline.core.agreement import Conclusion, Step
 from syncline.core.feedback import Residuals, action_for, has_feedback
 from syncline.core.turns import Turns
+from syncline.eager import Eager
 from syncline.exchange import Exchange
 from syncline.flight import Flight, Unpushed
 from syncline.hooks import Hooks
@@ -53,13 +54,16 @@ class Rounds:
         tally: Tally,
         tokens: Tokens,
         verdicts: Verdicts,
+        eager: Eager,
         log: FilteringBoundLogger,
     ) -> None:
         """``names`` are the fragments'; ``log`` is silent on all ranks but the first.
 
+        ``eager`` says where training goes on from while a round is under way.
+
         Of ``settings`` only what never changes is read.
         """
-        self.tally, self.tokens = tally, tokens
+        self.tally, self.tokens, self.eager = tally, tokens, eager
         self._names, self._anchors, self._exchange = names, anchors, exchange
         self._waiting, self._hooks, self._verdicts = waiting, hooks, verdicts
         self._optimizer, self._settings, self._log = optimizer, settings, log
@@ -107,14 +111,20 @@ class Rounds:
         """The parameters are the anchors: there is no progress, and nothing of any before."""
         self._residuals.clear()
         self._turns.start_over()
+        self.eager.clear()
         self._unpushed = [Unpushed(self.tally.inner_step) for _ in self._names]
 
     def begin(self, pushes: Iterable[Push], overlap_steps: int = 0) -> None:
         """Push; what comes back will be merged after so many inner steps."""
         lands_at = self.tally.inner_step + overlap_steps
         for push in pushes:
+            result = self._exchange.begin(push)
             start = self._anchors.current(push.fragment) if overlap_steps else None
-            self._pending[push.fragment] = Flight(push, self._exchange.begin(push), lands_at, start)
+            back = None
+            if start is not None and self.eager.is_on:
+                self._hooks.reshard(push.fragment)
+                back = self.eager.move(push.fragment, start)
+            self._pending[push.fragment] = Flight(push, result, lands_at, start, back)
             self._unpushed[push.fragment] = Unpushed(push.last_step)
 
     def push(self, codec: CodecName, groups: int | None) -> list[list[int]]:
@@ -213,14 +223,17 @@ class Rounds:
         del self._pending[fragment]
         self._settle_residual(push, conclusion, outcome)
         self._anchors.scratch.give_back(push.payload.memory)
+        if conclusion.step is Step.REBASE or outcome.anomalous:
+            self.eager.forget(fragment)
         if conclusion.step is Step.REBASE:
-            self._rebase(push, outcome)
+            self._rebase(flight, outcome)
             self._verdicts.barren(fragment, conclusion, outcome)
             return False
         self._adopt(fragment, outcome, None if conclusion.non_finite else flight.start)
         if conclusion.non_finite:
             self._forget_steps(fragment)
             self._is_sick = self._settings.overlap_steps > 0 or self._settings.fragment_groups > 1
+        self.eager.see(fragment, outcome)
         self._verdicts.judged(fragment, outcome)
         self._verdicts.barren(fragment, conclusion, outcome)
         return True
@@ -244,7 +257,8 @@ class Rounds:
             self._anchors.restore(fragment)
             self._forget_steps(fragment)
             if fragment in self._pending:
-                self._pending[fragment] = replace(self._pending[fragment], start=None)
+                self._pending[fragment] = replace(self._pending[fragment], start=None, back=None)
+        self.eager.clear()
 
     def drop_progress(self) -> None:
         """Go back to the anchors: what was not pushed in time will not be."""
@@ -320,14 +334,17 @@ class Rounds:
             self.tally.growth = header.committed_tokens - self.tally.committed
             self.tally.committed = header.committed_tokens
 
-    def _rebase(self, push: Push, outcome: Outcome) -> None:
+    def _rebase(self, flight: Flight, outcome: Outcome) -> None:
         """It came late: move the progress onto the newest anchor, and count it as not pushed."""
         assert outcome.pulled is not None
+        push = flight.push
         self.tally.stale += 1
         self._turns.came_late(push.fragment)
         self._unpushed[push.fragment] = self._unpushed[push.fragment].after(push)
         if push.fragment == self.fragments[-1]:
             self.tally.since_sync, self.tally.pushed = self.tally.since_sync + self.tally.pushed, 0
         self._hooks.reshard(push.fragment)
+        if flight.back is not None:
+            self._anchors.add(push.fragment, flight.back)
         self._anchors.rebase(push.fragment, outcome.pulled.values, outcome.pulled.header)
         self._see_header(push.fragment, outcome.pulled.header)
