@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import (
+    _StridedShard,  # pyright: ignore[reportPrivateUsage]
+)
 
 from syncline.blocks import CanonicalNames, Groups
-from syncline.core.boxes import is_sender, local_box, overlap
+from syncline.core.boxes import local_box, overlap, sender
 from syncline.core.cutting import cut
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError, LayoutMismatch
@@ -102,12 +105,13 @@ class Outline:
 
 
 def outline(model: nn.Module, ranks: Ranks) -> Outline:
-    """Look at a model as it is now. Collective if frozen tensors are sharded.
+    """Look at a model as it is now. Collective.
 
     Persistent floating-point buffers count as frozen; ``buffers`` sees that they stay so.
 
     Raises:
         ConfigError: the model has something that cannot be synchronised; it is named.
+        LayoutMismatch: the ranks do not describe the same model; on all ranks.
     """
     names = CanonicalNames(model)
     _check_no_running_statistics(model, names)
@@ -122,13 +126,16 @@ def outline(model: nn.Module, ranks: Ranks) -> Outline:
         for p, own in trainable
     )
     parameters = tuple(p for p, _ in trainable)
-    held = tuple(_held(i, specs[i].name, p, ranks) for i, p in enumerate(parameters))
+    boxes = [_box(i, specs[i].name, p, ranks) for i, p in enumerate(parameters)]
     frozen_sha256 = tensors_sha256(frozen_tensors(model))
-    return Outline(specs, frozen_sha256, parameters, Groups(model, names), held)
+    groups = Groups(model, names)
+    plain = Outline(specs, frozen_sha256, parameters, groups, tuple(Held(b, True) for b in boxes))
+    _check_alike(ranks, plain.cut().layout.fingerprint())  # however it will be cut
+    return replace(plain, held=_held(boxes, ranks))
 
 
-def check_alike(ranks: Ranks, fingerprint: str) -> None:
-    """See that all ranks described the same model, by the fingerprints of its layout. Collective.
+def _check_alike(ranks: Ranks, fingerprint: str) -> None:
+    """See that all ranks described the same model, by the fingerprints of its layout.
 
     Raises:
         LayoutMismatch: they did not; on all ranks.
@@ -217,26 +224,45 @@ def _dtype(name: str, parameter: nn.Parameter) -> str:
     return dtype
 
 
-def _held(index: int, name: str, parameter: nn.Parameter, ranks: Ranks) -> Held:
+def _held(boxes: Sequence[Box], ranks: Ranks) -> tuple[Held, ...]:
+    """Of those who hold a box, whatever the meshes that put it there, the first one sends it."""
+    every = ranks.gather([number for box in boxes for number in (*box.offsets, *box.sizes)])
+    held: list[Held] = []
+    start = 0
+    for box in boxes:
+        dims = len(box.sizes)
+        holders = [
+            Box(box.tensor, tuple(at[start : start + dims]), tuple(at[start + dims :][:dims]))
+            for at in every
+        ]
+        held.append(Held(box, sender(holders, box) == ranks.index))
+        start += 2 * dims
+    return tuple(held)
+
+
+def _box(index: int, name: str, parameter: nn.Parameter, ranks: Ranks) -> Box:
+    shape = tuple(parameter.shape)
     if not isinstance(parameter, DTensor):
-        everything = Box(index, (0,) * parameter.dim(), tuple(parameter.shape))
-        return Held(everything, ranks.first)
+        return Box(index, (0,) * len(shape), shape)
     mesh = parameter.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise ConfigError(f"{name} lies on a device mesh that leaves out rank {ranks.index}.")
-    dims: list[int | None] = []
-    for placement in parameter.placements:
+    cuts: list[tuple[int, int, int]] = []
+    late: list[tuple[int, int, int]] = []
+    for placement, ways, at in zip(parameter.placements, mesh.shape, coordinate, strict=True):
         if type(placement) is Shard:
-            dims.append(placement.dim)
-        elif isinstance(placement, Replicate):
-            dims.append(None)
-        else:
-            raise ConfigError(f"{name} is placed as {placement}; only Shard and Replicate will do.")
-    shape = tuple(parameter.shape)
-    box = local_box(index, shape, dims, tuple(mesh.shape), coordinate)
+            cuts.append((placement.dim, ways, at))
+        elif isinstance(placement, _StridedShard):  # FSDP2 cuts what tensor parallelism has cut
+            late.append((placement.dim, ways, at))
+        elif not isinstance(placement, Replicate):
+            raise ConfigError(
+                f"{name} is placed as {placement}, and only what is sharded or replicated can be "
+                "synchronised."
+            )
+    box = local_box(index, shape, [*cuts, *reversed(late)])
     assert box.sizes == tuple(local_part(parameter).shape) or not box.numel, name
-    return Held(box, is_sender(dims, coordinate))
+    return box
 
 
 def _shard(

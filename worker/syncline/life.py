@@ -27,7 +27,7 @@ from syncline.heartbeat import Pulse
 from syncline.helm import Helm
 from syncline.hooks import Hooks, reshard_all
 from syncline.join import Joined, Wish, found_run, open_run, register
-from syncline.layout import ModelLayout, check_alike, outline
+from syncline.layout import ModelLayout, outline
 from syncline.optim import WSAM
 from syncline.push import Identity
 from syncline.pushes import Pushes
@@ -80,7 +80,6 @@ class Life:
         ranks = self._ranks = Ranks()
         reshard_all(model)
         outlined = outline(model, ranks)
-        check_alike(ranks, outlined.cut().layout.fingerprint())  # however it will be cut
         wish = self._wish
         run = found_run(wish, ranks, self._recall)
         if isinstance(optimizer, WSAM) and run.settings.warmup_steps:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.core.boxes import is_sender, local_box, overlap
+from syncline.core.boxes import local_box, overlap, sender
 from syncline.core.cutting import cut
 from syncline_proto.layout import Box, Layout, TensorSpec
 from syncline_proto.spans import check_tiling, spans
@@ -17,25 +17,31 @@ from syncline_proto.spans import check_tiling, spans
 SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=3)
 
 
+Case = tuple[list[int], list[int | None], list[int]]
+
+
 @st.composite
-def sharded(draw: st.DrawFn) -> tuple[list[int], list[int | None], list[int]]:
-    """A shape, placements and a mesh of one or two axes."""
+def sharded(draw: st.DrawFn) -> Case:
+    """A shape, what each axis of a mesh shards of it, and the mesh: one axis or two."""
     shape = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
     axes = draw(st.integers(1, 2))
     dims = [draw(st.none() | st.integers(0, len(shape) - 1)) for _ in range(axes)]
     return shape, dims, [draw(st.integers(1, 4)) for _ in range(axes)]
 
 
-@given(sharded())
-def test_the_senders_of_all_ranks_tile_a_tensor(
-    case: tuple[list[int], list[int | None], list[int]],
-) -> None:
+@given(sharded(), st.booleans())
+def test_the_senders_of_all_ranks_tile_a_tensor(case: Case, is_right_first: bool) -> None:
+    """Whichever axis cuts first: with tensor parallelism below FSDP2 the right one does."""
     shape, dims, mesh = case
     layout = Layout((TensorSpec("w", tuple(shape), "float32"),), cut([shape], ["f"]))
-    sent = [
-        [box] if is_sender(dims, at) and box.numel else []
+    order = [*range(len(mesh))][:: -1 if is_right_first else 1]
+    holders = [
+        local_box(0, shape, [(dim, mesh[i], at[i]) for i in order if (dim := dims[i]) is not None])
         for at in itertools.product(*map(range, mesh))
-        for box in [local_box(0, shape, dims, mesh, at)]
+    ]
+    sent = [
+        [box] if box.numel and sender(holders, box) == rank else []
+        for rank, box in enumerate(holders)
     ]
     check_tiling(layout.numel, [spans(layout, 0, boxes) for boxes in sent])
 
@@ -44,7 +50,7 @@ def test_the_senders_of_all_ranks_tile_a_tensor(
 def test_a_box_is_what_torch_gives_a_rank(rows: int, ranks: int) -> None:
     chunks = torch.arange(rows).chunk(ranks)
     for rank in range(ranks):
-        box = local_box(0, [rows], [0], [ranks], [rank])
+        box = local_box(0, [rows], [(0, ranks, rank)])
         expected = chunks[rank].tolist() if rank < len(chunks) else []
         assert list(range(box.offsets[0], box.offsets[0] + box.sizes[0])) == expected
 

@@ -1,36 +1,26 @@
 """Where one rank's part of a tensor lies, and how two boxes meet.
 
-Pure: shapes and mesh coordinates in, boxes out. Follows torch's rule for a ``Shard`` placement:
-``torch.chunk`` along the dimension, so the last ranks may hold less, or nothing.
+Pure: shapes and cuts in, boxes out. Each cut is torch's for a ``Shard`` placement: ``torch.chunk``
+along the dimension, so the last ranks may hold less, or nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from syncline_proto.layout import Box
 
 
-def local_box(
-    tensor: int,
-    shape: Sequence[int],
-    placements: Sequence[int | None],
-    mesh: Sequence[int],
-    coordinate: Sequence[int],
-) -> Box:
-    """The box of a sharded tensor that the rank at ``coordinate`` holds.
+def local_box(tensor: int, shape: Sequence[int], cuts: Iterable[tuple[int, int, int]]) -> Box:
+    """The box of a tensor that is left of it after ``cuts``, one after another.
 
     Args:
         tensor: number of the tensor in the layout.
         shape: of the whole tensor.
-        placements: for each axis of the mesh the dimension it shards, or None where it replicates.
-        mesh: ranks along each axis.
-        coordinate: of the rank in the mesh.
+        cuts: the dimension, into how many parts, and which of them is kept.
     """
     offsets, sizes = [0] * len(shape), list(shape)
-    for dim, count, index in zip(placements, mesh, coordinate, strict=True):
-        if dim is None:
-            continue
+    for dim, count, index in cuts:
         step = -(-sizes[dim] // count)
         begin = min(index * step, sizes[dim])
         offsets[dim] += begin
@@ -38,9 +28,9 @@ def local_box(
     return Box(tensor, tuple(offsets), tuple(sizes))
 
 
-def is_sender(placements: Sequence[int | None], coordinate: Sequence[int]) -> bool:
-    """Whether this rank, of all that hold equal copies of the box, is the one that sends it."""
-    return all(index == 0 for dim, index in zip(placements, coordinate, strict=True) if dim is None)
+def sender(holders: Sequence[Box], box: Box) -> int:
+    """Of all ranks, by what each holds of a tensor, the first that holds just this box."""
+    return next(rank for rank, held in enumerate(holders) if held == box)
 
 
 def overlap(a: Box, b: Box) -> Box | None:

@@ -1,0 +1,298 @@
+"""A small model that trains in many ways, in a run and outside of any, step by step the same.
+
+As a program (``python -m syncline_testing.composed JOB``) it is one rank of a replica that goes
+through the ways of a job, one after another. Outside of a run it does by hand what a run of one
+replica does with local-sgd in fp32, so all that it leaves must be the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import checkpoint
+
+from syncline import Replica
+from syncline.interrupts import end
+from syncline.layout import local_part, tensors_sha256
+from syncline_testing.cluster import Cluster
+from syncline_testing.replicas import BATCH, LENGTH, VOCABULARY, WIDTH, batch, loss_of
+from syncline_testing.warm import warm_ranks
+
+ROUNDS, EVERY = 3, 2
+SETTINGS: dict[str, Any] = {
+    "strategy": "local-sgd",
+    "sync_every": EVERY,
+    "codec": {"up": "fp32", "down": "fp32"},
+    "timeouts": {"lease": 20.0, "round_deadline": 60.0},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How to train; as it stands, in a run and with nothing special."""
+
+    inside: bool = True
+    """In a run, whose name the way's is."""
+    replicas: int = 1
+    """Of that run."""
+    hidden: int = 2 * WIDTH
+    tensor_parallel: int = 1
+    """Ranks that share each matrix; the others among them share it by FSDP2."""
+    reshard: bool | int = True
+    checkpoint: Literal["", "wrapper", "function", "reentrant"] = ""
+    compile: str = ""
+    """The backend."""
+    bf16: bool = False
+    parts: int = 1
+    """Micro-batches of a step."""
+    sum_first: bool = False
+    """Only the last of them brings gradients to the other ranks."""
+    evaluate: bool = False
+    """After each push, with the replica's own parameters, so before the merge."""
+    poison: Literal["", "merged", "left"] = ""
+    """With NaN what FSDP2 keeps beside the shards when a fragment is merged; ``left``: and is not
+    told to drop it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What a way left; equal ones trained bit for bit the same."""
+
+    losses: list[float]
+    """Of rank 0, one a step."""
+    parameters: str
+    """SHA-256 over the whole of them."""
+
+    @property
+    def is_finite(self) -> bool:
+        return all(math.isfinite(loss) for loss in self.losses)
+
+
+class Block(nn.Module):
+    """Two matrices for tensor parallelism to share, a norm, and a scale that few ranks hold."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, hidden)
+        self.down = nn.Linear(hidden, WIDTH)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + self.scale * self.down(torch.tanh(self.up(self.norm(h))))
+
+
+class Net(nn.Module):
+    """An embedding, two blocks, a norm and a head: 3,000 parameters that predict a token."""
+
+    def __init__(self, seed: int, hidden: int = 2 * WIDTH) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList([Block(hidden) for _ in range(2)])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.recomputes: Callable[..., Tensor] | None = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        for block in self.blocks:
+            h = block(h) if self.recomputes is None else self.recomputes(block, h)
+        return self.head(self.norm(h))
+
+
+def built(way: Way, seed: int) -> nn.Module:
+    """The model as the way has it; on all ranks of the process group, where there is one."""
+    model = Net(seed, way.hidden)
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    if ranks > 1:
+        shape = (ranks // way.tensor_parallel, way.tensor_parallel)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+        if way.tensor_parallel > 1:
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            for block in model.blocks:
+                parallelize_module(block, mesh["tensor"], plan)
+        _recomputed(model, way)
+        if shape[0] > 1:
+            _sharded(model, way, mesh["data"])
+    else:
+        _recomputed(model, way)
+    if way.compile:
+        for block in model.blocks:
+            block.compile(backend=way.compile)
+    return model
+
+
+def _recomputed(model: Net, way: Way) -> None:
+    if way.checkpoint == "wrapper":
+        for number, block in enumerate(model.blocks):
+            model.blocks[number] = checkpoint_wrapper(block)
+    elif way.checkpoint:
+        is_reentrant = way.checkpoint == "reentrant"
+        model.recomputes = lambda block, h: checkpoint(block, h, use_reentrant=is_reentrant)
+
+
+def _sharded(model: Net, way: Way, mesh: DeviceMesh) -> None:
+    policy = MixedPrecisionPolicy()
+    if way.bf16:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=way.reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=way.reshard)
+
+
+def beside(ways: dict[str, Way]) -> dict[str, Way]:
+    """Each of these, and the same outside of any run (``NAME.by-hand``)."""
+    outside = {f"{name}.by-hand": replace(way, inside=False) for name, way in ways.items()}
+    return ways | outside
+
+
+def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -> Trace:
+    """Train all rounds."""
+    model = built(way, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if not way.inside:
+        return Trace(losses=_steps(model, optimizer, way, seed), parameters=_hash(model))
+    settings = SETTINGS | {"min_replicas": way.replicas}
+    with Replica(
+        model, optimizer, run=run, name=name, settings=settings, control=control
+    ) as replica:
+        losses = _steps(model, optimizer, way, seed, replica)
+        assert replica.stats.rounds == ROUNDS
+    return Trace(losses=losses, parameters=_hash(model))
+
+
+def _steps(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    way: Way,
+    seed: int,
+    replica: Replica | None = None,
+) -> list[float]:
+    losses: list[float] = []
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    data, tensor = divmod(rank, way.tensor_parallel)
+    anchors = [local_part(parameter).clone() for parameter in model.parameters()]
+    unsynced = nullcontext if replica is None else replica.unsynced
+    for step in range(ROUNDS * EVERY):
+        for part in range(way.parts):
+            if way.sum_first and isinstance(model, FSDPModule):
+                model.set_requires_gradient_sync(part + 1 == way.parts)
+            if replica is not None and not tensor:  # all who share the matrices have one batch
+                replica.count_tokens(BATCH * LENGTH)
+            loss = loss_of(model, batch(seed + 100 * data + 1000 * part, step))
+            (loss / way.parts).backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % EVERY == 0:
+            _evaluate(model, way, unsynced)
+            if replica is None:
+                _merge(model, anchors)
+    if replica is not None:
+        replica.finish()
+    return losses
+
+
+def _evaluate(model: nn.Module, way: Way, unsynced: Callable[[], AbstractContextManager]) -> None:
+    if way.evaluate:
+        with unsynced(), torch.no_grad():
+            loss_of(model, batch(0, 0))
+
+
+def _merge(model: nn.Module, anchors: list[Tensor]) -> None:
+    """What one replica's round does with local-sgd: the anchor, less its distance from here."""
+    with torch.no_grad():
+        for parameter, anchor in zip(model.parameters(), anchors, strict=True):
+            local = local_part(parameter)
+            anchor -= anchor - local
+            local.copy_(anchor)
+
+
+def _hash(model: nn.Module) -> str:
+    return tensors_sha256({name: p.detach() for name, p in model.named_parameters()})
+
+
+def poisoned(way: Way) -> AbstractContextManager:
+    """Inside, merges find NaN in whatever FSDP2 keeps, as the way says."""
+    from unittest.mock import patch
+
+    from syncline.hooks import Hooks
+
+    dropped = Hooks.reshard
+
+    def reshard(hooks: Hooks, fragment: int) -> None:
+        if way.poison == "merged":
+            dropped(hooks, fragment)
+        for module in hooks.places[fragment]:
+            if isinstance(module, FSDPModule):
+                for tensor in kept(module):
+                    tensor.fill_(torch.nan)
+
+    return patch.object(Hooks, "reshard", reshard) if way.poison else nullcontext()
+
+
+def kept(module: FSDPModule) -> Iterator[Tensor]:
+    """What FSDP2 holds of a module's parameters beside the shards that the optimizer moves."""
+    for group in module._get_fsdp_state()._fsdp_param_groups:
+        yield group._all_gather_output
+        for held in group.fsdp_params:
+            secondary = getattr(held, "_sharded_post_forward_param_data", None)
+            gathered = [*held.all_gather_outputs, *held._unsharded_inner_tensors]
+            for tensor in (*gathered, *([] if secondary is None else [secondary])):
+                if tensor.untyped_storage().size():
+                    yield tensor
+
+
+def in_ranks(folder: Path, cluster: Cluster, count: int, ways: dict[str, Way]) -> dict[str, Trace]:
+    """Train in all ways, by name, as a replica of so many ranks."""
+    path = folder / f"composed-{count}.json"
+    told = {name: asdict(way) for name, way in ways.items()}
+    path.write_text(
+        json.dumps({"control": cluster.control_url, "name": f"wide-{count}", "ways": told})
+    )
+    logs = [folder / f"composed-{count}-{rank}.log" for rank in range(count)]
+    program = ("-m", __name__, str(path))
+    with warm_ranks(*program, count=count, logs=logs) as processes:
+        codes = [process.wait(100) for process in processes]
+    assert codes == [0] * count, "\n".join(log.read_text() for log in logs)
+    left = json.loads(path.with_suffix(".out.json").read_text())
+    return {name: Trace(**trace) for name, trace in left.items()}
+
+
+def main(path: Path) -> None:
+    """One rank: train in all ways; rank 0 writes down what each left."""
+    job = json.loads(path.read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    left: dict[str, Any] = {}
+    for name, told in job["ways"].items():
+        way = Way(**told)
+        with poisoned(way):
+            left[name] = asdict(train(way, name, job["control"], job["name"]))
+    if dist.get_rank() == 0:
+        path.with_suffix(".out.json").write_text(json.dumps(left))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    end(0)
