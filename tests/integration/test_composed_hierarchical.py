@@ -6,6 +6,7 @@ A merge writes the shards behind FSDP2's back; a copy from before it must never 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,19 @@ import pytest
 from syncline_testing.cluster import Cluster
 from syncline_testing.composed import Way, in_ranks
 
-WAYS = {
+POISONED = Way(reshard=2, evaluate=True, poison="merged")
+FLAT = {
     "flat": Way(),
-    "by-hand": Way(inside=False),
     "pairs": Way(reshard=2),
-    "pairs-evaluated": Way(reshard=2, evaluate=True),
-    "pairs-poisoned": Way(reshard=2, evaluate=True, poison="merged"),
-    "pairs-left": Way(reshard=2, evaluate=True, poison="left"),
-    "kept-poisoned": Way(reshard=False, evaluate=True, poison="merged"),
-    "flat-poisoned": Way(evaluate=True, poison="merged"),
+    "pairs.poisoned": POISONED,
+    "pairs.recomputed": replace(POISONED, checkpoint="wrapper"),
+    "kept.poisoned": replace(POISONED, reshard=False),
 }
+OVERLAPPED = {
+    "overlap": Way(overlap=1),
+    "overlap.poisoned": replace(POISONED, overlap=1),
+}
+BLIND = {"blind": replace(POISONED, poison="left")}
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +37,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_no_copy_from_before_a_merge_is_ever_read(cluster: Cluster, tmp_path: Path) -> None:
     """Of four ranks, in pairs; evaluations leave copies behind, which no backward pass drops."""
-    left = in_ranks(tmp_path, cluster, 4, WAYS)
-    blind = left.pop("pairs-left")
-    assert not blind.is_finite, "where nothing is dropped, copies are read: so the poison works"
-    for name, trace in left.items():
-        assert trace == left["flat"], name
-        assert trace.is_finite
+    left = in_ranks(tmp_path, cluster, 4, FLAT | OVERLAPPED | BLIND)
+    for same in (FLAT, OVERLAPPED):
+        first, *others = (left[name] for name in same)
+        assert first.is_finite
+        assert others == [first] * len(others)
+    assert not left["blind"].is_finite, "where nothing is dropped copies are read: poison works"

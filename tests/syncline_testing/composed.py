@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from syncline import Replica
+from syncline.blocks import CanonicalNames
 from syncline.interrupts import end
 from syncline.layout import local_part, tensors_sha256
 from syncline_testing.cluster import Cluster
@@ -65,6 +66,8 @@ class Way:
     """Micro-batches of a step."""
     sum_first: bool = False
     """Only the last of them brings gradients to the other ranks."""
+    overlap: int = 0
+    """Inner steps between a push and its merge; in a run only."""
     evaluate: bool = False
     """After each push, with the replica's own parameters, so before the merge."""
     poison: Literal["", "merged", "left"] = ""
@@ -171,7 +174,7 @@ def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if not way.inside:
         return Trace(losses=_steps(model, optimizer, way, seed), parameters=_hash(model))
-    settings = SETTINGS | {"min_replicas": way.replicas}
+    settings = SETTINGS | {"min_replicas": way.replicas, "overlap_steps": way.overlap}
     with Replica(
         model, optimizer, run=run, name=name, settings=settings, control=control
     ) as replica:
@@ -228,7 +231,8 @@ def _merge(model: nn.Module, anchors: list[Tensor]) -> None:
 
 
 def _hash(model: nn.Module) -> str:
-    return tensors_sha256({name: p.detach() for name, p in model.named_parameters()})
+    names = CanonicalNames(model)
+    return tensors_sha256({names(raw): p for raw, p in model.named_parameters()})
 
 
 def poisoned(way: Way) -> AbstractContextManager:
@@ -271,7 +275,8 @@ def in_ranks(folder: Path, cluster: Cluster, count: int, ways: dict[str, Way]) -
     )
     logs = [folder / f"composed-{count}-{rank}.log" for rank in range(count)]
     program = ("-m", __name__, str(path))
-    with warm_ranks(*program, count=count, logs=logs) as processes:
+    own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
+    with warm_ranks(*program, count=count, logs=logs, **own) as processes:
         codes = [process.wait(100) for process in processes]
     assert codes == [0] * count, "\n".join(log.read_text() for log in logs)
     left = json.loads(path.with_suffix(".out.json").read_text())

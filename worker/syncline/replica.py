@@ -48,6 +48,8 @@ class Replica:
 
     With several ranks (FSDP2 under ``torchrun``) every rank makes one, after
     ``init_process_group`` and ``fully_shard``, and uses it in step with the others.
+    Ranks that share matrices by tensor parallelism train on the same batch: one of them counts its
+    tokens, and none takes its batches from ``shard``, which gives each rank others.
     """
 
     @plainly

@@ -1,0 +1,85 @@
+"""A rank holds, beside its training, one anchor of its shard and the fragments in flight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syncline_testing.cluster import Cluster
+from syncline_testing.two_ranks import two_ranks
+
+ROUNDS, EVERY, BLOCKS = 4, 4, 14
+
+PROGRAM = """
+import json
+from unittest.mock import patch
+
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from syncline import Replica
+from syncline.layout import local_part
+from syncline_testing.counted import Counted
+from syncline_testing.replicas import STEP_TOKENS, TinyModel, batch, loss_of
+
+torch.set_num_threads(1)
+told = []
+for run, settings in {ways}.items():
+    model, scratch = TinyModel(1, {blocks}), Counted()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with patch("syncline.life.Scratch", lambda: scratch):
+        replica = Replica(model, optimizer, run=run, settings=settings, control={control!r})
+        replica.start()
+    scratch.peak = scratch.held
+    for step in range({steps}):
+        replica.count_tokens(STEP_TOKENS)
+        loss_of(model, batch(rank, step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    replica.finish()
+    shard = sum(local_part(p).numel() for p in model.parameters())
+    told.append((scratch.peak, shard, replica.stats.rounds))
+    replica.close()
+print(json.dumps(told))
+"""
+
+WAYS: dict[str, tuple[dict[str, Any], float]] = {
+    "fp32": ({"codec": {"up": "fp32", "down": "fp32"}}, 4 + (4 + 4)),
+    "bf16": ({"codec": {"up": "bf16", "down": "bf16"}}, 2 + (2 + 2)),
+    "mixed": ({"codec": {"up": "int8", "down": "bf16"}}, 2 + (1.25 + 2)),
+    "difference": ({"codec": {"up": "bf16", "down": "int8"}}, 2 + (2 + 2)),
+    "overlap": ({"overlap_steps": 2}, 2 + (2 + 2 + 4)),
+    # What a push leaves is kept while the next one is under way, whose fragments it may fit.
+    "streaming": ({"fragment_groups": EVERY}, 2 + 2 * (2 + 2) / EVERY),
+}
+"""What is set, and what a rank may hold then: bytes for each element of its shard.
+
+One anchor, and of what is in flight the push, what comes of it, and with overlap where it began.
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def test_a_rank_holds_an_anchor_and_what_is_in_flight(cluster: Cluster, tmp_path: Path) -> None:
+    timeouts = {"lease": 20.0, "round_deadline": 60.0}
+    ways = {
+        run: {"sync_every": EVERY, "timeouts": timeouts} | more for run, (more, _) in WAYS.items()
+    }
+    how = {"ways": ways, "blocks": BLOCKS, "steps": ROUNDS * EVERY, "control": cluster.control_url}
+    for text in two_ranks(tmp_path, PROGRAM.format(**how)):
+        for (run, (_, most)), (peak, shard, rounds) in zip(
+            WAYS.items(), json.loads(text.splitlines()[-1]), strict=True
+        ):
+            assert peak <= most * shard, (run, peak / shard)
+            assert rounds >= ROUNDS

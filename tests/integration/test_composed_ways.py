@@ -1,0 +1,49 @@
+"""What a training loop may be made of goes on as it would without Syncline, step by step.
+
+Each way trains in a run, and outside of any, where the merges are done by hand: losses and final
+parameters are the same bits. What changes no arithmetic also equals the plain way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from syncline_testing.cluster import Cluster
+from syncline_testing.composed import Way, beside, in_ranks
+
+WAYS = {
+    "plain": Way(),
+    "wrapper": Way(checkpoint="wrapper"),
+    "function": Way(checkpoint="function"),
+    "reentrant": Way(checkpoint="reentrant"),
+    "captured": Way(compile="aot_eager"),
+    "bf16": Way(bf16=True),
+    "parts": Way(parts=3),
+    "summed": Way(parts=3, sum_first=True),
+    "all": Way(checkpoint="wrapper", compile="aot_eager", bf16=True, parts=2, sum_first=True),
+}
+SAME = ("wrapper", "function", "reentrant", "captured")
+"""Of these the arithmetic is the plain way's."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def test_every_way_of_two_ranks_is_left_as_it_is(cluster: Cluster, tmp_path: Path) -> None:
+    left = in_ranks(tmp_path, cluster, 2, beside(WAYS))
+    for name in WAYS:
+        assert left[name] == left[f"{name}.by-hand"], name
+        assert left[name].is_finite
+        assert (left[name] == left["plain"]) == (name == "plain" or name in SAME), name
+
+
+def test_a_compiled_model_trains_as_it_would(cluster: Cluster, tmp_path: Path) -> None:
+    """By the default backend, of a single rank."""
+    left = in_ranks(tmp_path, cluster, 1, beside({"compiled": Way(compile="inductor")}))
+    assert left["compiled"] == left["compiled.by-hand"]
