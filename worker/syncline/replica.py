@@ -20,21 +20,20 @@ from torch.optim import Optimizer
 
 from syncline.alone import Alone
 from syncline.batches import Batch, Counting, dealt, ranks_among, whole
+from syncline.facts import Facts
 from syncline.faults import plainly, why_of
 from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
 from syncline.recall import OWN, Recall
-from syncline.session import Session
 from syncline.settings import run_settings
-from syncline.stats import Stats, number_of, progress_of, stats_of
-from syncline.tally import Phase
+from syncline.stats import number_of, progress_of
 from syncline.voice import own_rank, voice
 from syncline_proto.errors import ConfigError
-from syncline_proto.rest import LossPoint, Progress, Registration
+from syncline_proto.rest import LossPoint, Progress
 from syncline_proto.settings import RunSettings
 
 
-class Replica:
+class Replica(Facts):
     """One copy of the model in training, as a member of a run.
 
     It follows exactly one optimizer, which holds everything that is trained and whose ``step``
@@ -87,15 +86,13 @@ class Replica:
         if not isinstance(optimizer, Optimizer):
             raise ConfigError("Replica needs a torch.optim.Optimizer, whose steps it can follow.")
         given = None if settings is None else run_settings(settings)
-        self._wish = wished(control, run, name, given, job or {}, check_job)
-        self._model, self._optimizer = model, optimizer
-        self._tokens_in = Counting(tokens_of)
         self._recall = Recall()
         self._alone = Alone(given or RunSettings(), model, optimizer, self._recall)
-        self._session: Session | Alone = self._alone
-        self._life: Life | None = None
+        wish = wished(control, run, name, given, job or {}, check_job)
+        super().__init__(wish, self._alone)
+        self._model, self._optimizer = model, optimizer
+        self._tokens_in = Counting(tokens_of)
         self._stage: Literal["new", "live", "closed"] = "new"
-        self._said: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         self.start()
@@ -105,86 +102,6 @@ class Replica:
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         self._close(failed=kind is not None, why=why_of(error) if error else "")
-
-    @property
-    def _registration(self) -> Registration | None:
-        return self._life.registration if self._life else None
-
-    @property
-    def active(self) -> bool:
-        """Whether it takes part in a run (or will, once started)."""
-        return self._wish is not None
-
-    @property
-    def name(self) -> str:
-        if self._registration is not None:
-            return self._registration.replica
-        return self._wish.replica if self._wish else "alone"
-
-    @property
-    def incarnation(self) -> int:
-        """Which life of the name this is; 0 before it has joined."""
-        return self._registration.incarnation if self._registration else 0
-
-    @property
-    def ordinal(self) -> int:
-        """The place of this replica's name among the run's, from 0; kept over restarts."""
-        return self._registration.ordinal if self._registration else 0
-
-    @property
-    def settings(self) -> RunSettings:
-        """The run's settings, as adopted; live changes arrive between two rounds."""
-        return self._session.settings
-
-    @property
-    def phase(self) -> Phase:
-        return self._session.phase
-
-    @property
-    def done(self) -> bool:
-        """Leave the loop: the run has ended, its budget is committed, or this replica drains."""
-        return self._session.done
-
-    @property
-    def drained(self) -> bool:
-        """It ended because it was asked to leave; the run goes on."""
-        return self._session.drained
-
-    @property
-    def last_round(self) -> bool:
-        """The push just made is expected to reach the token budget.
-
-        It is not merged yet: evaluate the replica's own parameters inside ``unsynced()``, then
-        call ``finish()``.
-        """
-        return self._session.last_round
-
-    @property
-    def run_tokens(self) -> int:
-        """What schedules count: committed tokens, plus this replica's since times the replicas.
-
-        Counts whole inner steps, and is equal on all ranks.
-        """
-        return self._session.run_tokens
-
-    @property
-    def committed_tokens(self) -> int:
-        """Tokens of everyone, up to the revision that was merged last."""
-        return self._session.tally.committed
-
-    @property
-    def revision(self) -> int:
-        """The smallest over the fragments."""
-        return self._session.revision
-
-    @property
-    def inner_step(self) -> int:
-        """Optimizer steps of this incarnation."""
-        return self._session.tally.inner_step
-
-    @property
-    def stats(self) -> Stats:
-        return stats_of(self._session)
 
     def shard(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield this rank's batches of a loader that gives every replica and rank the same order.
@@ -226,13 +143,19 @@ class Replica:
         grad_norm: float | Tensor | None = None,
         lr: float | None = None,
         tokens_per_second: float | None = None,
+        mfu: float | None = None,
     ) -> None:
-        """Give what goes with the next heartbeat; a loss also becomes a point of its curve."""
+        """Give what goes with the next heartbeat; a loss also becomes a point of its curve.
+
+        ``mfu`` (model flops a second, as a share of the devices' peak) is for ``syncline.metrics``
+        alone.
+        """
         new = {
             "loss": loss,
             "grad_norm": grad_norm,
             "inner_lr": lr,
             "tokens_per_second": tokens_per_second,
+            "mfu": mfu,
         }
         told = {key: number_of(value) for key, value in new.items() if value is not None}
         finite = {key: value for key, value in told.items() if math.isfinite(value)}

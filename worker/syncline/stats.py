@@ -58,8 +58,12 @@ def stats_of(session: Session | Alone) -> Stats:
 
 
 def progress_of(session: Session | Alone, said: Mapping[str, float]) -> Progress:
-    """What a heartbeat says, from any thread; ``said`` are the loop's own figures."""
+    """What a heartbeat says, from any thread; ``said`` are the loop's own figures.
+
+    Of these, the ones that heartbeats have a place for.
+    """
     tally = session.tally
+    own = {key: value for key, value in said.items() if key in Progress.model_fields}
     return Progress(
         phase=session.phase if isinstance(session, Session) else "joining",
         inner_step=tally.inner_step,
@@ -70,5 +74,5 @@ def progress_of(session: Session | Alone, said: Mapping[str, float]) -> Progress
         wall_s=session.wall_s,
         bytes_up=session.bytes_up,
         bytes_down=session.bytes_down,
-        **said,
+        **own,
     )

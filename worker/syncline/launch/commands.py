@@ -164,6 +164,16 @@ def devices(replicas: int, ranks: int, gpus: Sequence[str]) -> list[dict[str, st
     return [{"CUDA_VISIBLE_DEVICES": ",".join(names)} for names in dealt]
 
 
+def metrics_ports(replicas: Sequence[str], first: int) -> dict[str, list[str]]:
+    """Give each replica of this machine a port of its own for its metrics: what overrides its job.
+
+    ``first`` is the job's, and the first replica's; 0: nobody has one.
+    """
+    if not first:
+        return {name: [] for name in replicas}
+    return {name: [f"log.metrics_port={first + i}"] for i, name in enumerate(replicas)}
+
+
 def visible_gpus() -> list[str]:
     """The GPUs that children may use, found without loading CUDA."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -41,6 +41,7 @@ class Keeper:
         self._launch, self._place, self._crew, self._screen = launch, place, crew, screen
         self._services: dict[str, Process] = {}
         self._devices: dict[str, dict[str, str]] = {}
+        self._ports: dict[str, list[str]] = {}
         self._restarts: dict[str, int] = {}
 
     @property
@@ -62,7 +63,8 @@ class Keeper:
         wait_ready(process, is_ready)
 
     def start_replicas(self, names: Collection[str]) -> None:
-        """Start replicas of these names, and deal this machine's GPUs out to them."""
+        """Start replicas of these names, and deal this machine's GPUs and ports out to them."""
+        self._ports = commands.metrics_ports(list(names), self._launch.job.log.metrics_port)
         devices = commands.devices(len(names), self._launch.ranks, commands.visible_gpus())
         self._devices = dict(zip(names, devices, strict=True))
         for name in names:
@@ -135,7 +137,7 @@ class Keeper:
             launch.job_file,
             replica=name,
             ranks=launch.ranks,
-            overrides=launch.overrides,
+            overrides=[*launch.overrides, *self._ports[name]],
             resume=self._has_checkpoint(name),
         )
         env = {"OMP_NUM_THREADS": launch.threads, **self._devices[name]}

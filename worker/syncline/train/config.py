@@ -166,6 +166,9 @@ class LogSection(Section):
 
     tensorboard: Path | None = None
     every_steps: int = Field(default=10, ge=1)
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Where rank 0 serves its figures to Prometheus; 0: nowhere."""
+    metrics_host: str = Field(default="127.0.0.1", min_length=1)
 
 
 class ExportSection(Section):

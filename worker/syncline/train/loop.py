@@ -7,6 +7,7 @@ what becomes of an error, is ``__main__``'s business.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Literal
 
@@ -15,6 +16,7 @@ import torch
 
 from syncline import Replica
 from syncline.data.manifest import Manifest, read_manifest
+from syncline.metrics import serve
 from syncline.settings import Environment
 from syncline.train.books import Books, Every
 from syncline.train.checkpoint import Checkpoints, Position, told_of_interrupt
@@ -135,7 +137,11 @@ class Trainer:
         replica = self.replica
         ending: Ending | None = None
         try:
-            with heeding_sigterm(self._stop, partial(replica.request_drain, SIGNAL)), replica:
+            with (
+                heeding_sigterm(self._stop, partial(replica.request_drain, SIGNAL)),
+                self._served(),
+                replica,
+            ):
                 self._begin()
                 while not self._over():
                     report = self._step(self._next_batch, lr=self._lr, before_update=self._ready)
@@ -147,6 +153,14 @@ class Trainer:
             return ending
         finally:
             self._books.close(ending)
+
+    def _served(self) -> AbstractContextManager[None]:
+        """Inside, Prometheus may ask, where the job names a port."""
+        section = self.job.log
+        if not section.metrics_port:
+            return nullcontext()
+        how = "--set log.metrics_port=PORT"
+        return serve(self.replica, section.metrics_port, section.metrics_host, how)
 
     def _begin(self) -> None:
         """After joining: the parameters are the run's, so data, schedule and books follow it."""

@@ -1,0 +1,83 @@
+"""What a replica tells Prometheus, and where it cannot."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from syncline import Replica
+from syncline.launch.commands import metrics_ports
+from syncline.metrics import serve
+from syncline_proto.errors import ConfigError, PortInUse
+from syncline_testing.cluster import free_ports
+from syncline_testing.replicas import STEP_TOKENS, Trial
+
+
+def scraped(port: int) -> dict[str, float]:
+    """Every series that has a replica's labels, by name, and of bytes by direction, too."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).raise_for_status().text
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if "replica" in sample.labels:
+                assert (sample.labels["run"], sample.labels["replica"]) == ("alone", "alone")
+                name = sample.name.removeprefix("syncline_worker_")
+                found[name + sample.labels.get("direction", "")] = sample.value
+    return found
+
+
+def test_the_figures_of_a_loop_are_there_when_somebody_asks() -> None:
+    (port,) = free_ports(1)
+    trial = Trial(None, "any", 0)
+    with serve(trial.replica, port), trial.replica:
+        before = scraped(port)
+        assert before["tokens_total"] == before["inner_steps_total"] == 0
+        assert "loss" not in before, "nobody has told one"
+        trial.step(3)
+        trial.replica.report(grad_norm=torch.tensor(0.5), lr=1e-3, mfu=0.25)
+        trial.replica.report(loss=float("nan"))
+        found = scraped(port)
+    assert found["tokens_total"] == found["run_tokens"] == 3 * STEP_TOKENS
+    assert (found["inner_steps_total"], found["revision"], found["rounds_total"]) == (3, 0, 0)
+    assert (found["grad_norm"], found["inner_lr"], found["mfu_ratio"]) == (0.5, 1e-3, 0.25)
+    assert found["loss"] == trial.replica.reported["loss"] > 0
+    assert found["bytes_totalup"] == found["bytes_totaldown"] == found["stale_pushes_total"] == 0
+    assert found["exposed_sync_seconds_total"] == found["paused_seconds_total"] == 0
+    with pytest.raises(httpx.ConnectError):
+        scraped(port)
+
+
+def test_a_port_that_cannot_be_had_is_told_in_a_sentence() -> None:
+    replica = Trial(None, "any", 0).replica
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"listens on 127.0.0.1 port {port}; .* with port="):
+            serve(replica, port).__enter__()
+    with pytest.raises(ConfigError, match="Cannot serve metrics on 192.0.2.1 port"):
+        serve(replica, 9103, "192.0.2.1").__enter__()
+
+
+def test_rank_0_alone_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    (port,) = free_ports(1)
+    with serve(Trial(None, "any", 0).replica, port), pytest.raises(httpx.ConnectError):
+        scraped(port)
+
+
+def test_replicas_of_one_machine_get_ports_of_their_own() -> None:
+    names = ["replica-0", "replica-2"]
+    assert metrics_ports(names, 0) == {"replica-0": [], "replica-2": []}
+    assert metrics_ports(names, 9103) == {
+        "replica-0": ["log.metrics_port=9103"],
+        "replica-2": ["log.metrics_port=9104"],
+    }
+
+
+def test_heartbeats_carry_only_what_they_have_a_place_for() -> None:
+    replica: Replica = Trial(None, "any", 0).replica
+    replica.report(loss=1.0, mfu=0.5)
+    assert replica._progress().loss == 1.0
