@@ -20,7 +20,7 @@ RUN = {"sync_every": 4, "timeouts": {"lease": 5.0, "round_deadline": 60.0}}
 
 def test_prometheus_reads_a_replica_of_a_run(data: Path, tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    seen = {"metrics_port": port}
+    seen = {"metrics_port": port, "peak_flops": 1e12}
     job = tmp_path / "job.toml"
     job.write_text(to_toml(tiny_job(data, steps=1_000_000, run=RUN, log=seen)))
     argv = ["-m", "syncline.train", str(job), "--replica", "one", "--progress", "json"]
@@ -45,7 +45,7 @@ def test_prometheus_reads_a_replica_of_a_run(data: Path, tmp_path: Path) -> None
     assert found["tokens_total"] == steps * STEP_TOKENS and steps >= last["inner_step"]
     assert found["revision"] >= 2 and found["rounds_total"] >= 2
     assert found["exposed_sync_seconds_total"] >= last["exposed_sync_s"]
-    for name in ("loss", "grad_norm", "inner_lr", "tokens_per_second"):
+    for name in ("loss", "grad_norm", "inner_lr", "tokens_per_second", "mfu_ratio"):
         assert found[name] > 0, name
     moved = re.findall(r'^syncline_worker_bytes_total\{direction="(\w+)".*\} (\S+)$', text, re.M)
     assert {way for way, size in moved if float(size) > 0} == {"up", "down"}

@@ -11,6 +11,9 @@ from rich.console import Console
 from syncline.train.progress import BarListener, Ending, Start
 from syncline_testing.views import NOW, ending
 
+TRAINING = "1,000 tokens/s  MFU 41.2%  loss 3.600 bits/byte  held-out 3.750 bits/byte"
+SYNCHRONISATION = "grad norm 1  revision 3  sync 10.0%, 1 s  up 12.3 MB  down 1.23 kB  late 2"
+
 
 @pytest.mark.parametrize(
     ("ended", "share"), [(ending(100), "100%"), (ending(50), "50%"), (None, "30%")]
@@ -29,9 +32,13 @@ def test_the_bar_ends_where_the_training_did(ended: Ending | None, share: str) -
             bits_per_byte=8.0,
         )
     )
-    bar.update(replace(NOW, tokens=30, revision=0, eta_s=75.0))
+    bar.update(replace(NOW, tokens=30, eta_s=75.0))
     bar._bar.refresh()
     bar.close(ended)
     assert "left 0:01:15" in screen.getvalue()
-    last = next(line for line in reversed(screen.getvalue().splitlines()) if "%" in line)
+    lines = [line.strip() for line in screen.getvalue().splitlines()]
+    assert any(line.startswith(TRAINING) for line in lines)
+    assert any(line.startswith(SYNCHRONISATION) for line in lines)
+    bars = (line for line in reversed(screen.getvalue().splitlines()) if "━" in line)
+    last = next(bars)
     assert share in last.split() and "left" not in last

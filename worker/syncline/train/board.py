@@ -30,6 +30,11 @@ class Board:
                 "speed/tokens_per_second": now.tokens_per_second,
                 "sync/revision": now.revision,
                 "sync/exposed_share": now.exposed_sync_share,
+                "sync/exposed_seconds": now.exposed_sync_s,
+                "sync/bytes_up": now.bytes_up,
+                "sync/bytes_down": now.bytes_down,
+                "sync/stale_pushes": now.stale,
+                **({} if now.mfu is None else {"speed/mfu": now.mfu}),
             },
         )
 

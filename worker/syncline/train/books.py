@@ -60,6 +60,7 @@ class Books:
         self._first: HeldOut | None = None
         self._held_out: HeldOut | None = None
         self._budget: int | None = None
+        self._at_peak: float | None = None
         self._started = self._told = time.monotonic()
         self._paused_told_s = 0.0
         self._estimate: Estimate | None = None
@@ -73,9 +74,14 @@ class Books:
         parameters: int,
         run_tokens: int,
         budget: int | None,
+        at_peak: float | None = None,
     ) -> None:
-        """Training begins now, from a model of this held-out loss."""
+        """Training begins now, from a model of this held-out loss.
+
+        ``at_peak`` is how many tokens a second its devices could do; None where nobody knows.
+        """
         self._first = self._held_out = first
+        self._at_peak = at_peak
         self._budget = budget
         self._estimate = Estimate(0.0, run_tokens, replica.settings.timeouts.round_deadline_s)
         self._started = self._told = time.monotonic()
@@ -124,6 +130,7 @@ class Books:
                 grad_norm=now.grad_norm,
                 lr=now.lr,
                 tokens_per_second=now.tokens_per_second,
+                mfu=now.mfu,
             )
             self._board.snapshot(now)
             self._listener.update(now)
@@ -174,6 +181,7 @@ class Books:
         held_out, stats = self._held_out, replica.stats
         seconds = now - self._started - stats.paused_s
         since_told = now - self._told - (stats.paused_s - self._paused_told_s)
+        speed = (self._own_tokens - self._own_tokens_told) / since_told
         return Snapshot(
             phase=str(replica.phase) if replica.active else "training",
             inner_step=self.inner_step,
@@ -185,11 +193,15 @@ class Books:
             held_out_bits_per_byte=held_out and held_out.bits_per_byte,
             lr=last.lr,
             grad_norm=last.grad_norm,
-            tokens_per_second=(self._own_tokens - self._own_tokens_told) / since_told,
+            tokens_per_second=speed,
+            mfu=speed / self._at_peak if self._at_peak else None,
             round=stats.rounds,
             revision=replica.revision,
             exposed_sync_s=stats.exposed_sync_s,
             exposed_sync_share=stats.exposed_sync_s / seconds,
+            bytes_up=stats.bytes_up,
+            bytes_down=stats.bytes_down,
+            stale=stats.stale,
             seconds=seconds,
             eta_s=self._eta(run_tokens, seconds, stats.barren),
         )

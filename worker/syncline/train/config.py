@@ -169,6 +169,8 @@ class LogSection(Section):
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Where rank 0 serves its figures to Prometheus; 0: nowhere."""
     metrics_host: str = Field(default="127.0.0.1", min_length=1)
+    peak_flops: float | None = Field(default=None, gt=0)
+    """Of each device, in a second; None: as its name is known."""
 
 
 class ExportSection(Section):

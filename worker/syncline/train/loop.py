@@ -24,6 +24,7 @@ from syncline.train.config import CheckpointSection, EvaluateSection, JobConfig
 from syncline.train.evaluate import Evaluator, HeldOut
 from syncline.train.export import NONE_LACKING, export_model, full_state, portable
 from syncline.train.exported import CHOOSE, Origin, check_free
+from syncline.train.flops import tokens_at_peak
 from syncline.train.folder import Vocabulary
 from syncline.train.inputs import TRAIN, Batch, Feed, prepared_by_all
 from syncline.train.model import build_model, check_model, shard_model
@@ -200,6 +201,13 @@ class Trainer:
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             run_tokens=self._run_tokens(),
             budget=self.settings.token_budget,
+            at_peak=tokens_at_peak(
+                self.model,
+                self.job.data.sequence_length,
+                self.ranks.device,
+                ranks=self.ranks.count,
+                peak=self.job.log.peak_flops,
+            ),
         )
 
     def _next_batch(self) -> Batch:

@@ -60,12 +60,18 @@ class Snapshot:
     grad_norm: float
     tokens_per_second: float
     """Of this replica."""
+    mfu: float | None
+    """Model flops a second, as a share of the devices' peak; None where one is not known."""
     round: int
     """Rounds merged since this replica joined."""
     revision: int
     exposed_sync_s: float
     exposed_sync_share: float
     """Of the time since the start."""
+    bytes_up: int
+    bytes_down: int
+    stale: int
+    """Pushes that came late, over all fragments."""
     seconds: float
     """Since the start, without pauses of the run."""
     eta_s: float | None
@@ -176,7 +182,7 @@ class JsonListener:
 
 
 class _Bar(Progress):
-    """A bar, and beneath it a line of words, so that both fit 80 columns."""
+    """A bar, and beneath it lines of words, so that each fits 80 columns."""
 
     words = ""
 
@@ -186,7 +192,7 @@ class _Bar(Progress):
 
 
 class BarListener:
-    """A bar with a line of numbers, for people; a summary when it ends."""
+    """A bar with lines of numbers, for people; a summary when it ends."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -207,20 +213,7 @@ class BarListener:
         self._bar.start()
 
     def update(self, now: Snapshot) -> None:
-        words = [
-            f"{now.tokens_per_second:,.0f} tokens/s",
-            f"loss {with_unit(now.loss, now.bits_per_byte)}",
-        ]
-        if now.held_out is not None:
-            words.append(f"held-out {now.held_out}")
-        if now.revision:
-            words += [
-                f"revision {now.revision}",
-                f"sync {now.exposed_sync_share:.1%}",
-            ]
-        if now.phase != "training":
-            words.append(now.phase)
-        self._bar.words = "  ".join(words)
+        self._bar.words = "\n".join("  ".join(line) for line in _lines(now))
         self._bar.update(self._task, completed=now.tokens, left=_left(now.eta_s))
 
     def close(self, ending: Ending | None = None) -> None:
@@ -239,6 +232,38 @@ class BarListener:
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _lines(now: Snapshot) -> list[list[str]]:
+    """What the bar says beneath itself, in lines that fit 80 columns."""
+    training = [f"{now.tokens_per_second:,.0f} tokens/s"]
+    if now.mfu is not None:
+        training.append(f"MFU {now.mfu:.1%}")
+    training.append(f"loss {with_unit(now.loss, now.bits_per_byte)}")
+    if now.held_out is not None:
+        training.append(f"held-out {now.held_out}")
+    rest = [f"grad norm {now.grad_norm:.2g}"]
+    if now.bytes_down:
+        rest += [
+            f"revision {now.revision}",
+            f"sync {now.exposed_sync_share:.1%}, {now.exposed_sync_s:,.0f} s",
+            f"up {_size(now.bytes_up)}",
+            f"down {_size(now.bytes_down)}",
+        ]
+    if now.stale:
+        rest.append(f"late {now.stale}")
+    if now.phase != "training":
+        rest.append(now.phase)
+    return [training, rest]
+
+
+def _size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
 
 
 LEFT_S_MAX = 1e9
