@@ -49,10 +49,9 @@ class Books:
         self.inner_step = 0
         self._job = job
         self._bytes_per_token = bytes_per_token
-        self._is_first = ranks.first
         self._listener = listener
-        folder = job.log.tensorboard
-        self._board = Board(folder / own if folder is not None and ranks.first else None)
+        self._board = Board(job, own) if ranks.first else None
+        """Rank 0's."""
         self._own_tokens = 0
         self._own_tokens_told = 0
         self._losses: list[float] = []
@@ -112,19 +111,19 @@ class Books:
     ) -> None:
         """Draw an evaluation into the run's curves."""
         self._held_out = found
-        if self._is_first:
+        if self._board is not None:
             replica.add_point(kind, found.loss)
             self._board.held_out(kind, tokens, found.loss, found.bits_per_byte)
 
     def tell_if_due(self, replica: Replica, run_tokens: int) -> None:
-        """Every few steps, tell the control plane, the listener and TensorBoard."""
+        """Every few steps, tell the control plane, the listener and the board."""
         if self._last is None or not self._every.due(self.inner_step):
             return
         now = self._snapshot(self._last, replica, run_tokens)
         self._losses.clear()
         self._told, self._own_tokens_told = time.monotonic(), self._own_tokens
         self._paused_told_s = replica.stats.paused_s
-        if self._is_first:
+        if self._board is not None:
             replica.report(
                 loss=now.loss,
                 grad_norm=now.grad_norm,
@@ -173,7 +172,8 @@ class Books:
     def close(self, ending: Ending | None) -> None:
         """No more will come; ``None`` when training did not end well."""
         self._listener.close(ending)
-        self._board.close()
+        if self._board is not None:
+            self._board.close()
 
     def _snapshot(self, last: StepReport, replica: Replica, run_tokens: int) -> Snapshot:
         now = time.monotonic()

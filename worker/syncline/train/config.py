@@ -165,6 +165,8 @@ class LogSection(Section):
     """What is told while training."""
 
     tensorboard: Path | None = None
+    wandb: str | None = Field(default=None, min_length=1)
+    """A project of Weights & Biases."""
     every_steps: int = Field(default=10, ge=1)
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Where rank 0 serves its figures to Prometheus; 0: nowhere."""
