@@ -27,6 +27,7 @@ class Alone:
     drained = False
     unsynced = False
     revision = 0
+    lr_factor = 1.0
     bytes_up = 0
     bytes_down = 0
     wall_s = 0.0

@@ -91,6 +91,15 @@ class Facts:
         return self._session.run_tokens
 
     @property
+    def lr_factor(self) -> float:
+        """Multiply the learning rate of the next step by this, after its forward pass.
+
+        It is 1, but for the first steps of a replica that has joined a run under way without a
+        state of its optimizer (``join_ramp_steps``). Equal on all ranks.
+        """
+        return self._session.lr_factor
+
+    @property
     def committed_tokens(self) -> int:
         """Tokens of everyone, up to the revision that was merged last."""
         return self._session.tally.committed

@@ -17,6 +17,7 @@ from syncline.anchors import Anchors
 from syncline.averaged import Averaged
 from syncline.buffers import Buffers
 from syncline.control import ControlClient
+from syncline.core.ramp import Ramp
 from syncline.council import Council
 from syncline.eager import Eager
 from syncline.ending import RunEnd
@@ -55,15 +56,23 @@ TWO_GRADIENTS = (
 class Life:
     """From ``join`` to ``release``; a replica that starts again begins another."""
 
-    def __init__(self, wish: Wish, progress: Callable[[], Progress], recall: Recall) -> None:
+    def __init__(
+        self,
+        wish: Wish,
+        progress: Callable[[], Progress],
+        recall: Recall,
+        ramp_steps: int | None,
+    ) -> None:
         """``progress`` is what heartbeats say; it is called on another thread.
 
-        ``recall`` is set when somebody asks the replica to leave.
+        ``recall`` is set when somebody asks the replica to leave; ``ramp_steps`` is as ``Ramp`` has
+        it.
         """
         self.pulse: Pulse | None = None
         """Rank 0's heartbeat."""
         self.registration: Registration | None = None
         self._wish, self._progress, self._recall = wish, progress, recall
+        self._ramp_steps = ramp_steps
         self._client: ControlClient | None = None
         self._exchange: Exchange | None = None
         self._hooks: Hooks | None = None
@@ -204,5 +213,6 @@ class Life:
             Entry(joined, ranks, anchors, exchange, helm, rounds, waiting, say),
             RunEnd(rounds, exchange, helm, settings, say),
             optimizer,
+            Ramp(self._ramp_steps),
             say,
         )

@@ -64,6 +64,7 @@ class Replica(Facts):
         check_job: CheckJob = lambda run, job: None,
         control: str | None = None,
         tokens_of: Callable[[Any], SupportsIndex] | None = None,
+        join_ramp_steps: int | None = None,
     ) -> None:
         """Say what to take part in; nothing happens before ``start`` or ``with``.
 
@@ -79,10 +80,15 @@ class Replica(Facts):
             control: address of the control plane, else SYNCLINE_CONTROL.
             tokens_of: counts a batch's tokens, where ``input_ids`` or its first integer tensor
                 is not the measure.
+            join_ramp_steps: over so many first steps ``lr_factor`` grows to 1 where this replica
+                joins a run that is under way and its optimizer has no state; None: a tenth of
+                ``sync_every``.
 
         Raises:
             ConfigError: a setting, name or address is wrong.
         """
+        if join_ramp_steps is not None and join_ramp_steps < 0:
+            raise ConfigError(f"join_ramp_steps is {join_ramp_steps}; it must be 0 or more.")
         if not isinstance(optimizer, Optimizer):
             raise ConfigError("Replica needs a torch.optim.Optimizer, whose steps it can follow.")
         given = None if settings is None else run_settings(settings)
@@ -92,6 +98,7 @@ class Replica(Facts):
         super().__init__(wish, self._alone)
         self._model, self._optimizer = model, optimizer
         self._tokens_in = Counting(tokens_of)
+        self._ramp_steps = join_ramp_steps
         self._stage: Literal["new", "live", "closed"] = "new"
 
     def __enter__(self) -> Self:
@@ -231,7 +238,7 @@ class Replica(Facts):
         self._stage = "live"
 
     def _join(self, wish: Wish) -> None:
-        life = self._life = Life(wish, self._progress, self._recall)
+        life = self._life = Life(wish, self._progress, self._recall, self._ramp_steps)
         try:
             self._session = session = life.join(self._model, self._optimizer)
             session.start()

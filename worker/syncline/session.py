@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from syncline.averaged import Averaged
 from syncline.buffers import Buffers
 from syncline.core.plan import Act
+from syncline.core.ramp import Ramp
 from syncline.ending import RunEnd
 from syncline.entry import Entry
 from syncline.exchange import Exchange
@@ -56,6 +57,7 @@ class Session:
         entry: Entry,
         run_end: RunEnd,
         optimizer: Optimizer,
+        ramp: Ramp,
         log: FilteringBoundLogger,
     ) -> None:
         """``log`` is silent on all ranks but the first."""
@@ -70,6 +72,7 @@ class Session:
         self._rounds, self._pushes, self._waiting = rounds, pushes, waiting
         self._buffers = buffers
         self._averaged = averaged
+        self._ramp = ramp
         self._entry, self._run_end, self._optimizer, self._log = entry, run_end, optimizer, log
         self._warm_up: WarmUp | None = None
         self._synchronized = False
@@ -108,6 +111,11 @@ class Session:
     @property
     def revision(self) -> int:
         return self._rounds.revision
+
+    @property
+    def lr_factor(self) -> float:
+        """Of the inner learning rate, for the step that comes."""
+        return self._ramp.share(self.tally.inner_step)
 
     @property
     def bytes_up(self) -> int:
@@ -239,6 +247,8 @@ class Session:
         self._rounds.tokens.drop()
         # What was committed before we came says nothing of how fast it grows.
         self.tally.since_sync = self.tally.growth = 0
+        if self.revision and not self._optimizer.state:
+            self._ramp.begin(self.tally.inner_step, self.settings.sync_every)
 
     def _offer_at_end(self) -> None:
         """Offer the parameters with which the synchronous phase ends, once it is over."""

@@ -133,6 +133,8 @@ class OptimizerSection(Section):
     """Of the token budget, at its end: where wsd decays."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     """The last learning rate, as a share of ``lr``."""
+    join_ramp_steps: int | None = Field(default=None, ge=0)
+    """First steps of a joiner, over which its learning rate grows; None: ``sync_every`` / 10."""
 
     @model_validator(mode="after")
     def _betas_below_one(self) -> Self:

@@ -93,6 +93,7 @@ class Trainer:
             settings=job.settings,
             job=kept.to_job(),
             check_job=partial(check_same_model, kept, vocabulary),
+            join_ramp_steps=job.optimizer.join_ramp_steps,
         )
         self._stop = Stop()
         self._step = InnerStep(self.model, self.optimizer, job.train, ranks)
@@ -215,7 +216,8 @@ class Trainer:
 
     def _lr(self) -> float:
         """Of the step being taken: everyone is taken to do as much as this replica meanwhile."""
-        return self._schedule.lr(self._run_tokens() + self._step_tokens() * self._replicas)
+        scheduled = self._schedule.lr(self._run_tokens() + self._step_tokens() * self._replicas)
+        return scheduled * self.replica.lr_factor
 
     def _ready(self) -> bool:
         """Just before clipping: what is clipped is the mean, and a push names these tokens.
