@@ -84,7 +84,8 @@ def test_a_model_that_diverges_ends_with_50_and_gives_nothing_to_the_run(
     sick = ("optimizer.lr=10", "optimizer.weight_decay=1e12", "run.sync_every=100")
     with train(cluster, job, "sick", "only", *sick) as process:
         code, sentence = ended(process)
-    assert sentence.startswith("the loss or its gradient was not finite in 5 steps in a row; lower")
+    assert sentence.startswith("the loss or its gradient was not finite in 3 steps in a row, and ")
+    assert "again after 2 returns to the run's newest revision; lower" in sentence
     assert code == 50
     assert (revision(cluster, "sick"), state_of(cluster, "sick")) == (0, "left")
     values, _ = published(cluster.sync_address, "sick")

@@ -10,7 +10,7 @@ import pytest
 
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD
 from syncline.outage import SAY_AFTER_S
-from syncline.train.step import SKIPS_MAX
+from syncline.train.setbacks import BACK_AFTER, RETURNS_MAX, SKIPS_MAX
 from syncline_control import descriptors, intake, server, state, transaction
 from syncline_control.body import DEPTH_MAX, KEYS_MAX
 from syncline_control.operations import points, reports
@@ -164,7 +164,9 @@ OPERATIONS = [
     f"after {SAY_AFTER_S:g} s their log says so",
     f"not heard yet, and that it ends ({LAST_REPORTS_S:g} s at most;",
     f"it waits {STOP_S:g} s for the disk",
-    f"the step is skipped; {SMALL[SKIPS_MAX]} in a row end the replica",
+    f"After {SMALL[BACK_AFTER]} in a row a replica takes the run's newest revision",
+    f"the {['first', 'second', 'third'][RETURNS_MAX]} time without a round in between ends it (50)",
+    f"in the synchronous phase, {SMALL[SKIPS_MAX]} in a row end it",
     f"after {BARREN_TOLD} such rounds in a row",
     f"after {BARREN_MAX} they end ({TrainingDiverged.exit_code})",
 ]

@@ -84,6 +84,10 @@ class Alone:
     def finish(self) -> None:
         """There is nothing to merge."""
 
+    def go_back(self) -> bool:
+        """There is nothing to go back to."""
+        return False
+
     def leave(self) -> None:
         """There is nobody to tell."""
 

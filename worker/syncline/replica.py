@@ -206,6 +206,17 @@ class Replica(Facts):
         self._check_started()
         self._session.finish()
 
+    @plainly
+    def go_back(self) -> bool:
+        """Take the run's newest revision, for a model that has gone wrong; between two steps.
+
+        Steps that are not pushed yet are forgotten, and what the optimizer remembers. Returns
+        whether it was done: not in the synchronous phase, at the end, or without a run. With
+        several ranks all of them call it.
+        """
+        self._check_started()
+        return self._session.go_back()
+
     def request_drain(self, asker: str = OWN) -> None:
         """Ask to leave the run after the current inner step: push what was done, then be done.
 

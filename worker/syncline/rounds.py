@@ -109,6 +109,7 @@ class Rounds:
 
     def start_over(self) -> None:
         """The parameters are the anchors: there is no progress, and nothing of any before."""
+        self._is_sick = False
         self._residuals.clear()
         self._turns.start_over()
         self.eager.clear()

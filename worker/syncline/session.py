@@ -212,6 +212,23 @@ class Session:
             self._rounds.merge_all()
             self._see_budget()
 
+    def go_back(self) -> bool:
+        """Take the run's newest revision, and forget steps that no round has; whether it has."""
+        if self.done or self._warm_up is not None:
+            return False
+        with self._at_hook():
+            self._see_over()
+            self._rounds.merge_all()
+            self._see_budget()
+            if not self.done:
+                self._optimizer.state.clear()
+                self._drop_gradients()
+                self._counted = 0
+                self._enter()
+                so = "its last steps are forgotten, and its optimizer begins anew"
+                self._log.warning("replica.goes_back", revision=self.revision, so=so)
+        return True
+
     def leave(self) -> None:
         """Bring in what was done since the last sync; wait for it as long as a round may take."""
         if not self.done:

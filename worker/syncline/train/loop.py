@@ -33,6 +33,7 @@ from syncline.train.progress import Ending, Listener
 from syncline.train.ranks import RankGroup
 from syncline.train.same import check_same_model
 from syncline.train.schedules import Schedule
+from syncline.train.setbacks import Setbacks
 from syncline.train.signals import SIGNAL, Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, check_sequences, tokens_of_step
 from syncline.train.step import InnerStep
@@ -96,7 +97,8 @@ class Trainer:
             join_ramp_steps=job.optimizer.join_ramp_steps,
         )
         self._stop = Stop()
-        self._step = InnerStep(self.model, self.optimizer, job.train, ranks)
+        self._setbacks = Setbacks(self.replica, first=ranks.first)
+        self._step = InnerStep(self.model, self.optimizer, job.train, ranks, self._setbacks)
         self._evaluator = Evaluator(
             self._folder,
             length=job.data.sequence_length,
@@ -283,7 +285,7 @@ class Trainer:
             tokens=self._run_tokens(),
             local=self._local,
             merged=self._merged,
-            skipped=self._step.skipped,
+            skipped=self._setbacks.count,
             exported=exported,
         )
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
 import torch
 from torch import nn
 
@@ -18,12 +17,7 @@ from syncline.train.config import TrainSection
 from syncline.train.inputs import Batch
 from syncline.train.optim import clip_gradients, set_lr
 from syncline.train.ranks import RankGroup
-from syncline_proto.errors import TrainingDiverged
-
-log = structlog.get_logger()
-
-SKIPS_MAX = 5
-"""Inner steps in a row without a finite loss; one is bad luck, this many are a sick model."""
+from syncline.train.setbacks import Setbacks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +34,7 @@ class StepReport:
 
 
 class InnerStep:
-    """Takes inner steps, and counts those it had to skip."""
+    """Takes inner steps."""
 
     def __init__(
         self,
@@ -48,9 +42,9 @@ class InnerStep:
         optimizer: torch.optim.Optimizer,
         train: TrainSection,
         ranks: RankGroup,
+        setbacks: Setbacks,
     ) -> None:
-        self.skipped = 0
-        self._skipped_in_a_row = 0
+        self._setbacks = setbacks
         self._model = model
         self._optimizer = optimizer
         self._train = train
@@ -70,7 +64,7 @@ class InnerStep:
         step; it may replace the gradients by finite ones, or call the step off, on all ranks alike.
 
         Raises:
-            TrainingDiverged: SKIPS_MAX steps in a row were not finite.
+            TrainingDiverged: too many steps were not finite.
         """
         loss = torch.zeros((), device=self._ranks.device)
         for _ in range(self._train.accumulate):
@@ -90,18 +84,7 @@ class InnerStep:
         self._optimizer.zero_grad()
         report = StepReport(loss=mean, grad_norm=norm, lr=rate, taken=taken)
         if finite:
-            self._skipped_in_a_row = 0
+            self._setbacks.none()
         else:
-            self._skip(report)
+            self._setbacks.skipped(mean, norm)
         return report
-
-    def _skip(self, report: StepReport) -> None:
-        self.skipped += 1
-        self._skipped_in_a_row += 1
-        if self._ranks.first:
-            log.warning("step skipped: not finite", loss=report.loss, grad_norm=report.grad_norm)
-        if self._skipped_in_a_row >= SKIPS_MAX:
-            raise TrainingDiverged(
-                f"the loss or its gradient was not finite in {SKIPS_MAX} steps in a row; lower "
-                "optimizer.lr, or raise optimizer.warmup_tokens."
-            )
