@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,3 +71,38 @@ def test_a_value_is_taken_whole_or_not_at_all(cluster: Cluster) -> None:
         assert all(torch.equal(before[name], p) for name, p in trial.parameters().items())
         assert session._rounds.take(pulls)
         assert not torch.equal(before["head.weight"], trial.parameters()["head.weight"])
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_a_drain_ends_by_itself_where_nobody_answers_what_was_pushed(
+    tmp_path: Path, overlap: int
+) -> None:
+    """The exchange alone would wait for five minutes, and end with Unreachable."""
+    how = {**IMPATIENT, "min_replicas": 1, "sync_every": 4, "overlap_steps": overlap}
+    with Cluster(tmp_path) as cluster:
+        trial = Trial(cluster.control_url, "stuck", 0, settings=how)
+        trial.replica.start()
+        os.kill(cluster.sync.pid, signal.SIGSTOP)
+        try:
+            trial.step(4)
+            trial.replica.request_drain()
+            with capture_logs() as logs:
+                trial.step(2)
+                assert trial.replica.drained and trial.replica.revision == 0
+                trial.replica.close()
+        finally:
+            os.kill(cluster.sync.pid, signal.SIGCONT)
+        said = [line["event"] for line in logs]
+        assert said.count("leave.early") == said.count("replica.drained") == 1
+        assert cluster.get("/runs/stuck/replicas")[0]["state"] == "left"
+
+
+def test_a_drain_during_the_synchronous_phase_waits_for_nobody_longer(cluster: Cluster) -> None:
+    """Its gradient waits for those of another, who never comes."""
+    how = {**IMPATIENT, "warmup_steps": 4}
+    trial = Trial(cluster.control_url, "phase", 0, settings=how)
+    with joined(trial):
+        trial.replica.request_drain()
+        trial.step(1)
+        assert trial.replica.drained
+    assert cluster.get("/runs/phase/replicas")[0]["state"] == "left"

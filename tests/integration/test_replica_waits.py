@@ -110,4 +110,4 @@ def test_who_is_asked_to_leave_amid_a_wait_says_at_once_what_it_waits_for(
         together(lambda: a.step(4).replica.finish(), asked)
     (said,) = [log for log in logs if log["event"] == "replica.drains"]
     assert said["why"] == "its own process asked it to leave"
-    assert said["so"].endswith("each until 20 s after the first push")
+    assert said["so"].endswith("of its last steps, at most 20 s in all")

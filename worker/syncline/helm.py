@@ -60,6 +60,7 @@ class Helm:
         self.recall = recall
         self._round_deadline_s = round_deadline_s
         self._has_said_draining = False
+        self._drains_since: float | None = None
         self.joining = True
         """Nothing has been trained yet: who is recalled then waits for nothing."""
         self._ranks, self._run, self._client, self._pulse = ranks, run, client, pulse
@@ -91,7 +92,8 @@ class Helm:
             return Order.STOP
         if self.joining and self.recall.is_set():
             return Order.ABANDON
-        self._say_draining()
+        if self._is_late_to_leave():
+            return Order.ABANDON
         if news.ended and not self._ending:
             self._ended_at = self._ended_at or time.monotonic()
             grace_s = END_GRACE_S if news.run_state is RunState.FINISHED else 0.0
@@ -118,6 +120,11 @@ class Helm:
     def is_called_off(self) -> bool:
         """Whether the replica was recalled before it had joined; on all ranks."""
         return self.joining and bool(self._ranks.of_first([self.recall.is_set()])[0])
+
+    def is_draining(self) -> bool:
+        """Whether the replica was asked to leave; on all ranks."""
+        asked = self._ranks.first and self._hears_drain()
+        return bool(self._ranks.of_first([asked])[0])
 
     def run_has_ended(self) -> bool:
         """Ask the control plane whether the run has ended; on all ranks."""
@@ -147,22 +154,30 @@ class Helm:
         if self._pulse is not None:
             self._log.info("replica.drained", why=self._why_drained())
 
-    def _say_draining(self) -> None:
-        """Amid a wait, once: that the replica was asked to leave, and what it waits for still."""
-        if self._has_said_draining or not self._is_draining:
-            return
-        self._has_said_draining = True
-        so = (
-            "it waits for the round that it has pushed to, and for that of its last steps, each "
-            f"until {self._round_deadline_s:g} s after the first push"
-        )
-        self._log.info("replica.drains", why=self._why_drained(), so=so)
+    def _is_late_to_leave(self) -> bool:
+        """Amid a wait: whether this replica was asked to leave so long ago that it does.
 
-    @property
-    def _is_draining(self) -> bool:
+        The first time it is said, with what it waits for still.
+        """
+        if not self._hears_drain():
+            return False
+        if not self._has_said_draining:
+            self._has_said_draining = True
+            so = (
+                "it waits for the round that it has pushed to, and for that of its last steps, at "
+                f"most {self._round_deadline_s:g} s in all"
+            )
+            self._log.info("replica.drains", why=self._why_drained(), so=so)
+        assert self._drains_since is not None
+        return time.monotonic() - self._drains_since >= self._round_deadline_s
+
+    def _hears_drain(self) -> bool:
         """Whether somebody has asked this replica to leave; on rank 0 only."""
         assert self._pulse is not None
-        return self.recall.is_set() or self._pulse.news.drain
+        asked = self.recall.is_set() or self._pulse.news.drain
+        if asked and self._drains_since is None:
+            self._drains_since = time.monotonic()
+        return asked
 
     def _why_drained(self) -> str:
         assert self._pulse is not None
@@ -182,7 +197,7 @@ class Helm:
         assert self._pulse is not None
         news = self._pulse.news
         return Heard(
-            drain=self._is_draining,
+            drain=self._hears_drain(),
             paused=news.run_state is RunState.PAUSED,
             ended=news.ended,
             lost=news.lost is not None,

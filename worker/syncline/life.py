@@ -29,6 +29,7 @@ from syncline.helm import Helm
 from syncline.hooks import Hooks, reshard_all
 from syncline.join import Joined, Wish, found_run, open_run, register
 from syncline.layout import ModelLayout, outline
+from syncline.leaving import Leaving
 from syncline.optim import WSAM
 from syncline.push import Identity
 from syncline.pushes import Pushes
@@ -199,6 +200,7 @@ class Life:
             say,
         )
         buffers = Buffers(model, ranks)
+        pushes = Pushes(rounds, buffers, settings)
         return Session(
             joined,
             ranks,
@@ -208,7 +210,8 @@ class Life:
             Averaged(model, ranks),
             buffers,
             rounds,
-            Pushes(rounds, buffers, settings),
+            pushes,
+            Leaving(rounds, pushes, timeouts.round_deadline_s, say),
             waiting,
             Entry(joined, ranks, anchors, exchange, helm, rounds, waiting, say),
             RunEnd(rounds, exchange, helm, settings, say),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import torch
 from structlog.typing import FilteringBoundLogger
@@ -25,18 +25,16 @@ from syncline.faults import plainly
 from syncline.helm import Helm
 from syncline.hooks import Hooks
 from syncline.join import Joined
+from syncline.leaving import Leaving
 from syncline.pushes import Pushes
 from syncline.ranks import Ranks
 from syncline.rounds import Rounds
-from syncline.tally import Phase, Tally
+from syncline.tally import Phase, Tally, timed
 from syncline.waiting import RunOver, TookTooLong, Waiting
 from syncline.warmup import WarmUp
 
 PAUSE_SLICE_S = 0.2
 """Between two looks at whether a paused run goes on."""
-
-LAST_PUSHES_MAX = 3
-"""Pushes of a replica that leaves, if they keep coming late."""
 
 
 class Session:
@@ -53,6 +51,7 @@ class Session:
         buffers: Buffers,
         rounds: Rounds,
         pushes: Pushes,
+        leaving: Leaving,
         waiting: Waiting,
         entry: Entry,
         run_end: RunEnd,
@@ -70,7 +69,7 @@ class Session:
         self._settings_version = joined.registration.run.settings_version
         self._ranks, self._exchange, self._helm, self._hooks = ranks, exchange, helm, hooks
         self._rounds, self._pushes, self._waiting = rounds, pushes, waiting
-        self._buffers = buffers
+        self._leaving, self._buffers = leaving, buffers
         self._averaged = averaged
         self._ramp = ramp
         self._entry, self._run_end, self._optimizer, self._log = entry, run_end, optimizer, log
@@ -237,24 +236,18 @@ class Session:
                 self._bring_in()
 
     def _bring_in(self) -> None:
-        """Push what was done since the last sync, and say what no round took in time."""
-        limit_s = self.settings.timeouts.round_deadline_s
-        with suppress(TookTooLong):
-            self._push_the_rest(time.monotonic() + limit_s)
-        left = self._rounds.forget()
-        if left and self._warm_up is None:
-            why = f"no round with the last steps was published within {limit_s:g} s"
-            self._log.warning("leave.early", why=why, fragments=left)
+        if self._warm_up is None:  # else its gradients are in
+            self._leaving.bring_in(self._sees_end)
 
-    def _push_the_rest(self, until: float) -> None:
-        """Merge what is pending, and push and merge what is not pushed yet, late parts again."""
-        for _ in range(LAST_PUSHES_MAX):
-            self._rounds.merge_all(until)
-            self._see_budget()
-            if self.done or self._warm_up is not None or not self._rounds.are_unpushed:
-                return
-            self._pushes.push(everything=True)
-        self._rounds.merge_all(until)
+    def _sees_end(self) -> bool:
+        self._see_budget()
+        return self.done
+
+    def _left(self) -> None:
+        """It was asked to leave, and has."""
+        self._phase = "draining"
+        self.drained = self.done = True
+        self._helm.say_drained()
 
     def _enter(self) -> None:
         """Take the parameters from which to train, and with them the phase that the run is in."""
@@ -323,8 +316,7 @@ class Session:
             if act & Act.LEAVE:
                 self._phase = "draining"
                 self._bring_in()
-                self.drained = self.done = True
-                self._helm.say_drained()
+                self._left()
                 return
             if not act & Act.PAUSE:
                 self._phase = "training" if self._warm_up is None else "warm-up"
@@ -360,17 +352,15 @@ class Session:
 
     @contextmanager
     def _at_hook(self) -> Iterator[None]:
-        """Time what a hook does besides waiting, and end where the run has ended."""
-        began, tally = time.perf_counter(), self.tally
-        waited = tally.exposed_s + tally.paused_s
-        try:
-            # An evaluation may merge under inference mode; what is kept must outlive it.
-            with torch.inference_mode(False):
-                try:
-                    yield
-                except RunOver:
-                    self.done, self._phase = True, "done"
-                    self._run_end.follow()
-        finally:
-            waited = tally.exposed_s + tally.paused_s - waited
-            tally.hook_s += time.perf_counter() - began - waited
+        """Time what a hook does besides waiting; end where the run has, or this replica leaves."""
+        # An evaluation may merge under inference mode; what is kept must outlive it.
+        with timed(self.tally), torch.inference_mode(False):
+            try:
+                yield
+            except RunOver:
+                self.done, self._phase = True, "done"
+                self._run_end.follow()
+            except TookTooLong:  # only who is asked to leave gives up a wait
+                if self._warm_up is None:
+                    self._leaving.give_up()
+                self._left()

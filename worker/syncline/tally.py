@@ -5,6 +5,9 @@ Values only: the training thread counts, and what is told of it is for ``stats``
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,3 +43,14 @@ class Tally:
     """Rounds in a row, up to the last one, in which nobody's push counted."""
     stale: int = 0
     anomalous: int = 0
+
+
+@contextmanager
+def timed(tally: Tally) -> Iterator[None]:
+    """Inside is a hook: count what it does besides waiting."""
+    began, waited = time.perf_counter(), tally.exposed_s + tally.paused_s
+    try:
+        yield
+    finally:
+        waited = tally.exposed_s + tally.paused_s - waited
+        tally.hook_s += time.perf_counter() - began - waited

@@ -24,7 +24,7 @@ class RunOver(Exception):
 
 
 class TookTooLong(Exception):
-    """The caller's deadline for a wait has passed."""
+    """The deadline for a wait has passed: the caller's, or that of who was asked to leave."""
 
 
 class Waiting:
@@ -48,7 +48,8 @@ class Waiting:
 
         Raises:
             RunOver: the run has ended.
-            TookTooLong: it is past ``until`` (of ``time.monotonic``), and the run goes on.
+            TookTooLong: it is past ``until`` (of ``time.monotonic``), or the time of a replica that
+                was asked to leave is over, and the run goes on.
             CalledOff: the replica was asked to leave while it joined.
             LeaseLost: another life of this replica holds the lease, or none does.
             ProcessFailed: another rank failed.
@@ -72,7 +73,8 @@ class Waiting:
         if conclusion.step is Step.ABANDON:
             if self._helm.is_called_off():
                 raise CalledOff(CALLED_OFF)
-            if until is not None and not self._helm.run_has_ended():
+            is_bounded = until is not None or self._helm.is_draining()
+            if is_bounded and not self._helm.run_has_ended():
                 raise TookTooLong
             raise RunOver
         return conclusion, outcome
