@@ -39,9 +39,15 @@ def dealt(
 
 
 def ranks_among(loader: Iterable[Any]) -> tuple[int, int]:
-    """(this rank, ranks) to deal among: (0, 1) where a ``DistributedSampler`` has dealt already."""
+    """(this rank, ranks) to deal among: (0, 1) where somebody has dealt among the ranks already.
+
+    That is a ``DistributedSampler``, or Accelerate in a loader that it has prepared.
+    """
     together = dist.is_available() and dist.is_initialized()
-    if not together or isinstance(getattr(loader, "sampler", None), DistributedSampler):
+    has_dealt = isinstance(getattr(loader, "sampler", None), DistributedSampler) or any(
+        kind.__module__ == "accelerate.data_loader" for kind in type(loader).__mro__
+    )
+    if has_dealt or not together:
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
 

@@ -24,6 +24,7 @@ from syncline.facts import Facts
 from syncline.faults import plainly, why_of
 from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
+from syncline.optim.followed import followed
 from syncline.recall import OWN, Recall
 from syncline.settings import run_settings
 from syncline.stats import number_of, progress_of
@@ -37,13 +38,11 @@ class Replica(Facts):
     """One copy of the model in training, as a member of a run.
 
     It follows exactly one optimizer, which holds everything that is trained and whose ``step``
-    takes no closure.
+    takes no closure. Accelerate may have prepared it, and the model.
 
     Without a control plane (neither ``control`` nor SYNCLINE_CONTROL) it is inactive: it says so
-    once, counts steps and tokens, and is done at the token budget, so that the same script runs
-    alone.
-
-    What a loop asks of an active replica that was not started is a ConfigError.
+    once, counts steps and tokens, and is done at the token budget: the same script runs alone. What
+    a loop asks of an active replica that was not started is a ConfigError.
 
     With several ranks (FSDP2 under ``torchrun``) every rank makes one, after
     ``init_process_group`` and ``fully_shard``, and uses it in step with the others.
@@ -89,14 +88,12 @@ class Replica(Facts):
         """
         if join_ramp_steps is not None and join_ramp_steps < 0:
             raise ConfigError(f"join_ramp_steps is {join_ramp_steps}; it must be 0 or more.")
-        if not isinstance(optimizer, Optimizer):
-            raise ConfigError("Replica needs a torch.optim.Optimizer, whose steps it can follow.")
+        self._model, self._optimizer = model, followed(optimizer)
         given = None if settings is None else run_settings(settings)
         self._recall = Recall()
-        self._alone = Alone(given or RunSettings(), model, optimizer, self._recall)
+        self._alone = Alone(given or RunSettings(), model, self._optimizer, self._recall)
         wish = wished(control, run, name, given, job or {}, check_job)
         super().__init__(wish, self._alone)
-        self._model, self._optimizer = model, optimizer
         self._tokens_in = Counting(tokens_of)
         self._ramp_steps = join_ramp_steps
         self._stage: Literal["new", "live", "closed"] = "new"
@@ -119,23 +116,27 @@ class Replica(Facts):
         """
         self._check_started()
         replicas = self.settings.replicas if self.active else 1
-        say, (rank, ranks) = voice(own_rank()), ranks_among(loader)
+        rank, ranks = ranks_among(loader)
         alive = self._registration.run.replicas_alive if self._registration else 0
         if alive > replicas:
             why = f"batches are dealt among {replicas} replicas, and {alive} are alive"
             so = "some train on the same ones; create the run with more expected_replicas"
-            say.warning("data.shared", why=why, so=so)
+            voice(own_rank()).warning("data.shared", why=why, so=so)
         own = dealt(
             loader, replica=self.ordinal % replicas, replicas=replicas, rank=rank, ranks=ranks
         )
         for batch in own:
             if self.done:
                 return
-            self._tokens_in.see(self._session.tally, self.settings.token_budget, say)
-            self.count_tokens(self._tokens_in(batch))
+            self.count_batch(batch)
             yield batch
             if self.last_round:
                 self.finish()
+
+    def count_batch(self, batch: Any) -> None:
+        """Count the tokens of a batch that ``shard`` did not give, as it would."""
+        self._tokens_in.see(self._session.tally, self.settings.token_budget, voice(own_rank()))
+        self.count_tokens(self._tokens_in(batch))
 
     @plainly
     def count_tokens(self, tokens: SupportsIndex) -> None:
