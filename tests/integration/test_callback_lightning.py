@@ -1,0 +1,93 @@
+"""Lightning's Trainer as a replica, where it is not as in the example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.utils.data import DataLoader
+
+from syncline.integrations.lightning import SynclineCallback, check
+from syncline_proto.errors import ConfigError
+from syncline_testing.cluster import Cluster
+from syncline_testing.replicas import QUICK
+
+# Its own: of PyTorch's newer names, of few workers.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+ALONE = {**QUICK, "min_replicas": 1}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+class Small(lightning.LightningModule):
+    def __init__(self, optimizers: int = 1, breaks_at: int = -1) -> None:
+        super().__init__()
+        self.model, self.optimizers_made, self.breaks_at = nn.Linear(4, 4), optimizers, breaks_at
+        self.automatic_optimization = optimizers == 1
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        if number == self.breaks_at:
+            raise ValueError("no more memory")
+        return self.model(batch["x"]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(self.optimizers_made)]
+
+
+def fit(module: Small, callback: SynclineCallback, **how: Any) -> None:
+    """Six batches of eight tokens."""
+    batches = [{"x": torch.ones(2, 4), "input_ids": torch.ones(8, dtype=torch.int64)}] * 6
+    made = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        devices=1,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=2,
+        **how,
+    )
+    loader: Any = DataLoader(batches, batch_size=None)  # pyright: ignore[reportArgumentType]
+    made.fit(module, loader)
+
+
+def of_lightning(control: str, run: str) -> SynclineCallback:
+    return SynclineCallback(run=run, control=control, settings=ALONE)
+
+
+def test_a_fit_that_raises_leaves_at_once(cluster: Cluster) -> None:
+    with pytest.raises(ValueError, match="no more memory"):
+        fit(Small(breaks_at=3), of_lightning(cluster.control_url, "fit-breaks"))
+    assert cluster.get("/runs/fit-breaks")["replicas_alive"] == 0
+    assert "It ended with ValueError." in str(cluster.get("/events?run=fit-breaks"))
+
+
+def test_a_fit_with_steps_of_several_batches_counts_and_tells_all(cluster: Cluster) -> None:
+    callback = of_lightning(cluster.control_url, "fit")
+    fit(Small(), callback, accumulate_grad_batches=2, gradient_clip_val=1.0)
+    assert callback.replica is not None and callback.replica.inner_step == 3
+    assert callback.replica.committed_tokens == 6 * 8
+    assert cluster.get("/runs/fit/metrics")
+
+
+def test_what_a_run_cannot_bear_is_refused_of_lightning_too() -> None:
+    with pytest.raises(ConfigError, match="has 2; make them one"):
+        fit(Small(optimizers=2), of_lightning("http://127.0.0.1:1", "two"))
+    several = lightning.Trainer(accelerator="cpu", devices=1, logger=False, strategy=DDPStrategy())
+    with pytest.raises(ConfigError, match="one process with one device, and the Trainer has DDP"):
+        check(several)

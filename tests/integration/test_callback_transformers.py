@@ -1,0 +1,174 @@
+"""The Trainer of transformers as a replica, where it is not as in the examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.training_args import ParallelMode
+
+from syncline.integrations.transformers import SynclineCallback, check
+from syncline_proto.errors import ConfigError
+from syncline_testing.cluster import Cluster
+from syncline_testing.processes import python
+from syncline_testing.replicas import QUICK
+from syncline_testing.training import LLAMA
+
+ALONE = {**QUICK, "min_replicas": 1}
+NOWHERE = "http://127.0.0.1:1"
+
+BREAKS = """
+import sys
+from pathlib import Path
+from syncline.integrations.transformers import SynclineCallback
+from test_callback_transformers import ALONE, trainer
+
+def breaks(step):
+    if step == 3:
+        raise ValueError("no more memory")
+
+control, folder = sys.argv[1:]
+callback = SynclineCallback(run="breaks", name="left", control=control, settings=ALONE)
+trainer(Path(folder), callback, at_step=breaks).train()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+class Watched(Trainer):
+    """Tells somebody of each forward pass before it is made."""
+
+    at_step: Any = None
+    forwards = 0
+
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        self.forwards += 1
+        if self.at_step:
+            self.at_step(self.forwards)
+        return super().compute_loss(*given, **named)
+
+
+def rows() -> Any:
+    ids = torch.arange(16)
+    return [{"input_ids": ids, "labels": ids}] * 32
+
+
+def trainer(folder: Path, callback: SynclineCallback, at_step: Any = None, **how: Any) -> Watched:
+    model = LlamaForCausalLM(LlamaConfig(**{**LLAMA, "vocab_size": 16}))
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=8,
+        logging_steps=2,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        per_device_train_batch_size=2,
+        **how,
+    )
+    made = Watched(
+        model, arguments, train_dataset=rows(), eval_dataset=rows(), callbacks=[callback]
+    )
+    made.at_step = at_step
+    return made
+
+
+def log_of(cluster: Cluster, run: str) -> str:
+    return str(cluster.get(f"/events?run={run}"))
+
+
+def test_a_training_that_raises_leaves_at_the_end_of_the_process(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    path = str(Path(__file__).parent)
+    text = f"import sys; sys.path.insert(0, {path!r})\n{BREAKS}"
+    with python("-c", text, cluster.control_url, str(tmp_path)) as process:
+        _, errors = process.communicate(timeout=90)
+    assert process.returncode == 1 and errors.endswith("ValueError: no more memory\n")
+    assert cluster.get("/runs/breaks")["replicas_alive"] == 0
+    assert "It ended with ValueError." in log_of(cluster, "breaks")
+
+
+def test_the_next_training_ends_the_one_before(cluster: Cluster, tmp_path: Path) -> None:
+    def breaks(step: int) -> None:
+        if step == 3:
+            raise ValueError("no more memory")
+
+    callback = SynclineCallback(run="twice", control=cluster.control_url, settings=ALONE)
+    broken = trainer(tmp_path, callback, breaks)
+    with pytest.raises(ValueError, match="no more memory"):
+        broken.train()
+    first = callback.replica
+    assert first is not None and cluster.get("/runs/twice")["replicas_alive"] == 1
+    broken.at_step = None
+    broken.train()
+    assert callback.replica is not first
+    assert cluster.get("/runs/twice")["replicas_alive"] == 0
+    hooks = broken.model._forward_pre_hooks  # pyright: ignore[reportOptionalMemberAccess]
+    assert not hooks, "nobody counts any more"
+
+
+def test_steps_of_several_batches_count_all_of_them(cluster: Cluster, tmp_path: Path) -> None:
+    """With evaluations between, of which no token counts."""
+    callback = SynclineCallback(run="several", control=cluster.control_url, settings=ALONE)
+    made = trainer(
+        tmp_path,
+        callback,
+        gradient_accumulation_steps=3,
+        eval_strategy="steps",
+        eval_steps=4,
+    )
+    made.train()
+    assert callback.replica is not None and callback.replica.inner_step == 8
+
+    # An epoch is 16 batches: five steps of 3, and one of the batch that is left.
+    assert callback.replica.committed_tokens == (5 * 3 + 1 + 2 * 3) * 2 * 16
+    kinds = {curve["kind"] for curve in cluster.get("/runs/several/metrics")}
+    assert kinds == {"train", "held-out"}
+
+
+def test_a_run_that_somebody_stops_stops_the_trainer(cluster: Cluster, tmp_path: Path) -> None:
+    def stops(step: int) -> None:
+        if step == 2:
+            cluster.post("/runs/stopped/stop")
+
+    callback = SynclineCallback(run="stopped", control=cluster.control_url, settings=ALONE)
+    made = trainer(tmp_path, callback, stops)
+    made.args.max_steps = 100_000
+    made.train()
+    assert callback.replica is not None and callback.replica.done
+
+
+def test_what_a_run_cannot_bear_is_refused_before_anybody_joins(tmp_path: Path) -> None:
+    made = trainer(tmp_path, SynclineCallback(control=NOWHERE))
+    made.args.load_best_model_at_end = True
+    with pytest.raises(ConfigError, match="load_best_model_at_end would put older parameters"):
+        made.train()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"deepspeed": "ds.json"}, "does not work with the Trainer's DeepSpeed"),
+        ({"fsdp": "full_shard"}, "does not work with the Trainer's FSDP"),
+        ({"parallel_mode": ParallelMode.DISTRIBUTED}, "one device, and this is distributed"),
+        ({"parallel_mode": ParallelMode.NOT_DISTRIBUTED}, "one device, and this is not_distrib"),
+    ],
+)
+def test_other_ways_to_spread_a_training_are_refused(how: dict[str, Any], said: str) -> None:
+    plain: dict[str, Any] = {
+        **{"load_best_model_at_end": False, "deepspeed": None, "fsdp": None},
+        "parallel_mode": ParallelMode.NOT_PARALLEL,
+    }
+    check(SimpleNamespace(**plain))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=said):
+        check(SimpleNamespace(**(plain | how)))  # pyright: ignore[reportArgumentType]

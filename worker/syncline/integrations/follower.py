@@ -1,0 +1,80 @@
+"""A replica in the loop of somebody else, who says when training begins, steps and ends.
+
+What the callbacks have in common; knows none of their libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, SupportsIndex
+
+import structlog
+from torch import nn
+from torch.optim import Optimizer
+
+from syncline.integrations.apart import begin_apart
+from syncline.replica import Replica
+from syncline_proto.settings import RunSettings
+
+
+class Follower:
+    """From ``begin`` to ``end`` a replica; a training that comes after is a new life of it."""
+
+    def __init__(
+        self,
+        *,
+        run: str | None,
+        name: str | None,
+        settings: RunSettings | dict[str, Any] | None,
+        control: str | None,
+        tokens_of: Callable[[Any], SupportsIndex] | None,
+    ) -> None:
+        """As ``Replica``."""
+        self._how: dict[str, Any] = {
+            **{"run": run, "name": name, "settings": settings},
+            **{"control": control, "tokens_of": tokens_of},
+        }
+        self.replica: Replica | None = None
+        """The one that is in training now, or was last."""
+        self.is_live = False
+
+    def begin(self, model: nn.Module, optimizer: Optimizer, check: Callable[[], None]) -> Replica:
+        """Join the run. ``check`` is called before that, if there is a run to take part in.
+
+        Raises:
+            SynclineError: as ``Replica.start``, and what ``check`` raises.
+        """
+        self.replica = replica = Replica(model, optimizer, **self._how)
+        if replica.active:
+            check()
+        replica.start()
+        self.is_live = True
+        return replica
+
+    def part_data(self, loader: Any) -> None:
+        """Let the loader begin where no other replica does, or say that it cannot."""
+        replica = self.replica
+        assert replica is not None
+        count = replica.settings.replicas if replica.active else 1
+        if count > 1 and not begin_apart(loader, replica.ordinal % count, count):
+            why = "the training data has no order that is known beforehand"
+            so = "every replica reads all of it from the start; give each a part of its own"
+            structlog.get_logger().warning("data.shared", why=why, so=so)
+
+    def has_ended(self) -> bool:
+        """Between two steps: merge the last round, if it is that; whether training is over."""
+        replica = self.replica
+        assert replica is not None
+        if replica.last_round:
+            replica.finish()
+        return replica.done
+
+    def end(self, *, failed: bool = False, error: BaseException | None = None) -> None:
+        """Leave the run, if that was not done; ``failed``: without a last push."""
+        if self.replica is None or not self.is_live:
+            return
+        self.is_live = False
+        if error is not None:
+            self.replica.__exit__(type(error), error, None)
+        else:
+            self.replica.close(failed)

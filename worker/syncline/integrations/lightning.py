@@ -1,0 +1,166 @@
+"""``SynclineCallback`` for Lightning 2, whose Trainer and modules stay as they are.
+
+trainer = lightning.Trainer(callbacks=[SynclineCallback(run="my-run")], ...)
+trainer.fit(module, loader)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, SupportsIndex
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from syncline.integrations.follower import Follower
+from syncline.replica import Replica
+from syncline_proto.errors import ConfigError
+from syncline_proto.settings import RunSettings
+
+try:
+    import lightning
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+except ImportError:
+    raise ConfigError("Lightning is not installed: pip install 'syncline[lightning]'") from None
+
+
+class SynclineCallback(lightning.Callback):
+    """Makes a ``Trainer.fit`` a replica of a run, from its begin to its end.
+
+    Joins in ``on_train_start``; stops the Trainer where the run ends; after ``fit`` the model
+    holds the run's newest revision. A training that raises leaves without a last push.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str | None = None,
+        name: str | None = None,
+        settings: RunSettings | dict[str, Any] | None = None,
+        control: str | None = None,
+        tokens_of: Callable[[Any], SupportsIndex] | None = None,
+    ) -> None:
+        """As ``Replica``; ``tokens_of`` is given what ``training_step`` is given."""
+        self._follower = Follower(
+            run=run, name=name, settings=settings, control=control, tokens_of=tokens_of
+        )
+        self._closures: RemovableHandle | None = None
+
+    @property
+    def replica(self) -> Replica | None:
+        """The replica that is in training, or was last."""
+        return self._follower.replica
+
+    def on_train_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        optimizer = only_optimizer(trainer)
+        # Before the replica's own hooks, which want to see gradients.
+        self._closures = optimizer.register_step_pre_hook(with_gradients)  # pyright: ignore[reportArgumentType]
+        self._follower.begin(pl_module, optimizer, lambda: check(trainer))
+        self._follower.part_data(trainer.train_dataloader)
+        # It has begun to read in the order of before.
+        fetcher = getattr(trainer.fit_loop, "_data_fetcher", None)
+        if fetcher is not None:
+            iter(fetcher)
+        trainer.should_stop = trainer.should_stop or self._follower.has_ended()
+
+    def on_train_batch_start(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        assert self.replica is not None
+        self.replica.count_batch(batch)
+
+    def on_before_optimizer_step(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        optimizer: Optimizer,
+    ) -> None:
+        """Gradients are clipped after this."""
+        assert self.replica is not None
+        self.replica.synchronize()
+
+    def on_train_batch_end(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        outputs: Tensor | Mapping[str, Any] | None,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        replica = self.replica
+        assert replica is not None
+        if self._follower.has_ended():
+            trainer.should_stop = True
+        if (batch_idx + 1) % getattr(trainer, "log_every_n_steps", 50) == 0:
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+            if loss is not None:
+                loss = loss * trainer.accumulate_grad_batches  # it is the share of one batch
+            replica.report(loss=loss, lr=trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_train_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        self._end()
+
+    def on_exception(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        exception: BaseException,
+    ) -> None:
+        self._end(exception)
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if self._closures is not None:
+            self._closures.remove()
+            self._closures = None
+        self._follower.end(failed=error is not None, error=error)
+
+
+def only_optimizer(trainer: lightning.Trainer) -> Optimizer:
+    """
+    Raises:
+        ConfigError: the module has none, or several.
+    """
+    if len(trainer.optimizers) != 1:
+        raise ConfigError(
+            f"A replica follows exactly one optimizer, and the module has "
+            f"{len(trainer.optimizers)}; make them one: syncline.optim.Several(...)."
+        )
+    return trainer.optimizers[0]
+
+
+def with_gradients(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Run the closure in which Lightning makes the gradients, and step without it."""
+    own, *given = args
+    kwargs = dict(kwargs)
+    closure = given.pop(0) if given else kwargs.pop("closure", None)
+    if closure is not None:
+        with torch.enable_grad():
+            closure()
+    return (own, *given), kwargs
+
+
+def check(trainer: lightning.Trainer) -> None:
+    """See that the Trainer does nothing that a run cannot bear.
+
+    Raises:
+        ConfigError: it does.
+    """
+    strategy = trainer.strategy
+    if not isinstance(strategy, SingleDeviceStrategy):
+        raise ConfigError(
+            f"A replica of Lightning is one process with one device, and the Trainer has "
+            f"{type(strategy).__name__}; give it devices=1 and start one process for each GPU: "
+            "every one is a replica."
+        )

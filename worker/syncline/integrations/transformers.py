@@ -1,0 +1,155 @@
+"""``SynclineCallback`` for the ``Trainer`` of transformers, whose loop stays as it is.
+
+    trainer = Trainer(model, args, train_dataset=..., callbacks=[SynclineCallback(run="my-run")])
+    trainer.train()
+
+The Trainer tells its callbacks nothing of batches; they are counted where they enter the model.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, SupportsIndex
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.training_args import ParallelMode
+
+from syncline.integrations.follower import Follower
+from syncline.replica import Replica
+from syncline_proto.errors import ConfigError
+from syncline_proto.settings import RunSettings
+
+
+class SynclineCallback(TrainerCallback):
+    """Makes a training by the Trainer a replica of a run, from its begin to its end.
+
+    Joins in ``on_train_begin``; stops the Trainer where the run ends; after ``train`` the model
+    holds the run's newest revision. A training that raises leaves without a last push, when the
+    process ends, the next training begins, or ``close`` is called.
+
+    In the synchronous phase each replica clips its own gradient, before the mean is taken.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str | None = None,
+        name: str | None = None,
+        settings: RunSettings | dict[str, Any] | None = None,
+        control: str | None = None,
+        tokens_of: Callable[[Any], SupportsIndex] | None = None,
+    ) -> None:
+        """As ``Replica``; ``tokens_of`` is given what the model's forward is given by name."""
+        self._follower = Follower(
+            run=run, name=name, settings=settings, control=control, tokens_of=tokens_of
+        )
+        self._counting: RemovableHandle | None = None
+
+    @property
+    def replica(self) -> Replica | None:
+        """The replica that is in training, or was last."""
+        return self._follower.replica
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        optimizer: Optimizer | None = None,
+        train_dataloader: Any = None,
+        **_: Any,
+    ) -> None:
+        assert model is not None and optimizer is not None
+        self.close(failed=True)
+        replica = self._follower.begin(model, optimizer, lambda: check(args))
+        atexit.register(self._at_exit)
+        self._follower.part_data(train_dataloader)
+
+        def count(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            if module.training and torch.is_grad_enabled():
+                replica.count_batch(named or given)
+
+        hook: Any = torch.compiler.disable(count)
+        self._counting = model.register_forward_pre_hook(hook, with_kwargs=True)
+        control.should_training_stop = self._follower.has_ended()
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        assert self.replica is not None
+        self.replica.synchronize()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self._follower.has_ended():
+            control.should_training_stop = True
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        if self.replica is None or not logs:
+            return
+        if "loss" in logs:
+            self.replica.report(
+                loss=logs["loss"], grad_norm=logs.get("grad_norm"), lr=logs.get("learning_rate")
+            )
+        if "eval_loss" in logs:
+            self.replica.add_point("held-out", logs["eval_loss"])
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self.close()
+
+    def close(self, failed: bool = False) -> None:
+        """Leave the run, if the training has not; ``failed``: without a last push."""
+        self._end(failed=failed)
+
+    def _end(self, *, failed: bool, error: BaseException | None = None) -> None:
+        atexit.unregister(self._at_exit)
+        if self._counting is not None:
+            self._counting.remove()
+            self._counting = None
+        self._follower.end(failed=failed, error=error)
+
+    def _at_exit(self) -> None:
+        """The training raised, and nobody caught it: Python keeps what it was."""
+        self._end(failed=True, error=getattr(sys, "last_value", None))
+
+
+def check(args: TrainingArguments) -> None:
+    """See that the Trainer does nothing that a run cannot bear.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if args.load_best_model_at_end:
+        raise ConfigError(
+            "load_best_model_at_end would put older parameters in the place of the run's; "
+            "leave it out, and take the run's newest revision."
+        )
+    if args.deepspeed or args.fsdp:
+        what = "DeepSpeed" if args.deepspeed else "FSDP"
+        raise ConfigError(
+            f"The callback does not work with the Trainer's {what}; leave it out and let more "
+            "replicas train, or shard the model with fully_shard in a loop of your own."
+        )
+    if args.parallel_mode is not ParallelMode.NOT_PARALLEL:
+        raise ConfigError(
+            f"A replica of the Trainer is one process with one device, and this is "
+            f"{args.parallel_mode.value}; start one process for each GPU without torchrun, each "
+            "with its own CUDA_VISIBLE_DEVICES: every one is a replica."
+        )
