@@ -147,8 +147,8 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
     [
         (["run.token_budget=none"], 'optimizer.schedule "cosine" needs an end'),
         (["optimizer.warmup_tokens=1000"], "must be below run.token_budget (1000)"),
-        (["data.path=here"], "data: give either path (a prepared folder) or source"),
-        (["model.path=here"], "model: give either config or path"),
+        (["data.path=here"], "data: give one of path (a prepared folder), source and"),
+        (["model.path=here"], "model: give one of config, path and factory"),
         (["model.config={}"], "config needs a model_type"),
     ],
 )

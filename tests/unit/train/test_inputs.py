@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from syncline.data import TokenDataset
 from syncline.train.config import DataSection
 from syncline.train.folder import prepared_folder
 from syncline.train.inputs import Feed
@@ -24,7 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def feed(folder: Path, ordinal: int, replicas: int, rank: int = 0, world: int = 1) -> Feed:
     section = DataSection(path=folder, sequence_length=LENGTH)
     ranks = RankGroup(index=rank, count=world)
-    return Feed.open(folder, section, ordinal=ordinal, replicas=replicas, ranks=ranks)
+    dataset = TokenDataset.open(folder, length=LENGTH)
+    return Feed.open(dataset, section, ordinal=ordinal, replicas=replicas, ranks=ranks)
 
 
 def rows(of: Feed, micro_batch: int, batches: int) -> list[tuple[int, ...]]:

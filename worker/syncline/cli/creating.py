@@ -51,6 +51,9 @@ def _check_model(job: JobConfig, say: Callable[[str], None]) -> None:
     Raises:
         ConfigError: it cannot be built.
     """
+    if job.model.factory is not None:
+        say(f"The model is not checked here: {job.model.factory} makes it where it is trained.")
+        return
     say("Checking the model ...")
     with Deferred(), uncollected():
         from syncline.train.model import check_model  # torch takes seconds to import

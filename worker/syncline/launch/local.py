@@ -199,18 +199,18 @@ class LocalRun:
         check_data(job, ranks=ranks)
         self._screen.say("Checking the model.")
         with Deferred(), uncollected():
-            from syncline.train.model import check_model  # torch takes seconds to import
+            from syncline.train.made import check_made  # torch takes seconds to import
 
-            parameters = check_model(job)
+            parameters = check_made(job)
         if parameters is not None:
             on_gpus = len(commands.visible_gpus()) >= ranks
             check_memory(parameters, self._launch.replicas, on_gpus=on_gpus)
 
     def _prepare_data(self) -> None:
         data = self._launch.job.data
-        if data.path is not None:
+        if data.source is None:
             return
-        self._screen.say(f"Preparing the data ({', '.join(data.source or [])}).")
+        self._screen.say(f"Preparing the data ({', '.join(data.source)}).")
         folder = prepared_folder(data, progress=True)
         check_sequences(self._launch.job, folder, ranks=self._launch.ranks)
 

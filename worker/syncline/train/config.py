@@ -10,15 +10,23 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from syncline.train.reading import apply_overrides, is_overridden, read_toml
 from syncline_proto.errors import ConfigError
 from syncline_proto.names import NAME_PATTERN
 from syncline_proto.settings import RunSettings, Section
 from syncline_proto.words import finding, first
+
+
+def _is_factory(text: str) -> str:
+    module, _, name = text.partition(":")
+    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError('write it as module:function, such as "my_pkg.models:make"')
+    return text
+
 
 COUNTS = frozenset(
     {
@@ -29,6 +37,8 @@ COUNTS = frozenset(
 )
 """Sizes of a model, as transformers calls them; it does not mind all of them being 0."""
 
+Factory = Annotated[str, AfterValidator(_is_factory)]
+"""``module:function``, of the user's own."""
 Precision = Literal["fp32", "bf16"]
 ScheduleKind = Literal["cosine", "wsd", "constant"]
 
@@ -45,12 +55,15 @@ class RunSection(RunSettings):
 
 
 class ModelSection(Section):
-    """Any causal language model that transformers knows."""
+    """Any causal language model that transformers knows, or that a function of the user's makes."""
 
     config: dict[str, Any] | None = None
     """A transformers configuration: ``model_type`` and what differs from that type's defaults."""
     path: Path | None = None
     """A folder with a config.json and, to start from them, safetensors weights."""
+    factory: Factory | None = None
+    """``module:function`` that returns a torch.nn.Module; called with ``arguments`` by name."""
+    arguments: dict[str, Any] = {}
     attention: Literal["auto", "sdpa", "eager"] = "auto"
     """How attention is computed; auto: PyTorch's kernels (sdpa) where the model has them."""
 
@@ -64,19 +77,26 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        if (self.config is None) == (self.path is None):
-            raise ValueError("give either config or path")
+        if [self.config, self.path, self.factory].count(None) != 2:
+            raise ValueError("give one of config, path and factory")
+        if self.arguments and self.factory is None:
+            raise ValueError("arguments are a factory's")
+        if self.factory is not None and self.attention != "auto":
+            raise ValueError("attention is for models of transformers, not of a factory")
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise ValueError('config needs a model_type, such as "llama"')
         return self
 
 
 class DataSection(Section):
-    """What is read: a prepared folder, or sources that are prepared on first use."""
+    """What is read: a prepared folder, sources that are prepared on first use, or a factory's."""
 
     path: Path | None = None
     source: list[str] | None = None
     """Text, JSON lines or Parquet files, folders or globs of such, ``builtin``, or ``hf:NAME``."""
+    factory: Factory | None = None
+    """``module:function`` that returns a dataset; called with the split and the length."""
+    arguments: dict[str, Any] = {}
     tokenizer: str = "byte"
     """For sources: ``byte``, ``bpe:VOCAB``, or a tokenizer.json; a path brings its own."""
     text_field: str = "text"
@@ -88,8 +108,10 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        if (self.path is None) == (self.source is None):
-            raise ValueError("give either path (a prepared folder) or source")
+        if [self.path, self.source, self.factory].count(None) != 2:
+            raise ValueError("give one of path (a prepared folder), source and factory")
+        if self.arguments and self.factory is None:
+            raise ValueError("arguments are a factory's")
         return self
 
 
@@ -217,6 +239,18 @@ class JobConfig(Section):
     def _keeps_its_model(self) -> Self:
         if self.export.folder is not None and self.starts_from(self.export.folder):
             raise ValueError("export.folder is model.path, which it would replace; name another")
+        return self
+
+    @model_validator(mode="after")
+    def _knows_its_vocabulary(self) -> Self:
+        config = self.model.config
+        if self.data.factory is not None and config is not None and "vocab_size" not in config:
+            raise ValueError("data.factory brings no tokenizer: give model.config a vocab_size")
+        if self.model.factory is not None and self.train.activation_checkpointing:
+            raise ValueError(
+                "train.activation_checkpointing is for models of transformers; let model.factory "
+                "do it"
+            )
         return self
 
     def starts_from(self, folder: Path) -> bool:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from syncline.data import SequenceStream, TokenDataset, bits_per_byte
+from syncline.data import SequenceStream, bits_per_byte
 from syncline.hooks import reshard_all
-from syncline.train.inputs import HELD_OUT, collated
+from syncline.train.inputs import Sequences, collated
 from syncline.train.ranks import RankGroup
 
 SAMPLE_SEED = 1
@@ -36,11 +35,16 @@ class Evaluator:
     """A fixed sample of the held-out split."""
 
     def __init__(
-        self, folder: Path, *, length: int, sequences: int, micro_batch: int, ranks: RankGroup
+        self,
+        dataset: Sequences,
+        *,
+        bytes_per_token: float,
+        sequences: int,
+        micro_batch: int,
+        ranks: RankGroup,
     ) -> None:
-        """Raises DataError where there is no held-out split, or one too short."""
-        self._dataset = TokenDataset.open(folder, HELD_OUT, length=length)
-        self._bytes_per_token = self._dataset.shards.bytes_per_token
+        self._dataset = dataset
+        self._bytes_per_token = bytes_per_token
         self._micro_batch = micro_batch
         self._ranks = ranks
         sample = SequenceStream(len(self._dataset), SAMPLE_SEED, 0, 1)

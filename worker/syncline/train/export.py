@@ -22,10 +22,10 @@ from syncline.control import ControlClient
 from syncline.data import Tokenizer, load_tokenizer
 from syncline.data.errors import DataError
 from syncline.layout import frozen_tensors, persistent_buffers, tensors_sha256, whole
-from syncline.train.config import DataSection, JobConfig
+from syncline.train.config import DataSection, JobConfig, ModelSection
 from syncline.train.exported import Origin, check_free
 from syncline.train.exporting import exporting
-from syncline.train.folder import Vocabulary, prepared_folder
+from syncline.train.folder import NO_TOKENIZER, Vocabulary, prepared_folder
 from syncline.train.model import build_config, first_model, without_bars
 from syncline.train.observe import newest_cut
 from syncline.train.plain import write_parameters
@@ -62,8 +62,10 @@ def export_model(
         ConfigError: the folder cannot be written.
     """
     out = Path(out)
-    tokenizer = tokenizer_of(job.data)
-    config = build_config(job.model, Vocabulary(tokenizer.vocab_size, tokenizer.eos_id))
+    tokenizer, vocabulary = tokenizer_of(job.data), NO_TOKENIZER
+    if tokenizer is not None:
+        vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)
+    config = build_config(job.model, vocabulary)
     model = first_model(job, config)
     kept = {name: t for name, t in frozen_tensors(model).items() if name not in state}
     _fill(model, state, kept)
@@ -75,16 +77,19 @@ def export_model(
     with exporting(out, origin):
         with without_bars():
             model.save_pretrained(out)
-        tokenizer.save(out)
+        if tokenizer is not None:
+            tokenizer.save(out)
     return out
 
 
-def tokenizer_of(data: DataSection) -> Tokenizer:
-    """The tokenizer that the job's data was, or would be, made with.
+def tokenizer_of(data: DataSection) -> Tokenizer | None:
+    """The tokenizer that the job's data was, or would be, made with; of a factory's data none.
 
     Raises:
         DataError: it is in a folder that is not on this machine.
     """
+    if data.factory is not None:
+        return None
     if data.path is None and data.tokenizer == "byte":
         return load_tokenizer("byte")
     try:
@@ -139,6 +144,8 @@ def export_run(
         job = recorded_job(view.job, run, data)
         say(f"Fetching the newest revision of {run} ...")
         cut = newest_cut(view, client, token)
+    if job is not None and job.model.factory is not None:
+        say(f"{job.model.factory} makes the model: its parameters alone, for load_state_dict.")
     say(f"Writing revision {cut.revision} to {out} ...")
     return Exported(
         folder=Path(out),
@@ -155,8 +162,11 @@ def export_run(
 def export_state(
     state: State, job: JobConfig | None, out: str | Path, *, frozen_sha256: str, origin: Origin
 ) -> Path:
-    """As ``export_model`` where the job is known, else the parameters alone; what to load."""
-    if job is None:
+    """As ``export_model`` where the model is known, else the parameters alone; what to load.
+
+    It is not, where the user's own loop or factory made it.
+    """
+    if job is None or job.model.factory is not None:
         return write_parameters(state, Path(out), origin)
     return export_model(state, job, out, frozen_sha256=frozen_sha256, origin=origin)
 
@@ -174,24 +184,23 @@ def recorded_job(record: dict[str, Any], run: str, data: str | Path | None) -> J
             raise ConfigError(f"the run {run} names no model, so no tokenizer; leave out --data.")
         return None
     job = JobConfig.from_job(record, f"the job of run {run}")
+    if data is not None and job.model.factory is not None:
+        raise ConfigError(f"a factory makes the model of {run}, without tokenizer; no --data.")
     if data is not None:
-        here = {"path": Path(data), "source": None}
+        here = {"path": Path(data), "source": None, "factory": None, "arguments": {}}
         job = job.model_copy(update={"data": job.data.model_copy(update=here)})
     return job
 
 
-def portable(job: JobConfig, model: PreTrainedModel) -> JobConfig:
+def portable(job: JobConfig, model: nn.Module) -> JobConfig:
     """The job with nothing left out that another machine could not know: for the run's record.
 
     Where the model began from a folder, what of it is never trained is only there: the record
     then names the folder.
     """
-    unsaid = {"transformers_version", "architectures", "dtype", "use_cache"}
-    config = model.config
-    said = {key: value for key, value in config.to_diff_dict().items() if key not in unsaid}
-    origin = {"config": {**said, "model_type": config.model_type}, "path": None}
-    if job.model.path is not None and frozen_tensors(model):
-        origin = {"path": job.model.path.resolve()}
+    origin: dict[str, Any] = {}
+    if isinstance(model, PreTrainedModel) and job.model.factory is None:
+        origin = _origin_of(job.model, model)
     path = job.data.path and job.data.path.resolve()
     return job.model_copy(
         update={
@@ -199,6 +208,15 @@ def portable(job: JobConfig, model: PreTrainedModel) -> JobConfig:
             "data": job.data.model_copy(update={"path": path}),
         }
     )
+
+
+def _origin_of(section: ModelSection, model: PreTrainedModel) -> dict[str, Any]:
+    if section.path is not None and frozen_tensors(model):
+        return {"path": section.path.resolve()}
+    unsaid = {"transformers_version", "architectures", "dtype", "use_cache"}
+    config = model.config
+    said = {key: value for key, value in config.to_diff_dict().items() if key not in unsaid}
+    return {"config": {**said, "model_type": config.model_type}, "path": None}
 
 
 @torch.no_grad()

@@ -23,8 +23,12 @@ class Vocabulary(NamedTuple):
 
     vocab_size: int
     """How many ids it has."""
-    eos_id: int
+    eos_id: int | None
     """The id that ends a document."""
+
+
+NO_TOKENIZER = Vocabulary(0, None)
+"""Of data that a factory makes: what ids there are is the model's to say."""
 
 
 def prepared_folder(section: DataSection, *, progress: bool = False) -> Path:
@@ -65,6 +69,8 @@ def vocabulary_of(section: DataSection) -> Vocabulary:
     Raises:
         DataError: the prepared folder or the tokenizer cannot be read.
     """
+    if section.factory is not None:
+        return NO_TOKENIZER
     if section.path is not None:
         tokenizer = read_manifest(section.path).tokenizer
         return Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)

@@ -6,13 +6,14 @@ stay disjoint whatever the number of ranks, and a replica may come back with ano
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
 
-from syncline.data import SequenceStream, TokenDataset
+from syncline.data import SequenceStream
 from syncline.data.order import StreamState
 from syncline.ranks import Ranks
 from syncline.train.config import DataSection
@@ -21,6 +22,15 @@ from syncline.train.ranks import RankGroup
 
 TRAIN, HELD_OUT = "train", "held-out"
 Batch = dict[str, torch.Tensor]
+
+
+class Sequences(Protocol):
+    """A map-style dataset: sequences by their number, each with what a batch has of it by name."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, torch.Tensor]: ...
+
 
 PREPARING_S = 7 * 24 * 3600.0
 """How long the ranks of a replica wait for one of them that prepares data."""
@@ -34,28 +44,29 @@ class Feed:
         - together they read each sequence of the slice once an epoch.
     """
 
-    def __init__(self, dataset: TokenDataset, stream: SequenceStream, ranks: RankGroup) -> None:
-        self._dataset = dataset
+    def __init__(
+        self, dataset: Sequences, length: int, stream: SequenceStream, ranks: RankGroup
+    ) -> None:
+        self._dataset, self._length = dataset, length
         self._stream = stream
         self._ranks = ranks
 
     @classmethod
     def open(
-        cls, folder: Path, data: DataSection, *, ordinal: int, replicas: int, ranks: RankGroup
+        cls, dataset: Sequences, data: DataSection, *, ordinal: int, replicas: int, ranks: RankGroup
     ) -> Feed:
         """The slice of the replica that joined as number ``ordinal`` of a run of ``replicas``.
 
         More may join than a run expects: those walk the slices again, in another order.
 
         Raises:
-            DataError: the folder cannot be read, or holds too little.
+            DataError: the dataset holds too little.
         """
-        dataset = TokenDataset.open(folder, TRAIN, length=data.sequence_length)
         lap, index = divmod(ordinal, replicas)
         # Any odd constant keeps the seeds of laps apart from the neighbours of data.seed.
         seed = data.seed + lap * 0x9E3779B1
         stream = SequenceStream(len(dataset), seed, index, replicas)
-        return cls(dataset, stream, ranks)
+        return cls(dataset, data.sequence_length, stream, ranks)
 
     def next(self, micro_batch: int) -> Batch:
         """``input_ids`` and ``labels``, int64 [micro_batch, length], on this rank's device."""
@@ -65,7 +76,7 @@ class Feed:
 
     def skip_to(self, tokens: int) -> None:
         """Go on as if the replica had trained ``tokens`` of its slice: where a joiner starts."""
-        epoch, position = divmod(tokens // self._dataset.length, self._stream.slice_size)
+        epoch, position = divmod(tokens // self._length, self._stream.slice_size)
         state = self._stream.state_dict()
         self._stream.load_state_dict({**state, "epoch": epoch, "position": position})
 
@@ -98,7 +109,7 @@ def prepared_by_all(data: DataSection) -> Path:
         ranks.close()
 
 
-def collated(dataset: TokenDataset, indices: np.ndarray, device: torch.device) -> Batch:
+def collated(dataset: Sequences, indices: np.ndarray, device: torch.device) -> Batch:
     """The sequences as one batch on ``device``."""
     rows = [dataset[int(index)] for index in indices]
     return {

@@ -15,27 +15,27 @@ import structlog
 import torch
 
 from syncline import Replica
-from syncline.data.manifest import Manifest, read_manifest
 from syncline.metrics import serve
 from syncline.settings import Environment
 from syncline.train.books import Books, Every
 from syncline.train.checkpoint import Checkpoints, Position, told_of_interrupt
 from syncline.train.config import CheckpointSection, EvaluateSection, JobConfig
 from syncline.train.evaluate import Evaluator, HeldOut
-from syncline.train.export import NONE_LACKING, export_model, full_state, portable
+from syncline.train.export import NONE_LACKING, export_state, full_state, portable
 from syncline.train.exported import CHOOSE, Origin, check_free
 from syncline.train.flops import tokens_at_peak
-from syncline.train.folder import Vocabulary
-from syncline.train.inputs import TRAIN, Batch, Feed, prepared_by_all
-from syncline.train.model import build_model, check_model, shard_model
+from syncline.train.inputs import Batch, Feed
+from syncline.train.made import check_made, made_model
+from syncline.train.model import shard_model
 from syncline.train.optim import build_optimizer
 from syncline.train.progress import Ending, Listener
 from syncline.train.ranks import RankGroup
 from syncline.train.same import check_same_model
 from syncline.train.schedules import Schedule
 from syncline.train.setbacks import Setbacks
+from syncline.train.sets import sets_of
 from syncline.train.signals import SIGNAL, Stop, heeding_sigterm
-from syncline.train.sizes import check_budget, check_sequences, tokens_of_step
+from syncline.train.sizes import check_budget, tokens_of_step
 from syncline.train.step import InnerStep
 from syncline.train.writable import make_folders
 from syncline_proto.errors import FileMissing
@@ -75,12 +75,9 @@ class Trainer:
             torch.set_num_threads(job.train.threads)
         replicas = job.run.replicas if Environment().control else 1
         check_budget(job, ranks=ranks.count, replicas=replicas)
-        check_model(job)
-        self._folder = prepared_by_all(job.data)
-        check_sequences(job, self._folder, ranks=ranks.count)
-        manifest = read_manifest(self._folder)
-        vocabulary = Vocabulary(manifest.tokenizer.vocab_size, manifest.tokenizer.eos_id)
-        self.model = build_model(job, vocabulary)
+        check_made(job)
+        self._sets = sets_of(job, ranks=ranks.count)
+        self.model = made_model(job, self._sets.vocabulary)
         shard_model(self.model, ranks.mesh, job.train)
         # Parameters were equal on all ranks; dropout must not be.
         torch.manual_seed(job.train.seed + ranks.index)
@@ -93,15 +90,15 @@ class Trainer:
             name=replica,
             settings=job.settings,
             job=kept.to_job(),
-            check_job=partial(check_same_model, kept, vocabulary),
+            check_job=partial(check_same_model, kept, self._sets.vocabulary),
             join_ramp_steps=job.optimizer.join_ramp_steps,
         )
         self._stop = Stop()
         self._setbacks = Setbacks(self.replica, first=ranks.first)
         self._step = InnerStep(self.model, self.optimizer, job.train, ranks, self._setbacks)
         self._evaluator = Evaluator(
-            self._folder,
-            length=job.data.sequence_length,
+            self._sets.held_out,
+            bytes_per_token=self._sets.held_out_bytes_per_token,
             sequences=job.evaluate.sequences,
             micro_batch=job.train.micro_batch,
             ranks=ranks,
@@ -113,7 +110,7 @@ class Trainer:
         self._books = Books(
             job,
             self._own,
-            bytes_per_token=_bytes_per_token(manifest),
+            bytes_per_token=self._sets.bytes_per_token,
             ranks=ranks,
             listener=listener,
         )
@@ -172,7 +169,7 @@ class Trainer:
         self.settings: RunSettings = self.replica.settings if active else self.job.settings
         self._replicas = self.settings.replicas if active else 1
         self._feed = Feed.open(
-            self._folder,
+            self._sets.train,
             self.job.data,
             ordinal=self.replica.ordinal if active else 0,
             replicas=self._replicas,
@@ -272,7 +269,7 @@ class Trainer:
             exported = self.job.export.folder
             state = full_state(self.model)
             if self.ranks.first:
-                export_model(
+                export_state(
                     state,
                     self.job,
                     exported,
@@ -355,9 +352,3 @@ class Trainer:
     def _step_tokens(self) -> int:
         """Of the whole replica."""
         return tokens_of_step(self.job.data, self.job.train) * self.ranks.count
-
-
-def _bytes_per_token(manifest: Manifest) -> float:
-    """Of the training split."""
-    split = manifest.splits[TRAIN]
-    return split.bytes / max(1, split.tokens)

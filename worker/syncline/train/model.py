@@ -147,7 +147,7 @@ def without_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def shard_model(model: PreTrainedModel, mesh: DeviceMesh | None, train: TrainSection) -> None:
+def shard_model(model: nn.Module, mesh: DeviceMesh | None, train: TrainSection) -> None:
     """Cut the model over the mesh in place: each block, the embeddings, norm and head, the rest.
 
     Tied embeddings stay with the root, where both of their uses see them. Without a mesh nothing
@@ -163,8 +163,10 @@ def shard_model(model: PreTrainedModel, mesh: DeviceMesh | None, train: TrainSec
         options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
         for block in blocks:
             fully_shard(block, reshard_after_forward=train.reshard_after_forward, **options)
-        embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-        if isinstance(head, nn.Module) and head.weight is not embeddings.weight:
+        is_known = isinstance(model, PreTrainedModel)
+        embeddings = model.get_input_embeddings() if is_known else None
+        head = model.get_output_embeddings() if is_known else None
+        if embeddings is not None and head is not None and head.weight is not embeddings.weight:
             fully_shard(embeddings, reshard_after_forward=train.reshard_after_forward, **options)
             # Needed again first thing in the backward pass: freeing them would be for nothing.
             fully_shard([*_after(model, blocks), head], reshard_after_forward=False, **options)
@@ -183,7 +185,7 @@ def _policy(train: TrainSection, mesh: DeviceMesh) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-def _after(model: PreTrainedModel, blocks: list[nn.Module]) -> list[nn.Module]:
+def _after(model: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
     """Modules with parameters of their own beside and behind the blocks: the final norm."""
     if not blocks:
         return []
@@ -219,17 +221,13 @@ def _instance(config: PreTrainedConfig, folder: Path | None, attention: str) -> 
         )  # fmt: skip
     else:
         model = _accepted("model", AutoModelForCausalLM.from_config, config, **options)
-    if attention == "sdpa" and _best_attention(model) != "sdpa":
+    # Asked for nothing, transformers takes the best that the architecture has.
+    if attention == "sdpa" and model.get_correct_attn_implementation(None) != "sdpa":
         raise ConfigError(
             f"model.attention: {type(model).__name__} has no sdpa, only eager attention; "
             'leave it out, or set it to "eager".'
         )
     return model
-
-
-def _best_attention(model: PreTrainedModel) -> str:
-    """What transformers takes for an architecture where nobody asks for anything."""
-    return model.get_correct_attn_implementation(None)
 
 
 def _fitting_config(job: JobConfig, vocabulary: Vocabulary) -> PreTrainedConfig:

@@ -29,6 +29,7 @@ def write_parameters(tensors: Mapping[str, torch.Tensor], out: Path, origin: Ori
     """
     half = out / f"{PARAMETERS}.new"
     with exporting(out, origin):
-        save_file(dict(tensors), half, metadata={"format": "pt", "run": origin.run})
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(whole, half, metadata={"format": "pt", "run": origin.run})
         os.replace(half, out / PARAMETERS)
     return out / PARAMETERS

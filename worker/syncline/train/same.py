@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from syncline.train.config import JobConfig
+from syncline.train.config import JobConfig, ModelSection
 from syncline.train.folder import Vocabulary
 from syncline.train.model import build_config
 from syncline_proto.errors import ConfigError, LayoutMismatch
@@ -37,6 +37,9 @@ def check_same_model(
     """
     try:
         theirs = JobConfig.from_job(record)
+        if job.model.factory is not None or theirs.model.factory is not None:
+            _check_same_factory(job.model, theirs.model, run)
+            return
         there = _settings_of(build_config(theirs.model, vocabulary))
     except ConfigError:
         return
@@ -52,6 +55,16 @@ def check_same_model(
         raise LayoutMismatch(
             f"This model is not the one of run {run} ({told}); train the run's model, or give the "
             "run another name."
+        )
+
+
+def _check_same_factory(here: ModelSection, there: ModelSection, run: str) -> None:
+    """Nothing is known of what a factory makes; so it must be the same, asked for the same."""
+    if (here.factory, here.arguments) != (there.factory, there.arguments):
+        raise LayoutMismatch(
+            f"This model is not the one of run {run} (model.factory: the run has "
+            f"{there.factory} with {there.arguments}, here {here.factory} with {here.arguments}); "
+            "train the run's model, or give the run another name."
         )
 
 

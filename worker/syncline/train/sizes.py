@@ -10,6 +10,7 @@ from pathlib import Path
 from syncline.data.shards import TokenShards
 from syncline.data.sources import resolve
 from syncline.train.config import DataSection, JobConfig, TrainSection
+from syncline.train.factory import found
 from syncline_proto.errors import ConfigError
 
 
@@ -40,9 +41,11 @@ def check_data(job: JobConfig, *, ranks: int) -> None:
 
     Raises:
         DataError: there is no such source, or the prepared folder cannot be read.
-        ConfigError: the prepared folder holds too little.
+        ConfigError: the prepared folder holds too little, or there is no such factory.
     """
-    if job.data.path is None:
+    if job.data.factory is not None:
+        found(job.data.factory, "data.factory")
+    elif job.data.path is None:
         resolve(job.data.source or [])
     else:
         check_sequences(job, job.data.path, ranks=ranks)
@@ -55,13 +58,22 @@ def check_sequences(job: JobConfig, folder: Path, *, ranks: int) -> None:
         DataError: the folder cannot be read.
         ConfigError: it holds too little.
     """
+    there = TokenShards.open(folder).num_sequences(job.data.sequence_length)
+    check_enough(job, there, f"in {folder}", ranks=ranks)
+
+
+def check_enough(job: JobConfig, there: int, where: str, *, ranks: int) -> None:
+    """Refuse an inner step of one replica that reads more sequences than are ``there``.
+
+    Raises:
+        ConfigError: it does.
+    """
     length, train = job.data.sequence_length, job.train
     wanted = train.micro_batch * train.accumulate * ranks
-    there = TokenShards.open(folder).num_sequences(length)
     if wanted > there:
         raise ConfigError(
             f"one inner step reads {wanted} sequences ({_factors(job, ranks)}) and the training "
-            f"set in {folder} has {there} of {length} tokens; lower train.micro_batch or "
+            f"set {where} has {there} of {length} tokens; lower train.micro_batch or "
             "data.sequence_length, or prepare more text."
         )
 

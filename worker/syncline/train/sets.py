@@ -1,0 +1,87 @@
+"""What a job trains on and is evaluated by, whoever makes it: a prepared folder, or a factory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from syncline.data import TokenDataset
+from syncline.data.manifest import read_manifest
+from syncline.train.config import JobConfig
+from syncline.train.factory import called, found
+from syncline.train.folder import NO_TOKENIZER, Vocabulary
+from syncline.train.inputs import HELD_OUT, TRAIN, Sequences, prepared_by_all
+from syncline.train.sizes import check_enough, check_sequences
+from syncline_proto.errors import ConfigError
+
+KEY = "data.factory"
+
+
+class Sets(NamedTuple):
+    train: Sequences
+    held_out: Sequences
+    vocabulary: Vocabulary
+    bytes_per_token: float
+    """Of the training split; 0 where nobody counted."""
+    held_out_bytes_per_token: float
+
+
+def sets_of(job: JobConfig, *, ranks: int) -> Sets:
+    """The job's data. Collective, where it has to be prepared.
+
+    Raises:
+        DataError: the data cannot be read.
+        ConfigError: it is too little for one inner step, or a factory makes something else.
+    """
+    if job.data.factory is not None:
+        return _made(job, job.data.factory, ranks)
+    folder, length = prepared_by_all(job.data), job.data.sequence_length
+    check_sequences(job, folder, ranks=ranks)
+    manifest = read_manifest(folder)
+    split = manifest.splits[TRAIN]
+    held_out = TokenDataset.open(folder, HELD_OUT, length=length)
+    return Sets(
+        TokenDataset.open(folder, TRAIN, length=length),
+        held_out,
+        Vocabulary(manifest.tokenizer.vocab_size, manifest.tokenizer.eos_id),
+        bytes_per_token=split.bytes / max(1, split.tokens),
+        held_out_bytes_per_token=held_out.shards.bytes_per_token,
+    )
+
+
+def _made(job: JobConfig, named: str, ranks: int) -> Sets:
+    factory, length = found(named, KEY), job.data.sequence_length
+
+    def split(name: str) -> Sequences:
+        made = called(factory, named, KEY, name, length, **job.data.arguments)
+        _check(made, f"{KEY}: {named}, asked for {name!r},", length)
+        return made
+
+    train = split(TRAIN)
+    check_enough(job, len(train), f"of {named}", ranks=ranks)
+    return Sets(train, split(HELD_OUT), NO_TOKENIZER, 0.0, 0.0)
+
+
+def _check(made: Any, who: str, length: int) -> None:
+    """
+    Raises:
+        ConfigError: it is no map-style dataset of sequences of this length.
+    """
+    if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
+        raise ConfigError(
+            f"{who} returned {type(made).__name__}, and not a dataset with len() and [number]."
+        )
+    if not len(made):
+        raise ConfigError(f"{who} returned a dataset without a sequence.")
+    row = made[0]
+    if not isinstance(row, Mapping) or not all(isinstance(t, torch.Tensor) for t in row.values()):
+        raise ConfigError(f"{who} has rows that are no dict of tensors, such as input_ids.")
+    ids = row.get("input_ids")
+    if ids is None or tuple(ids.shape) != (length,):
+        shape = "none" if ids is None else f"shape {list(ids.shape)}"
+        raise ConfigError(
+            f"{who} has rows whose input_ids are {shape}; data.sequence_length is {length}, which "
+            "is what the factory is asked for."
+        )
