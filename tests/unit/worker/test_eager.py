@@ -36,7 +36,8 @@ def test_it_is_the_papers_own_outer_step(replicas: int, mu: float, seed: int, ro
 
 
 def test_alone_with_lr_1_it_stays_where_it_is() -> None:
-    anchor, current = np.float32([1.0, -3.0, 0.0]), np.float32([0.5, -3.25, 2.0])
+    anchor = np.array([1.0, -3.0, 0.0], np.float32)
+    current = np.array([0.5, -3.25, 2.0], np.float32)
     echo = np.zeros(3, np.float32)
     for _ in range(3):
         assert np.array_equal(anchor - ahead(anchor - current, echo, 1.0, 1.0, 0.0), current)

@@ -66,8 +66,10 @@ def peak_flops(device: str) -> float | None:
     return None
 
 
-def flops_per_token(model: PreTrainedModel, length: int) -> float | None:
+def flops_per_token(model: nn.Module, length: int) -> float | None:
     """What one token of a sequence of ``length`` takes in training; None where it is not known."""
+    if not isinstance(model, PreTrainedModel):
+        return None
     config = model.config
     window = getattr(config, "sliding_window", None)
     if config.model_type not in DENSE or (window is not None and window < length):
@@ -88,7 +90,7 @@ def flops_per_token(model: PreTrainedModel, length: int) -> float | None:
 
 
 def tokens_at_peak(
-    model: PreTrainedModel,
+    model: nn.Module,
     length: int,
     device: torch.device,
     *,
