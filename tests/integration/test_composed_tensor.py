@@ -14,7 +14,7 @@ import torch
 
 from syncline.layout import tensors_sha256
 from syncline_testing.cluster import Cluster
-from syncline_testing.composed import ROUNDS, Way, beside, in_ranks, train
+from syncline_testing.composed import EVERY, ROUNDS, Way, beside, in_ranks, train
 from syncline_testing.replicas import published, together
 
 ODD = 18
@@ -32,6 +32,15 @@ def test_matrices_that_four_ranks_share_along_two_axes(cluster: Cluster, tmp_pat
     left = in_ranks(tmp_path, cluster, 4, beside(ways))
     for name in ways:
         assert left[name] == left[f"{name}.by-hand"]
+
+
+def test_two_ranks_that_share_all_and_have_parts_of_a_gradient(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """In the synchronous phase, too, whose mean is of whole gradients."""
+    way = Way(tensor_parallel=2, sequence=True, warmup=EVERY)
+    left = in_ranks(tmp_path, cluster, 2, beside({"sequence": way}))
+    assert left["sequence"] == left["sequence.by-hand"]
 
 
 def test_replicas_of_any_shape_agree_with_the_service(cluster: Cluster, tmp_path: Path) -> None:

@@ -22,9 +22,13 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 from torch.utils.checkpoint import checkpoint
@@ -57,6 +61,8 @@ class Way:
     hidden: int = 2 * WIDTH
     tensor_parallel: int = 1
     """Ranks that share each matrix; the others among them share it by FSDP2."""
+    sequence: bool = False
+    """These also share the norms' work, by positions, and nobody its sum of gradients."""
     reshard: bool | int = True
     checkpoint: Literal["", "wrapper", "function", "reentrant"] = ""
     compile: str = ""
@@ -66,6 +72,8 @@ class Way:
     """Micro-batches of a step."""
     sum_first: bool = False
     """Only the last of them brings gradients to the other ranks."""
+    warmup: int = 0
+    """Steps with everybody's mean gradient, before the first round."""
     overlap: int = 0
     """Inner steps between a push and its merge; in a run only."""
     evaluate: bool = False
@@ -130,9 +138,8 @@ def built(way: Way, seed: int) -> nn.Module:
         shape = (ranks // way.tensor_parallel, way.tensor_parallel)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
         if way.tensor_parallel > 1:
-            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
             for block in model.blocks:
-                parallelize_module(block, mesh["tensor"], plan)
+                _parallel(block, way, mesh["tensor"])
         _recomputed(model, way)
         if shape[0] > 1:
             _sharded(model, way, mesh["data"])
@@ -142,6 +149,15 @@ def built(way: Way, seed: int) -> nn.Module:
         for block in model.blocks:
             block.compile(backend=way.compile)
     return model
+
+
+def _parallel(block: nn.Module, way: Way, mesh: DeviceMesh) -> None:
+    plan: dict[str, ParallelStyle] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    if way.sequence:
+        split = {"input_layouts": Replicate(), "desired_input_layouts": Shard(1)}
+        parallelize_module(block, mesh, {"norm": PrepareModuleInput(**split)})
+        plan |= {"norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1))}
+    parallelize_module(block, mesh, plan)
 
 
 def _recomputed(model: Net, way: Way) -> None:
@@ -174,7 +190,8 @@ def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if not way.inside:
         return Trace(losses=_steps(model, optimizer, way, seed), parameters=_hash(model))
-    settings = SETTINGS | {"min_replicas": way.replicas, "overlap_steps": way.overlap}
+    more = {"warmup_steps": way.warmup, "overlap_steps": way.overlap}
+    settings = SETTINGS | {"min_replicas": way.replicas} | more
     with Replica(
         model, optimizer, run=run, name=name, settings=settings, control=control
     ) as replica:
@@ -209,7 +226,7 @@ def _steps(
         if (step + 1) % EVERY == 0:
             _evaluate(model, way, unsynced)
             if replica is None:
-                _merge(model, anchors)
+                _merge(model, anchors, counts=step >= way.warmup)
     if replica is not None:
         replica.finish()
     return losses
@@ -221,12 +238,15 @@ def _evaluate(model: nn.Module, way: Way, unsynced: Callable[[], AbstractContext
             loss_of(model, batch(0, 0))
 
 
-def _merge(model: nn.Module, anchors: list[Tensor]) -> None:
-    """What one replica's round does with local-sgd: the anchor, less its distance from here."""
+def _merge(model: nn.Module, anchors: list[Tensor], counts: bool) -> None:
+    """What one replica's round does with local-sgd: the anchor, less its distance from here.
+
+    Where it does not count the parameters are the new anchor, as at the end of a synchronous phase.
+    """
     with torch.no_grad():
         for parameter, anchor in zip(model.parameters(), anchors, strict=True):
             local = local_part(parameter)
-            anchor -= anchor - local
+            anchor.copy_(anchor - (anchor - local) if counts else local)
             local.copy_(anchor)
 
 

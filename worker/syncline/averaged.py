@@ -1,16 +1,17 @@
-"""Whether anything averages the gradients of parameters that every rank holds whole.
+"""Whether anything averages the gradients of parameters of which several ranks hold the same.
 
-``fully_shard`` and DDP do, and so may a loop of one's own. Where nothing does, each rank trains a
-copy of its own, and all but rank 0's, which alone is pushed, would be for nothing.
+``fully_shard`` and DDP do, and so may a loop of one's own; tensor parallelism makes them equal by
+itself. Where nothing does, each rank trains a copy of its own, and all but the one that is pushed
+would be for nothing.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from syncline.blocks import CanonicalNames
+from syncline.layout import box_of, local_part, senders_of, settle_gradient
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError
 
@@ -19,15 +20,24 @@ NORMS_RTOL = 1e-3
 
 
 class Averaged:
-    """The parameters of one model that are on every rank of its replica."""
+    """The parameters of one model that are, or of which parts are, on several ranks alike."""
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
-        self._ranks, names = ranks, CanonicalNames(model)
-        self._whole = [
-            (names(raw), parameter)
-            for raw, parameter in model.named_parameters()
-            if ranks.count > 1 and parameter.requires_grad and not isinstance(parameter, DTensor)
+        """Collective; the ranks have the same model."""
+        names, everyone = CanonicalNames(model), tuple(range(ranks.count))
+        owned = [(names(raw), p) for raw, p in model.named_parameters() if p.requires_grad]
+        boxes = [box_of(i, name, p, ranks) for i, (name, p) in enumerate(owned)]
+        self._ranks, self._parameters = ranks, [parameter for _, parameter in owned]
+        self._copied = [
+            (name, parameter, senders)
+            for (name, parameter), senders in zip(owned, senders_of(boxes, ranks), strict=True)
+            if senders != everyone
         ]
+
+    def settle(self) -> None:
+        """Let all gradients lie as their parameters do. Collective."""
+        for parameter in self._parameters:
+            settle_gradient(parameter)
 
     def see(self, steps: int) -> None:
         """See that their gradients are the same on all ranks before the first step. Collective.
@@ -37,21 +47,24 @@ class Averaged:
         Raises:
             ConfigError: one is not; on all ranks.
         """
-        if steps or not self._whole:
+        if steps or not self._copied:
             return
-        norms = torch.tensor([_norm(p.grad) for _, p in self._whole], dtype=torch.float64)
+        self.settle()
+        norms = torch.tensor([_norm(p.grad) for _, p, _ in self._copied], dtype=torch.float64)
         told = torch.tensor(self._ranks.gather(norms.view(torch.int64).tolist()))
-        every = told.view(torch.float64)
-        alike = torch.isclose(every, every[0], rtol=NORMS_RTOL, atol=0.0, equal_nan=True).all(0)
-        for (name, _), is_alike in zip(self._whole, alike.tolist(), strict=True):
-            if not is_alike:
+        for every, (name, _, senders) in zip(
+            told.view(torch.float64).unbind(1), self._copied, strict=True
+        ):
+            sent = every[list(senders)]
+            if not torch.allclose(every, sent, rtol=NORMS_RTOL, atol=0.0, equal_nan=True):
                 raise ConfigError(
                     f"The ranks of this replica have different gradients of {name}, so each "
-                    "trains a copy of its own and only rank 0's would count; wrap the whole "
-                    "model with fully_shard or DistributedDataParallel, or average its "
-                    "gradients over the ranks before each step."
+                    "trains a copy of its own and only one would count; wrap the whole model with "
+                    "fully_shard or DistributedDataParallel, or average its gradients over the "
+                    "ranks before each step; ranks that share it by tensor parallelism must train "
+                    "on the same batches."
                 )
 
 
 def _norm(gradient: Tensor | None) -> float:
-    return 0.0 if gradient is None else gradient.detach().float().norm().item()
+    return 0.0 if gradient is None else local_part(gradient).float().norm().item()

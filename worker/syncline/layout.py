@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.distributed.tensor.placement_types import (
 )
 
 from syncline.blocks import CanonicalNames, Groups
-from syncline.core.boxes import local_box, overlap, sender
+from syncline.core.boxes import local_box, overlap, senders
 from syncline.core.cutting import cut
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError, LayoutMismatch
@@ -97,10 +98,8 @@ class Outline:
 
     def cut(self, blocks_per_fragment: int = 1) -> ModelLayout:
         """Cut it as the run has it (``RunSettings.blocks_per_fragment``)."""
-        groups = [self.groups.of(spec.name, blocks_per_fragment) for spec in self.specs]
-        fragments = cut([spec.shape for spec in self.specs], groups)
-        layout = Layout(self.specs, fragments, self.frozen_sha256)
-        shards = tuple(_shard(part.boxes, self.parameters, self.held) for part in fragments)
+        layout = _layout(self.specs, self.groups, blocks_per_fragment, self.frozen_sha256)
+        shards = tuple(_shard(part.boxes, self.parameters, self.held) for part in layout.fragments)
         return ModelLayout(layout, shards, self.parameters)
 
 
@@ -126,12 +125,21 @@ def outline(model: nn.Module, ranks: Ranks) -> Outline:
         for p, own in trainable
     )
     parameters = tuple(p for p, _ in trainable)
-    boxes = [_box(i, specs[i].name, p, ranks) for i, p in enumerate(parameters)]
+    boxes = [box_of(i, specs[i].name, p, ranks) for i, p in enumerate(parameters)]
     frozen_sha256 = tensors_sha256(frozen_tensors(model))
     groups = Groups(model, names)
-    plain = Outline(specs, frozen_sha256, parameters, groups, tuple(Held(b, True) for b in boxes))
-    _check_alike(ranks, plain.cut().layout.fingerprint())  # however it will be cut
-    return replace(plain, held=_held(boxes, ranks))
+    layout = _layout(specs, groups, 1, frozen_sha256)
+    _check_alike(ranks, layout.fingerprint())  # however it will be cut
+    first = senders_of(boxes, ranks)
+    held = tuple(Held(b, s[ranks.index] == ranks.index) for b, s in zip(boxes, first, strict=True))
+    return Outline(specs, frozen_sha256, parameters, groups, held)
+
+
+def _layout(
+    specs: tuple[TensorSpec, ...], groups: Groups, blocks_per_fragment: int, frozen_sha256: str
+) -> Layout:
+    of_tensors = [groups.of(spec.name, blocks_per_fragment) for spec in specs]
+    return Layout(specs, cut([spec.shape for spec in specs], of_tensors), frozen_sha256)
 
 
 def _check_alike(ranks: Ranks, fingerprint: str) -> None:
@@ -150,10 +158,67 @@ def _check_alike(ranks: Ranks, fingerprint: str) -> None:
         )
 
 
+def senders_of(boxes: Sequence[Box], ranks: Ranks) -> tuple[tuple[int, ...], ...]:
+    """By box, and by rank: who sends what that rank holds there, whatever the meshes. Collective.
+
+    All ranks have equally many boxes, of the same tensors.
+    """
+    every = ranks.gather([number for box in boxes for number in (*box.offsets, *box.sizes)])
+    told = [iter(numbers) for numbers in every]
+    found: list[tuple[int, ...]] = []
+    for box in boxes:
+        dims = len(box.sizes)
+        held = [Box(box.tensor, tuple(islice(t, dims)), tuple(islice(t, dims))) for t in told]
+        found.append(senders(held))
+    return tuple(found)
+
+
+def box_of(index: int, name: str, parameter: nn.Parameter, ranks: Ranks) -> Box:
+    """The part of a parameter that this rank holds.
+
+    Raises:
+        ConfigError: it lies in a way that no box can tell.
+    """
+    shape = tuple(parameter.shape)
+    if not isinstance(parameter, DTensor):
+        return Box(index, (0,) * len(shape), shape)
+    mesh = parameter.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise ConfigError(f"{name} lies on a device mesh that leaves out rank {ranks.index}.")
+    cuts: list[tuple[int, int, int]] = []
+    late: list[tuple[int, int, int]] = []
+    for placement, ways, at in zip(parameter.placements, mesh.shape, coordinate, strict=True):
+        if type(placement) is Shard:
+            cuts.append((placement.dim, ways, at))
+        elif isinstance(placement, _StridedShard):  # FSDP2 cuts what tensor parallelism has cut
+            late.append((placement.dim, ways, at))
+        elif not isinstance(placement, Replicate):
+            raise ConfigError(
+                f"{name} is placed as {placement}, and only what is sharded or replicated can be "
+                "synchronised."
+            )
+    box = local_box(index, shape, [*cuts, *reversed(late)])
+    assert box.sizes == tuple(local_part(parameter).shape) or not box.numel, name
+    return box
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor: a detached view that shares its memory."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def settle_gradient(parameter: nn.Parameter) -> None:
+    """Let a gradient lie as its parameter does. Collective where it does not.
+
+    With sequence parallelism each rank may have its part of a sum that nobody has made yet.
+    """
+    gradient = parameter.grad
+    if not (isinstance(parameter, DTensor) and isinstance(gradient, DTensor)):
+        return
+    if gradient.placements != parameter.placements:
+        parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -222,47 +287,6 @@ def _dtype(name: str, parameter: nn.Parameter) -> str:
     if dtype not in DTYPES:
         raise ConfigError(f"{name} is {dtype}; trainable parameters must be one of {DTYPES}.")
     return dtype
-
-
-def _held(boxes: Sequence[Box], ranks: Ranks) -> tuple[Held, ...]:
-    """Of those who hold a box, whatever the meshes that put it there, the first one sends it."""
-    every = ranks.gather([number for box in boxes for number in (*box.offsets, *box.sizes)])
-    held: list[Held] = []
-    start = 0
-    for box in boxes:
-        dims = len(box.sizes)
-        holders = [
-            Box(box.tensor, tuple(at[start : start + dims]), tuple(at[start + dims :][:dims]))
-            for at in every
-        ]
-        held.append(Held(box, sender(holders, box) == ranks.index))
-        start += 2 * dims
-    return tuple(held)
-
-
-def _box(index: int, name: str, parameter: nn.Parameter, ranks: Ranks) -> Box:
-    shape = tuple(parameter.shape)
-    if not isinstance(parameter, DTensor):
-        return Box(index, (0,) * len(shape), shape)
-    mesh = parameter.device_mesh
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        raise ConfigError(f"{name} lies on a device mesh that leaves out rank {ranks.index}.")
-    cuts: list[tuple[int, int, int]] = []
-    late: list[tuple[int, int, int]] = []
-    for placement, ways, at in zip(parameter.placements, mesh.shape, coordinate, strict=True):
-        if type(placement) is Shard:
-            cuts.append((placement.dim, ways, at))
-        elif isinstance(placement, _StridedShard):  # FSDP2 cuts what tensor parallelism has cut
-            late.append((placement.dim, ways, at))
-        elif not isinstance(placement, Replicate):
-            raise ConfigError(
-                f"{name} is placed as {placement}, and only what is sharded or replicated can be "
-                "synchronised."
-            )
-    box = local_box(index, shape, [*cuts, *reversed(late)])
-    assert box.sizes == tuple(local_part(parameter).shape) or not box.numel, name
-    return box
 
 
 def _shard(

@@ -269,6 +269,7 @@ class Session:
 
     def _average_gradients(self, warm_up: WarmUp) -> None:
         tokens = self._ranks.sum(self._counted)
+        self._averaged.settle()
         committed = warm_up.average(self.tally.inner_step, tokens)
         self._counted = 0
         self._rounds.tokens.drop()

@@ -1,4 +1,4 @@
-"""Ranks that hold parameters whole train one model, by whatever averages their gradients."""
+"""Ranks that hold the same parameters train one model, by whatever averages their gradients."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ except ConfigError as error:
     print(error.message)
 """
 
+TENSOR = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+plan = {{"1": ColwiseParallel(), "2": RowwiseParallel()}}
+given = torch.nn.Sequential(torch.nn.Linear(2, 2), *model)
+parallelize_module(given, init_device_mesh("cpu", (2,)), plan)
+used = lambda x: given({batch})
+"""
+
 BY_HAND = "[dist.all_reduce(p.grad) for p in model.parameters()]"
 
 
@@ -43,8 +53,13 @@ BY_HAND = "[dist.all_reduce(p.grad) for p in model.parameters()]"
         ("used = DistributedDataParallel(model)", "", None),
         ("fully_shard(model)", "", None),
         ("fully_shard(model[0])", "", "1.weight"),
+        (TENSOR.format(batch="torch.ones_like(x)"), "", None),
+        (TENSOR.format(batch="x"), "", "0.weight"),
     ],
-    ids=["plain", "by hand", "DDP", "in DDP", "sharded", "half sharded"],
+    ids=[
+        *("plain", "by hand", "DDP", "in DDP", "sharded", "half sharded"),
+        *("tensor parallel", "tensor parallel with two batches"),
+    ],
 )
 def test_ranks_are_refused_where_nothing_averages(
     tmp_path: Path, wrap: str, after: str, apart: str | None

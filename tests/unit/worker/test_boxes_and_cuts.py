@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.core.boxes import local_box, overlap, sender
+from syncline.core.boxes import local_box, overlap, senders
 from syncline.core.cutting import cut
 from syncline_proto.layout import Box, Layout, TensorSpec
 from syncline_proto.spans import check_tiling, spans
@@ -39,10 +39,9 @@ def test_the_senders_of_all_ranks_tile_a_tensor(case: Case, is_right_first: bool
         local_box(0, shape, [(dim, mesh[i], at[i]) for i in order if (dim := dims[i]) is not None])
         for at in itertools.product(*map(range, mesh))
     ]
-    sent = [
-        [box] if box.numel and sender(holders, box) == rank else []
-        for rank, box in enumerate(holders)
-    ]
+    first = senders(holders)
+    assert all(holders[sender] == box for sender, box in zip(first, holders, strict=True))
+    sent = [[box] if box.numel and first[rank] == rank else [] for rank, box in enumerate(holders)]
     check_tiling(layout.numel, [spans(layout, 0, boxes) for boxes in sent])
 
 

@@ -28,9 +28,12 @@ def local_box(tensor: int, shape: Sequence[int], cuts: Iterable[tuple[int, int, 
     return Box(tensor, tuple(offsets), tuple(sizes))
 
 
-def sender(holders: Sequence[Box], box: Box) -> int:
-    """Of all ranks, by what each holds of a tensor, the first that holds just this box."""
-    return next(rank for rank, held in enumerate(holders) if held == box)
+def senders(held: Iterable[Box]) -> tuple[int, ...]:
+    """By rank, given what each holds of a tensor: the first rank that holds just the same."""
+    first: dict[Box, int] = {}
+    return tuple(
+        first.setdefault(box, rank) if box.numel else rank for rank, box in enumerate(held)
+    )
 
 
 def overlap(a: Box, b: Box) -> Box | None:
