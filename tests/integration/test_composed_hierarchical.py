@@ -20,6 +20,7 @@ FLAT = {
     "pairs": Way(reshard=2),
     "pairs.poisoned": POISONED,
     "pairs.recomputed": replace(POISONED, checkpoint="wrapper"),
+    "pairs.prefetched": replace(POISONED, prefetch=True),
     "kept.poisoned": replace(POISONED, reshard=False),
 }
 OVERLAPPED = {

@@ -64,6 +64,8 @@ class Way:
     sequence: bool = False
     """These also share the norms' work, by positions, and nobody its sum of gradients."""
     reshard: bool | int = True
+    prefetch: bool = False
+    """The first block gathers the second one's parameters, too."""
     checkpoint: Literal["", "wrapper", "function", "reentrant"] = ""
     compile: str = ""
     """The backend."""
@@ -176,6 +178,10 @@ def _sharded(model: Net, way: Way, mesh: DeviceMesh) -> None:
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=way.reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=way.reshard)
+    if way.prefetch:
+        first, second = model.blocks
+        assert isinstance(first, FSDPModule) and isinstance(second, FSDPModule)
+        first.set_modules_to_forward_prefetch([second])
 
 
 def beside(ways: dict[str, Way]) -> dict[str, Way]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -73,7 +74,7 @@ class Hooks:
         """
         for module in self.places[fragment]:
             if isinstance(module, FSDPModule):
-                module.reshard()
+                _reshard(module)
 
 
 def reshard_all(model: nn.Module) -> None:
@@ -84,7 +85,21 @@ def reshard_all(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()
+            _reshard(module)
+
+
+def _reshard(module: FSDPModule) -> None:
+    """Drop what is gathered, of a module that is in no forward pass.
+
+    FSDP2 takes modules that share a group, of which an evaluation ran some, to be still in one,
+    and would keep what they have. torch has no public way to end that.
+    """
+    state: Any = module._get_fsdp_state()
+    # Since torch 2.13 there may be several.
+    for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+        if group is not None and group._training_state is TrainingState.FORWARD:
+            group._training_state = TrainingState.IDLE
+    module.reshard()
 
 
 def places(model: nn.Module, described: ModelLayout) -> list[list[nn.Module]]:

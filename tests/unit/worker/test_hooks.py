@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,24 @@ from syncline.layout import outline
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError
 from syncline_testing.replicas import TinyModel, batch, loss_of
+from syncline_testing.two_ranks import two_ranks
+
+EVALUATED_IN_PART = """
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from syncline.hooks import reshard_all
+
+model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
+fully_shard([*model], reshard_after_forward=False)
+fully_shard(model)
+with torch.no_grad():
+    model(torch.ones(1, 4))
+    model[0](torch.ones(1, 4))
+for act in (model[0].reshard, lambda: reshard_all(model)):
+    act()
+    print(*(isinstance(p, DTensor) for p in model.parameters()))
+"""
 
 
 class Watched:
@@ -92,3 +111,9 @@ def test_a_compiled_model_still_waits() -> None:
         with torch.no_grad():
             compiled(batch(0, 0)[:, :-1])
         assert watched.seen == [0, 1, 2, 3]
+
+
+def test_what_an_evaluation_of_a_part_gathered_is_dropped(tmp_path: Path) -> None:
+    """Modules of one group of FSDP2, of which one alone was run: FSDP2 by itself keeps it all."""
+    kept, dropped = " ".join(["False"] * 4), " ".join(["True"] * 4)
+    assert two_ranks(tmp_path, EVALUATED_IN_PART) == [f"{kept}\n{dropped}"] * 2
