@@ -16,7 +16,7 @@ from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import published
 from syncline_testing.training import tiny_job, to_toml
 from syncline_testing.waiting import wait_until
-from syncline_testing.warm import Program, warm
+from syncline_testing.warm import Program, warm, warm_ranks
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -44,11 +44,16 @@ def train(
     cluster: Cluster, job: Path, run: str, replica: str, *overrides: str
 ) -> AbstractContextManager[Program]:
     """What ``syncline train`` becomes."""
+    argv = arguments(job, run, replica, *overrides)
+    return warm(*argv, SYNCLINE_CONTROL=cluster.control_url)
+
+
+def arguments(job: Path, run: str, replica: str, *overrides: str) -> list[str]:
     argv = ["-m", "syncline.train", str(job), "--progress", "none"]
     argv += ["--run", run, "--replica", replica]
     for override in overrides:
         argv += ["--set", override]
-    return warm(*argv, SYNCLINE_CONTROL=cluster.control_url)
+    return argv
 
 
 def ended(process: Program) -> tuple[int | None, str]:
@@ -126,21 +131,42 @@ def test_another_model_ends_with_18_and_who_is_kicked_with_20(cluster: Cluster, 
     }, "who trains another model never joins"
 
 
-def test_who_stood_still_for_longer_than_its_lease_ends_with_20(
-    cluster: Cluster, job: Path
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_who_stood_still_for_longer_than_its_lease_joins_again(
+    cluster: Cluster, job: Path, ranks: int
 ) -> None:
-    """As a machine that slept does."""
-    with train(cluster, job, "asleep", "only", "run.timeouts.lease=2") as process:
-        until_rounds(cluster, "asleep", 1)
-        process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: state_of(cluster, "asleep") == "lost", START_S, "the lease has run out")
-        process.send_signal(signal.SIGCONT)
-        code, sentence = ended(process)
-    assert code == 20
-    assert sentence == (
-        "The lease is lost: The lease ran out because no heartbeat came in time; start the replica "
-        "again to go on."
-    )
+    """As a machine that slept does; its rank 0 alone, where there are more."""
+    run = f"asleep-{ranks}"
+    how = ("run.timeouts.lease=2", "run.timeouts.round_deadline=10")
+    argv = arguments(job, run, "only", *how)
+    with warm_ranks(*argv, count=ranks, SYNCLINE_CONTROL=cluster.control_url) as processes:
+        first = processes[0]
+        until_rounds(cluster, run, 1)
+        first.send_signal(signal.SIGSTOP)
+        wait_until(lambda: state_of(cluster, run) == "lost", START_S, "the lease has run out")
+        first.send_signal(signal.SIGCONT)
+        wait_until(lambda: state_of(cluster, run) == "alive", START_S, "it has joined again")
+        until_rounds(cluster, run, 2)
+        (view,) = cluster.get(f"/runs/{run}/replicas")
+        assert view["incarnation"] == 2
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        ends = [process.communicate(timeout=START_S)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, ends
+    assert "The lease ran out because no heartbeat came in time" in ends[0]
+    assert "it joins the run again, from its newest revision" in ends[0]
+
+
+def test_who_is_replaced_by_another_process_stays_out(cluster: Cluster, job: Path) -> None:
+    with train(cluster, job, "replaced", "only") as older:
+        until_rounds(cluster, "replaced", 1)
+        with train(cluster, job, "replaced", "only") as newer:
+            code, sentence = ended(older)
+            assert code == 20
+            assert sentence.startswith("The lease is lost: Another process has joined under the")
+            until_rounds(cluster, "replaced", 2)
+            newer.send_signal(signal.SIGTERM)
+            assert newer.communicate(timeout=START_S) and newer.returncode == 0
 
 
 def test_who_leaves_on_sigterm_says_that_a_signal_asked(cluster: Cluster, job: Path) -> None:

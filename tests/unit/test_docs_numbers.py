@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from syncline import exchange, heartbeat, link
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD
 from syncline.outage import SAY_AFTER_S
 from syncline.train.setbacks import BACK_AFTER, RETURNS_MAX, SKIPS_MAX
@@ -154,7 +155,14 @@ PROTOCOL = [
     f"every {SHARES[round(LAN.lease_s / LAN.heartbeat_s)]} of it",
 ]
 
+UNANSWERED_S = exchange.CLOSE_S + link.CLOSE_S + heartbeat.CLOSE_S
+LAN_CALLS_S, WAN_CALLS_S = (UNANSWERED_S + 2 * one.connect_s for one in (LAN, WAN))
+"""Of a replica that leaves; and a last heartbeat has twice half a lease."""
+
 OPERATIONS = [
+    f"`lease` + {LAN_CALLS_S:g} s (lan; {WAN_CALLS_S:g} s wan) for calls that nobody answers: "
+    f"{LAN.round_deadline_s + LAN.lease_s + LAN_CALLS_S:g} s with the lan profile's defaults, "
+    f"{WAN.round_deadline_s + WAN.lease_s + WAN_CALLS_S:g} s with wan's",
     f"{CONTROL['port'].default}: REST, the page",
     f"{SYNC['port'].default}: gRPC with health and reflection; "
     f"{SYNC['health_port'].default}: plain gRPC health; "

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
     from syncline.replica import Replica
     from syncline.stats import Stats
-    from syncline_proto.errors import SynclineError
+    from syncline_proto.errors import LeaseLost, SynclineError
     from syncline_proto.settings import RunSettings
 
-__all__ = ["Replica", "RunSettings", "Stats", "SynclineError"]
+__all__ = ["LeaseLost", "Replica", "RunSettings", "Stats", "SynclineError"]
 
 _ROOMS = {
+    "LeaseLost": "syncline_proto.errors",
     "Replica": "syncline.replica",
     "RunSettings": "syncline_proto.settings",
     "Stats": "syncline.stats",

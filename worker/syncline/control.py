@@ -19,6 +19,7 @@ from syncline_proto.rest import (
     HeartbeatAnswer,
     Registration,
     ReplicaRegister,
+    ReplicaView,
     RunCreate,
     RunView,
     SyncEndpoint,
@@ -75,6 +76,9 @@ class ControlClient:
             except (ConfigError, InvalidRequest):
                 pass  # the lease matters more than the words
         self._rest.send("DELETE", path, query=query)
+
+    def replicas(self, run: str) -> list[ReplicaView]:
+        return self._rest.call("GET", below_v1("runs", run, "replicas"), list[ReplicaView])
 
     def sync_services(self) -> list[SyncEndpoint]:
         return self._rest.call("GET", "/v1/sync-services", list[SyncEndpoint])

@@ -26,6 +26,7 @@ from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
 from syncline.optim.followed import followed
 from syncline.recall import OWN, Recall
+from syncline.returning import has_run_out
 from syncline.settings import run_settings
 from syncline.stats import number_of, progress_of
 from syncline.voice import own_rank, voice
@@ -225,6 +226,21 @@ class Replica(Facts):
         handler; with several ranks rank 0's word counts. The log says that ``asker`` asked.
         """
         self._recall.set(asker)
+
+    def may_return(self) -> bool:
+        """After LeaseLost: whether the lease had run out, so that this replica may start again.
+
+        It does so as a new life, from the run's newest revision; steps that were not pushed are
+        lost. False where an operator removed it, another process has joined under its name, or the
+        control plane does not answer; and on all ranks but the first, which is to tell them.
+        """
+        me = self._registration
+        return (
+            self._wish is not None
+            and me is not None
+            and own_rank() == 0
+            and has_run_out(self._wish, me)
+        )
 
     @plainly
     def start(self) -> None:

@@ -178,8 +178,8 @@ def test_ports_are_published_on_this_machine_only() -> None:
 
 
 def test_who_is_told_to_end_has_the_time_for_it() -> None:
-    # A drain may wait for its round's deadline, and a commit for a slow disk.
-    least = {"worker": TimeoutSettings(profile="lan").round_deadline_s, "sync": 30}
+    # A drain may wait for its round's deadline and for calls, and a commit for a slow disk.
+    least = {"worker": TimeoutSettings(profile="lan").round_deadline_s + 35, "sync": 30}
     for name, seconds in least.items():
         assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= seconds
         assert pod_spec(workloads()[name])["terminationGracePeriodSeconds"] >= seconds

@@ -97,6 +97,10 @@ class Books:
             )
         )
 
+    def came_back(self, replica: Replica) -> None:
+        """The replica has joined again: it counts from the start."""
+        self._paused_told_s = replica.stats.paused_s
+
     def note(self, report: StepReport, tokens: int) -> None:
         """Count an inner step of the whole replica's ``tokens``; skipped ones count as none."""
         if not report.taken:

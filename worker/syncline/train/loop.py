@@ -38,7 +38,7 @@ from syncline.train.signals import SIGNAL, Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, tokens_of_step
 from syncline.train.step import InnerStep
 from syncline.train.writable import make_folders
-from syncline_proto.errors import FileMissing
+from syncline_proto.errors import FileMissing, LeaseLost
 from syncline_proto.settings import RunSettings
 
 log = structlog.get_logger()
@@ -135,25 +135,50 @@ class Trainer:
             TrainingDiverged: the loss stays not finite.
             SynclineError: what Replica raises.
         """
-        replica = self.replica
         ending: Ending | None = None
         try:
-            with (
-                heeding_sigterm(self._stop, partial(replica.request_drain, SIGNAL)),
-                self._served(),
-                replica,
-            ):
-                self._begin()
-                while not self._over():
-                    report = self._step(self._next_batch, lr=self._lr, before_update=self._ready)
-                    self._books.note(report, self._step_tokens())
-                    if replica.last_round:
-                        self._settle()
-                    self._look_around()
-                ending = self._end()
+            asked = partial(self.replica.request_drain, SIGNAL)
+            with heeding_sigterm(self._stop, asked), self._served():
+                ending = self._trained()
             return ending
         finally:
             self._books.close(ending)
+
+    def _trained(self) -> Ending:
+        """Take part until the end; whose lease has run out meanwhile joins again, as a new life."""
+        begin = self._begin
+        while True:
+            try:
+                with self.replica:
+                    begin()
+                    begin = self._go_on
+                    return self._train()
+            except LeaseLost as lost:
+                if not self._may_return():
+                    raise
+                if self.ranks.first:
+                    so = "it joins the run again, from its newest revision"
+                    log.warning("replica.returns", why=lost.message, so=so)
+
+    def _train(self) -> Ending:
+        while not self._over():
+            report = self._step(self._next_batch, lr=self._lr, before_update=self._ready)
+            self._books.note(report, self._step_tokens())
+            if self.replica.last_round:
+                self._settle()
+            self._look_around()
+        return self._end()
+
+    def _may_return(self) -> bool:
+        """Rank 0's word, on all ranks: all have lost the lease at one point."""
+        may = not self._stop.asked and self.replica.may_return()
+        return self.ranks.sum([float(may)])[0] > 0
+
+    def _go_on(self) -> None:
+        """After joining again: what was read and learnt goes on, with the run's parameters."""
+        self.optimizer.zero_grad()
+        self._local = self._merged = None
+        self._books.came_back(self.replica)
 
     def _served(self) -> AbstractContextManager[None]:
         """Inside, Prometheus may ask, where the job names a port."""
