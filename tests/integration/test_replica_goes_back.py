@@ -64,12 +64,13 @@ def test_there_is_nothing_to_go_back_to_without_a_run_or_before_its_first_revisi
             assert all(torch.equal(before[name], p) for name, p in trial.parameters().items())
 
 
+@pytest.mark.parametrize("name", ["adamw", "wsam"])
 def test_the_trainer_goes_back_after_three_losses_that_are_not_finite(
-    cluster: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
-    run = {"name": "spoilt", "sync_every": EVERY, "token_budget": None}
-    inner = {"schedule": "constant", "warmup_tokens": 0}
+    run = {"name": f"spoilt-{name}", "sync_every": EVERY, "token_budget": None}
+    inner = {"name": name, "schedule": "constant", "warmup_tokens": 0}
     trainer = Trainer(tiny_job(data, steps=1, run=run, optimizer=inner), RankGroup(), Recorder())
     spoilt = {EVERY + 2}
 

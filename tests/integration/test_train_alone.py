@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_accumulation_takes_the_same_steps_as_a_larger_batch(data: Path) -> None
     assert train(parts)[1].losses == pytest.approx(train(whole)[1].losses, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "agd"])
+@pytest.mark.parametrize("name", ["adamw", "muon", "agd", "wsam"])
 def test_a_resumed_training_goes_on_bit_for_bit(data: Path, tmp_path: Path, name: str) -> None:
     how = {"model": {"config": {**LLAMA, "attention_dropout": 0.1}}, "optimizer": {"name": name}}
     straight = tiny_job(data, steps=12, **how)
@@ -126,6 +127,29 @@ def test_a_loss_that_is_not_finite_is_skipped(data: Path, monkeypatch: pytest.Mo
     assert ending.inner_step == 4 and ending.tokens == 4 * STEP_TOKENS
     assert all(loss == loss for loss in recorder.losses)
     assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
+
+
+def test_a_second_gradient_that_is_not_finite_moves_nothing(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth pass is the second of the second step."""
+    job = tiny_job(data, steps=4, optimizer={"name": "wsam"})
+    trainer = Trainer(job, RankGroup(), Recorder())
+    _spoil(trainer, monkeypatch, calls={4})
+    moved: list[bool] = []
+    take = trainer._step.__class__.__call__
+
+    def watched(*args: Any, **how: Any) -> Any:
+        before = [p.detach().clone() for p in trainer.model.parameters()]
+        report = take(*args, **how)
+        after = trainer.model.parameters()
+        moved.append(not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)))
+        assert report.taken == moved[-1]
+        return report
+
+    monkeypatch.setattr(trainer._step.__class__, "__call__", watched)
+    assert trainer.run().skipped_steps == 1
+    assert moved[:2] == [True, False] and all(moved[2:])
 
 
 def test_five_in_a_row_end_the_training(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

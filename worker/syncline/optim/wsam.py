@@ -121,6 +121,14 @@ class WSAM(Optimizer):
         self._before = before
 
     @torch.no_grad()
+    def abandon(self) -> None:
+        """Go back and take no step, as where the second gradient is not finite."""
+        before, self._before = self._before or {}, None
+        for parameter, (values, _) in before.items():
+            local_part(parameter).copy_(values)
+        self.zero_grad()
+
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Go back, and take the step of both gradients.
 

@@ -139,7 +139,7 @@ class TrainSection(Section):
 class OptimizerSection(Section):
     """The inner optimizer, and its learning rate over the run's tokens."""
 
-    name: Literal["adamw", "muon", "agd"] = "adamw"
+    name: Literal["adamw", "muon", "agd", "wsam"] = "adamw"
     lr: float = Field(default=3e-4, gt=0, le=10)
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
@@ -149,6 +149,10 @@ class OptimizerSection(Section):
     """Muon's."""
     delta: float = Field(default=1e-14, gt=0)
     """Where AGD changes from momentum to adaptive steps."""
+    rho: float = Field(default=0.05, ge=0)
+    """How far away WSAM takes its second gradient."""
+    gamma: float = Field(default=0.7, ge=0, lt=1)
+    """The weight of sharpness in WSAM; 0.5 is SAM."""
     schedule: ScheduleKind = "cosine"
     warmup_tokens: int = Field(default=0, ge=0)
     decay_share: float = Field(default=0.2, gt=0, le=1)
@@ -304,6 +308,15 @@ class JobConfig(Section):
     def settings(self) -> RunSettings:
         """What the run's replicas and services must agree on."""
         return self.run.settings
+
+    @model_validator(mode="after")
+    def _averages_every_gradient(self) -> Self:
+        if self.optimizer.name == "wsam" and self.run.warmup_steps:
+            raise ValueError(
+                'optimizer.name "wsam" takes two gradients a step, and run.warmup_steps averages '
+                "one; set it to 0, or take another optimizer"
+            )
+        return self
 
     @model_validator(mode="after")
     def _schedule_has_an_end(self) -> Self:

@@ -18,13 +18,13 @@ from syncline import Replica
 from syncline.metrics import serve
 from syncline.settings import Environment
 from syncline.train.books import Books, Every
-from syncline.train.checkpoint import Checkpoints, Position, told_of_interrupt
 from syncline.train.config import CheckpointSection, EvaluateSection, JobConfig
 from syncline.train.evaluate import Evaluator, HeldOut
 from syncline.train.export import NONE_LACKING, export_state, full_state, portable
 from syncline.train.exported import CHOOSE, Origin, check_free
 from syncline.train.flops import tokens_at_peak
 from syncline.train.inputs import Batch, Feed
+from syncline.train.keeping import Keeping
 from syncline.train.made import check_made, made_model
 from syncline.train.model import shard_model
 from syncline.train.optim import build_optimizer
@@ -38,7 +38,7 @@ from syncline.train.signals import SIGNAL, Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, tokens_of_step
 from syncline.train.step import InnerStep
 from syncline.train.writable import make_folders
-from syncline_proto.errors import FileMissing, LeaseLost
+from syncline_proto.errors import LeaseLost
 from syncline_proto.settings import RunSettings
 
 log = structlog.get_logger()
@@ -105,8 +105,11 @@ class Trainer:
         )
         # Replicas on one machine, started from one job, must not write into one folder.
         self._own = self.replica.name if self.replica.active else "alone"
-        self._checkpoints = self._checkpoints_of(job, is_new=not resume)
-        self._position = self._resumed() if resume else None
+        self._keeping = Keeping(job, self._own, ranks, is_new=not resume)
+        self._position = None
+        if resume:
+            active = self.replica.active
+            self._position = self._keeping.resumed(self.model, self.optimizer, in_run=active)
         self._books = Books(
             job,
             self._own,
@@ -126,7 +129,7 @@ class Trainer:
         """What Ctrl+C leaves of who trains alone, in words; of a run, the run has it."""
         if self.replica.active:
             return ""
-        return told_of_interrupt(self._books.inner_step, self._checkpoints)
+        return self._keeping.left_by_interrupt(self._books.inner_step)
 
     def run(self) -> Ending:
         """Train until the budget is spent, the run ends, or somebody asks to leave.
@@ -231,6 +234,7 @@ class Trainer:
                 self.job.data.sequence_length,
                 self.ranks.device,
                 ranks=self.ranks.count,
+                passes=2 if self.job.optimizer.name == "wsam" else 1,
                 peak=self.job.log.peak_flops,
             ),
         )
@@ -287,8 +291,7 @@ class Trainer:
         if self._stopped() or (spent and self._merged is None):
             self.replica.finish()
             self._merged = self._evaluate("merged")
-        if self._checkpoints is not None:
-            self._save()
+        self._save()
         exported = None
         if spent and not self.replica.active and self.job.export.folder is not None:
             exported = self.job.export.folder
@@ -334,34 +337,13 @@ class Trainer:
         return held_out
 
     def _save(self) -> None:
-        if self._checkpoints is not None:
-            position = Position(
-                run=self.job.run.name,
-                inner_step=self._books.inner_step,
-                tokens=self._run_tokens(),
-                stream=self._feed.state_dict(),
-                world=self.ranks.count,
-            )
-            self._checkpoints.save(position, self.model, self.optimizer)
-
-    def _resumed(self) -> Position | None:
-        """What was saved; a replica of a run may do without, since the run has its parameters."""
-        if self._checkpoints is None:
-            raise FileMissing("--resume needs checkpoint.folder; set it in the job.")
-        if self.replica.active and not self._checkpoints:
-            log.info("no checkpoint: the inner optimizer starts anew")
-            return None
-        return self._checkpoints.load(self.model, self.optimizer, run=self.job.run.name)
-
-    def _checkpoints_of(self, job: JobConfig, *, is_new: bool) -> Checkpoints | None:
-        section = job.checkpoint
-        if section.folder is None:
-            return None
-        folder = section.folder / job.run.name / self._own
-        checkpoints = Checkpoints(folder, keep=section.keep, ranks=self.ranks)
-        if is_new:
-            checkpoints.must_be_new()
-        return checkpoints
+        self._keeping.save(
+            self.model,
+            self.optimizer,
+            inner_step=self._books.inner_step,
+            tokens=self._run_tokens(),
+            stream=self._feed.state_dict(),
+        )
 
     def _every(self, section: EvaluateSection | CheckpointSection) -> Every:
         """Rounds pace a replica of a run, and steps one that trains alone."""

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from syncline.layout import whole
-from syncline.optim import AGD, muon
+from syncline.optim import AGD, WSAM, muon
 from syncline.train.config import OptimizerSection
 
 
@@ -36,7 +36,10 @@ def build_optimizer(model: nn.Module, section: OptimizerSection) -> Optimizer:
     groups = _groups(model, section.weight_decay)
     if section.name == "agd":
         return AGD(groups, lr=section.lr, betas=section.betas, delta=section.delta)
-    return AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, foreach=True)
+    adamw = AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, foreach=True)
+    if section.name == "wsam":
+        return WSAM(adamw, rho=section.rho, gamma=section.gamma)
+    return adamw
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

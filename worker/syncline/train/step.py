@@ -7,12 +7,13 @@ differ in: the loss and the learning rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from syncline.optim import WSAM
 from syncline.train.config import TrainSection
 from syncline.train.inputs import Batch
 from syncline.train.optim import clip_gradients, set_lr
@@ -66,20 +67,18 @@ class InnerStep:
         Raises:
             TrainingDiverged: too many steps were not finite.
         """
-        loss = torch.zeros((), device=self._ranks.device)
-        for _ in range(self._train.accumulate):
-            part = self._model(**next_batch()).loss / self._train.accumulate
-            part.backward()
-            loss += part.detach().float()
+        read = (next_batch() for _ in range(self._train.accumulate))
+        batches = list(read) if isinstance(self._optimizer, WSAM) else read
+        loss = self._backward(batches)
         norm = clip_gradients(self._model, None)
-        mean, rate = self._ranks.sum(
-            [float(loss) / self._ranks.count, lr() if self._ranks.first else 0.0]
-        )
+        mean, rate = self._ranks.sum([loss, lr() if self._ranks.first else 0.0])
         finite = math.isfinite(mean) and math.isfinite(norm)
         taken = finite and before_update()
         if taken:
             norm = clip_gradients(self._model, self._train.clip)
             set_lr(self._optimizer, rate)
+            finite = taken = self._second(batches)
+        if taken:
             self._optimizer.step()
         self._optimizer.zero_grad()
         report = StepReport(loss=mean, grad_norm=norm, lr=rate, taken=taken)
@@ -88,3 +87,27 @@ class InnerStep:
         else:
             self._setbacks.skipped(mean, norm)
         return report
+
+    def _backward(self, batches: Iterable[Batch]) -> float:
+        """Take the gradient of one step's micro-batches; this rank's share of their mean loss."""
+        loss = torch.zeros((), device=self._ranks.device)
+        for batch in batches:
+            part = self._model(**batch).loss / self._train.accumulate
+            part.backward()
+            loss += part.detach().float()
+        return float(loss) / self._ranks.count
+
+    def _second(self, batches: Iterable[Batch]) -> bool:
+        """Take the gradient at a point nearby, where the optimizer asks for one; if it is finite.
+
+        If it is not, the parameters are where they were.
+        """
+        if not isinstance(self._optimizer, WSAM):
+            return True
+        self._optimizer.perturb()
+        (loss,) = self._ranks.sum([self._backward(batches)])
+        norm = clip_gradients(self._model, self._train.clip)
+        if math.isfinite(loss) and math.isfinite(norm):
+            return True
+        self._optimizer.abandon()
+        return False

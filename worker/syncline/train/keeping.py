@@ -1,0 +1,81 @@
+"""When a replica's inner state is written and read again, and where that is.
+
+How it lies on the disk is for ``checkpoint`` to say.
+"""
+
+from __future__ import annotations
+
+import structlog
+import torch
+from torch import nn
+
+from syncline.train.checkpoint import Checkpoints, Position, told_of_interrupt
+from syncline.train.config import JobConfig
+from syncline.train.ranks import RankGroup
+from syncline_proto.errors import FileMissing
+
+log = structlog.get_logger()
+
+
+class Keeping:
+    """One replica's checkpoints; none, where the job names no folder."""
+
+    def __init__(self, job: JobConfig, own: str, ranks: RankGroup, *, is_new: bool) -> None:
+        """``own`` is this replica's name; ``is_new``: it begins at step 0.
+
+        Raises:
+            ConfigError: it is new, and there are checkpoints that a later one would take up.
+        """
+        self._run = job.run.name
+        self._world = ranks.count
+        self._checkpoints: Checkpoints | None = None
+        section = job.checkpoint
+        if section.folder is not None:
+            folder = section.folder / job.run.name / own
+            self._checkpoints = Checkpoints(folder, keep=section.keep, ranks=ranks)
+            if is_new:
+                self._checkpoints.must_be_new()
+
+    def resumed(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, in_run: bool
+    ) -> Position | None:
+        """Take up what was saved; a replica of a run may do without: that has its parameters.
+
+        Raises:
+            FileMissing: the job names no folder; or training alone, there is nothing.
+            ConfigError: as ``Checkpoints.load`` does.
+        """
+        if self._checkpoints is None:
+            raise FileMissing("--resume needs checkpoint.folder; set it in the job.")
+        if in_run and not self._checkpoints:
+            log.info("no checkpoint: the inner optimizer starts anew")
+            return None
+        return self._checkpoints.load(model, optimizer, run=self._run)
+
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        inner_step: int,
+        tokens: int,
+        stream: dict[str, int],
+    ) -> None:
+        """Write one, where there is a folder for it. All ranks must call it.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        if self._checkpoints is not None:
+            position = Position(
+                run=self._run,
+                inner_step=inner_step,
+                tokens=tokens,
+                stream=stream,
+                world=self._world,
+            )
+            self._checkpoints.save(position, model, optimizer)
+
+    def left_by_interrupt(self, inner_step: int) -> str:
+        """What Ctrl+C leaves of who trains alone, in words."""
+        return told_of_interrupt(inner_step, self._checkpoints)
