@@ -14,7 +14,7 @@ from torch import Tensor
 from syncline_testing.cluster import Cluster
 from syncline_testing.pages import ROOT
 from syncline_testing.waiting import wait_until
-from syncline_testing.warm import warm
+from syncline_testing.warm import warm, warm_ranks
 
 EXAMPLES = {
     "loop": "loop",
@@ -60,6 +60,29 @@ def play(folder: Path, example: str, names: list[str], control: str) -> None:
 def saved(folder: Path, run: str, name: str) -> dict[str, Tensor]:
     (file,) = (folder / f"{run}-{name}").glob("*.safetensors")
     return load_file(file)
+
+
+def test_ranks_that_accelerate_feeds_are_one_replica(cluster: Cluster, tmp_path: Path) -> None:
+    """Two of them, whose batches it has dealt and whose gradients DDP averages, beside one."""
+    text = (FOLDER / "accelerate_loop.py").read_text()
+    (tmp_path / "ranks.py").write_text(text.replace('run="accelerate"', 'run="ranks"'))
+    arguments, control = ("-c", AT, str(tmp_path), "ranks.py"), cluster.control_url
+    logs = [tmp_path / f"{name}.log" for name in ("pair-0", "pair-1", "single")]
+    with (
+        warm_ranks(
+            *arguments, logs=logs[:2], SYNCLINE_CONTROL=control, SYNCLINE_REPLICA="pair"
+        ) as pair,
+        warm(
+            *arguments, log=logs[2], SYNCLINE_CONTROL=control, SYNCLINE_REPLICA="single"
+        ) as single,
+    ):
+        for program, log in zip([*pair, single], logs, strict=True):
+            assert program.wait(WAIT_S) == 0, log.read_text()
+    whole, alone = (saved(tmp_path, "accelerate", name) for name in ("pair", "single"))
+    for name, value in alone.items():
+        assert torch.equal(value, whole[name]), name
+    by = {one["replica"]: one["progress"] for one in cluster.get("/runs/ranks/replicas")}
+    assert by["pair"]["tokens"] == 2 * 256 * by["pair"]["inner_step"], "each rank counts its own"
 
 
 def test_every_example_is_played() -> None:

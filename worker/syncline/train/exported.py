@@ -63,14 +63,14 @@ def check_loadable(folder: Path) -> None:
 
     Raises:
         FileMissing: it is not there, or holds none.
-        ConfigError: it holds the parameters of a model that only a user's own script knows.
+        ConfigError: it holds the parameters of a model that only a user's own code knows.
     """
     if (folder / "config.json").is_file():
         return
     if (folder / PARAMETERS).is_file():
         raise ConfigError(
-            f"{folder} holds the parameters of a run of one's own loop, whose model only that "
-            f"script knows; load {folder / PARAMETERS} into it (docs/checkpoints.md)."
+            f"{folder} holds the parameters of a run of one's own loop or factory, which alone "
+            f"knows the model; load {folder / PARAMETERS} into it (docs/checkpoints.md)."
         )
     if not folder.is_dir():
         raise FileMissing(f"There is no folder {folder}; name one that syncline export wrote.")
