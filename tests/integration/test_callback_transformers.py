@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-from transformers.training_args import ParallelMode
 
 from syncline.integrations.transformers import SynclineCallback, check
 from syncline_proto.errors import ConfigError
@@ -160,14 +159,14 @@ def test_what_a_run_cannot_bear_is_refused_before_anybody_joins(tmp_path: Path) 
     [
         ({"deepspeed": "ds.json"}, "does not work with the Trainer's DeepSpeed"),
         ({"fsdp": "full_shard"}, "does not work with the Trainer's FSDP"),
-        ({"parallel_mode": ParallelMode.DISTRIBUTED}, "one device, and this is distributed"),
-        ({"parallel_mode": ParallelMode.NOT_DISTRIBUTED}, "one device, and this is not_distrib"),
+        ({"world_size": 2}, "spread over 2; start one process for each GPU"),
+        ({"n_gpu": 4}, "spread over 4; start one process for each GPU"),
     ],
 )
 def test_other_ways_to_spread_a_training_are_refused(how: dict[str, Any], said: str) -> None:
     plain: dict[str, Any] = {
         **{"load_best_model_at_end": False, "deepspeed": None, "fsdp": None},
-        "parallel_mode": ParallelMode.NOT_PARALLEL,
+        **{"world_size": 1, "n_gpu": 0},
     }
     check(SimpleNamespace(**plain))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=said):

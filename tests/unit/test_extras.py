@@ -6,6 +6,7 @@ The tests run with all extras, so they would not miss a requirement that one of 
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
@@ -81,6 +82,13 @@ def test_a_program_finds_all_that_it_imports(folder: str) -> None:
 @pytest.mark.parametrize("module", OPTIONAL)
 def test_the_extra_that_an_optional_import_names_brings_it(module: str) -> None:
     assert names(HOMES[module]) & (declared(OPTIONAL[module]) - declared())
+
+
+def test_who_brings_a_loop_of_his_own_loads_nothing_of_other_loops() -> None:
+    others = {"accelerate", "lightning", "peft", "transformers"}
+    told = f"import sys, syncline.replica, syncline.optim; print({others} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 @pytest.mark.parametrize("name", TRANSITIVE)

@@ -18,7 +18,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.training_args import ParallelMode
 
 from syncline.integrations.follower import Follower
 from syncline.replica import Replica
@@ -147,9 +146,10 @@ def check(args: TrainingArguments) -> None:
             f"The callback does not work with the Trainer's {what}; leave it out and let more "
             "replicas train, or shard the model with fully_shard in a loop of your own."
         )
-    if args.parallel_mode is not ParallelMode.NOT_PARALLEL:
+    devices = max(args.world_size, args.n_gpu)
+    if devices > 1:
         raise ConfigError(
-            f"A replica of the Trainer is one process with one device, and this is "
-            f"{args.parallel_mode.value}; start one process for each GPU without torchrun, each "
-            "with its own CUDA_VISIBLE_DEVICES: every one is a replica."
+            "A replica of the Trainer is one process with one device, and this one is spread over "
+            f"{devices}; start one process for each GPU without torchrun, each with its own "
+            "CUDA_VISIBLE_DEVICES: every one is a replica."
         )
