@@ -95,7 +95,7 @@ def _reshard(module: FSDPModule) -> None:
     and would keep what they have. torch has no public way to end that.
     """
     state: Any = module._get_fsdp_state()
-    # Since torch 2.13 there may be several.
+    # Newer versions of torch know several of one module.
     for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
         if group is not None and group._training_state is TrainingState.FORWARD:
             group._training_state = TrainingState.IDLE
