@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from syncline.train.flops import flops_per_token, peak_flops, tokens_at_peak
+from syncline.train.ranks import RankGroup
+from syncline_testing.training import SEQUENCE, tiny_job
 
 
 def built(model_type: str, **config: object) -> PreTrainedModel:
@@ -43,16 +47,18 @@ def test_what_is_not_known_is_not_told() -> None:
     frozen = built("llama", **small)
     frozen.get_input_embeddings().requires_grad_(False)
     assert flops_per_token(frozen, 16) is None
-    cpu = torch.device("cpu")
-    assert tokens_at_peak(built("llama", **small), 16, cpu, ranks=2) is None
+    job = tiny_job(Path("nowhere"), steps=1)
+    assert tokens_at_peak(built("llama", **small), job, RankGroup(count=2)) is None
 
 
 def test_a_replica_at_its_peak_does_what_all_its_devices_do() -> None:
-    model, cpu = built("gpt2"), torch.device("cpu")
-    flops = flops_per_token(model, 512)
+    model, ranks = built("gpt2"), RankGroup(count=4)
+    flops = flops_per_token(model, SEQUENCE)
     assert flops is not None
-    assert tokens_at_peak(model, 512, cpu, ranks=4, peak=10 * flops) == 40
-    assert tokens_at_peak(model, 512, cpu, ranks=4, passes=2, peak=10 * flops) == 20
+    peak = {"peak_flops": 10 * flops}
+    assert tokens_at_peak(model, tiny_job(Path("nowhere"), steps=1, log=peak), ranks) == 40
+    twice = tiny_job(Path("nowhere"), steps=1, log=peak, optimizer={"name": "wsam"})
+    assert tokens_at_peak(model, twice, ranks) == 20, "two passes over each token"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from syncline.train.config import JobConfig
+from syncline.train.ranks import RankGroup
+
 DENSE = frozenset(
     {
         *("cohere", "falcon", "gemma", "glm", "gpt2", "gpt_bigcode", "gpt_neox", "granite"),
@@ -89,20 +92,11 @@ def flops_per_token(model: nn.Module, length: int) -> float | None:
     return 6.0 * multiplied + 12.0 * config.num_hidden_layers * heads * size * length
 
 
-def tokens_at_peak(
-    model: nn.Module,
-    length: int,
-    device: torch.device,
-    *,
-    ranks: int,
-    passes: int = 1,
-    peak: float | None = None,
-) -> float | None:
-    """Tokens a second of a replica whose devices are at their peak; None where it is not known.
-
-    ``peak`` is each device's, where somebody knows better; ``passes`` over each token to a step.
-    """
-    if peak is None and device.type == "cuda":
-        peak = peak_flops(torch.cuda.get_device_name(device))
-    flops = flops_per_token(model, length)
-    return None if peak is None or flops is None else ranks * peak / (passes * flops)
+def tokens_at_peak(model: nn.Module, job: JobConfig, ranks: RankGroup) -> float | None:
+    """Tokens a second of a replica whose devices are at their peak; None where it is not known."""
+    peak = job.log.peak_flops
+    if peak is None and ranks.device.type == "cuda":
+        peak = peak_flops(torch.cuda.get_device_name(ranks.device))
+    flops = flops_per_token(model, job.data.sequence_length)
+    passes = 2 if job.optimizer.name == "wsam" else 1
+    return None if peak is None or flops is None else ranks.count * peak / (passes * flops)

@@ -209,15 +209,7 @@ class Trainer:
             self._tokens, self._books.inner_step = self._position.tokens, self._position.inner_step
         elif active:
             self._feed.skip_to(self.replica.committed_tokens // self._replicas)
-        optimizer = self.job.optimizer
-        self._schedule = Schedule(
-            kind=optimizer.schedule,
-            peak=optimizer.lr,
-            warmup_tokens=optimizer.warmup_tokens,
-            total_tokens=self.settings.token_budget,
-            decay_share=optimizer.decay_share,
-            min_ratio=optimizer.min_lr_ratio,
-        )
+        self._schedule = Schedule.of(self.job.optimizer, self.settings.token_budget)
         self._every_evaluation = self._every(self.job.evaluate)
         self._every_checkpoint = self._every(self.job.checkpoint)
         self._local: HeldOut | None = None
@@ -229,14 +221,7 @@ class Trainer:
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             run_tokens=self._run_tokens(),
             budget=self.settings.token_budget,
-            at_peak=tokens_at_peak(
-                self.model,
-                self.job.data.sequence_length,
-                self.ranks.device,
-                ranks=self.ranks.count,
-                passes=2 if self.job.optimizer.name == "wsam" else 1,
-                peak=self.job.log.peak_flops,
-            ),
+            at_peak=tokens_at_peak(self.model, self.job, self.ranks),
         )
 
     def _next_batch(self) -> Batch:

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from syncline.train.config import OptimizerSection
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
@@ -30,6 +32,18 @@ class Schedule:
     """None for a run without an end, which only constant can have."""
     decay_share: float = 0.2
     min_ratio: float = 0.1
+
+    @classmethod
+    def of(cls, section: OptimizerSection, total_tokens: int | None) -> Schedule:
+        """The one that a job asks for, in a run of so many tokens."""
+        return cls(
+            kind=section.schedule,
+            peak=section.lr,
+            warmup_tokens=section.warmup_tokens,
+            total_tokens=total_tokens,
+            decay_share=section.decay_share,
+            min_ratio=section.min_lr_ratio,
+        )
 
     def __post_init__(self) -> None:
         assert self.kind == "constant" or self.total_tokens is not None
