@@ -6,7 +6,6 @@ Knows what a round's result may be off by, and nothing of what is made of its se
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 import systems
@@ -22,10 +21,6 @@ PEER_OFF_MAX = {"gloo": 1e-3, "torchft": 1e-3, "hivemind": 0.05, "flower": 1e-3}
 OURS, DURABLE = "syncline", "syncline-durable"
 Rounds = dict[str, list[Round]]
 """By system."""
-
-SETTLE_S = 1.0
-"""Before each round: what a system does behind its round, to write it to the disk or to tell of it,
-is no part of the next one's."""
 
 
 class Course:
@@ -90,8 +85,6 @@ class Course:
         return {name: its[1:] for name, its in rounds.items()}
 
     def _round(self, system: str) -> Round:
-        self._referee.wait(system, lambda: self._see_alive(system))
-        time.sleep(SETTLE_S)
         done = self._referee.round(system, lambda: self._see_alive(system))
         off_max = PEER_OFF_MAX.get(system, self._ours_off_max)
         if not done.off <= off_max:
