@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from syncline.core.cadence import Cadence
@@ -48,6 +48,7 @@ def test_nothing_is_pushed_before_what_it_comes_after() -> None:
     turns = Turns(3, 3)
     assert turns.following([1, 1, 1], set(), {1, 2}, 2) == []
     assert turns.following([1, 1, 1], set(), {1, 2}, None) == [[1], [2]], "who leaves"
+    assert following([3, 9, 4, 9, 4], set(), 2, 5) == [[0], [2, 4]], "the first is behind still"
 
 
 def test_of_a_group_those_that_are_ahead_sit_one_push_out() -> None:
@@ -218,6 +219,7 @@ def later(rounds: Iterable[tuple[float, int]], than_s: float) -> list[int]:
 
 
 @settings(max_examples=150, deadline=None)
+@example(seed=652641, way=(2, 4), first=0.0002, others=[0.002, 0.1])
 @given(
     seed=st.integers(0, 10**6),
     way=ways,

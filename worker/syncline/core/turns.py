@@ -74,14 +74,21 @@ class Turns:
                 all that can be, by who leaves and will not have to wait for what is between.
         """
 
-        def stands(group: Collection[int]) -> int:
-            return min(revisions[fragment] + (fragment in pending) for fragment in group)
+        under_way = set(pending)
 
+        def stands(group: Collection[int]) -> int:
+            return min(revisions[fragment] + (fragment in under_way) for fragment in group)
+
+        def in_turn(group: Collection[int]) -> list[int]:
+            members = [f for f in group if f in ready and f not in under_way]
+            return in_step(revisions, members)
+
+        if count is None:
+            every = (in_turn(group) for group in sorted(self.groups, key=stands))
+            return [members for members in every if members]
         chosen: list[list[int]] = []
-        for group in sorted(self.groups, key=stands)[:count]:
-            members = in_step(revisions, [fragment for fragment in group if fragment in ready])
-            if members:
-                chosen.append(members)
-            elif count is not None:
-                break
+        # One after the other: what was pushed last may be furthest behind still.
+        while len(chosen) < count and (members := in_turn(min(self.groups, key=stands))):
+            chosen.append(members)
+            under_way.update(members)
         return chosen
