@@ -88,8 +88,8 @@ def log_of(cluster: Cluster, run: str) -> str:
 def test_a_training_that_raises_leaves_at_the_end_of_the_process(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    path = str(Path(__file__).parent)
-    text = f"import sys; sys.path.insert(0, {path!r})\n{BREAKS}"
+    here = Path(__file__).parent
+    text = f"import sys; sys.path[:0] = {[str(here), str(here.parent)]}\n{BREAKS}"
     with python("-c", text, cluster.control_url, str(tmp_path)) as process:
         _, errors = process.communicate(timeout=90)
     assert process.returncode == 1 and errors.endswith("ValueError: no more memory\n")
