@@ -35,6 +35,12 @@ def uninterrupted(steps: int) -> dict[str, Tensor]:
         return trial.step(steps).parameters()
 
 
+def apart(values: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """In ulps of the largest parameter, a bit of which reaches the gradients of all others."""
+    ulp = max(float(np.spacing(np.float32(value.abs().max()))) for value in expected.values())
+    return max(float((values[name] - value).abs().max()) for name, value in expected.items()) / ulp
+
+
 @pytest.mark.parametrize("groups", [1, 2, 10])
 @pytest.mark.parametrize("overlap", [0, 1, 3, EVERY])
 def test_one_replica_trains_as_if_nothing_had_been(
@@ -49,10 +55,7 @@ def test_one_replica_trains_as_if_nothing_had_been(
         trial.step(ROUNDS * EVERY)
         trial.replica.finish()
         expected = uninterrupted(ROUNDS * EVERY)
-        # A bit of the largest parameter reaches the gradients of all others.
-        ulp = max(float(np.spacing(np.float32(value.abs().max()))) for value in expected.values())
-        for name, value in trial.parameters().items():
-            assert float((value - expected[name]).abs().max()) <= ROUNDS * ulp, name
+        assert apart(trial.parameters(), expected) <= ROUNDS
         assert trial.replica.stats.rounds == ROUNDS
         assert trial.replica.committed_tokens == ROUNDS * EVERY * STEP_TOKENS
 
@@ -66,10 +69,8 @@ def test_one_eager_replica_trains_as_if_nothing_had_been(cluster: Cluster, group
         trial.step(ROUNDS * EVERY)
         trial.replica.finish()
         expected = uninterrupted(ROUNDS * EVERY)
-        ulp = max(float(np.spacing(np.float32(value.abs().max()))) for value in expected.values())
-        for name, value in trial.parameters().items():
-            # Once where it is pushed, and once where it is merged.
-            assert float((value - expected[name]).abs().max()) <= 2 * ROUNDS * ulp, name
+        # Once where it is pushed, and once where it is merged.
+        assert apart(trial.parameters(), expected) <= 2 * ROUNDS
 
 
 def test_eager_replicas_train_on_from_their_own_outer_step(cluster: Cluster) -> None:
@@ -155,17 +156,21 @@ def test_what_is_trained_meanwhile_stays_and_goes_into_the_next_round(cluster: C
             torch.testing.assert_close(torch.from_numpy(value), mean, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 @pytest.mark.parametrize("groups", [1, 10])
 def test_what_is_not_finite_heals_though_training_went_on_with_it(
-    cluster: Cluster, groups: int
+    cluster: Cluster, groups: int, poison: float, is_eager: bool
 ) -> None:
     how = {**STREAMING, "fragment_groups": groups, "token_budget": 32 * EVERY * STEP_TOKENS}
-    run = f"nan-{groups}"
+    if is_eager:
+        how |= {"overlap_steps": EVERY, "overlap_eager": True}
+    run = f"{poison}-{groups}-{is_eager}".lower()
     a, b = (Trial(cluster.control_url, run, seed, settings=how) for seed in range(2))
     with joined(a, b):
         together(lambda: a.step(3), lambda: b.step(3))
         with torch.no_grad():
-            a.model.head.weight[0, 0] = torch.nan
+            a.model.head.weight[0, 0] = poison
         together(lambda: a.step(100 * EVERY), lambda: b.step(100 * EVERY))
         assert a.replica.done and b.replica.done
         assert a.replica.stats.anomalous > 0

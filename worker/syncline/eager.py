@@ -51,12 +51,13 @@ class Eager:
         ``current`` (fp32, flat) becomes what the model holds. Returns what to add to go back.
         """
         anchor, share, outer = self._anchors.value(fragment), self._shares[fragment], self._outer
-        delta = anchor - current
-        echo = self._echoes.setdefault(fragment, np.zeros_like(delta))
-        start = anchor - ahead(delta, echo, share, outer.lr, outer.momentum)
-        echo_after(delta, echo, share, outer.momentum)
-        back = current.copy()
-        self._anchors.put(fragment, start)
-        self._anchors.read_into(fragment, current)
-        back -= current
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite, the service judges
+            delta = anchor - current
+            echo = self._echoes.setdefault(fragment, np.zeros_like(delta))
+            start = anchor - ahead(delta, echo, share, outer.lr, outer.momentum)
+            echo_after(delta, echo, share, outer.momentum)
+            back = current.copy()
+            self._anchors.put(fragment, start)
+            self._anchors.read_into(fragment, current)
+            back -= current
         return back

@@ -31,15 +31,13 @@ def ahead(delta: Float32, echo: Float32, share: float, lr: float, mu: float) -> 
 
     ``share`` is the replica's weight in a round, of 1.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite, the service judges
-        out = delta * np.float32(share * (1.0 + mu))
-        out += echo
-        out *= np.float32(lr)
+    out = delta * np.float32(share * (1.0 + mu))
+    out += echo
+    out *= np.float32(lr)
     return out
 
 
 def echo_after(delta: Float32, echo: Float32, share: float, mu: float) -> None:
     """Make ``echo`` that of the next push; in place."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        echo *= np.float32(mu)
-        echo += delta * np.float32(share * mu * mu)
+    echo *= np.float32(mu)
+    echo += delta * np.float32(share * mu * mu)

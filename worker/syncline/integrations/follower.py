@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex
 import structlog
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from syncline.integrations.apart import begin_apart
 from syncline.replica import Replica
@@ -78,3 +79,33 @@ class Follower:
             self.replica.__exit__(type(error), error, None)
         else:
             self.replica.close(failed)
+
+
+class Following:
+    """What the libraries' callbacks have of us in common: how they are made, and their replica."""
+
+    def __init__(
+        self,
+        *,
+        run: str | None = None,
+        name: str | None = None,
+        settings: RunSettings | dict[str, Any] | None = None,
+        control: str | None = None,
+        tokens_of: Callable[[Any], SupportsIndex] | None = None,
+    ) -> None:
+        """As ``Replica``; what ``tokens_of`` is given, the callback says."""
+        self._follower = Follower(
+            run=run, name=name, settings=settings, control=control, tokens_of=tokens_of
+        )
+        self._hook: RemovableHandle | None = None
+        """In the loop of the library while a training is under way."""
+
+    @property
+    def replica(self) -> Replica | None:
+        """The replica that is in training, or was last."""
+        return self._follower.replica
+
+    def _unhook(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None

@@ -6,18 +6,15 @@ trainer.fit(module, loader)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, SupportsIndex
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from syncline.integrations.follower import Follower
-from syncline.replica import Replica
+from syncline.integrations.follower import Following
 from syncline_proto.errors import ConfigError
-from syncline_proto.settings import RunSettings
 
 try:
     import lightning
@@ -26,39 +23,20 @@ except ImportError:
     raise ConfigError("Lightning is not installed: pip install 'syncline[lightning]'") from None
 
 
-class SynclineCallback(lightning.Callback):
+class SynclineCallback(Following, lightning.Callback):
     """Makes a ``Trainer.fit`` a replica of a run, from its begin to its end.
 
     Joins in ``on_train_start``; stops the Trainer where the run ends; after ``fit`` the model
     holds the run's newest revision. A training that raises leaves without a last push.
+    ``tokens_of`` is given what ``training_step`` is given.
     """
-
-    def __init__(
-        self,
-        *,
-        run: str | None = None,
-        name: str | None = None,
-        settings: RunSettings | dict[str, Any] | None = None,
-        control: str | None = None,
-        tokens_of: Callable[[Any], SupportsIndex] | None = None,
-    ) -> None:
-        """As ``Replica``; ``tokens_of`` is given what ``training_step`` is given."""
-        self._follower = Follower(
-            run=run, name=name, settings=settings, control=control, tokens_of=tokens_of
-        )
-        self._closures: RemovableHandle | None = None
-
-    @property
-    def replica(self) -> Replica | None:
-        """The replica that is in training, or was last."""
-        return self._follower.replica
 
     def on_train_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         optimizer = only_optimizer(trainer)
         # Before the replica's own hooks, which want to see gradients.
-        self._closures = optimizer.register_step_pre_hook(with_gradients)  # pyright: ignore[reportArgumentType]
+        self._hook = optimizer.register_step_pre_hook(with_gradients)  # pyright: ignore[reportArgumentType]
         self._follower.begin(pl_module, optimizer, lambda: check(trainer))
         self._follower.part_data(trainer.train_dataloader)
         # It has begun to read in the order of before.
@@ -119,9 +97,7 @@ class SynclineCallback(lightning.Callback):
         self._end(exception)
 
     def _end(self, error: BaseException | None = None) -> None:
-        if self._closures is not None:
-            self._closures.remove()
-            self._closures = None
+        self._unhook()
         self._follower.end(failed=error is not None, error=error)
 
 

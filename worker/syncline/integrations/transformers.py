@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, SupportsIndex
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from syncline.integrations.follower import Follower
-from syncline.replica import Replica
+from syncline.integrations.follower import Following
 from syncline_proto.errors import ConfigError
-from syncline_proto.settings import RunSettings
 
 
-class SynclineCallback(TrainerCallback):
+class SynclineCallback(Following, TrainerCallback):
     """Makes a training by the Trainer a replica of a run, from its begin to its end.
 
     Joins in ``on_train_begin``; stops the Trainer where the run ends; after ``train`` the model
@@ -33,27 +30,8 @@ class SynclineCallback(TrainerCallback):
     process ends, the next training begins, or ``close`` is called.
 
     In the synchronous phase each replica clips its own gradient, before the mean is taken.
+    ``tokens_of`` is given what the model's forward is given by name.
     """
-
-    def __init__(
-        self,
-        *,
-        run: str | None = None,
-        name: str | None = None,
-        settings: RunSettings | dict[str, Any] | None = None,
-        control: str | None = None,
-        tokens_of: Callable[[Any], SupportsIndex] | None = None,
-    ) -> None:
-        """As ``Replica``; ``tokens_of`` is given what the model's forward is given by name."""
-        self._follower = Follower(
-            run=run, name=name, settings=settings, control=control, tokens_of=tokens_of
-        )
-        self._counting: RemovableHandle | None = None
-
-    @property
-    def replica(self) -> Replica | None:
-        """The replica that is in training, or was last."""
-        return self._follower.replica
 
     def on_train_begin(
         self,
@@ -76,7 +54,7 @@ class SynclineCallback(TrainerCallback):
                 replica.count_batch(named or given)
 
         hook: Any = torch.compiler.disable(count)
-        self._counting = model.register_forward_pre_hook(hook, with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(hook, with_kwargs=True)
         control.should_training_stop = self._follower.has_ended()
 
     def on_pre_optimizer_step(
@@ -119,9 +97,7 @@ class SynclineCallback(TrainerCallback):
 
     def _end(self, *, failed: bool, error: BaseException | None = None) -> None:
         atexit.unregister(self._at_exit)
-        if self._counting is not None:
-            self._counting.remove()
-            self._counting = None
+        self._unhook()
         self._follower.end(failed=failed, error=error)
 
     def _at_exit(self) -> None:
