@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -267,17 +267,18 @@ def poisoned(way: Way) -> AbstractContextManager:
 
     from syncline.hooks import Hooks
 
-    dropped = Hooks.reshard
+    dropped = Hooks.writing
 
-    def reshard(hooks: Hooks, fragment: int) -> None:
-        if way.poison == "merged":
-            dropped(hooks, fragment)
-        for module in hooks.places[fragment]:
-            if isinstance(module, FSDPModule):
-                for tensor in kept(module):
-                    tensor.fill_(torch.nan)
+    @contextmanager
+    def writing(hooks: Hooks, fragment: int) -> Iterator[None]:
+        with dropped(hooks, fragment) if way.poison == "merged" else nullcontext():
+            for module in hooks.places[fragment]:
+                if isinstance(module, FSDPModule):
+                    for tensor in kept(module):
+                        tensor.fill_(torch.nan)
+            yield
 
-    return patch.object(Hooks, "reshard", reshard) if way.poison else nullcontext()
+    return patch.object(Hooks, "writing", writing) if way.poison else nullcontext()
 
 
 def kept(module: FSDPModule) -> Iterator[Tensor]:

@@ -9,18 +9,19 @@ without calling them). Decides nothing; the callbacks do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from syncline.blocks import blocks_in
 from syncline.faults import plainly
+from syncline.fsdp import gather_after, gathering, reshard
 from syncline.layout import ModelLayout
 from syncline.optim import WSAM
 from syncline_proto.errors import ConfigError
@@ -67,39 +68,19 @@ class Hooks:
             handle.remove()
         self._handles.clear()
 
-    def reshard(self, fragment: int) -> None:
-        """Drop gathered copies of a fragment's parameters, which would hide a new value.
+    @contextmanager
+    def writing(self, fragment: int) -> Iterator[None]:
+        """Inside, a fragment's parameters may be written.
 
-        The root of an FSDP2 model stays gathered after a forward pass without a backward.
+        Gathered copies, which would hide a new value, are dropped: the root of an FSDP2 model stays
+        gathered after a forward pass without a backward.
         """
-        for module in self.places[fragment]:
-            if isinstance(module, FSDPModule):
-                _reshard(module)
-
-
-def reshard_all(model: nn.Module) -> None:
-    """Bring an FSDP2 model into the state in which its parameters are the optimizer's.
-
-    Some of what a forward pass gathers stays until the backward pass. Without one, who looks at
-    parameters finds whole ones, and the next forward pass does not see later writes to the shards.
-    """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            _reshard(module)
-
-
-def _reshard(module: FSDPModule) -> None:
-    """Drop what is gathered, of a module that is in no forward pass.
-
-    FSDP2 takes modules that share a group, of which an evaluation ran some, to be still in one,
-    and would keep what they have. torch has no public way to end that.
-    """
-    state: Any = module._get_fsdp_state()
-    # Newer versions of torch know several of one module.
-    for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
-        if group is not None and group._training_state is TrainingState.FORWARD:
-            group._training_state = TrainingState.IDLE
-    module.reshard()
+        modules = [module for module in self.places[fragment] if isinstance(module, FSDPModule)]
+        for module in modules:
+            reshard(module)
+        yield
+        for module in modules:
+            gather_after(module)
 
 
 def places(model: nn.Module, described: ModelLayout) -> list[list[nn.Module]]:
@@ -138,7 +119,7 @@ def _waiting(
 ) -> Iterator[nn.Module]:
     manager = next((m for m in reversed(path) if isinstance(m, FSDPModule)), None)
     if is_sharded and manager is not None:
-        yield from _gathering(manager, path[0])
+        yield from gathering(manager, path[0])
         return
     outer = (m for m in path[1:] if not isinstance(m, CONTAINERS) and not _holds(m, stack))
     yield from (next(outer, path[-1]), path[-1])
@@ -146,19 +127,6 @@ def _waiting(
 
 def _holds(module: nn.Module, stack: nn.ModuleList | None) -> bool:
     return stack is not None and any(inner is stack for inner in module.modules())
-
-
-def _gathering(manager: FSDPModule, model: nn.Module) -> Iterator[nn.Module]:
-    """The modules in whose forward FSDP2 gathers the parameters that ``manager`` manages.
-
-    torch has no public way to ask which modules share a group, or prefetch another.
-    """
-    state = manager._get_fsdp_state()
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            other = module._get_fsdp_state()
-            if other is state or state in other._states_to_forward_prefetch:
-                yield module
 
 
 def _forward_hook(

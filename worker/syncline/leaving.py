@@ -53,6 +53,7 @@ class Leaving:
     def _push_the_rest(self, until: float, is_at_end: Callable[[], bool]) -> None:
         for _ in range(LAST_PUSHES_MAX):
             self._rounds.merge_all(until)
+            self._rounds.heal()
             if is_at_end() or not self._rounds.are_unpushed:
                 return
             self._pushes.push(everything=True)

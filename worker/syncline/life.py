@@ -24,9 +24,10 @@ from syncline.ending import RunEnd
 from syncline.entry import Entry
 from syncline.exchange import Exchange
 from syncline.faults import INTERRUPTED
+from syncline.fsdp import reshard_all
 from syncline.heartbeat import Pulse
 from syncline.helm import Helm
-from syncline.hooks import Hooks, reshard_all
+from syncline.hooks import Hooks
 from syncline.join import Joined, Wish, found_run, open_run, register
 from syncline.layout import ModelLayout, outline
 from syncline.leaving import Leaving

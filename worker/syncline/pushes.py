@@ -30,8 +30,8 @@ class Pushes:
 
     @property
     def is_due(self) -> bool:
-        """Whether a push is to be made now."""
-        return self._cadence.due(self._step) > 0
+        """Whether a push is to be made now: it is time for one, or the last came late."""
+        return self._cadence.due(self._step) > 0 or self._rounds.owed > 0
 
     @property
     def _step(self) -> int:
@@ -42,6 +42,13 @@ class Pushes:
         self._cadence.start_over(self._step)
         self._last_step = self._step
 
+    def merge_all(self) -> None:
+        """Merge everything that is pending; what came late is pushed again, until it is in."""
+        self._rounds.merge_all()
+        while self._rounds.owed and not self._rounds.budget_is_committed:
+            self.push()
+            self._rounds.merge_all()
+
     def adopt(self, settings: RunSettings) -> None:
         """Go by these from the next push on."""
         self._settings = settings
@@ -49,11 +56,15 @@ class Pushes:
         self._rounds.eager.adopt(settings.outer)
 
     def push(self, everything: bool = False) -> None:
-        """Push the progress of the groups that are due, or of all."""
+        """Push the progress of the groups that are due, or of all.
+
+        What came late is pushed beside them, and takes no turn of theirs.
+        """
         self._buffers.check_unchanged()
-        due = None if everything else self._cadence.due(self._step)
-        pushed = self._rounds.push(self._settings.codec.up, due)
-        self._cadence.pushed(len(pushed), self._step)
+        due = max(0, self._cadence.due(self._step))
+        groups = None if everything else due + self._rounds.owed
+        pushed = self._rounds.push(self._settings.codec.up, groups)
+        self._cadence.pushed(len(pushed) if everything else min(len(pushed), due), self._step)
         self._last_step = self._step
         if any(self._rounds.fragments[-1] in group for group in pushed):
             tally = self._rounds.tally

@@ -73,6 +73,8 @@ class Rounds:
         self._turns = Turns(len(names), settings.fragment_groups)
         self._is_sick = False
         """Training has gone on since a push that was not finite."""
+        self.owed = 0
+        """Groups that have come late, whole, since the last push."""
 
     @property
     def fragments(self) -> range:
@@ -109,7 +111,7 @@ class Rounds:
 
     def start_over(self) -> None:
         """The parameters are the anchors: there is no progress, and nothing of any before."""
-        self._is_sick = False
+        self._is_sick, self.owed = False, 0
         self._residuals.clear()
         self._turns.start_over()
         self.eager.clear()
@@ -123,8 +125,8 @@ class Rounds:
             start = self._anchors.current(push.fragment) if overlap_steps else None
             back = None
             if start is not None and self.eager.is_on:
-                self._hooks.reshard(push.fragment)
-                back = self.eager.move(push.fragment, start)
+                with self._hooks.writing(push.fragment):
+                    back = self.eager.move(push.fragment, start)
             self._pending[push.fragment] = Flight(push, result, lands_at, start, back)
             self._unpushed[push.fragment] = Unpushed(push.last_step)
 
@@ -137,6 +139,7 @@ class Rounds:
         chosen = self._turns.following(
             self._anchors.revisions, self._pending, self._ready(), groups
         )
+        self.owed = 0
         self._anchors.scratch.trim()
         self._push(sorted(fragment for group in chosen for fragment in group), codec)
         return chosen
@@ -203,20 +206,9 @@ class Rounds:
             TrainingDiverged: nobody's push has counted for ``BARREN_MAX`` rounds.
             RunOver, TookTooLong, SynclineError: as ``Waiting.settled`` does.
         """
-        while (flight := self._pending.get(fragment)) is not None:
-            if self._answer(fragment, until):
-                continue
-            group = self._turns.beside(fragment)
-            for other in group:
-                beside = self._pending.get(other)
-                if beside is not None and beside.lands_at <= flight.lands_at:
-                    self._answer(other, until)
-            if self._turns.are_late(group) and not self.budget_is_committed:
-                self.push(flight.push.payload.codec, 1)
-
-    def _answer(self, fragment: int, until: float | None) -> bool:
-        """Wait for what came of a push, and write it into the model; whether it was in time."""
-        flight = self._pending[fragment]
+        flight = self._pending.get(fragment)
+        if flight is None:
+            return
         push = flight.push
         of_round = push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
         say = (lambda: self._say_waiting(push)) if of_round else None
@@ -229,7 +221,7 @@ class Rounds:
         if conclusion.step is Step.REBASE:
             self._rebase(flight, outcome)
             self._verdicts.barren(fragment, conclusion, outcome)
-            return False
+            return
         self._adopt(fragment, outcome, None if conclusion.non_finite else flight.start)
         if conclusion.non_finite:
             self._forget_steps(fragment)
@@ -237,7 +229,6 @@ class Rounds:
         self.eager.see(fragment, outcome)
         self._verdicts.judged(fragment, outcome)
         self._verdicts.barren(fragment, conclusion, outcome)
-        return True
 
     def _forget_steps(self, fragment: int) -> None:
         """What was trained with values that are not finite is no progress, nor fit for the next."""
@@ -248,14 +239,14 @@ class Rounds:
     def heal(self) -> None:
         """Go back to all anchors where values that were not finite may have spread to the others.
 
-        After an optimizer's step: what a forward pass has used must not change before.
+        Between two steps: what a forward pass has used must not change before its backward.
         """
         if not self._is_sick:
             return
         self._is_sick = False
         for fragment in self.fragments:
-            self._hooks.reshard(fragment)
-            self._anchors.restore(fragment)
+            with self._hooks.writing(fragment):
+                self._anchors.restore(fragment)
             self._forget_steps(fragment)
             if fragment in self._pending:
                 self._pending[fragment] = replace(self._pending[fragment], start=None, back=None)
@@ -264,8 +255,8 @@ class Rounds:
     def drop_progress(self) -> None:
         """Go back to the anchors: what was not pushed in time will not be."""
         for fragment in self.fragments:
-            self._hooks.reshard(fragment)
-            self._anchors.restore(fragment)
+            with self._hooks.writing(fragment):
+                self._anchors.restore(fragment)
         self.start_over()
 
     def forget(self) -> list[str]:
@@ -309,11 +300,11 @@ class Rounds:
         """Make what was pulled the anchor, and the model it and what it did since ``start``."""
         assert outcome.pulled is not None
         values, header = outcome.pulled.values, outcome.pulled.header
-        self._hooks.reshard(fragment)
-        if start is None:
-            self._anchors.adopt(fragment, values, header)
-        else:
-            self._anchors.advance(fragment, values, header, start, self._settings.overlap_mix)
+        with self._hooks.writing(fragment):
+            if start is None:
+                self._anchors.adopt(fragment, values, header)
+            else:
+                self._anchors.advance(fragment, values, header, start, self._settings.overlap_mix)
         self._see_header(fragment, header)
 
     def _settle_residual(self, push: Push, conclusion: Conclusion, outcome: Outcome) -> None:
@@ -340,12 +331,12 @@ class Rounds:
         assert outcome.pulled is not None
         push = flight.push
         self.tally.stale += 1
-        self._turns.came_late(push.fragment)
+        self.owed += self._turns.came_late(push.fragment)
         self._unpushed[push.fragment] = self._unpushed[push.fragment].after(push)
         if push.fragment == self.fragments[-1]:
             self.tally.since_sync, self.tally.pushed = self.tally.since_sync + self.tally.pushed, 0
-        self._hooks.reshard(push.fragment)
-        if flight.back is not None:
-            self._anchors.add(push.fragment, flight.back)
-        self._anchors.rebase(push.fragment, outcome.pulled.values, outcome.pulled.header)
+        with self._hooks.writing(push.fragment):
+            if flight.back is not None:
+                self._anchors.add(push.fragment, flight.back)
+            self._anchors.rebase(push.fragment, outcome.pulled.values, outcome.pulled.header)
         self._see_header(push.fragment, outcome.pulled.header)

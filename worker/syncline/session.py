@@ -208,7 +208,8 @@ class Session:
         """Merge everything that is pending."""
         with self._at_hook():
             self._see_over()
-            self._rounds.merge_all()
+            self._pushes.merge_all()
+            self._rounds.heal()
             self._see_budget()
 
     def go_back(self) -> bool:
@@ -226,7 +227,7 @@ class Session:
                 self._enter()
                 so = "its last steps are forgotten, and its optimizer begins anew"
                 self._log.warning("replica.goes_back", revision=self.revision, so=so)
-        return True
+        return not self.done
 
     def leave(self) -> None:
         """Bring in what was done since the last sync; wait for it as long as a round may take."""

@@ -20,7 +20,7 @@ EVALUATED_IN_PART = """
 import torch
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from syncline.hooks import reshard_all
+from syncline.fsdp import reshard_all
 
 model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 4))
 fully_shard([*model], reshard_after_forward=False)
@@ -31,6 +31,27 @@ with torch.no_grad():
 for act in (model[0].reshard, lambda: reshard_all(model)):
     act()
     print(*(isinstance(p, DTensor) for p in model.parameters()))
+
+# A forward pass that an exception ends has gathered for layers that were not reached.
+model = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False) for _ in range(3)))
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+model[1].set_modules_to_forward_prefetch([model[2]])
+model(torch.ones(1, 4))
+
+def fail(*_):
+    raise KeyError
+
+handle = model[2].register_forward_pre_hook(fail, prepend=True)
+try:
+    model(torch.ones(1, 4))
+except KeyError:
+    handle.remove()
+reshard_all(model)
+for parameter in model.parameters():
+    parameter.detach().fill_(0.5)
+print(model(torch.ones(1, 4)).tolist())
 """
 
 
@@ -116,4 +137,4 @@ def test_a_compiled_model_still_waits() -> None:
 def test_what_an_evaluation_of_a_part_gathered_is_dropped(tmp_path: Path) -> None:
     """Modules of one group of FSDP2, of which one alone was run: FSDP2 by itself keeps it all."""
     kept, dropped = " ".join(["False"] * 4), " ".join(["True"] * 4)
-    assert two_ranks(tmp_path, EVALUATED_IN_PART) == [f"{kept}\n{dropped}"] * 2
+    assert two_ranks(tmp_path, EVALUATED_IN_PART) == [f"{kept}\n{dropped}\n{[[8.0] * 4]}"] * 2

@@ -142,7 +142,9 @@ class Replica:
         """The inner step; and by fragment, how many no push holds."""
         self._seqs = itertools.count(1)
         self._pending: dict[int, Flight] = {}
-        self._training = False
+        self._training, self._owed = False, 0
+        self._decided = 0
+        """The step after which it was last seen to what is due."""
         self.alive = True
         place.members[name] = 1
         place.adopt()
@@ -171,10 +173,15 @@ class Replica:
 
     def go_on(self) -> None:
         """Merge, push, and train on, unless something must be waited for."""
-        if self._training or not self.alive or not self.merge():
+        if self._training or not self.alive:
             return
-        if due := self.cadence.due(self.step):
-            self.cadence.pushed(self.push(due), self.step)
+        if self._decided < self.step:
+            if (due := max(0, self.cadence.due(self.step))) or self._owed:
+                if not self.merge():
+                    return
+                owed, self._owed = self._owed, 0
+                self.cadence.pushed(min(self.push(due + owed), due), self.step)
+            self._decided = self.step
         if self.merge():
             self.train()
 
@@ -183,20 +190,17 @@ class Replica:
         while landed := [f for f, flight in self._pending.items() if flight.lands_at <= self.step]:
             if any(self._pending[fragment].outcome is None for fragment in landed):
                 return False
-            late = [fragment for fragment in landed if self.is_late(fragment)]
-            for group in self.turns.groups:
-                if set(group) & set(late) and self.turns.are_late(group):
-                    self.push(1)
+            for fragment in landed:
+                self.take(fragment)
         return True
 
-    def is_late(self, fragment: int) -> bool:
+    def take(self, fragment: int) -> None:
         flight = self._pending.pop(fragment)
         assert flight.outcome is not None
         self.revisions[fragment], late = flight.outcome
         if late:
             self.steps[fragment] += flight.steps
-            self.turns.came_late(fragment)
-        return late
+            self._owed += self.turns.came_late(fragment)
 
     def push(self, count: int) -> int:
         ready = [f for f in range(FRAGMENTS) if self.steps[f] and f not in self._pending]

@@ -5,9 +5,9 @@ whenever they came and however late they were: what somebody waits for, everybod
 what comes after it. If each kept to turns of its own, one could wait for a group that the other
 pushes later, while the other waits for one that it pushes later itself, for ever.
 
-Late for every fragment of a group, a replica pushes the group that follows at once (with one group:
-the same again), until it is among the first: who always comes late would otherwise never count.
-Late for some, it keeps their progress for its next push.
+Late for every fragment of a group, a replica pushes the group that follows after its next step,
+due or not (with one group: the same again), until it is among the first: who always comes late
+would otherwise never count. Late for some, it keeps their progress for its next push.
 
 Pure. Knows revisions; when a push is due is the cadence's business.
 """
@@ -43,17 +43,10 @@ class Turns:
         """What becomes of their pushes is not known."""
         self._late.difference_update(fragments)
 
-    def came_late(self, fragment: int) -> None:
-        """Its push was too late for its round."""
+    def came_late(self, fragment: int) -> bool:
+        """Its push was too late for its round; whether the last ones of its whole group were."""
         self._late.add(fragment)
-
-    def beside(self, fragment: int) -> list[int]:
-        """The group that it is in."""
-        return next(group for group in self.groups if fragment in group)
-
-    def are_late(self, group: Collection[int]) -> bool:
-        """Whether the last push of each came late."""
-        return self._late.issuperset(group)
+        return self._late.issuperset(next(group for group in self.groups if fragment in group))
 
     def following(
         self,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from syncline.data import SequenceStream, bits_per_byte
-from syncline.hooks import reshard_all
+from syncline.fsdp import reshard_all
 from syncline.train.inputs import Sequences, collated
 from syncline.train.ranks import RankGroup
 
