@@ -130,6 +130,22 @@ def test_two_replicas_end_with_the_same_value(
     assert cluster.get(f"/runs/{run}")["state"] == "finished"
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_who_has_not_trained_on_holds_the_published_value_bit_for_bit(
+    cluster: Cluster, is_eager: bool
+) -> None:
+    how = {**STREAMING, "overlap_steps": EVERY, "overlap_eager": is_eager, "fragment_groups": 1}
+    run = f"still-{is_eager}".lower()
+    a, b = (Trial(cluster.control_url, run, seed, settings=how) for seed in range(2))
+    with joined(a, b):
+        together(lambda: a.step(EVERY), lambda: b.step(EVERY))
+        together(a.replica.finish, b.replica.finish)
+        value, revision = published(cluster.sync_address, run)
+        assert revision == 1
+        for trial in (a, b):
+            assert all((value[name] == p.numpy()).all() for name, p in trial.parameters().items())
+
+
 def test_what_is_trained_meanwhile_stays_and_goes_into_the_next_round(cluster: Cluster) -> None:
     """The merge moves a replica by what the others brought, and no step is counted twice."""
     how = {**QUICK, "strategy": "local-sgd", "min_replicas": 2, "overlap_steps": 2}

@@ -222,7 +222,9 @@ class Rounds:
             self._rebase(flight, outcome)
             self._verdicts.barren(fragment, conclusion, outcome)
             return
-        self._adopt(fragment, outcome, None if conclusion.non_finite else flight.start)
+        # Where nothing was trained meanwhile, the value itself: a sum would round it.
+        is_kept = self.tally.inner_step > push.last_step and not conclusion.non_finite
+        self._adopt(fragment, outcome, flight.start if is_kept else None)
         if conclusion.non_finite:
             self._forget_steps(fragment)
             self._is_sick = self._settings.overlap_steps > 0 or self._settings.fragment_groups > 1
