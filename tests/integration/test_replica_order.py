@@ -12,8 +12,7 @@ from syncline import exchange, link
 from syncline.anchors import Anchors
 from syncline.line import Sending
 from syncline.link import Link
-from syncline.payload import Payload
-from syncline_proto.codec.base import UInt8
+from syncline.payload import Encoded, Payload
 from syncline_proto.parts import Chunk
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
@@ -116,7 +115,7 @@ def test_a_fragment_is_sent_while_the_next_ones_are_still_in_the_model(
             there[header.fragment].set()
         return answer
 
-    def after_the_one_before(anchors: Anchors, fragment: int, codec: CodecName = "fp32") -> UInt8:
+    def after_the_one_before(anchors: Anchors, fragment: int, codec: CodecName = "fp32") -> Encoded:
         assert fragment == 0 or there[fragment - 1].wait(20)
         return taken(anchors, fragment, codec)
 

@@ -12,7 +12,6 @@ from syncline.anchors import Anchors
 from syncline.exchange import Exchange
 from syncline.helm import Helm
 from syncline.join import Joined
-from syncline.payload import Encoded
 from syncline.push import Push, Wanted
 from syncline.ranks import Ranks
 from syncline.recall import unless_recalled
@@ -92,7 +91,7 @@ class Entry:
                 return warm_up
 
     def _offer(self, fragment: int) -> Push:
-        payload = Encoded(self._anchors.parameters(fragment))
+        payload = self._anchors.parameters(fragment)
         return Push(fragment=fragment, kind=pb.PUSH_KIND_PARAMETERS, payload=payload)
 
     def _look(self) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from syncline.carrier import Fetched
 from syncline.push import Outcome, Push
 from syncline_proto.codec import Float32
 
@@ -36,7 +37,7 @@ class Flight:
     result: Future[Outcome]
     lands_at: int
     """The inner step from which on its result is waited for; until then training goes on."""
-    start: Float32 | None = None
+    start: Fetched | None = None
     """This rank's parameters when it was pushed (fp32, flat), if training goes on meanwhile."""
     back: Float32 | None = None
     """What to add to those to have what was pushed; None: they are that (see ``eager``)."""

@@ -2,8 +2,8 @@
 
 Codecs that subtract as they encode take long stretches of a model on the CPU in one pass. All else
 goes through a window, which fits into the processor's cache, so what is subtracted and encoded
-there goes through memory once, too. Of a GPU the window is pinned memory. What does not lie in one
-stretch is copied whole before. Knows nothing of fragments, revisions or services.
+there goes through memory once, too. What does not lie in one stretch is copied whole before. Knows
+nothing of fragments, revisions or services.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class Part:
 class Window:
     """Memory through which one thread gathers; what is in it is not looked at in between."""
 
-    def __init__(self, *, pinned: bool) -> None:
-        """``pinned``: what is gathered lies on a GPU."""
-        self._memory: Float32 = torch.empty(WINDOW, pin_memory=pinned).numpy()
+    def __init__(self) -> None:
+        self._memory = np.empty(WINDOW, np.float32)
 
     def gather(self, parts: Iterable[Part], codec: Codec, out: UInt8) -> None:
         """Encode ``parts``, one after another, as one payload: ``out``, of just its size."""

@@ -37,8 +37,8 @@ from syncline.pushes import Pushes
 from syncline.ranks import Ranks, check_together
 from syncline.recall import Recall
 from syncline.rounds import Rounds
-from syncline.scratch import Scratch
 from syncline.session import Session
+from syncline.streamed import carrier_of
 from syncline.tally import Tally
 from syncline.tokens import Tokens
 from syncline.verdicts import Verdicts
@@ -165,7 +165,8 @@ class Life:
         )
         layout, shards = described.layout, described.shards
         timeouts = joined.settings.timeouts
-        scratch = Scratch()
+        carrier = carrier_of(shards)
+        scratch = carrier.scratch
         exchange = Exchange(
             identity, layout, shards, joined.links, joined.epochs, joined.seqs, timeouts, scratch
         )
@@ -181,7 +182,7 @@ class Life:
             round_deadline_s=timeouts.round_deadline_s,
             log=say,
         )
-        anchors = Anchors(shards, scratch)
+        anchors = Anchors(shards, carrier)
         tally = Tally()
         waiting = Waiting(Council(ranks, exchange, helm.order), helm, tally)
         names = [fragment.name for fragment in layout.fragments]

@@ -4,12 +4,13 @@ A codec that loses too much to lose (``with_feedback``) has to be asked, once th
 answered, what it lost: so its values are kept, and encoded late, off the training thread; those of
 any codec, too, while something is owed. All else is encoded where the values are computed, while
 these are in the processor's cache; nobody needs them in fp32 any more, so a push is as large as
-what is sent.
+what is sent. What a GPU is still copying is encoded when it has come, in the thread that sends:
+whoever looks at a payload first makes it be ``here``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -29,12 +30,36 @@ from syncline_proto.parts import Chunk
 from syncline_proto.settings import CodecName
 
 
+@dataclass(slots=True)
+class Later:
+    """What is to be done when something has come; once."""
+
+    act: Callable[[], None] | None
+
+    def __call__(self) -> None:
+        if self.act is not None:
+            self.act()
+            self.act = None  # and what it holds
+
+
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """Bytes that do not change before the push has ended."""
 
     memory: UInt8
+    """Anything, until they are ``here``."""
     codec: CodecName = "fp32"
+    finish: Callable[[], None] = _nothing
+    """Makes them be here, however often it is called."""
+
+    def here(self) -> UInt8:
+        """The bytes."""
+        self.finish()
+        return self.memory
 
     @property
     def size(self) -> int:
@@ -43,7 +68,7 @@ class Encoded:
 
     def chunks(self) -> Iterator[Chunk]:
         """The chunks in order; the same however often they are asked for."""
-        return chunks(self.memory.data, CODEC_BY_NAME[self.codec])
+        return chunks(self.here().data, CODEC_BY_NAME[self.codec])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +76,15 @@ class Values:
     """fp32 [n], contiguous, that do not change before the push has ended."""
 
     values: Float32
+    """Anything, until they are ``here``."""
     codec: CodecName
+    finish: Callable[[], None] = _nothing
+    """As that of ``Encoded``."""
+
+    def here(self) -> Float32:
+        """The values."""
+        self.finish()
+        return self.values
 
     @property
     def memory(self) -> UInt8:
@@ -65,14 +98,14 @@ class Values:
 
     def chunks(self) -> Iterator[Chunk]:
         """The chunks in order; each is encoded when it is taken, so few are in memory."""
-        number = CODEC_BY_NAME[self.codec]
+        number, values = CODEC_BY_NAME[self.codec], self.here()
         step = chunk_elements(number)
-        for start in range(0, self.values.size, step):
-            yield from chunks(encode(self.values[start : start + step], number), number)
+        for start in range(0, values.size, step):
+            yield from chunks(encode(values[start : start + step], number), number)
 
     def loss(self) -> Float32 | None:
         """What the codec loses of the values (fp32, flat); None, where that is not kept."""
-        return loss_of(self.values, self.codec) if has_feedback(self.codec) else None
+        return loss_of(self.here(), self.codec) if has_feedback(self.codec) else None
 
 
 Payload: TypeAlias = Encoded | Values

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
 from syncline.batches import check_counted
+from syncline.carrier import Fetched
 from syncline.core.agreement import Conclusion, Step
 from syncline.core.feedback import Residuals, action_for, has_feedback
 from syncline.core.turns import Turns
@@ -24,14 +25,13 @@ from syncline.eager import Eager
 from syncline.exchange import Exchange
 from syncline.flight import Flight, Unpushed
 from syncline.hooks import Hooks
-from syncline.payload import Encoded, Payload, Values
+from syncline.payload import Later, Payload, Values
 from syncline.push import Outcome, Push
 from syncline.tally import Tally
 from syncline.tokens import Tokens
 from syncline.verdicts import Verdicts
 from syncline.voice import of_waiting
 from syncline.waiting import Waiting
-from syncline_proto.codec import Float32
 from syncline_proto.settings import CodecName, RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -126,7 +126,7 @@ class Rounds:
             back = None
             if start is not None and self.eager.is_on:
                 with self._hooks.writing(push.fragment):
-                    back = self.eager.move(push.fragment, start)
+                    back = self.eager.move(push.fragment, start.here())
             self._pending[push.fragment] = Flight(push, result, lands_at, start, back)
             self._unpushed[push.fragment] = Unpushed(push.last_step)
 
@@ -182,10 +182,15 @@ class Rounds:
 
     def _payload(self, fragment: int, codec: CodecName) -> Payload:
         if not (has_feedback(codec) or self._residuals.owes(fragment)):
-            return Encoded(self._anchors.pseudo_gradient(fragment, codec), codec)
-        values = self._anchors.pseudo_gradient(fragment).view(np.float32)
-        self._residuals.load(fragment, values)
-        return Values(values, codec)
+            return self._anchors.pseudo_gradient(fragment, codec)
+        delta = self._anchors.pseudo_gradient(fragment)
+        values = delta.memory.view(np.float32)
+
+        def finish() -> None:
+            delta.finish()
+            self._residuals.load(fragment, values)
+
+        return Values(values, codec, Later(finish))
 
     def merge_all(self, until: float | None = None) -> None:
         """Merge everything that is pending, as ``merge`` does."""
@@ -198,6 +203,10 @@ class Rounds:
             flight = self._pending.get(fragment)
             if flight is not None and flight.lands_at <= self.tally.inner_step:
                 self.merge(fragment)
+
+    def before_step(self) -> None:
+        """The optimizer may change the parameters from now on."""
+        self._anchors.before_step()
 
     def merge(self, fragment: int, until: float | None = None) -> None:
         """Wait for a pending fragment and write it into the model; nothing if it is not pending.
@@ -298,7 +307,7 @@ class Rounds:
 
         self._exchange.look(push.fragment, say)
 
-    def _adopt(self, fragment: int, outcome: Outcome, start: Float32 | None = None) -> None:
+    def _adopt(self, fragment: int, outcome: Outcome, start: Fetched | None = None) -> None:
         """Make what was pulled the anchor, and the model it and what it did since ``start``."""
         assert outcome.pulled is not None
         values, header = outcome.pulled.values, outcome.pulled.header

@@ -2,29 +2,49 @@
 
 What the kernel has just given it clears page by page, which takes longer than to write there what
 was received; and each round needs as much as the last. So whoever has no more use for an array
-gives it back, and the next one of the same size takes it. Knows nothing of what is in one. What
-slabs are to a sync service.
+gives it back, and the next one of the same size takes it. Beside a GPU it is pinned memory. Knows
+nothing of what is in one. What slabs are to a sync service.
 """
 
 from __future__ import annotations
 
 from threading import Lock
+from typing import Protocol
 
 import numpy as np
+import torch
 
 from syncline_proto.codec import UInt8
+
+
+class Event(Protocol):
+    """A point in what a device has been told to do, as ``torch.Event``."""
+
+    def wait(self) -> None:
+        """Let the device's current stream go on from here only when it has been reached."""
+        ...
+
+    def query(self) -> bool:
+        """Whether it has been reached."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it has been."""
+        ...
 
 
 class Scratch:
     """Idle arrays, by their size. All methods may be called from any thread.
 
-    One that is given back has had its last use there. One that is not is lost to this, and freed
-    with its last use: so one in which something may still be stays out of it.
+    One that is given back has had its last use there, or will have at an event. One that is not is
+    lost to this, and freed with its last use: so one in which something may still be stays out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, pinned: bool = False) -> None:
+        """``pinned``: memory that a GPU copies from and to beside all else."""
+        self._pinned = pinned
         self._lock = Lock()
-        self._idle: dict[int, list[UInt8]] = {}
+        self._idle: dict[int, list[tuple[UInt8, Event | None]]] = {}
         self._unused: dict[int, int] = {}
         """By size: so many of the idle ones have not been taken since the last ``trim``."""
 
@@ -35,18 +55,19 @@ class Scratch:
 
     def take(self, size: int) -> UInt8:
         """``size`` bytes with anything in them: uint8 [size]."""
-        with self._lock:
-            if idle := self._idle.get(size):
-                array = idle.pop()
-                self._unused[size] = min(self._unused.get(size, 0), len(idle))
-                return array
-        return np.empty(size, np.uint8)
+        found = self._found(size)
+        if found is None:
+            return self._fresh(size)
+        array, busy = found
+        if busy is not None:
+            busy.synchronize()
+        return array
 
-    def give_back(self, array: UInt8) -> None:
-        """Let the next one have it."""
+    def give_back(self, array: UInt8, busy: Event | None = None) -> None:
+        """Let the next one have it, once a device that copies it has come past ``busy``."""
         with self._lock:
             if array.size:
-                self._idle.setdefault(array.size, []).append(array)
+                self._idle.setdefault(array.size, []).append((array, busy))
 
     def trim(self) -> None:
         """Let go of what has not been taken since the last call. Call it once a round."""
@@ -56,3 +77,16 @@ class Scratch:
                 self._unused[size] = len(idle)
                 if not idle:
                     del self._idle[size], self._unused[size]
+
+    def _found(self, size: int) -> tuple[UInt8, Event | None] | None:
+        with self._lock:
+            idle = self._idle.get(size)
+            if not idle:
+                return None
+            self._unused[size] = min(self._unused.get(size, 0), len(idle) - 1)
+            return idle.pop()
+
+    def _fresh(self, size: int) -> UInt8:
+        if self._pinned and size:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        return np.empty(size, np.uint8)

@@ -170,6 +170,7 @@ class Session:
         if self.done:
             # The run's end was merged during this very step: its value stays as it is.
             self._drop_gradients()
+        self._rounds.before_step()
 
     def synchronize(self) -> None:
         """Merge what is due, and average gradients in the synchronous phase; once a step."""

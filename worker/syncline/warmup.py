@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import numpy as np
-
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
 from syncline.exchange import Exchange
-from syncline.payload import Encoded
 from syncline.push import Outcome, Push
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -58,8 +55,7 @@ class WarmUp:
         committed = 0
         for fragment, (_, outcome) in enumerate(ends):
             assert outcome.pulled is not None
-            self._anchors.write_gradients(fragment, outcome.pulled.in_fp32())
-            self._anchors.scratch.give_back(outcome.pulled.values.view(np.uint8))  # copied by now
+            self._anchors.write_gradients(fragment, outcome.pulled.values)
             committed = outcome.pulled.header.committed_tokens
         return committed
 
@@ -69,7 +65,7 @@ class WarmUp:
             Push(
                 fragment=fragment,
                 kind=pb.PUSH_KIND_PARAMETERS,
-                payload=Encoded(self._anchors.parameters(fragment)),
+                payload=self._anchors.parameters(fragment),
                 base=0,
                 first_step=inner_step,
                 last_step=inner_step,
@@ -81,7 +77,7 @@ class WarmUp:
         return Push(
             fragment=fragment,
             kind=pb.PUSH_KIND_GRADIENT,
-            payload=Encoded(self._anchors.gradients(fragment)),
+            payload=self._anchors.gradients(fragment),
             gradient_step=self.step,
             tokens=tokens,
             first_step=inner_step,

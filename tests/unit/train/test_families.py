@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from syncline.anchors import Anchors
 from syncline.blocks import blocks_in
+from syncline.carrier import Direct
 from syncline.hooks import Hooks
 from syncline.layout import frozen_tensors, outline
+from syncline.payload import Encoded
 from syncline.ranks import Ranks
 from syncline.scratch import Scratch
 from syncline.train.folder import Vocabulary
 from syncline.train.model import build_model
-from syncline_proto.codec import Float32, UInt8
+from syncline_proto.codec import Float32
 from syncline_proto.errors import ConfigError
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -150,8 +152,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> float
     return loss.item()
 
 
-def fp32(payload: UInt8) -> Float32:
-    return payload.view(np.float32)
+def fp32(payload: Encoded) -> Float32:
+    return payload.here().view(np.float32)
 
 
 class Copy:
@@ -160,7 +162,7 @@ class Copy:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.found = outline(model, Ranks()).cut()
-        self.anchors = Anchors(self.found.shards, Scratch())
+        self.anchors = Anchors(self.found.shards, Direct(Scratch()))
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for fragment in self.fragments:
             self.adopt(fragment, fp32(self.anchors.parameters(fragment)))

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from syncline.anchors import Anchors
+from syncline.carrier import Direct
 from syncline.layout import outline
+from syncline.payload import Encoded
 from syncline.ranks import Ranks
 from syncline.scratch import Scratch
-from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt8, UInt16
+from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt16
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -21,15 +23,15 @@ HEADER = pb.PullHeader(revision=3, codec=pb.CODEC_FP32)
 
 
 def anchors(dtype: torch.dtype) -> Anchors:
-    return Anchors(outline(nn.Linear(7, 5).to(dtype), Ranks()).cut().shards, Scratch())
+    return Anchors(outline(nn.Linear(7, 5).to(dtype), Ranks()).cut().shards, Direct(Scratch()))
 
 
 def values(numel: int, seed: int = 0) -> Float32:
     return np.random.default_rng(seed).normal(size=numel).astype(np.float32)
 
 
-def fp32(payload: UInt8) -> Float32:
-    return payload.view(np.float32)
+def fp32(payload: Encoded) -> Float32:
+    return payload.here().view(np.float32)
 
 
 def bits(published: Tensor) -> UInt16:
@@ -108,7 +110,7 @@ def test_progress_is_measured_however_the_parameter_lies_in_memory(
 ) -> None:
     layer = nn.Linear(7, 5, bias=False)
     layer.weight = nn.Parameter(weight.to(dtype, copy=True))
-    held = Anchors(outline(layer, Ranks()).cut().shards, Scratch())
+    held = Anchors(outline(layer, Ranks()).cut().shards, Direct(Scratch()))
     held.adopt(0, bits(torch.from_numpy(values(35))), pb.PullHeader(codec=pb.CODEC_BF16))
     anchor = layer.weight.detach().float().clone()
     with torch.no_grad():

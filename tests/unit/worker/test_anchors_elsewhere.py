@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from syncline.anchors import Anchors
+from syncline.carrier import Direct
 from syncline.interrupts import end
 from syncline.layout import outline
 from syncline.ranks import Ranks
@@ -22,7 +23,7 @@ register()
 layer = nn.Linear(70, 50, bias=False)
 moved(layer)
 assert layer.weight.device == DEVICE and device.held == device.peak == 4 * 3500
-held = Anchors(outline(layer, Ranks()).cut().shards, Scratch())
+held = Anchors(outline(layer, Ranks()).cut().shards, Direct(Scratch()))
 values = np.random.default_rng(0).integers(1, 1 << 14, (6, 3500), np.uint16)  # bf16, as its bits
 
 
@@ -40,7 +41,7 @@ def header(revision):
 print(after(held.adopt, values[0], header(1)))
 with torch.no_grad():
     layer.weight.add_(Elsewhere(torch.ones(50, 70)))
-assert (held.pseudo_gradient(0, "fp32").view(np.float32) != 0).all()
+assert (held.pseudo_gradient(0, "fp32").here().view(np.float32) != 0).all()
 print(after(held.pseudo_gradient, "bf16"))
 print(after(held.parameters))
 print(after(held.advance, values[1], header(2), held.current(0)))

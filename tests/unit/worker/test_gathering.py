@@ -19,7 +19,7 @@ SMALL = 8192
 
 def gathered(parts: list[Part], codec: Codec) -> UInt8:
     out = np.empty(codec.size(sum(part.values.numel() for part in parts)), np.uint8)
-    Window(pinned=False).gather(parts, codec, out)
+    Window().gather(parts, codec, out)
     return out
 
 

@@ -1,0 +1,138 @@
+"""A device that does what it is told late: two streams, each in order, between them in any order.
+
+Its memory is the CPU's. What is told to it inside ``told`` waits in a stream, until the device goes
+on by chance or somebody waits for it; so whatever no event orders happens in the worst order sooner
+or later. Ends of tensors' lives are not watched: what the device has had stays.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+_CHANGING = ("copy_", "add_", "neg_", "lerp_", "mul_")
+_MAIN, _SIDE = "main", "side"
+
+
+class Device:
+    """The device, and as ``syncline.streamed.Streams`` what it is told by."""
+
+    def __init__(self, random: Random, zeal: float) -> None:
+        """``zeal``: how readily it goes on by itself, from 0 to below 1."""
+        self._random, self._zeal, self._current = random, zeal, _MAIN
+        self._told: dict[str, deque[Callable[[], bool]]] = {_MAIN: deque(), _SIDE: deque()}
+        """Each does its part and says True, or cannot yet."""
+        self._count = {_MAIN: 0, _SIDE: 0}
+        self._done = {_MAIN: 0, _SIDE: 0}
+        self._memory: dict[int, torch.UntypedStorage] = {}
+
+    def own(self, tensor: Tensor) -> None:
+        """It lies on the device."""
+        storage = tensor.untyped_storage()
+        self._memory[storage.data_ptr()] = storage
+
+    def owns(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._memory
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Inside, what concerns the device's memory is done late."""
+        with _Telling(self):
+            yield
+
+    def tell(self, act: Callable[[], bool]) -> None:
+        self._told[self._current].append(act)
+        self._count[self._current] += 1
+        while self._random.random() < self._zeal and self.go_on():
+            pass
+
+    def go_on(self) -> bool:
+        """Do one thing, of any stream that can go on; whether there was one."""
+        ways = [name for name, waiting in self._told.items() if waiting]
+        self._random.shuffle(ways)
+        with _disable_current_modes():  # else it would be told again
+            for name in ways:
+                if self._told[name][0]():
+                    self._told[name].popleft()
+                    self._done[name] += 1
+                    return True
+        return False
+
+    def finish(self) -> None:
+        """Do all that is left."""
+        while self.go_on():
+            pass
+        assert self._done == self._count, "the streams wait for one another"
+
+    @contextmanager
+    def side(self) -> Iterator[None]:
+        before, self._current = self._current, _SIDE
+        yield
+        self._current = before
+
+    def event(self) -> Event:
+        return Event(self, self._current, self._count[self._current])
+
+    @property
+    def is_on_side(self) -> bool:
+        return self._current == _SIDE
+
+    def has_done(self, stream: str, count: int) -> bool:
+        return self._done[stream] >= count
+
+
+class Event:
+    """A point of a stream."""
+
+    def __init__(self, device: Device, stream: str, count: int) -> None:
+        self._device, self._stream, self._count = device, stream, count
+
+    def query(self) -> bool:
+        return self._device.has_done(self._stream, self._count)
+
+    def wait(self) -> None:
+        self._device.tell(self.query)
+
+    def synchronize(self) -> None:
+        while not self.query():
+            assert self._device.go_on(), "nothing that was told leads there"
+
+
+class _Telling(TorchDispatchMode):
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        name = func._schema.name.removeprefix("aten::")
+        if name == "empty" and self._device.is_on_side:
+            room = func(*args, **given)
+            self._device.own(room)
+            return room
+        tensors = [one for one in tree_leaves((args, given)) if isinstance(one, Tensor)]
+        if not any(self._device.owns(one) for one in tensors):
+            return func(*args, **given)
+        if name in _CHANGING:
+            self._device.tell(lambda: func(*args, **given) is not None)
+            return args[0]
+        if name == "_to_copy":
+            out = torch.empty_like(args[0], dtype=given.get("dtype", args[0].dtype))
+            self._device.own(out)
+            self._device.tell(lambda: out.copy_(args[0]) is not None)
+            return out
+        return func(*args, **given)  # a view

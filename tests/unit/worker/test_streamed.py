@@ -1,0 +1,167 @@
+"""Copies beside a device's work: whatever it does in which order, it is as if each were at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from syncline.anchors import Anchors
+from syncline.carrier import Direct, Fetched
+from syncline.layout import outline
+from syncline.payload import Encoded
+from syncline.ranks import Ranks
+from syncline.scratch import Scratch
+from syncline.streamed import DeviceStreams, Streamed
+from syncline_proto.codec import Float32, UInt16
+from syncline_proto.settings import CodecName
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_testing.replicas import TinyModel
+from syncline_testing.streams import Device
+
+
+class Side:
+    """A model with its anchors, and what was asked of it and has not been looked at."""
+
+    def __init__(self, dtype: torch.dtype, device: Device | None) -> None:
+        torch.manual_seed(0)
+        self.model = TinyModel().to(dtype)
+        self.device = device
+        scratch, cpu = Scratch(), torch.device("cpu")
+        if device is not None:
+            for parameter in self.model.parameters():
+                device.own(parameter)
+        carrier = Direct(scratch) if device is None else Streamed(scratch, cpu, device)
+        self.anchors = Anchors(outline(self.model, Ranks()).cut().shards, carrier)
+        self.starts: dict[int, Fetched] = {}
+        self.pushed: dict[int, Encoded] = {}
+        self.seen: list[list[int]] = []
+
+    def do(self, act: Callable[[Side], object]) -> None:
+        if self.device is None:
+            act(self)
+            return
+        with self.device.told():
+            act(self)
+
+    def step(self) -> None:
+        """An optimizer's."""
+        self.anchors.before_step()
+        for parameter in self.model.parameters():
+            parameter.detach().mul_(0.75).add_(0.125)
+
+    def push(self, fragment: int, codec: CodecName) -> None:
+        self.look(fragment)
+        self.pushed[fragment] = self.anchors.pseudo_gradient(fragment, codec)
+        self.starts[fragment] = self.anchors.current(fragment)
+
+    def look(self, fragment: int) -> None:
+        """As the thread that sends, which tells the device nothing."""
+        if fragment in self.pushed:
+            payload = self.pushed.pop(fragment)
+            self.seen.append(payload.here().tolist())
+            self.anchors.scratch.give_back(payload.memory)
+
+    def merge(self, fragment: int, values: Float32 | UInt16, way: str) -> None:
+        self.look(fragment)
+        header = pb.PullHeader(revision=1)
+        values = self.room(values)
+        start = self.starts.pop(fragment, None)
+        if way == "rebase":
+            self.anchors.rebase(fragment, values, header)
+        elif start is None or way == "adopt":
+            self.anchors.adopt(fragment, values, header)
+        else:
+            self.anchors.advance(fragment, values, header, start, 0.5 if way == "mix" else None)
+
+    def room(self, values: Float32 | UInt16) -> Float32 | UInt16:
+        """As pulled: in memory that was used before."""
+        taken = self.anchors.scratch.take(values.nbytes)
+        taken[:] = values.view(np.uint8)
+        return taken.view(np.float32) if values.dtype == np.float32 else taken.view(np.uint16)
+
+    def parameters(self) -> list[list[float]]:
+        if self.device is not None:
+            self.device.finish()
+        return [p.detach().float().reshape(-1).tolist() for p in self.model.parameters()]
+
+
+ways = st.sampled_from(["adopt", "advance", "mix", "rebase", "restore", "push", "look", "step"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=60, deadline=None)
+@example(seed=0, zeal=0.0, acts=[("push", 0, False), ("advance", 0, False), ("rebase", 0, False)])
+@example(seed=0, zeal=0.0, acts=[("adopt", 0, False), ("adopt", 0, False), ("rebase", 0, False)])
+@example(seed=0, zeal=0.0, acts=[("restore", 0, False)] + 2 * [("rebase", 0, False)])
+@given(
+    seed=st.integers(0, 10**6),
+    zeal=st.sampled_from([0.0, 0.3, 0.8]),
+    acts=st.lists(st.tuples(ways, st.integers(0, 2), st.booleans()), min_size=8, max_size=30),
+)
+def test_all_is_as_if_it_had_been_done_at_once(
+    dtype: torch.dtype, seed: int, zeal: float, acts: list[tuple[str, int, bool]]
+) -> None:
+    draw = np.random.default_rng(seed)
+    here, there = Side(dtype, None), Side(dtype, Device(Random(seed), zeal))
+    numels = [shard.numel for shard in here.anchors.shards]
+    acts = [("adopt", fragment, False) for fragment in range(4)] + acts
+    for way, fragment, in_bf16 in acts:
+        values = draw.normal(size=numels[fragment]).astype(np.float32)
+        told = (values.view(np.uint32) >> 16).astype(np.uint16) if in_bf16 else values
+        for side in (here, there):
+            if way == "step":
+                side.do(lambda side: side.step())
+            elif way == "restore":
+                side.do(lambda side, at=fragment: side.anchors.restore(at))
+            elif way == "push":
+                codec = "int8" if in_bf16 else "fp32"
+                side.do(lambda side, at=fragment, c=codec: side.push(at, c))
+            elif way == "look":
+                side.look(fragment)
+            else:
+                side.do(lambda side, at=fragment, v=told, w=way: side.merge(at, v.copy(), w))
+    for side in (here, there):
+        for fragment in range(4):
+            side.look(fragment)
+    assert there.parameters() == here.parameters()
+    assert there.seen == here.seen
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_holds_what_the_cpu_would() -> None:
+    device = torch.device("cuda", 0)
+    layers = [nn.Sequential(*(nn.Linear(900, 900) for _ in range(6))) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    layers[1].to(device)
+    carriers = Direct(Scratch()), Streamed(Scratch(pinned=True), device, DeviceStreams(device))
+    held = [
+        Anchors(outline(model, Ranks()).cut().shards, carrier)
+        for model, carrier in zip(layers, carriers, strict=True)
+    ]
+    seen: list[list[bytes]] = [[], []]
+    for turn in range(6):
+        for model, anchors, told in zip(layers, held, seen, strict=True):
+            for fragment, shard in enumerate(anchors.shards):
+                values = np.random.default_rng(turn).normal(size=shard.numel).astype(np.float32)
+                anchors.adopt(fragment, values, pb.PullHeader(revision=turn))
+            anchors.before_step()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.5)
+            fragments = range(len(anchors.shards))
+            payloads = [anchors.pseudo_gradient(fragment, "int8") for fragment in fragments]
+            anchors.before_step()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.5)
+            told += [payload.here().tobytes() for payload in payloads]
+    assert seen[1] == seen[0]
+    for mine, theirs in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+        assert torch.equal(mine, theirs.cpu())

@@ -1,0 +1,141 @@
+"""How values come from a model to memory of the CPU, and back into it.
+
+``Direct`` copies when it is called, whatever the device: what it returns is there. ``streamed`` has
+the way of a GPU, where a call only says what is to be copied. Knows tensors, which stand for one
+flat vector, one after another; nothing of fragments, revisions or services. One thread calls; what
+a call returns may go to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from syncline.core.progress import corrected
+from syncline.gathering import Part, Window
+from syncline.scratch import Event, Scratch
+from syncline_proto.codec import Codec, Float32, UInt8, UInt16
+
+
+@dataclass(slots=True)
+class Fetched:
+    """Values of a model as they were when they were asked for: fp32, flat."""
+
+    values: Float32
+    """Anything, until they are ``here``."""
+    arrival: Event | None = None
+
+    def here(self) -> Float32:
+        """The values, once they have come."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return self.values
+
+
+class Carrier(Protocol):
+    """Between detached tensors of a model and flat arrays of the CPU, which are from ``scratch``.
+
+    An array that was given to a call is not to be changed before the event that the call returned,
+    if it did: ``Scratch.give_back`` takes it.
+    """
+
+    @property
+    def scratch(self) -> Scratch: ...
+
+    def fetch(self, tensors: Sequence[Tensor], out: Float32) -> Fetched:
+        """Copy what is in the tensors now into ``out``."""
+        ...
+
+    def encode(self, parts: Sequence[Part], codec: Codec, out: UInt8) -> Callable[[], None]:
+        """Encode what is in the tensors now as one payload, ``out``, of just its size.
+
+        What it returns is to be called, once and from any thread, before ``out`` is looked at.
+        """
+        ...
+
+    def put(self, tensors: Sequence[Tensor], values: Float32 | UInt16) -> Event | None:
+        """Write values (bf16 as its bits) into the tensors."""
+        ...
+
+    def add(self, tensors: Sequence[Tensor], values: Float32) -> Event | None:
+        """Add values to the tensors."""
+        ...
+
+    def shift(
+        self, tensors: Sequence[Tensor], to: Float32 | UInt16, start: Float32
+    ) -> Event | None:
+        """Add ``to`` - ``start``, of one rounding, to the tensors; ``start`` goes to scratch."""
+        ...
+
+    def blend(
+        self, tensors: Sequence[Tensor], other: Float32 | UInt16, share: float
+    ) -> Event | None:
+        """Keep ``share`` of what the tensors hold, and take the rest from ``other``."""
+        ...
+
+    def before_step(self) -> None:
+        """Whatever is told to the device next may change what was fetched."""
+        ...
+
+
+class Direct:
+    """A carrier that has copied when it returns."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self.scratch = scratch
+        self._window = Window()
+
+    def fetch(self, tensors: Sequence[Tensor], out: Float32) -> Fetched:
+        for tensor, part in along(tensors, torch.from_numpy(out)):
+            part.copy_(tensor)
+        return Fetched(out)
+
+    def encode(self, parts: Sequence[Part], codec: Codec, out: UInt8) -> Callable[[], None]:
+        self._window.gather(parts, codec, out)
+        return lambda: None
+
+    def put(self, tensors: Sequence[Tensor], values: Float32 | UInt16) -> None:
+        for tensor, part in along(tensors, as_tensor(values)):
+            tensor.copy_(part)
+
+    def add(self, tensors: Sequence[Tensor], values: Float32) -> None:
+        for tensor, part in along(tensors, as_tensor(values)):
+            tensor.add_(part.to(tensor.device))
+
+    def shift(self, tensors: Sequence[Tensor], to: Float32 | UInt16, start: Float32) -> None:
+        self.add(tensors, corrected(in_fp32(to), start))
+        self.scratch.give_back(start.view(np.uint8))
+
+    def blend(self, tensors: Sequence[Tensor], other: Float32 | UInt16, share: float) -> None:
+        for tensor, part in along(tensors, as_tensor(other)):
+            tensor.lerp_(part.to(tensor.device, tensor.dtype), 1 - share)
+
+    def before_step(self) -> None:
+        pass
+
+
+def along(tensors: Iterable[Tensor], flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Each tensor with its part of a flat one, in its shape."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    at = 0
+    for tensor in tensors:
+        pairs.append((tensor, flat[at : at + tensor.numel()].view(tensor.shape)))
+        at += tensor.numel()
+    return pairs
+
+
+def as_tensor(values: Float32 | UInt16) -> Tensor:
+    """The same memory as a tensor: fp32, or bf16."""
+    if values.dtype == np.float32:
+        return torch.from_numpy(values)
+    return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+
+
+def in_fp32(values: Float32 | UInt16) -> Float32:
+    """The values in fp32: themselves, or a copy."""
+    return as_tensor(values).float().numpy()
