@@ -37,10 +37,19 @@ def test_matrices_that_four_ranks_share_along_two_axes(cluster: Cluster, tmp_pat
 def test_two_ranks_that_share_all_and_have_parts_of_a_gradient(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """In the synchronous phase, too, whose mean is of whole gradients."""
-    way = Way(tensor_parallel=2, sequence=True, warmup=EVERY)
-    left = in_ranks(tmp_path, cluster, 2, beside({"sequence": way}))
-    assert left["sequence"] == left["sequence.by-hand"]
+    """In the synchronous phase, too, whose mean is of whole gradients, as each optimizer's are."""
+    shared = Way(tensor_parallel=2, sequence=True)
+    ways = {
+        "sequence": replace(shared, warmup=EVERY),
+        "agd": replace(shared, optimizer="agd"),
+        "wsam": replace(shared, optimizer="wsam"),
+    }
+    left = in_ranks(tmp_path, cluster, 2, beside(ways))
+    for name, way in ways.items():
+        by_hand = left[f"{name}.by-hand"]
+        assert left[name] == by_hand
+        alone = train(Way(inside=False, optimizer=way.optimizer, warmup=way.warmup), name, "")
+        assert by_hand.losses == pytest.approx(alone.losses, rel=1e-5)
 
 
 def test_replicas_of_any_shape_agree_with_the_service(cluster: Cluster, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from syncline import Replica
 from syncline.blocks import CanonicalNames
 from syncline.interrupts import end
 from syncline.layout import local_part, tensors_sha256
+from syncline.optim import AGD, WSAM
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import BATCH, LENGTH, VOCABULARY, WIDTH, batch, loss_of
 from syncline_testing.warm import warm_ranks
@@ -70,6 +71,7 @@ class Way:
     compile: str = ""
     """The backend."""
     bf16: bool = False
+    optimizer: Literal["adamw", "agd", "wsam"] = "adamw"
     parts: int = 1
     """Micro-batches of a step."""
     sum_first: bool = False
@@ -193,7 +195,7 @@ def beside(ways: dict[str, Way]) -> dict[str, Way]:
 def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -> Trace:
     """Train all rounds."""
     model = built(way, seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = _optimizer(model, way)
     if not way.inside:
         return Trace(losses=_steps(model, optimizer, way, seed), parameters=_hash(model))
     more = {"warmup_steps": way.warmup, "overlap_steps": way.overlap}
@@ -204,6 +206,14 @@ def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -
         losses = _steps(model, optimizer, way, seed, replica)
         assert replica.stats.rounds == ROUNDS
     return Trace(losses=losses, parameters=_hash(model))
+
+
+def _optimizer(model: nn.Module, way: Way) -> torch.optim.Optimizer:
+    if way.optimizer == "agd":
+        return AGD(model.parameters(), lr=1e-2, delta=1e-4)
+    if way.optimizer == "wsam":
+        return WSAM(torch.optim.SGD(model.parameters(), lr=0.2), rho=0.2, adaptive=True)
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 def _steps(
@@ -227,6 +237,9 @@ def _steps(
             loss = loss_of(model, batch(seed + 100 * data + 1000 * part, step))
             (loss / way.parts).backward()
             losses.append(loss.item())
+        if isinstance(optimizer, WSAM):
+            optimizer.perturb()
+            loss_of(model, batch(seed + 100 * data, step)).backward()
         optimizer.step()
         optimizer.zero_grad()
         if (step + 1) % EVERY == 0:

@@ -209,7 +209,7 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def settle_gradient(parameter: nn.Parameter) -> None:
+def settle_gradient(parameter: Tensor) -> None:
     """Let a gradient lie as its parameter does. Collective where it does not.
 
     With sequence parallelism each rank may have its part of a sum that nobody has made yet.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from syncline.layout import local_part
+from syncline.layout import local_part, settle_gradient
 from syncline.optim.checks import check_betas, check_dense, check_not_negative
 from syncline.optim.states import load_as_they_are
 from syncline_proto.errors import ConfigError
@@ -96,6 +96,7 @@ class AGD(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     check_dense(parameter)
+                    settle_gradient(parameter)
                     self._move(parameter, local_part(parameter.grad), group)
         return loss
 

@@ -14,16 +14,19 @@ group, and so would synchronise all of them at every step): a norm is of the par
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from syncline.layout import local_part, whole
+from syncline.layout import local_part, settle_gradient, whole
 from syncline.optim.checks import check_dense, check_not_negative
 from syncline_proto.errors import ConfigError
 
@@ -45,8 +48,8 @@ class WSAM(Optimizer):
     where to begin with language models. Groups and state are the base optimizer's own, so a state
     dict is, too: between ``perturb`` and ``step`` there is more, and it is no moment to save.
 
-    The norm is over all parameters of all ranks that share them by FSDP2; parameters must be
-    resharded after each backward pass, as they are unless asked otherwise.
+    The norm is over all parameters of all ranks that share them; FSDP2's must be resharded after
+    each backward pass, as they are unless asked otherwise.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class WSAM(Optimizer):
         moved = [p for p in self._parameters() if p.grad is not None]
         for parameter in moved:
             check_dense(parameter)
+            settle_gradient(parameter)
         scale = self.rho / (self._norm(moved) + _TINY)
         before: dict[Tensor, tuple[Tensor, Tensor]] = {}
         for parameter in moved:
@@ -161,6 +165,7 @@ class WSAM(Optimizer):
         """
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+        settle_gradient(parameter)
         gradient = local_part(_gradient_of(parameter))
         values, first = kept or (None, torch.zeros_like(gradient))
         if values is not None:
@@ -175,10 +180,15 @@ class WSAM(Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _norm(self, parameters: list[Tensor]) -> float:
-        gradients = [_gradient_of(parameter) for parameter in parameters]
-        if self.adaptive:
-            gradients = [p.detach().abs() * g for p, g in zip(parameters, gradients, strict=True)]
-        return float(whole(torch.nn.utils.get_total_norm(gradients))) if gradients else 0.0
+        by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
+        for parameter in parameters:
+            gradient = _gradient_of(parameter)
+            if self.adaptive:
+                gradient = parameter.detach().abs() * gradient
+            mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+            by_mesh.setdefault(mesh, []).append(gradient)
+        norms = [whole(torch.nn.utils.get_total_norm(own)) for own in by_mesh.values()]
+        return math.hypot(*map(float, norms))
 
 
 def _gradient_of(parameter: Tensor) -> Tensor:
