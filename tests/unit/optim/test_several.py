@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from syncline.optim import Several, muon
+from syncline.optim import WSAM, Several, muon
 from syncline_proto.errors import ConfigError
 
 Array = NDArray[np.float64]
@@ -150,6 +150,9 @@ def test_what_cannot_be_shared_is_refused() -> None:
         Several(torch.optim.SGD([parameter]), torch.optim.AdamW([parameter]))
     with pytest.raises(ConfigError, match="needs optimizers"):
         Several()
+    for inner in (WSAM, Several):
+        with pytest.raises(ConfigError, match="Put WSAM around Several"):
+            Several(inner(torch.optim.SGD([parameter])))
     with pytest.raises(ConfigError, match="before they become one"):
         Several(torch.optim.SGD([parameter])).add_param_group({"params": []})
     with pytest.raises(ConfigError, match="no transformer blocks"):

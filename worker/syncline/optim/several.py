@@ -15,6 +15,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from syncline.blocks import blocks_in
 from syncline.optim.states import load_as_they_are
+from syncline.optim.wsam import WSAM
 from syncline_proto.errors import ConfigError
 
 
@@ -24,8 +25,10 @@ class Several(Optimizer):
     def __init__(self, *parts: Optimizer) -> None:
         """
         Raises:
-            ConfigError: there is none, or two have the same parameter.
+            ConfigError: there is none, two have the same parameter, or one stands around others.
         """
+        if any(isinstance(part, (Several, WSAM)) for part in parts):
+            raise ConfigError("Put WSAM around Several, and no Several into another.")
         groups = [group for part in parts for group in part.param_groups]
         every = list(chain.from_iterable(group["params"] for group in groups))
         if not every:
