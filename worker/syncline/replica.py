@@ -266,6 +266,8 @@ class Replica(Facts):
         self._stage = "live"
 
     def _join(self, wish: Wish) -> None:
+        # What an older life has counted is not this one's, whose heartbeat begins before it.
+        self._session, self._said = self._alone, {}
         life = self._life = Life(wish, self._progress, self._recall, self._ramp_steps)
         try:
             self._session = session = life.join(self._model, self._optimizer)
