@@ -47,7 +47,17 @@ class Small(lightning.LightningModule):
         return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(self.optimizers_made)]
 
 
-def fit(module: Small, callback: SynclineCallback, **how: Any) -> None:
+class Begun(DataLoader[Any]):
+    """Counts its passes."""
+
+    passes = 0
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        return super().__iter__()
+
+
+def fit(module: Small, callback: SynclineCallback, **how: Any) -> Begun:
     """Six batches of eight tokens."""
     batches = [{"x": torch.ones(2, 4), "input_ids": torch.ones(8, dtype=torch.int64)}] * 6
     made = lightning.Trainer(
@@ -59,11 +69,11 @@ def fit(module: Small, callback: SynclineCallback, **how: Any) -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        log_every_n_steps=2,
-        **how,
+        **{"log_every_n_steps": 2, **how},
     )
-    loader: Any = DataLoader(batches, batch_size=None)  # pyright: ignore[reportArgumentType]
+    loader = Begun(batches, batch_size=None)  # pyright: ignore[reportArgumentType]
     made.fit(module, loader)
+    return loader
 
 
 def of_lightning(control: str, run: str) -> SynclineCallback:
@@ -71,18 +81,25 @@ def of_lightning(control: str, run: str) -> SynclineCallback:
 
 
 def test_a_fit_that_raises_leaves_at_once(cluster: Cluster) -> None:
+    """That of one that logs nothing, too."""
+    callback = of_lightning(cluster.control_url, "fit-breaks")
     with pytest.raises(ValueError, match="no more memory"):
-        fit(Small(breaks_at=3), of_lightning(cluster.control_url, "fit-breaks"))
+        fit(Small(breaks_at=3), callback, log_every_n_steps=0)
     assert cluster.get("/runs/fit-breaks")["replicas_alive"] == 0
     assert "It ended with ValueError." in str(cluster.get("/events?run=fit-breaks"))
 
 
 def test_a_fit_with_steps_of_several_batches_counts_and_tells_all(cluster: Cluster) -> None:
     callback = of_lightning(cluster.control_url, "fit")
-    fit(Small(), callback, accumulate_grad_batches=2, gradient_clip_val=1.0)
+    module = Small()
+    first = module.training_step({"x": torch.ones(2, 4)}, 0).item()
+    read = fit(module, callback, accumulate_grad_batches=2, gradient_clip_val=1.0)
+    assert read.passes == 1, "nothing was moved, so it is not begun anew"
     assert callback.replica is not None and callback.replica.inner_step == 3
     assert callback.replica.committed_tokens == 6 * 8
-    assert cluster.get("/runs/fit/metrics")
+    (curve,) = cluster.get("/runs/fit/metrics")
+    assert (curve["kind"], curve["tokens"]) == ("train", [16, 32, 48])
+    assert curve["loss"][0] == pytest.approx(first, rel=1e-6) and curve["loss"][-1] < first
 
 
 def test_what_a_run_cannot_bear_is_refused_of_lightning_too() -> None:

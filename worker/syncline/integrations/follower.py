@@ -52,15 +52,22 @@ class Follower:
         self.is_live = True
         return replica
 
-    def part_data(self, loader: Any) -> None:
-        """Let the loader begin where no other replica does, or say that it cannot."""
+    def part_data(self, loader: Any) -> bool:
+        """Let the loader begin where no other replica does, or say that it cannot; whether it does.
+
+        Its next pass does: one that is under way is of before.
+        """
         replica = self.replica
         assert replica is not None
         count = replica.settings.replicas if replica.active else 1
-        if count > 1 and not begin_apart(loader, replica.ordinal % count, count):
+        if count == 1:
+            return False
+        moved = begin_apart(loader, replica.ordinal % count, count)
+        if not moved:
             why = "the training data has no order that is known beforehand"
             so = "every replica reads all of it from the start; give each a part of its own"
             structlog.get_logger().warning("data.shared", why=why, so=so)
+        return moved
 
     def has_ended(self) -> bool:
         """Between two steps: merge the last round, if it is that; whether training is over."""

@@ -38,11 +38,10 @@ class SynclineCallback(Following, lightning.Callback):
         # Before the replica's own hooks, which want to see gradients.
         self._hook = optimizer.register_step_pre_hook(with_gradients)  # pyright: ignore[reportArgumentType]
         self._follower.begin(pl_module, optimizer, lambda: check(trainer))
-        self._follower.part_data(trainer.train_dataloader)
-        # It has begun to read in the order of before.
+        moved = self._follower.part_data(trainer.train_dataloader)
         fetcher = getattr(trainer.fit_loop, "_data_fetcher", None)
-        if fetcher is not None:
-            iter(fetcher)
+        if moved and fetcher is not None:
+            iter(fetcher)  # it has begun to read in the order of before
         trainer.should_stop = trainer.should_stop or self._follower.has_ended()
 
     def on_train_batch_start(
@@ -77,7 +76,8 @@ class SynclineCallback(Following, lightning.Callback):
         assert replica is not None
         if self._follower.has_ended():
             trainer.should_stop = True
-        if (batch_idx + 1) % getattr(trainer, "log_every_n_steps", 50) == 0:
+        every = getattr(trainer, "log_every_n_steps", 50)  # 0: never
+        if every and (batch_idx + 1) % every == 0:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             if loss is not None:
                 loss = loss * trainer.accumulate_grad_batches  # it is the share of one batch
