@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from syncline import Replica
+from syncline.stats import Stats
 from syncline.train.board import Board
 from syncline.train.config import JobConfig
 from syncline.train.estimate import Estimate
@@ -18,6 +20,9 @@ from syncline.train.evaluate import HeldOut, bits_if_counted
 from syncline.train.progress import Ending, Listener, Snapshot, Start
 from syncline.train.ranks import RankGroup
 from syncline.train.step import StepReport
+
+SUMMED = ("exposed_sync_s", "paused_s", "bytes_up", "bytes_down", "stale")
+"""What the books have of all lives of a replica; the rest is of the one that is on."""
 
 
 class Every:
@@ -60,6 +65,8 @@ class Books:
         self._held_out: HeldOut | None = None
         self._budget: int | None = None
         self._at_peak: float | None = None
+        self._over: Stats | None = None
+        """Of the lives before this one."""
         self._started = self._told = time.monotonic()
         self._paused_told_s = 0.0
         self._estimate: Estimate | None = None
@@ -84,7 +91,7 @@ class Books:
         self._budget = budget
         self._estimate = Estimate(0.0, run_tokens, replica.settings.timeouts.round_deadline_s)
         self._started = self._told = time.monotonic()
-        self._paused_told_s = replica.stats.paused_s
+        self._paused_told_s = self._of_all_lives(replica).paused_s
         self._every = Every(self._job.log.every_steps, self.inner_step)
         self._listener.start(
             Start(
@@ -97,9 +104,9 @@ class Books:
             )
         )
 
-    def came_back(self, replica: Replica) -> None:
-        """The replica has joined again: it counts from the start."""
-        self._paused_told_s = replica.stats.paused_s
+    def note_life(self, replica: Replica) -> None:
+        """A life of the replica is over; the next counts from 0, and the books go on."""
+        self._over = self._of_all_lives(replica)
 
     def note(self, report: StepReport, tokens: int) -> None:
         """Count an inner step of the whole replica's ``tokens``; skipped ones count as none."""
@@ -126,7 +133,7 @@ class Books:
         now = self._snapshot(self._last, replica, run_tokens)
         self._losses.clear()
         self._told, self._own_tokens_told = time.monotonic(), self._own_tokens
-        self._paused_told_s = replica.stats.paused_s
+        self._paused_told_s = self._of_all_lives(replica).paused_s
         if self._board is not None:
             replica.report(
                 loss=now.loss,
@@ -150,7 +157,7 @@ class Books:
         exported: Path | None,
     ) -> Ending:
         """The last record."""
-        stats = replica.stats
+        stats = self._of_all_lives(replica)
         seconds = time.monotonic() - self._started - stats.paused_s
         assert self._first is not None
         return Ending(
@@ -182,7 +189,7 @@ class Books:
     def _snapshot(self, last: StepReport, replica: Replica, run_tokens: int) -> Snapshot:
         now = time.monotonic()
         loss = math.fsum(self._losses) / len(self._losses)
-        held_out, stats = self._held_out, replica.stats
+        held_out, stats = self._held_out, self._of_all_lives(replica)
         seconds = now - self._started - stats.paused_s
         since_told = now - self._told - (stats.paused_s - self._paused_told_s)
         speed = (self._own_tokens - self._own_tokens_told) / since_told
@@ -209,6 +216,13 @@ class Books:
             seconds=seconds,
             eta_s=self._eta(run_tokens, seconds, stats.barren),
         )
+
+    def _of_all_lives(self, replica: Replica) -> Stats:
+        """What this life has cost and brought, with the sums of those that are over."""
+        now, over = replica.stats, self._over
+        if over is None:
+            return now
+        return replace(now, **{name: getattr(over, name) + getattr(now, name) for name in SUMMED})
 
     def _eta(self, run_tokens: int, seconds: float, barren: int) -> float | None:
         """Seconds to the budget; None where there is no saying, as while nobody's pushes count."""

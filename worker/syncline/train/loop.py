@@ -159,6 +159,7 @@ class Trainer:
             except LeaseLost as lost:
                 if not self._may_return():
                     raise
+                self._books.note_life(self.replica)
                 if self.ranks.first:
                     so = "it joins the run again, from its newest revision"
                     log.warning("replica.returns", why=lost.message, so=so)
@@ -181,7 +182,6 @@ class Trainer:
         """After joining again: what was read and learnt goes on, with the run's parameters."""
         self.optimizer.zero_grad()
         self._local = self._merged = None
-        self._books.came_back(self.replica)
 
     def _served(self) -> AbstractContextManager[None]:
         """Inside, Prometheus may ask, where the job names a port."""
