@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -148,7 +150,11 @@ def test_a_second_gradient_that_is_not_finite_moves_nothing(
         return report
 
     monkeypatch.setattr(trainer._step.__class__, "__call__", watched)
-    assert trainer.run().skipped_steps == 1
+    with capture_logs() as logs:
+        ending = trainer.run()
+    (said,) = [log for log in logs if log["event"].startswith("step skipped")]
+    assert math.isnan(said["loss"]), "the second pass's"
+    assert (ending.skipped_steps, ending.inner_step, ending.tokens) == (1, 4, 4 * STEP_TOKENS)
     assert moved[:2] == [True, False] and all(moved[2:])
 
 

@@ -166,7 +166,9 @@ class Trainer:
 
     def _train(self) -> Ending:
         while not self._over():
-            report = self._step(self._next_batch, lr=self._lr, before_update=self._ready)
+            report = self._step(
+                self._next_batch, lr=self._lr, count=self._count, before_update=self._ready
+            )
             self._books.note(report, self._step_tokens())
             if self.replica.last_round:
                 self._settle()
@@ -232,17 +234,18 @@ class Trainer:
         scheduled = self._schedule.lr(self._run_tokens() + self._step_tokens() * self._replicas)
         return scheduled * self.replica.lr_factor
 
+    def _count(self) -> None:
+        """A push names the tokens of this step, and the synchronous phase weighs it by them."""
+        self.replica.count_tokens(tokens_of_step(self.job.data, self.job.train))
+        self._tokens += self._step_tokens()
+
     def _ready(self) -> bool:
-        """Just before clipping: what is clipped is the mean, and a push names these tokens.
+        """Just before clipping: what is clipped is the mean.
 
         False where the run has ended during this step: its last value stays as it is.
         """
-        self.replica.count_tokens(tokens_of_step(self.job.data, self.job.train))
         self.replica.synchronize()
-        if self.replica.done:
-            return False
-        self._tokens += self._step_tokens()
-        return True
+        return not self.replica.done
 
     def _over(self) -> bool:
         """Asked by all ranks before each step: whoever got the SIGTERM, all of them leave."""

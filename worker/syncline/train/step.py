@@ -56,31 +56,45 @@ class InnerStep:
         next_batch: Callable[[], Batch],
         *,
         lr: Callable[[], float],
+        count: Callable[[], None],
         before_update: Callable[[], bool],
     ) -> StepReport:
         """Take one step, unless its loss or gradient is not finite.
 
         Rank 0's ``lr`` counts; it is asked after the backward pass, when all that this step's
-        forward merged is known. ``before_update`` runs just before clipping and the optimizer's
-        step; it may replace the gradients by finite ones, or call the step off, on all ranks alike.
+        forward merged is known. ``count`` is called for a step whose every gradient is finite;
+        where there is one only, before ``before_update``. That runs just before clipping and the
+        optimizer's step; it may replace the gradients by finite ones, or call the step off, on all
+        ranks alike.
 
         Raises:
             TrainingDiverged: too many steps were not finite.
         """
+        optimizer = self._optimizer
+        two = isinstance(optimizer, WSAM)
         read = (next_batch() for _ in range(self._train.accumulate))
-        batches = list(read) if isinstance(self._optimizer, WSAM) else read
+        batches = list(read) if two else read
         loss = self._backward(batches)
         norm = clip_gradients(self._model, None)
         mean, rate = self._ranks.sum([loss, lr() if self._ranks.first else 0.0])
         finite = math.isfinite(mean) and math.isfinite(norm)
+        if finite and not two:
+            count()
         taken = finite and before_update()
         if taken:
             norm = clip_gradients(self._model, self._train.clip)
-            set_lr(self._optimizer, rate)
-            finite = taken = self._second(batches)
+            set_lr(optimizer, rate)
+        if taken and two:
+            second = self._second(optimizer, batches)
+            finite = taken = all(map(math.isfinite, second))
+            if finite:
+                count()
+            else:
+                optimizer.abandon()
+                mean, norm = second
         if taken:
-            self._optimizer.step()
-        self._optimizer.zero_grad()
+            optimizer.step()
+        optimizer.zero_grad()
         report = StepReport(loss=mean, grad_norm=norm, lr=rate, taken=taken)
         if finite:
             self._setbacks.none()
@@ -97,17 +111,8 @@ class InnerStep:
             loss += part.detach().float()
         return float(loss) / self._ranks.count
 
-    def _second(self, batches: Iterable[Batch]) -> bool:
-        """Take the gradient at a point nearby, where the optimizer asks for one; if it is finite.
-
-        If it is not, the parameters are where they were.
-        """
-        if not isinstance(self._optimizer, WSAM):
-            return True
-        self._optimizer.perturb()
+    def _second(self, optimizer: WSAM, batches: Iterable[Batch]) -> tuple[float, float]:
+        """Take the gradient at a point nearby, and stay there; its loss and norm."""
+        optimizer.perturb()
         (loss,) = self._ranks.sum([self._backward(batches)])
-        norm = clip_gradients(self._model, self._train.clip)
-        if math.isfinite(loss) and math.isfinite(norm):
-            return True
-        self._optimizer.abandon()
-        return False
+        return loss, clip_gradients(self._model, self._train.clip)
