@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from syncline import replica
+from syncline_proto.rest import Progress
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, Trial, joined
 from syncline_testing.waiting import wait_until
@@ -42,3 +44,20 @@ def test_points_and_reports_reach_the_control_plane(cluster: Cluster) -> None:
     curves = {(c["replica"], c["kind"]): c["loss"] for c in cluster.get("/runs/told/metrics")}
     assert len(curves["replica-0", "train"]) == 4
     assert curves["replica-0", "held-out"] == [2.5]
+
+
+def test_a_life_that_comes_back_tells_nothing_of_the_one_before(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it joins its heartbeat goes out, under the new incarnation."""
+    trial = Trial(cluster.control_url, "back", 0, settings=ALONE)
+    with joined(trial):
+        trial.step(4)
+    told: list[Progress] = []
+    progress_of = replica.progress_of
+    monkeypatch.setattr(
+        replica, "progress_of", lambda *known: told.append(progress_of(*known)) or told[-1]
+    )
+    with joined(trial):
+        wait_until(lambda: bool(told), 20, "its heartbeat")
+        assert (told[0].inner_step, told[0].tokens, told[0].loss) == (0, 0, None)
