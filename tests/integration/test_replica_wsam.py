@@ -91,3 +91,4 @@ def test_it_cannot_take_part_in_a_synchronous_phase(cluster: Cluster) -> None:
     )
     with pytest.raises(ConfigError, match="without warmup_steps"):
         trial.replica.start()
+    assert cluster.http.get("/runs/wsam-warm").status_code == 404, "no run is created for it"

@@ -23,7 +23,7 @@ from syncline.eager import Eager
 from syncline.ending import RunEnd
 from syncline.entry import Entry
 from syncline.exchange import Exchange
-from syncline.faults import INTERRUPTED
+from syncline.faults import INTERRUPTED, why_of
 from syncline.fsdp import reshard_all
 from syncline.heartbeat import Pulse
 from syncline.helm import Helm
@@ -46,6 +46,7 @@ from syncline.voice import voice
 from syncline.waiting import Waiting
 from syncline_proto.errors import ConfigError, LeaseLost, SynclineError
 from syncline_proto.rest import Progress, Registration
+from syncline_proto.settings import RunSettings
 
 log = structlog.get_logger()
 
@@ -92,9 +93,10 @@ class Life:
         reshard_all(model)
         outlined = outline(model, ranks)
         wish = self._wish
+        if wish.settings is not None:  # it may be created with these
+            _check_gradients(optimizer, wish.settings)
         run = found_run(wish, ranks, self._recall)
-        if isinstance(optimizer, WSAM) and run.settings.warmup_steps:
-            raise ConfigError(TWO_GRADIENTS)
+        _check_gradients(optimizer, run.settings)
         described = outlined.cut(run.settings.blocks_per_fragment)
         fingerprint = described.layout.fingerprint()
         registration = register(wish, ranks, run.settings.timeouts, fingerprint, self._recall)
@@ -109,19 +111,21 @@ class Life:
         say.info("replica.joined", run=wish.run, replica=me, ranks=ranks.count)
         return self._session(joined, model, optimizer, described, ranks)
 
-    def release(self, failed: bool, why: str = "") -> None:
+    def release(self, failed: bool, error: BaseException | None = None) -> None:
         """End every thread and call, then give the lease back; each rank on its own.
 
-        ``why`` it failed goes into the run's log.
+        Why it failed goes into the run's log. What the ranks talk over stays as it is where they
+        may have failed at different points; a lost lease is one that all of them agreed on.
 
         Each part is let go of whatever became of those before it; a fault is raised at the end.
         """
         with ExitStack() as first_in_last_out:
             after = first_in_last_out.callback
-            if self._ranks is not None and not failed:
+            if self._ranks is not None and (not failed or isinstance(error, LeaseLost)):
                 after(self._ranks.close)
             if self._client is not None and self.registration is not None:
                 after(self._client.close)
+                why = why_of(error) if error else ""
                 after(self._leave, self._client, self.registration, why)
             if self.pulse is not None:
                 after(self.pulse.close, tell=not failed)
@@ -221,3 +225,12 @@ class Life:
             Ramp(self._ramp_steps),
             say,
         )
+
+
+def _check_gradients(optimizer: Optimizer, settings: RunSettings) -> None:
+    """
+    Raises:
+        ConfigError: the run averages a gradient of which the optimizer takes two.
+    """
+    if isinstance(optimizer, WSAM) and settings.warmup_steps:
+        raise ConfigError(TWO_GRADIENTS)

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from syncline.alone import Alone
 from syncline.batches import Batch, Counting, dealt, ranks_among, whole
 from syncline.facts import Facts
-from syncline.faults import plainly, why_of
+from syncline.faults import plainly
 from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
 from syncline.optim.followed import followed
@@ -106,7 +106,7 @@ class Replica(Facts):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
-        self._close(failed=kind is not None, why=why_of(error) if error else "")
+        self._close(failed=kind is not None, error=error)
 
     def shard(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield this rank's batches of a loader that gives every replica and rank the same order.
@@ -273,7 +273,7 @@ class Replica(Facts):
             self._session = session = life.join(self._model, self._optimizer)
             session.start()
         except BaseException as error:
-            life.release(failed=True, why=why_of(error))
+            life.release(failed=True, error=error)
             raise
 
     def close(self, failed: bool = False) -> None:
@@ -284,7 +284,7 @@ class Replica(Facts):
         self._close(failed)
 
     @plainly
-    def _close(self, failed: bool, why: str = "") -> None:
+    def _close(self, failed: bool, error: BaseException | None = None) -> None:
         if self._stage != "live":
             return
         self._stage = "closed"
@@ -294,11 +294,11 @@ class Replica(Facts):
         try:
             if not failed:
                 self._session.leave()
-        except BaseException as error:
-            failed, why = True, why_of(error)
+        except BaseException as raised:
+            failed, error = True, raised
             raise
         finally:
-            self._life.release(failed, why)
+            self._life.release(failed, error)
 
     def _check_started(self) -> None:
         if self.active and self._stage == "new":

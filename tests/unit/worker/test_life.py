@@ -1,0 +1,29 @@
+"""A life lets go of what it holds, and of what its ranks talk over where all of them do."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncline.join import wished
+from syncline.life import Life
+from syncline.ranks import Ranks
+from syncline.recall import Recall
+from syncline_proto.errors import LeaseLost, ProcessFailed
+from syncline_proto.rest import Progress
+
+
+@pytest.mark.parametrize(
+    ("error", "closes"), [(None, False), (ProcessFailed("gone"), False), (LeaseLost("lost"), True)]
+)
+def test_ranks_that_lost_their_lease_do_so_together(
+    error: Exception | None, closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their next life makes a group of its own."""
+    closed: list[Ranks] = []
+    monkeypatch.setattr(Ranks, "close", lambda ranks: closed.append(ranks))
+    wish = wished("http://127.0.0.1:1", "run", "one", None, {}, lambda run, job: None)
+    assert wish is not None
+    life = Life(wish, Progress, Recall(), None)
+    life._ranks = Ranks()
+    life.release(failed=True, error=error)
+    assert closed == [life._ranks] * closes
