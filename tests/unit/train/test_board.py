@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,9 +56,13 @@ def test_both_boards_get_the_same_under_the_same_names(
     both = Board(tiny_job(tmp_path, steps=1, log=log), "replica-0")
     both.snapshot(NOW)
     both.held_out("merged", 500_000, 2.0, 3.0)
+    both.snapshot(replace(NOW, tokens=600_000, bits_per_byte=math.nan))
+    both.held_out("held-out", 600_000, 2.0, math.nan)
     both.close()
     assert [{"tokens": tokens, **values} for tokens, values in drawn] == theirs.logged
-    first, last = theirs.logged
+    first, last, *uncounted = theirs.logged
+    assert uncounted[0].keys() == first.keys() - {"train/bits_per_byte"}
+    assert uncounted[1] == {"tokens": 600_000, "held-out/loss": 2.0}
     assert first["tokens"] == NOW.tokens and first["speed/mfu"] == NOW.mfu
     assert first["sync/stale_pushes"] == NOW.stale and first["sync/bytes_up"] == NOW.bytes_up
     assert last == {"tokens": 500_000, "merged/loss": 2.0, "merged/bits_per_byte": 3.0}

@@ -5,6 +5,7 @@ Both get the same figures under the same names, and neither is imported where th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -70,8 +71,10 @@ class Board:
             writer.close()
 
     def _add(self, tokens: int, values: Mapping[str, float]) -> None:
+        """Draw what is finite: bits per byte are not, where nobody counted the bytes."""
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
         for writer in self._writers:
-            writer.add(tokens, values)
+            writer.add(tokens, finite)
 
 
 def _tensorboard(folder: str) -> Writer:
