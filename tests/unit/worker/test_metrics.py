@@ -75,6 +75,9 @@ def test_replicas_of_one_machine_get_ports_of_their_own() -> None:
         "replica-0": ["log.metrics_port=9103"],
         "replica-2": ["log.metrics_port=9104"],
     }
+    assert metrics_ports(names, 65534)["replica-2"] == ["log.metrics_port=65535"]
+    with pytest.raises(ConfigError, match="metrics_port 65535 leaves no room for 2 replicas"):
+        metrics_ports(names, 65535)
 
 
 def test_heartbeats_carry_only_what_they_have_a_place_for() -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from syncline.launch import ranks as rank_runner
 from syncline.launch.ports import LOOPBACK
 from syncline.launch.processes import Command
+from syncline_proto.addresses import PORT_MAX
+from syncline_proto.errors import ConfigError
 
 STAGE_CONTROL, STAGE_SYNC, STAGE_REPLICA, STAGE_TOOL = range(4)
 
@@ -168,9 +170,14 @@ def metrics_ports(replicas: Sequence[str], first: int) -> dict[str, list[str]]:
     """Give each replica of this machine a port of its own for its metrics: what overrides its job.
 
     ``first`` is the job's, and the first replica's; 0: nobody has one.
+
+    Raises:
+        ConfigError: there are not so many ports.
     """
     if not first:
         return {name: [] for name in replicas}
+    if first + len(replicas) - 1 > PORT_MAX:
+        raise ConfigError(f"log.metrics_port {first} leaves no room for {len(replicas)} replicas.")
     return {name: [f"log.metrics_port={first + i}"] for i, name in enumerate(replicas)}
 
 
