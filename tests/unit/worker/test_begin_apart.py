@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from itertools import chain
 
@@ -36,6 +37,24 @@ def test_by_the_time_that_an_epoch_is_read_nobody_has_read_what_another_has(
         assert sorted(order) == list(range(count)), "it is a whole epoch for each"
         seen += order[:each]
     assert len(set(seen)) == len(seen)
+
+
+def test_what_is_no_number_is_kept_as_it_is() -> None:
+    assert list(Apart("abcde", 1, 2)) == ["c", "d", "e", "a", "b"]
+    assert list(Apart([], 1, 2)) == []
+
+
+def test_numbers_of_rows_take_eight_bytes_each() -> None:
+    """Python's own take four times that, for as long as the epoch is read."""
+    rows = 50_000
+    tracemalloc.start()
+    try:
+        order = iter(Apart(range(1_000, 1_000 + rows), 1, 2))
+        assert next(order) == 1_000 + rows // 2
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 16 * rows
 
 
 def test_a_loader_is_as_long_as_before_and_the_first_replica_reads_as_before() -> None:

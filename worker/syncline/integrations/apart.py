@@ -1,13 +1,16 @@
 """Replicas that read one order of the data, each beginning at another place of it.
 
 The loops of others own their loaders and the length of an epoch, so nobody can take batches out of
-them. Moved round by its share of the epoch, each replica's order is as long as before; and until
-together they have read one epoch, no two read the same.
+them. Moved round by its share of the epoch, each replica's order is as long as before; and where
+all have one order (one seed shuffles it), until together they have read one epoch, no two read the
+same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import BatchSampler, IterableDataset, Sampler
@@ -21,10 +24,10 @@ class Apart(Sampler[Any]):
         self._index, self._count = index, count
 
     def __iter__(self) -> Iterator[Any]:
-        order = list(self.order)
+        order = _kept(self.order)
         start = len(order) * self._index // self._count
-        yield from order[start:]
-        yield from order[:start]
+        yield from islice(order, start, None)
+        yield from islice(order, start)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -33,6 +36,14 @@ class Apart(Sampler[Any]):
         tell = getattr(self.order, "set_epoch", None)
         if callable(tell):
             tell(epoch)
+
+
+def _kept(order: Iterable[Any]) -> Sequence[Any]:
+    """A whole pass; numbers of rows, of which there may be very many, in eight bytes each."""
+    items = iter(order)
+    first = list(islice(items, 1))
+    every = chain(first, items)
+    return array("q", every) if first and isinstance(first[0], int) else list(every)
 
 
 def begin_apart(loader: Any, index: int, count: int) -> bool:
