@@ -196,7 +196,8 @@ class LocalRun:
         """Refuse here, with nothing started, what every replica would refuse."""
         job, ranks = self._launch.job, self._launch.ranks
         check_budget(job, ranks=ranks, replicas=job.run.replicas)
-        check_data(job, ranks=ranks)
+        with Deferred(), uncollected():  # a factory's module may import torch
+            check_data(job, ranks=ranks)
         self._screen.say("Checking the model.")
         with Deferred(), uncollected():
             from syncline.train.made import check_made  # torch takes seconds to import

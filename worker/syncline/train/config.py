@@ -250,6 +250,10 @@ class JobConfig(Section):
         config = self.model.config
         if self.data.factory is not None and config is not None and "vocab_size" not in config:
             raise ValueError("data.factory brings no tokenizer: give model.config a vocab_size")
+        return self
+
+    @model_validator(mode="after")
+    def _checkpoints_what_it_knows(self) -> Self:
         if self.model.factory is not None and self.train.activation_checkpointing:
             raise ValueError(
                 "train.activation_checkpointing is for models of transformers; let model.factory "

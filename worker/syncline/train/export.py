@@ -29,6 +29,7 @@ from syncline.train.folder import NO_TOKENIZER, Vocabulary, prepared_folder
 from syncline.train.model import build_config, first_model, without_bars
 from syncline.train.observe import newest_cut
 from syncline.train.plain import write_parameters
+from syncline.train.same import UNSAID
 from syncline_proto.errors import ConfigError, LayoutMismatch
 
 CONTROL_TIMEOUT_S = 30.0
@@ -213,9 +214,8 @@ def portable(job: JobConfig, model: nn.Module) -> JobConfig:
 def _origin_of(section: ModelSection, model: PreTrainedModel) -> dict[str, Any]:
     if section.path is not None and frozen_tensors(model):
         return {"path": section.path.resolve()}
-    unsaid = {"transformers_version", "architectures", "dtype", "use_cache"}
     config = model.config
-    said = {key: value for key, value in config.to_diff_dict().items() if key not in unsaid}
+    said = {key: value for key, value in config.to_diff_dict().items() if key not in UNSAID}
     return {"config": {**said, "model_type": config.model_type}, "path": None}
 
 

@@ -1,6 +1,7 @@
 """A model or data of the user's own: a callable that a job names as ``module:factory``.
 
-Only who trains imports it: never who reads the record of a run, which may come from anybody.
+Only who trains imports it, and a launcher, to see that it is there: never who reads the record of
+a run, which may come from anybody.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 
 from syncline.faults import trace_if_asked
 from syncline_proto.errors import ConfigError
+
+OF_MODEL, OF_DATA = "model.factory", "data.factory"
+"""The settings that name one."""
 
 
 def found(named: str, key: str) -> Callable[..., Any]:

@@ -6,12 +6,10 @@ import torch
 from torch import nn
 
 from syncline.train.config import JobConfig
-from syncline.train.factory import called, found
+from syncline.train.factory import OF_MODEL, called, found
 from syncline.train.folder import Vocabulary
 from syncline.train.model import build_model, check_model
 from syncline_proto.errors import ConfigError
-
-KEY = "model.factory"
 
 
 def check_made(job: JobConfig, vocabulary: Vocabulary | None = None) -> int | None:
@@ -22,7 +20,7 @@ def check_made(job: JobConfig, vocabulary: Vocabulary | None = None) -> int | No
     """
     if job.model.factory is None:
         return check_model(job, vocabulary)
-    found(job.model.factory, KEY)
+    found(job.model.factory, OF_MODEL)
     return None
 
 
@@ -35,10 +33,12 @@ def made_model(job: JobConfig, vocabulary: Vocabulary) -> nn.Module:
     named = job.model.factory
     if named is None:
         return build_model(job, vocabulary)
-    factory = found(named, KEY)
+    factory = found(named, OF_MODEL)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.train.seed)
-        model = called(factory, named, KEY, **job.model.arguments)
+        model = called(factory, named, OF_MODEL, **job.model.arguments)
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{KEY}: {named} returned {type(model).__name__}, not a torch.nn.Module.")
+        raise ConfigError(
+            f"{OF_MODEL}: {named} returned {type(model).__name__}, not a torch.nn.Module."
+        )
     return model.train()

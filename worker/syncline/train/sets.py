@@ -10,13 +10,11 @@ import torch
 from syncline.data import TokenDataset
 from syncline.data.manifest import read_manifest
 from syncline.train.config import JobConfig
-from syncline.train.factory import called, found
+from syncline.train.factory import OF_DATA, called, found
 from syncline.train.folder import NO_TOKENIZER, Vocabulary
 from syncline.train.inputs import HELD_OUT, TRAIN, Sequences, prepared_by_all
 from syncline.train.sizes import check_enough, check_sequences
 from syncline_proto.errors import ConfigError
-
-KEY = "data.factory"
 
 
 class Sets(NamedTuple):
@@ -52,11 +50,11 @@ def sets_of(job: JobConfig, *, ranks: int) -> Sets:
 
 
 def _made(job: JobConfig, named: str, ranks: int) -> Sets:
-    factory, length = found(named, KEY), job.data.sequence_length
+    factory, length = found(named, OF_DATA), job.data.sequence_length
 
     def split(name: str) -> Sequences:
-        made = called(factory, named, KEY, name, length, **job.data.arguments)
-        _check(made, f"{KEY}: {named}, asked for {name!r},", length)
+        made = called(factory, named, OF_DATA, name, length, **job.data.arguments)
+        _check(made, f"{OF_DATA}: {named}, asked for {name!r},", length)
         return made
 
     train = split(TRAIN)

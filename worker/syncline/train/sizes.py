@@ -1,6 +1,7 @@
 """How large one inner step is, and whether the token budget and the data are large enough for it.
 
-Imports no torch, so that a launcher can refuse a job before it starts anybody.
+Imports no torch itself, so that a launcher can soon refuse a job, before it starts anybody; the
+module of a factory may.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 from syncline.data.shards import TokenShards
 from syncline.data.sources import resolve
 from syncline.train.config import DataSection, JobConfig, TrainSection
-from syncline.train.factory import found
+from syncline.train.factory import OF_DATA, found
 from syncline_proto.errors import ConfigError
 
 
@@ -44,7 +45,7 @@ def check_data(job: JobConfig, *, ranks: int) -> None:
         ConfigError: the prepared folder holds too little, or there is no such factory.
     """
     if job.data.factory is not None:
-        found(job.data.factory, "data.factory")
+        found(job.data.factory, OF_DATA)
     elif job.data.path is None:
         resolve(job.data.source or [])
     else:
