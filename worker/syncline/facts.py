@@ -92,10 +92,11 @@ class Facts:
 
     @property
     def lr_factor(self) -> float:
-        """Multiply the learning rate of the next step by this, after its forward pass.
+        """Multiply the learning rate of the next step by this.
 
-        It is 1, but for the first steps of a replica that has joined a run under way without a
-        state of its optimizer (``join_ramp_steps``). Equal on all ranks.
+        Ask after ``synchronize`` or its forward pass. It is 1, but for the first steps of a
+        replica that has joined a run under way without a state of its optimizer
+        (``join_ramp_steps``). Equal on all ranks.
         """
         return self._session.lr_factor
 

@@ -69,7 +69,10 @@ class Feed:
         return cls(dataset, data.sequence_length, stream, ranks)
 
     def next(self, micro_batch: int) -> Batch:
-        """``input_ids`` and ``labels``, int64 [micro_batch, length], on this rank's device."""
+        """What the dataset's rows have, by name, each [micro_batch, ...], on this rank's device.
+
+        Of prepared data that is ``input_ids`` and ``labels``, int64 [micro_batch, length].
+        """
         indices, _ = self._stream.next(micro_batch * self._ranks.count)
         start = self._ranks.index * micro_batch
         return collated(self._dataset, indices[start : start + micro_batch], self._ranks.device)
@@ -112,7 +115,4 @@ def prepared_by_all(data: DataSection) -> Path:
 def collated(dataset: Sequences, indices: np.ndarray, device: torch.device) -> Batch:
     """The sequences as one batch on ``device``."""
     rows = [dataset[int(index)] for index in indices]
-    return {
-        key: torch.stack([row[key] for row in rows]).to(device, non_blocking=True)
-        for key in rows[0]
-    }
+    return {key: torch.stack([row[key] for row in rows]).to(device) for key in rows[0]}
