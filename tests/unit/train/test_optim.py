@@ -1,4 +1,4 @@
-"""The inner optimizer's two promises: no gradient over the limit, and no decay of vectors."""
+"""The inner optimizer: no gradient over the limit, no decay of vectors, and WSAM as it is by itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from syncline.optim import WSAM
 from syncline.train.config import OptimizerSection
 from syncline.train.folder import Vocabulary
 from syncline.train.model import build_model
@@ -72,3 +73,11 @@ def test_matrices_decay_and_vectors_do_not(config: dict[str, Any], name: Name) -
     for of, parameter in model.named_parameters():
         expected = before[of] if of in vectors else before[of] * (1 - LR * DECAY)
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=0, msg=of)
+
+
+def test_a_job_that_names_wsam_alone_has_what_the_class_has_by_itself() -> None:
+    model = nn.Linear(2, 2)
+    built = build_optimizer(model, OptimizerSection(name="wsam"))
+    plain = WSAM(torch.optim.SGD(model.parameters()))
+    assert isinstance(built, WSAM)
+    assert (built.rho, built.alpha) == (plain.rho, plain.alpha)

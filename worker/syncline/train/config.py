@@ -151,7 +151,7 @@ class OptimizerSection(Section):
     """Where AGD changes from momentum to adaptive steps."""
     rho: float = Field(default=0.05, ge=0)
     """How far away WSAM takes its second gradient."""
-    gamma: float = Field(default=0.7, ge=0, lt=1)
+    gamma: float = Field(default=0.9, ge=0, lt=1)
     """The weight of sharpness in WSAM; 0.5 is SAM."""
     schedule: ScheduleKind = "cosine"
     warmup_tokens: int = Field(default=0, ge=0)
