@@ -103,7 +103,7 @@ def never_reached(why: str, so: str) -> ConfigError:
     return ConfigError(f"The token budget would never be reached: {why}; {so}.")
 
 
-def whole(tokens: SupportsIndex) -> int:
+def whole_number(tokens: SupportsIndex) -> int:
     """Return a number of tokens that somebody gave, as an int of Python's.
 
     Raises:

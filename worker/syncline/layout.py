@@ -78,7 +78,7 @@ class ModelLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OwnBox:
     """The box of a tensor that this rank holds, and whether it is the one that sends it."""
 
     box: Box
@@ -93,7 +93,7 @@ class Outline:
     frozen_sha256: str
     parameters: tuple[nn.Parameter, ...]
     groups: Groups
-    held: tuple[Held, ...]
+    held: tuple[OwnBox, ...]
     """By the number of the tensor, as ``parameters``."""
 
     def cut(self, blocks_per_fragment: int = 1) -> ModelLayout:
@@ -130,8 +130,8 @@ def outline(model: nn.Module, ranks: Ranks) -> Outline:
     groups = Groups(model, names)
     layout = _layout(specs, groups, 1, frozen_sha256)
     _check_alike(ranks, layout.fingerprint())  # however it will be cut
-    first = senders_of(boxes, ranks)
-    held = tuple(Held(b, s[ranks.index] == ranks.index) for b, s in zip(boxes, first, strict=True))
+    first, me = senders_of(boxes, ranks), ranks.index
+    held = tuple(OwnBox(box, sent[me] == me) for box, sent in zip(boxes, first, strict=True))
     return Outline(specs, frozen_sha256, parameters, groups, held)
 
 
@@ -290,7 +290,7 @@ def _dtype(name: str, parameter: nn.Parameter) -> str:
 
 
 def _shard(
-    boxes: Iterable[Box], parameters: Sequence[nn.Parameter], held: Sequence[Held]
+    boxes: Iterable[Box], parameters: Sequence[nn.Parameter], held: Sequence[OwnBox]
 ) -> RankShard:
     pieces: list[Piece] = []
     start = 0
@@ -305,7 +305,7 @@ def _shard(
     return RankShard(tuple(pieces), start)
 
 
-def _overlaps(boxes: Iterable[Box], held: Sequence[Held]) -> Iterator[tuple[Box, Held]]:
+def _overlaps(boxes: Iterable[Box], held: Sequence[OwnBox]) -> Iterator[tuple[Box, OwnBox]]:
     for box in boxes:
         mine = held[box.tensor]
         part = overlap(box, mine.box)

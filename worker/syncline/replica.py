@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncline.alone import Alone
-from syncline.batches import Batch, Counting, dealt, ranks_among, whole
+from syncline.batches import Batch, Counting, dealt, ranks_among, whole_number
 from syncline.facts import Facts
 from syncline.faults import plainly
 from syncline.join import CheckJob, Wish, wished
@@ -143,7 +143,7 @@ class Replica(Facts):
     def count_tokens(self, tokens: SupportsIndex) -> None:
         """Say how many tokens, 0 or more, this rank trains on before the next optimizer step."""
         self._check_started()
-        self._session.count(whole(tokens))
+        self._session.count(whole_number(tokens))
 
     def report(
         self,

@@ -18,7 +18,7 @@ from syncline.replica import Replica
 from syncline_proto.settings import RunSettings
 
 
-class Follower:
+class Guest:
     """From ``begin`` to ``end`` a replica; a training that comes after is a new life of it."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Follower:
             self.replica.close(failed)
 
 
-class Following:
+class GuestCallback:
     """What the libraries' callbacks have of us in common: how they are made, and their replica."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Following:
         tokens_of: Callable[[Any], SupportsIndex] | None = None,
     ) -> None:
         """As ``Replica``; what ``tokens_of`` is given, the callback says."""
-        self._follower = Follower(
+        self._guest = Guest(
             run=run, name=name, settings=settings, control=control, tokens_of=tokens_of
         )
         self._hook: RemovableHandle | None = None
@@ -110,7 +110,7 @@ class Following:
     @property
     def replica(self) -> Replica | None:
         """The replica that is in training, or was last."""
-        return self._follower.replica
+        return self._guest.replica
 
     def _unhook(self) -> None:
         if self._hook is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from syncline.integrations.follower import Following
+from syncline.integrations.guest import GuestCallback
 from syncline_proto.errors import ConfigError
 
 try:
@@ -23,7 +23,7 @@ except ImportError:
     raise ConfigError("Lightning is not installed: pip install 'syncline[lightning]'") from None
 
 
-class SynclineCallback(Following, lightning.Callback):
+class SynclineCallback(GuestCallback, lightning.Callback):
     """Makes a ``Trainer.fit`` a replica of a run, from its begin to its end.
 
     Joins in ``on_train_start``; stops the Trainer where the run ends; after ``fit`` the model
@@ -37,12 +37,12 @@ class SynclineCallback(Following, lightning.Callback):
         optimizer = only_optimizer(trainer)
         # Before the replica's own hooks, which want to see gradients.
         self._hook = optimizer.register_step_pre_hook(with_gradients)  # pyright: ignore[reportArgumentType]
-        self._follower.begin(pl_module, optimizer, lambda: check(trainer))
-        moved = self._follower.part_data(trainer.train_dataloader)
+        self._guest.begin(pl_module, optimizer, lambda: check(trainer))
+        moved = self._guest.part_data(trainer.train_dataloader)
         fetcher = getattr(trainer.fit_loop, "_data_fetcher", None)
         if moved and fetcher is not None:
             iter(fetcher)  # it has begun to read in the order of before
-        trainer.should_stop = trainer.should_stop or self._follower.has_ended()
+        trainer.should_stop = trainer.should_stop or self._guest.has_ended()
 
     def on_train_batch_start(
         self,
@@ -74,7 +74,7 @@ class SynclineCallback(Following, lightning.Callback):
     ) -> None:
         replica = self.replica
         assert replica is not None
-        if self._follower.has_ended():
+        if self._guest.has_ended():
             trainer.should_stop = True
         every = getattr(trainer, "log_every_n_steps", 50)  # 0: never
         if every and (batch_idx + 1) % every == 0:
@@ -98,7 +98,7 @@ class SynclineCallback(Following, lightning.Callback):
 
     def _end(self, error: BaseException | None = None) -> None:
         self._unhook()
-        self._follower.end(failed=error is not None, error=error)
+        self._guest.end(failed=error is not None, error=error)
 
 
 def only_optimizer(trainer: lightning.Trainer) -> Optimizer:

@@ -18,11 +18,11 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from syncline.integrations.follower import Following
+from syncline.integrations.guest import GuestCallback
 from syncline_proto.errors import ConfigError
 
 
-class SynclineCallback(Following, TrainerCallback):
+class SynclineCallback(GuestCallback, TrainerCallback):
     """Makes a training by the Trainer a replica of a run, from its begin to its end.
 
     Joins in ``on_train_begin``; stops the Trainer where the run ends; after ``train`` the model
@@ -45,9 +45,9 @@ class SynclineCallback(Following, TrainerCallback):
     ) -> None:
         assert model is not None and optimizer is not None
         self.close(failed=True)
-        replica = self._follower.begin(model, optimizer, lambda: check(args))
+        replica = self._guest.begin(model, optimizer, lambda: check(args))
         atexit.register(self._at_exit)
-        self._follower.part_data(train_dataloader)
+        self._guest.part_data(train_dataloader)
 
         def count(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             if module.training and torch.is_grad_enabled():
@@ -55,7 +55,7 @@ class SynclineCallback(Following, TrainerCallback):
 
         hook: Any = torch.compiler.disable(count)
         self._hook = model.register_forward_pre_hook(hook, with_kwargs=True)
-        control.should_training_stop = self._follower.has_ended()
+        control.should_training_stop = self._guest.has_ended()
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -66,7 +66,7 @@ class SynclineCallback(Following, TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        if self._follower.has_ended():
+        if self._guest.has_ended():
             control.should_training_stop = True
 
     def on_log(
@@ -98,7 +98,7 @@ class SynclineCallback(Following, TrainerCallback):
     def _end(self, *, failed: bool, error: BaseException | None = None) -> None:
         atexit.unregister(self._at_exit)
         self._unhook()
-        self._follower.end(failed=failed, error=error)
+        self._guest.end(failed=failed, error=error)
 
     def _at_exit(self) -> None:
         """The training raised, and nobody caught it: Python keeps what it was."""

@@ -76,7 +76,7 @@ class WSAM(Optimizer):
             raise ConfigError(f"gamma is {gamma}; it must be at least 0 and below 1.")
         super().__init__(base.param_groups, base.defaults)
         self.base = base
-        self.rho, self.share = rho, gamma / (1 - gamma)
+        self.rho, self.alpha = rho, gamma / (1 - gamma)
         self.adaptive, self.decouple = adaptive, decouple
         self.param_groups, self.state = base.param_groups, base.state
         self._before: dict[Tensor, tuple[Tensor, Tensor]] | None = None
@@ -156,7 +156,7 @@ class WSAM(Optimizer):
             for parameter in group["params"]:
                 if parameter in away:
                     here = local_part(parameter)
-                    here.add_(away[parameter].to(here.dtype), alpha=-group["lr"] * self.share)
+                    here.add_(away[parameter].to(here.dtype), alpha=-group["lr"] * self.alpha)
 
     def _gone_back(self, parameter: Tensor, kept: tuple[Tensor, Tensor] | None) -> Tensor:
         """Restore a parameter's values, and make its gradient the base optimizer's; g' - g.
@@ -173,7 +173,7 @@ class WSAM(Optimizer):
         difference = gradient - first
         gradient.copy_(first)
         if not self.decouple:
-            gradient.add_(difference, alpha=self.share)
+            gradient.add_(difference, alpha=self.alpha)
         return difference
 
     def _parameters(self) -> list[Tensor]:
