@@ -1,4 +1,4 @@
-"""The inner optimizer: no gradient over the limit, no decay of vectors, and WSAM as it is by itself."""
+"""The inner optimizer: bounded gradients, vectors that do not decay, WSAM as the class has it."""
 
 from __future__ import annotations
 
