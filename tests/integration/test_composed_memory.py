@@ -34,7 +34,7 @@ for run, settings in {ways}.items():
         fully_shard(block)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with patch("syncline.life.Scratch", lambda: scratch):
+    with patch("syncline.streamed.Scratch", lambda: scratch):
         replica = Replica(model, optimizer, run=run, settings=settings, control={control!r})
         replica.start()
     scratch.peak = scratch.held
