@@ -11,13 +11,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
+from syncline.metrics import Figures
 from syncline_control.metrics import Metrics as ControlMetrics
 from syncline_control.metrics import Snapshot
 from syncline_sync.metrics import Metrics as SyncMetrics
 from syncline_sync.settings import SyncSettings
 from syncline_testing.deploy import COMPOSE, DASHBOARDS, ROOT, RULES, expressions, load
+from syncline_testing.replicas import Trial
 
 PROVISIONING = ROOT / "docker" / "grafana" / "provisioning"
 PROMETHEUS = ROOT / "docker" / "prometheus"
@@ -29,8 +31,14 @@ FOREIGN = {"up"}
 
 @cache
 def exported() -> frozenset[str]:
-    """The names of every series that the two services export."""
-    texts = generate_latest(SyncMetrics().registry), ControlMetrics().text(Snapshot(), {})
+    """The names of every series that the two services export, and a replica."""
+    told = CollectorRegistry()
+    replica = Trial(None, "any", 0).replica
+    with replica:
+        replica.report(loss=1.0, grad_norm=1.0, lr=1.0, mfu=1.0)
+        told.register(Figures(replica))
+        texts = [generate_latest(told)]
+    texts += [generate_latest(SyncMetrics().registry), ControlMetrics().text(Snapshot(), {})]
     names: set[str] = set()
     for text in texts:
         for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text.decode(), flags=re.MULTILINE):
@@ -62,7 +70,7 @@ def test_an_expression_asks_for_what_is_exported(where: str, expression: str) ->
 
 
 def test_labels_are_ones_that_the_metrics_have() -> None:
-    sources = (ROOT / "services").glob("*/metrics.py")
+    sources = [*(ROOT / "services").glob("*/metrics.py"), ROOT / "worker/syncline/metrics.py"]
     declared = (
         {word for path in sources for word in re.findall(r'"(\w+)"', path.read_text())}
         | SCRAPED
