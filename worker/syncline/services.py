@@ -42,7 +42,8 @@ class Services:
         self._links = dict(links)
         self._epochs = {link: epochs[fragment] for fragment, link in links.items()}
         self._lock = threading.Lock()
-        so = f"waiting up to {timeouts.give_up_s:g} s; start it again on the same data folder"
+        limit = f"{timeouts.give_up_s:g} s, less once this replica is to leave"
+        so = f"waiting up to {limit}; start it again on the same data folder"
         say = voice(identity.rank)
         self._outages = {link: Outage("sync", so, say) for link in self._epochs}
 
