@@ -36,6 +36,7 @@ def test_a_model_takes_its_parameters_back_ties_and_all(tmp_path: Path) -> None:
     state = one.state_dict()
     tensors = {spec.name: state[spec.name].float() for spec in layout.tensors}
     file = write_parameters(tensors, tmp_path / "out", Origin(run="mine"))
+    assert len({path.stat().st_mode for path in file.parent.iterdir()}) == 1, "others read it, too"
     missing, unexpected = load_model(other, file, strict=False)
     assert set(missing) == {"still.weight", "still.bias"} and not unexpected
     assert torch.equal(other.head.weight, one.words.weight)

@@ -6,13 +6,14 @@ What was written over does not come back.
 from __future__ import annotations
 
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from syncline.train.exported import Origin, sign
+from syncline.train.exported import ORIGIN, Origin, sign
 from syncline_proto.errors import ConfigError
 
 
@@ -28,6 +29,7 @@ def exporting(out: Path, origin: Origin) -> Iterator[None]:
     try:
         sign(out, origin)
         yield
+        _open_weights(out)
     except BaseException as error:  # Ctrl+C too
         _take_back(out, before, was_there=was_there)
         if not isinstance(error, (OSError, SafetensorError)):
@@ -36,6 +38,14 @@ def exporting(out: Path, origin: Origin) -> Iterator[None]:
         raise ConfigError(
             f"cannot export to {out}: {why}; make room on its disk, or choose another folder."
         ) from None
+
+
+def _open_weights(out: Path) -> None:
+    """Let who may read the folder's other files read its weights: safetensors' are our own's."""
+    mode = stat.S_IMODE((out / ORIGIN).stat().st_mode)
+    for path in out.glob("*.safetensors"):
+        if stat.S_IMODE(path.stat().st_mode) != mode:
+            path.chmod(mode)
 
 
 def _names(folder: Path) -> set[str]:
