@@ -26,7 +26,6 @@ from syncline_proto.errors import (
     InvalidRequest,
     Overloaded,
     RunConflict,
-    StoreError,
 )
 from syncline_proto.manifest import MANIFEST, Entry, Manifest, manifest_of, sealed
 from syncline_proto.names import NAME_WORDS, valid_name
@@ -106,10 +105,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     async def SaveFragments(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.SaveFragmentsRequest, context: Context
     ) -> AsyncIterator[pb.SaveFragmentsResponse]:
-        with (
-            self._call(f"run {request.run} is not copied to {request.url}"),
-            self._told(request.run),
-        ):
+        with self._call(f"run {request.run} is not copied to {request.url}"):
             async with aclosing(self._save(request)) as answers:
                 async for answer in answers:
                     yield answer
@@ -119,10 +115,10 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     ) -> pb.SealCheckpointResponse:
         with self._call(f"the checkpoint {request.url} is not sealed"):
             manifest = await self._do(_manifest, request.manifest)
-            with self._told(manifest.run):
-                await self._do(_seal, await self._depot(request.url), manifest)
-            said = f"Revision {manifest.revision} is kept as {request.url}."
-            self._tell(manifest.run, "checkpoint.saved", said)
+            await self._do(_seal, await self._depot(request.url), manifest)
+            if self._host.knows(manifest.run):
+                said = f"Revision {manifest.revision} is kept as {request.url}."
+                self._shared.report(manifest.run, EventIn(kind="checkpoint.saved", message=said))
         return pb.SealCheckpointResponse()
 
     async def ReadCheckpoint(
@@ -259,22 +255,6 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     def _see_done(self) -> None:
         if self._is_closing and not self._calls:
             self._all_done.set()
-
-    @contextmanager
-    def _told(self, run: str) -> Generator[None]:
-        """Tell of a checkpoint that the place or the store refuses.
-
-        What its caller may mend by asking again, or has called off, is for the caller alone.
-        """
-        try:
-            yield
-        except (CheckpointError, StoreError) as error:
-            self._tell(run, "checkpoint.failed", error.message)
-            raise
-
-    def _tell(self, run: str, kind: str, message: str) -> None:
-        if self._host.knows(run):
-            self._shared.report(run, EventIn(kind=kind, message=message))
 
     @contextmanager
     def _alone(self, run: str) -> Generator[None]:

@@ -24,8 +24,8 @@ SIZE = 5000
 LAYOUT = flat_layout(SIZE, 3)
 
 
-def begun(cluster: Cluster, name: str) -> None:
-    """A run of one round, of 30 tokens."""
+def begun(cluster: Cluster, name: str, rounds: tuple[int, ...] = (1, 1, 1)) -> None:
+    """A run of so many rounds of each fragment, of 30 tokens each."""
     cluster.post("/runs", {"name": name, "settings": {"codec": {"down": "fp32"}}})
     incarnation = cluster.post(f"/runs/{name}/replicas", {"replica": "a"})["incarnation"]
     with grpc.insecure_channel(cluster.sync_address) as channel:
@@ -46,10 +46,11 @@ def begun(cluster: Cluster, name: str) -> None:
             stub.Push(iter_push(header, np.full(SIZE, fragment, np.float32)), timeout=20)
             pulled(cluster, name, fragment, revision=0)
             round_: Any = {"inner_steps": 1, "tokens": 30, "first_step": 1, "last_step": 1}
-            header.MergeFrom(pb.PushHeader(seq=2, base_revision=0, **round_))
             header.kind = pb.PUSH_KIND_PSEUDO_GRADIENT
-            stub.Push(iter_push(header, np.ones(SIZE, np.float32)), timeout=20)
-            pulled(cluster, name, fragment, revision=1)
+            for base in range(rounds[fragment]):
+                header.MergeFrom(pb.PushHeader(seq=2 + base, base_revision=base, **round_))
+                stub.Push(iter_push(header, np.ones(SIZE, np.float32)), timeout=20)
+                pulled(cluster, name, fragment, revision=base + 1)
 
 
 def pulled(cluster: Cluster, name: str, fragment: int, **which: Any) -> bytes:
@@ -141,9 +142,9 @@ def test_a_run_is_kept_found_and_begun_from(
 
         def told() -> list[str]:
             kinds = [one["kind"] for one in cluster.get("/events?run=first")]
-            return [kind for kind in kinds if kind.startswith("checkpoint.")]
+            return sorted(kind for kind in kinds if kind.startswith("checkpoint."))
 
-        ends = ["saved", "saved", "failed", "saved"]
+        ends = ["failed", "saved", "saved", "saved"]
         wait_until(lambda: told() == [f"checkpoint.{end}" for end in ends], 10, "events are told")
 
         listed = done("ls", str(place), "--check")
@@ -187,6 +188,12 @@ def test_a_run_is_kept_found_and_begun_from(
         cluster.sync.kill()
         cluster.sync.start()
         assert pulled(cluster, "second", 2) == newest[2]
+        begun(cluster, "apart", (1, 3, 1))
+        code, said = refused("save", "apart", str(place))
+        assert code == 21 and "fragment 1: revision 1 is gone; the newest is 3." in said
+        assert "let those that are ahead sit out" in said
     assert refused("export", f"{place}/No-Name", "--out", str(tmp_path / "out"))[0] == 10
     assert done("ls", str(cluster.folder / "store")) == []
+    code, said = refused("ls", f"{place}/first-r1")
+    assert code == 42 and f"is a checkpoint itself; list {place}." in said
     assert exported(done("export", f"{place}/first-r1", "--out", str(tmp_path / "o"))) == newest

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from threading import Barrier, Event
 from typing import Any
 
 import numpy as np
 import pytest
 
+from syncline.cli.app import run
 from syncline.control import ControlClient
 from syncline.link import Link
 from syncline.patience import patiently
@@ -65,6 +67,21 @@ def observed(cluster: Cluster, run: str) -> dict[str, np.ndarray]:
         return {name: tensor.numpy() for name, tensor in cut.tensors.items()}
     finally:
         client.close()
+
+
+def test_a_save_that_every_service_refuses_is_told_once(two: Cluster, tmp_path: Path) -> None:
+    trained(two, "kept", 4)
+    (tmp_path / "file").touch()
+    save = ["checkpoints", "save", "kept", "--control", two.control_url]
+    assert run([*save, str(tmp_path / "file")]) == 42
+    assert run([*save, str(tmp_path / "here")]) == 0
+
+    def told() -> list[str]:
+        kinds = [one["kind"] for one in two.get("/events?run=kept")]
+        return [kind for kind in kinds if kind.startswith("checkpoint.")]
+
+    wait_until(lambda: told()[-1:] == ["checkpoint.saved"], 10, "the second is told")
+    assert told() == ["checkpoint.failed", "checkpoint.saved"]
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 3])

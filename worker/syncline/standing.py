@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from syncline.link import Link
-from syncline_proto.errors import RunConflict, RunUnknown, Unreachable
+from syncline_proto.errors import RevisionGone, RunConflict, RunUnknown, Unreachable
 from syncline_proto.layout import Layout, layout_from_proto
 from syncline_proto.rest import RunView
 from syncline_proto.v1 import sync_pb2 as pb
@@ -36,6 +36,14 @@ def standing(run: RunView, links: Sequence[AnyLink]) -> tuple[Layout, dict[int, 
     owners = owners_of(layout, answers)
     revision = min(state.revision for answer in answers.values() for state in answer.fragments)
     return layout, owners, revision
+
+
+def no_cut(last: RevisionGone) -> RevisionGone:
+    """What to tell who has found no revision of all fragments, again and again; ``last`` is why."""
+    return RevisionGone(
+        f"There is no revision that every fragment has and keeps: {last.message} Each keeps its "
+        "two newest; let those that are ahead sit out until the others are there, then try again."
+    )
 
 
 def _has_nothing(run: RunView, link: Link) -> RunConflict:

@@ -73,7 +73,7 @@ def save_checkpoint(
       syncline checkpoints save my-run /backups
       syncline checkpoints save my-run s3://bucket/my-run --name before-the-change
     """
-    from syncline.launch.checkpoints import copiers, save
+    from syncline.launch.checkpoints import copiers, failure_told, save
     from syncline.settings import checked_name
 
     place = _place(url)
@@ -81,7 +81,7 @@ def save_checkpoint(
         checked_name("checkpoint", name)
     with connect(control, token) as client, copiers(client, token) as services:
         view = client.run(run)
-        with _moving(f"Saving {run}", as_json) as told:
+        with failure_told(client, run), _moving(f"Saving {run}", as_json) as told:
             where, made = save(view, services, place, name, told)
     done = {
         "checkpoint": where,
@@ -111,7 +111,8 @@ def list_checkpoints(
     """List the checkpoints in a place, and whether each is whole.
 
     The newest is the last. They are read from here: neither the control plane nor a sync service
-    is asked. Where one is damaged the exit code is 43, and 42 where there is no such place.
+    is asked. Where one is damaged the exit code is 43, and 42 where there is no such place or it is
+    a checkpoint itself.
 
     \b
     Examples:

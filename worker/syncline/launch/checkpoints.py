@@ -11,25 +11,26 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any, TypeVar
 
 from syncline.control import all_alive
 from syncline.launch.client import OperatorClient
 from syncline.launch.copier import Copier
-from syncline.standing import standing
+from syncline.standing import no_cut, standing
 from syncline_proto.errors import (
     CheckpointError,
     ConfigError,
     RevisionGone,
     RunConflict,
     RunUnknown,
+    StoreError,
     SynclineError,
     Unreachable,
 )
 from syncline_proto.layout import Layout, layout_to_json
 from syncline_proto.manifest import Entry, Manifest
-from syncline_proto.rest import Origin, RunCreate, RunView
+from syncline_proto.rest import EventIn, Origin, RunCreate, RunView
 from syncline_proto.settings import overlaid
 from syncline_proto.tokens import run_tokens
 from syncline_proto.v1 import checkpoints_pb2 as pb
@@ -78,9 +79,9 @@ def save(
         url = f"{place.rstrip('/')}/{name or f'{view.name}-r{revision}'}"
         try:
             entries = _copied(view.name, url, owners, revision, told)
-        except RevisionGone:
+        except RevisionGone as error:
             if attempt == CUTS_MAX - 1:
-                raise
+                raise no_cut(error) from None
             continue
         manifest = _manifest(view, layout, entries, revision)
         services[0].seal(url, manifest)
@@ -123,6 +124,20 @@ def restore(
     # Where it stands the services tell the control plane, which may have heard some of it by now.
     tokens = run_tokens({entry.fragment: entry.committed_tokens for entry in manifest.entries})
     return view.model_copy(update={"revision": manifest.revision, "committed_tokens": tokens})
+
+
+@contextmanager
+def failure_told(client: OperatorClient, run: str) -> Generator[None]:
+    """Let the run's log have a save that the place or a store refuses: once, of all services.
+
+    What may be mended by asking again, or was called off, is for the caller alone.
+    """
+    try:
+        yield
+    except (CheckpointError, StoreError) as error:
+        with suppress(SynclineError):
+            client.tell(run, EventIn(kind="checkpoint.failed", message=error.message))
+        raise
 
 
 def _copied(

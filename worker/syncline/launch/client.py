@@ -14,7 +14,9 @@ from syncline.rest import Rest, below_v1
 from syncline_proto.errors import SynclineError, Unreachable
 from syncline_proto.rest import (
     Event,
+    EventIn,
     ReplicaView,
+    Reports,
     RoundReport,
     RunCreate,
     RunView,
@@ -101,6 +103,11 @@ class OperatorClient:
     def rounds(self, run: str, limit: int) -> list[RoundReport]:
         path = below_v1("runs", run, "rounds")
         return self._rest.call("GET", path, list[RoundReport], query={"limit": limit})
+
+    def tell(self, run: str, event: EventIn) -> None:
+        """Add a line to a run's log."""
+        body = Reports(events=[event]).model_dump(mode="json")
+        self._rest.send("POST", below_v1("runs", run, "reports"), body=body)
 
     def sync_services(self) -> list[SyncEndpoint]:
         return self._rest.call("GET", "/v1/sync-services", list[SyncEndpoint])

@@ -50,13 +50,16 @@ def listed(url: str, *, check: bool, moved: Moved) -> list[Kept]:
 
     Raises:
         InvalidRequest, ConfigError: it is no such address, or its store cannot be read here.
-        CheckpointError: there is no such folder, or the store refuses.
+        CheckpointError: there is no such folder, it is a checkpoint itself, or the store refuses.
     """
     above = Depot(url)
     found = [(name, above.below(name)) for name in above.folders() if valid_name(name)]
     looked_at = [
         _looked_at(depot, name, check, moved) for name, depot in found if MANIFEST in depot.sizes()
     ]
+    if not looked_at and MANIFEST in above.sizes():
+        place = url.rstrip("/").rpartition("/")[0]
+        raise CheckpointError(f"{url} is a checkpoint itself; list {place or '/'}.")
     return sorted(looked_at, key=lambda one: one.created_at or 0.0)
 
 
