@@ -186,6 +186,7 @@ class ControlLink:
         except (asyncio.CancelledError, Forbidden):
             self._reports.put_back(run, batch)
             raise
+        self._reports.settle()
         if answer.is_success:
             self._reports.taken()
 

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +18,7 @@ import structlog
 
 from syncline_proto.codec import Float32, UInt16
 from syncline_proto.errors import CheckpointError, RevisionGone, StoreDamaged
+from syncline_proto.rest import RoundReport
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
 from syncline_sync.files import (
@@ -36,7 +37,7 @@ from syncline_sync.files import (
     understood,
     write_safetensors,
 )
-from syncline_sync.saved import saved_from_json, saved_to_json
+from syncline_sync.saved import reports_from_json, saved_from_json, saved_to_json
 from syncline_sync.sources import Filed
 
 log = structlog.get_logger()
@@ -108,6 +109,8 @@ class Loaded:
     gradients: tuple[Saved, ...] = ()
     gradient: Float32 | None = None
     offer: tuple[Saved, Float32] | None = None
+    reports: tuple[RoundReport, ...] = ()
+    """Of rounds that may not have been heard of, the newest of them included."""
 
     @property
     def saved(self) -> Saved:
@@ -164,10 +167,12 @@ class FragmentStore:
         parameters: Float32,
         momentum: Float32,
         published: UInt16 | None = None,
+        reports: Sequence[str] = (),
     ) -> None:
         """Make a revision durable: its parameters, momentum and everything remembered.
 
         ``published`` is for int8 down: bf16 as bits, the value from which the next one follows.
+        ``reports`` of rounds are JSON, for a start that has to tell them again.
         """
         name = self._unused(f"r{saved.revision:08d}")
         tensors: dict[str, Tensor] = {"parameters": parameters, "momentum": momentum}
@@ -175,16 +180,16 @@ class FragmentStore:
             tensors["published"] = published
         # Mean gradients and offers end with the synchronous phase: no later revision names any.
         kept = [e for e in self._entries if not e.alone][: KEPT - 1]
-        self._commit(tensors, saved, Entry(name, saved.revision, 0, 0, 0), kept)
+        self._commit(tensors, saved, Entry(name, saved.revision, 0, 0, 0), kept, reports)
 
-    def commit_gradient(self, saved: Saved, gradient: Float32) -> None:
+    def commit_gradient(self, saved: Saved, gradient: Float32, reports: Sequence[str] = ()) -> None:
         """Make a mean gradient durable; the parameters' file stays as it is."""
         name = self._unused(f"g{saved.gradient_step:08d}")
         mine = [e for e in self._entries if e.alone == "gradient"]
         gradients = [e for e in mine if e.gradient_step < saved.gradient_step]
         kept = gradients[: KEPT - 1] + [e for e in self._entries if not e.alone]
         entry = Entry(name, saved.revision, saved.gradient_step, 0, 0)
-        self._commit({"gradient": gradient}, saved, entry, kept)
+        self._commit({"gradient": gradient}, saved, entry, kept, reports)
 
     def commit_offer(self, saved: Saved, parameters: Float32) -> None:
         """Make an offer durable, beside all that is there; the next commit takes it away."""
@@ -240,14 +245,16 @@ class FragmentStore:
             return None
         saved: dict[str | None, tuple[Saved, ...]] = {}
         arrays: dict[str, Tensor] = {}
+        reports: tuple[RoundReport, ...] = ()
         for entry in entries:
             newer = saved.get(entry.alone, ())
             try:
-                one, found = self._read(entry, with_arrays=not newer)
+                one, found, beside = self._read(entry, with_arrays=not newer)
             except StoreDamaged as error:
                 raise StoreDamaged(f"{error.message}{self._way_out(entries)}") from error
             saved[entry.alone] = (one, *newer)
             arrays |= found
+            reports = reports or beside  # an offer has none
         self._entries = entries
         offers = [(one, cast(Float32, arrays["offer"])) for one in saved.get("offer", ())]
         return Loaded(
@@ -258,6 +265,7 @@ class FragmentStore:
             gradients=saved.get("gradient", ()),
             gradient=cast(Float32 | None, arrays.get("gradient")),
             offer=offers[-1] if offers else None,
+            reports=reports,
         )
 
     def head(self) -> list[Entry] | None:
@@ -303,12 +311,17 @@ class FragmentStore:
         )
 
     def _commit(
-        self, tensors: Mapping[str, Tensor], saved: Saved, entry: Entry, kept: list[Entry]
+        self,
+        tensors: Mapping[str, Tensor],
+        saved: Saved,
+        entry: Entry,
+        kept: list[Entry],
+        reports: Sequence[str] = (),
     ) -> None:
         if not self._entries:  # what has begun is never begun anew: its folder is there, or lost
             make_folder(self.folder)
         self._sweep_leftovers()  # room on the disk first: a kill may have left whole files
-        metadata = {**self.place.metadata(), "saved": saved_to_json(saved)}
+        metadata = {**self.place.metadata(), "saved": saved_to_json(saved, reports)}
         size, crc = write_safetensors(self.folder / entry.file, tensors, metadata)
         entries = [replace(entry, bytes=size, crc32c=crc), *kept]
         self.name(entries)
@@ -324,8 +337,10 @@ class FragmentStore:
         tries = (f"{stem}{f'.{i}' if i else ''}.safetensors" for i in range(len(named) + 1))
         return next(name for name in tries if name not in named)
 
-    def _read(self, entry: Entry, *, with_arrays: bool) -> tuple[Saved, dict[str, Tensor]]:
-        """Check a file and read what was saved in it; its arrays only where they are wanted."""
+    def _read(
+        self, entry: Entry, *, with_arrays: bool
+    ) -> tuple[Saved, dict[str, Tensor], tuple[RoundReport, ...]]:
+        """Check a file and read what was saved in it; its arrays and reports only if wanted."""
         path = self.folder / entry.file
         with reading(path) as file:
             size, crc = checksum_of(file)
@@ -337,10 +352,11 @@ class FragmentStore:
                 raise StoreDamaged(f"{path} is damaged: {said}. {MEND}")
             with understood(path):
                 arrays, metadata = arrays_of(file)
-                saved = saved_from_json(metadata.pop("saved"))
+                saved = saved_from_json(text := metadata.pop("saved"))
                 self._check(entry, saved, arrays, metadata)
                 wanted = arrays if with_arrays else {}
-                return saved, {name: array_of(file, array) for name, array in wanted.items()}
+                found = {name: array_of(file, array) for name, array in wanted.items()}
+                return saved, found, reports_from_json(text) if with_arrays else ()
 
     def _check(
         self, entry: Entry, saved: Saved, arrays: dict[str, Array], metadata: dict[str, str]

@@ -47,6 +47,13 @@ from syncline_sync.stored import (
     sent_of,
 )
 
+Reports = Callable[[merge.Outcome | None], Sequence[str]]
+"""What a round's commit keeps for the control plane, once its outcome is known."""
+
+
+def no_reports(_: merge.Outcome | None) -> Sequence[str]:
+    return ()
+
 
 class Holding:
     """One fragment's. Its methods are called one after another."""
@@ -114,31 +121,33 @@ class Holding:
         if self._accumulator is not None:
             self._spare, self._accumulator = self._accumulator, None
 
-    async def finish(self, closing: Closing) -> merge.Outcome | None:
+    async def finish(self, closing: Closing, reports: Reports = no_reports) -> None:
         """The end of a round: outer step, commit, and only then publication; or the other way.
+
+        ``reports``, asked for after the outer step, go with the commit.
 
         Raises:
             StoreError: the disk refuses this round, or the one before; nothing is published.
         """
         await self.written()
         if closing.kind is Kind.GRADIENT:
-            await self._finish_gradient(closing)
-            return None
+            await self._finish_gradient(closing, reports)
+            return
         sent, unread = await self._to_advance(closing)
         outcome, told = await self._step(closing, sent, unread)
         difference = None if told is None else Difference(told)
         if closing.saved.is_by_difference and sent is None:
             await self._publish_anew()
         await self._hold(self.revisions)
+        kept = reports(outcome)
         if closing.behind:
             await self._fall_behind()
             await self._publish(closing.saved, difference)
-            self._writing = asyncio.create_task(self._write(self._commit, closing.saved))
+            self._writing = asyncio.create_task(self._write(self._commit, closing.saved, kept))
             self._writing.add_done_callback(self._see_written)
         else:
-            await self._write(self._commit, closing.saved)
+            await self._write(self._commit, closing.saved, kept)
             await self._publish(closing.saved, difference)
-        return outcome
 
     async def written(self) -> None:
         """Wait until everything that is published is on the disk.
@@ -245,18 +254,18 @@ class Holding:
         for _, value in self.revisions.values[-1:]:
             await value.move(self._store.filed(value.saved, value.codec))
 
-    def _commit(self, saved: Saved) -> None:
+    def _commit(self, saved: Saved, reports: Sequence[str]) -> None:
         with self._commit_seconds():
-            self._store.commit(saved, self._parameters, self._momentum, self._sent)
+            self._store.commit(saved, self._parameters, self._momentum, self._sent, reports)
 
-    async def _finish_gradient(self, closing: Closing) -> None:
+    async def _finish_gradient(self, closing: Closing, reports: Reports) -> None:
         gradient, self._accumulator = self._accumulator, None
         if gradient is None:
             gradient = np.zeros(self._numel, np.float32)
         else:
             await self._compute(merge.mean, gradient, closing.total_weight)
         await self._hold(self.gradients)
-        await self._write(self._store.commit_gradient, closing.saved, gradient)
+        await self._write(self._store.commit_gradient, closing.saved, gradient, reports(None))
         for _, value in self.gradients.values[-1:]:
             before = self._store.filed(value.saved, value.codec, is_gradient=True)
             await value.move(before)

@@ -92,6 +92,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         Slabs(min(KEPT_BYTES, settings.staging_bytes)),
         settings.seat,
         lambda: link.hurry() if link else None,
+        lambda: reports.settled,
     )
     await shared.compute(compile_all)  # or the first round would wait for it
     host = Host(shared)

@@ -37,16 +37,24 @@ class ReportQueue:
         self._put_at_s = -math.inf
         self.dropped = 0
         """Since the control plane last took something; told by ``taken``."""
+        self._put = 0
+        """How many have come; the last of them are those that wait."""
+        self._upto = 0
+        self.settled = 0
+        """Tickets below it need not be told again: they were taken, refused, or dropped before."""
 
-    def put(self, run: str, what: RoundReport | EventIn) -> None:
+    def put(self, run: str, what: RoundReport | EventIn) -> int:
+        """Let it wait behind the others; return its ticket, which ``settled`` passes one day."""
         if len(self._items) >= QUEUE_MAX:
             self._items.popleft()
             if not self.dropped:
                 log.warning("too many reports wait; dropping the oldest", waiting=QUEUE_MAX)
             self.dropped += 1
         self._items.append((run, what))
+        self._put += 1
         self._put_at_s = time.monotonic()
         self._filled.set()
+        return self._put - 1
 
     def put_back(self, run: str, batch: Sequence[RoundReport | EventIn]) -> None:
         """A batch that may not have been taken is the oldest once more, as far as there is room."""
@@ -55,6 +63,10 @@ class ReportQueue:
         newest = batch[len(batch) - free :]
         self._items.extendleft((run, what) for what in reversed(newest))
         self._filled.set()
+
+    def settle(self) -> None:
+        """The last batch has been answered: whatever that was, it is not sent again."""
+        self.settled = self._upto
 
     def taken(self) -> None:
         """The control plane has taken something: tell what it will never hear of."""
@@ -80,4 +92,5 @@ class ReportQueue:
         batch: list[RoundReport | EventIn] = []
         while self._items and self._items[0][0] == run and len(batch) < BATCH_MAX:
             batch.append(self._items.popleft()[1])
+        self._upto = self._put - len(self._items)
         return run, batch

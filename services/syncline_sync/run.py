@@ -53,8 +53,8 @@ LITTLE_ROOM = (
     "until it is cut. Give the sync service --staging-bytes {wanted} or more."
 )
 
-Report = Callable[[str, RoundReport | EventIn], None]
-"""(run, what): goes to the control plane when it can."""
+Report = Callable[[str, RoundReport | EventIn], int]
+"""(run, what): goes to the control plane when it can; its ticket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ class Shared:
     """Which fragments of every run are ours."""
     vote: Callable[[], None] = lambda: None
     """How a run's synchronous phase stands has changed: the control plane should hear of it."""
+    settled: Callable[[], int] = lambda: 0
+    """Reports of lower tickets need not be told again."""
 
     async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run heavy work in the pool."""
@@ -281,6 +283,7 @@ class RunHost:
             metrics=self.metrics,
             tell_round=lambda report: self._shared.report(self.name, report),
             tell=lambda event: self._shared.report(self.name, event),
+            settled=self._shared.settled,
             ending=self._ending,
             look=self._look,
             fail=self._shared.fail,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,9 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
-from syncline_sync.core.record import ClosedBy, Kind, WholePush
+from syncline_sync.core.merge import Outcome
+from syncline_sync.core.record import ClosedBy, Closing, Kind, WholePush
+from syncline_sync.core.untold import Untold
 from syncline_sync.disk import Disk
 from syncline_sync.holding import Holding
 from syncline_sync.metrics import RunMetrics
@@ -56,9 +58,11 @@ class Surroundings:
     pool: ThreadPoolExecutor
     disk: Disk
     metrics: RunMetrics
-    tell_round: Callable[[RoundReport], None]
-    tell: Callable[[EventIn], None]
+    tell_round: Callable[[RoundReport], int]
+    tell: Callable[[EventIn], int]
     """A line for the run's event log."""
+    settled: Callable[[], int]
+    """Below which tickets all has been heard that was told."""
     ending: Ending
     """Of the run's synchronous phase; its fragments share it."""
     look: Callable[[], None]
@@ -107,6 +111,9 @@ class Runner:
         if not self.core.synchronous:
             self._end_gradients()
         around.metrics.stands(number, self.core.saved)
+        self._untold = Untold()
+        for report in stored.reports:
+            self._tell_round(report)
         self._task = asyncio.create_task(self._run(), name=f"fragment {around.run}/{number}")
 
     def submit(self, staged: Staged) -> None:
@@ -213,7 +220,13 @@ class Runner:
     async def _close(self, closed_by: ClosedBy) -> None:
         """Finish the open round: outer step, store, publish, report."""
         closing = self.core.close(closed_by)
-        outcome = await self.holding.finish(closing)
+        made: list[RoundReport] = []
+
+        def reports(outcome: Outcome | None) -> Sequence[str]:
+            made.append(self._report(closing, outcome))
+            return self._untold.kept(self._around.settled(), made[0].model_dump_json())
+
+        await self.holding.finish(closing, reports)
         self.latest = closing.saved
         if self.latest.revision > 0:
             self._end_gradients()
@@ -221,9 +234,15 @@ class Runner:
         self._around.metrics.closed(self.number, closing, seconds)
         for sentence in closing.told:
             self._tell("fragment.norms", sentence)
-        self._around.tell_round(
-            round_report(self.number, self.name, closing, outcome, seconds, time.time())
-        )
+        self._tell_round(made[0].model_copy(update={"seconds": seconds}))
+
+    def _report(self, closing: Closing, outcome: Outcome | None) -> RoundReport:
+        """The round as it is now, before its commit."""
+        seconds = time.monotonic() - closing.opened_s
+        return round_report(self.number, self.name, closing, outcome, seconds, time.time())
+
+    def _tell_round(self, report: RoundReport) -> None:
+        self._untold.told(self._around.tell_round(report), report.model_dump_json())
 
     def _end_gradients(self) -> None:
         why = "gradient_step: the synchronous phase is over; pull revisions."

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt16, codec_of, encode
+from syncline_proto.rest import RoundReport
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Saved
 from syncline_sync.fragment_store import FragmentStore
@@ -41,6 +42,8 @@ class Stored:
     epoch: int = 1
     offer: tuple[Saved, Float32] | None = None
     """Parameters that wait for those of other fragments, at the end of the synchronous phase."""
+    reports: tuple[RoundReport, ...] = ()
+    """Of rounds that the control plane may not have heard of."""
 
     @classmethod
     def read(cls, store: FragmentStore, epoch: int = 1) -> Stored:
@@ -84,6 +87,7 @@ class Stored:
             gradients=tuple(gradients),
             epoch=epoch,
             offer=offer,
+            reports=loaded.reports,
         )
 
 

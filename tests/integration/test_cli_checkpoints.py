@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,12 @@ def exported(told: Any) -> list[bytes]:
     return [tensors[spec.name].tobytes() for spec in LAYOUT.tensors]
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
 def commands(
     capsys: pytest.CaptureFixture[str],
 ) -> tuple[Callable[..., Any], Callable[..., tuple[int, str]]]:
@@ -99,101 +105,120 @@ def test_an_address_of_nothing_is_refused(
 
 
 def test_a_run_that_nobody_has_joined_is_none_to_keep_or_export_and_is_no_unknown_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     _, refused = commands(capsys)
-    with Cluster(tmp_path) as cluster:
-        monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
-        cluster.post("/runs", {"name": "early"})
-        begin = "start one (syncline train JOB --run early), then try again."
-        code, said = refused("save", "early", str(tmp_path / "kept"))
-        assert code == 16 and "Run early has no parameters yet, for no replica" in said
-        assert begin in said
-        assert run(["export", "early", "--out", str(tmp_path / "out")]) == 16
-        assert begin in capsys.readouterr().err
-        cluster.post("/runs/early/stop")
-        code, said = refused("save", "early", str(tmp_path / "kept"))
-        assert code == 16 and "Run early ended before it had parameters" in said
-        assert refused("save", "never-created", str(tmp_path / "kept"))[0] == 15
+    monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
+    cluster.post("/runs", {"name": "early"})
+    begin = "start one (syncline train JOB --run early), then try again."
+    code, said = refused("save", "early", str(tmp_path / "kept"))
+    assert code == 16 and "Run early has no parameters yet, for no replica" in said
+    assert begin in said
+    assert run(["export", "early", "--out", str(tmp_path / "out")]) == 16
+    assert begin in capsys.readouterr().err
+    cluster.post("/runs/early/stop")
+    code, said = refused("save", "early", str(tmp_path / "kept"))
+    assert code == 16 and "Run early ended before it had parameters" in said
+    assert refused("save", "never-created", str(tmp_path / "kept"))[0] == 15
 
 
 def test_a_run_is_kept_found_and_begun_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     place = tmp_path / "kept"
 
     done, refused = commands(capsys)
 
-    with Cluster(tmp_path) as cluster:
-        monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
-        begun(cluster, "first")
-        assert refused("save", "nobody", str(place))[0] == 15
-        made = done("save", "first", str(place))
-        assert made["checkpoint"] == f"{place}/first-r1"
-        assert done("save", "first", str(place), "--name", "other")["bytes"] == made["bytes"]
-        code, said = refused("save", "first", str(place))
-        assert code == 42 and "another name" in said and said.count("\n") == 1
-        for name in ("a/b", "", "Upper"):
-            code, said = refused("save", "first", str(place), "--name", name)
-            assert code == 10 and "lower-case letters" in said
-        assert refused("save", "first", "")[0] == 10
-        assert refused("save", "first", str(cluster.folder / "store" / "kept"))[0] == 10
-        assert done("save", "first", str(place), "--name", "latest")["revision"] == 1
+    monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
+    begun(cluster, "first")
+    assert refused("save", "nobody", str(place))[0] == 15
+    made = done("save", "first", str(place))
+    assert made["checkpoint"] == f"{place}/first-r1"
+    assert done("save", "first", str(place), "--name", "other")["bytes"] == made["bytes"]
+    code, said = refused("save", "first", str(place))
+    assert code == 42 and "another name" in said and said.count("\n") == 1
+    for name in ("a/b", "", "Upper"):
+        code, said = refused("save", "first", str(place), "--name", name)
+        assert code == 10 and "lower-case letters" in said
+    assert refused("save", "first", "")[0] == 10
+    assert refused("save", "first", str(cluster.folder / "store" / "kept"))[0] == 10
+    assert done("save", "first", str(place), "--name", "latest")["revision"] == 1
 
-        def told() -> list[str]:
-            kinds = [one["kind"] for one in cluster.get("/events?run=first")]
-            return sorted(kind for kind in kinds if kind.startswith("checkpoint."))
+    def told() -> list[str]:
+        kinds = [one["kind"] for one in cluster.get("/events?run=first")]
+        return sorted(kind for kind in kinds if kind.startswith("checkpoint."))
 
-        ends = ["failed", "saved", "saved", "saved"]
-        wait_until(lambda: told() == [f"checkpoint.{end}" for end in ends], 10, "events are told")
+    ends = ["failed", "saved", "saved", "saved"]
+    wait_until(lambda: told() == [f"checkpoint.{end}" for end in ends], 10, "events are told")
 
-        listed = done("ls", str(place), "--check")
-        assert [(one["name"], one["run"], one["damage"]) for one in listed] == [
-            ("first-r1", "first", None),
-            ("other", "first", None),
-            ("latest", "first", None),
-        ], "the newest last"
-        hurt = sorted((place / "other").glob("00001-*"))[0]
-        data = bytearray(hurt.read_bytes())
-        data[-1] ^= 1
-        hurt.write_bytes(data)
-        assert [one["damage"] for one in done("ls", str(place))] == [None] * 3
-        assert hurt.name in done("ls", str(place), "--check", code=43)[1]["damage"]
-        code, said = refused("ls", str(place), "--check")
-        assert code == 43 and f"1 of 3 checkpoints in {place} is damaged" in said
-        code, said = refused("restore", f"{place}/other", "--run", "second")
-        assert code == 43 and hurt.name in said and "have another checksum" in said
-        assert [one["name"] for one in cluster.get("/runs")] == ["first"]
+    listed = done("ls", str(place), "--check")
+    assert [(one["name"], one["run"], one["damage"]) for one in listed] == [
+        ("first-r1", "first", None),
+        ("other", "first", None),
+        ("latest", "first", None),
+    ], "the newest last"
+    hurt = sorted((place / "other").glob("00001-*"))[0]
+    data = bytearray(hurt.read_bytes())
+    data[-1] ^= 1
+    hurt.write_bytes(data)
+    assert [one["damage"] for one in done("ls", str(place))] == [None] * 3
+    assert hurt.name in done("ls", str(place), "--check", code=43)[1]["damage"]
+    code, said = refused("ls", str(place), "--check")
+    assert code == 43 and f"1 of 3 checkpoints in {place} is damaged" in said
+    code, said = refused("restore", f"{place}/other", "--run", "second")
+    assert code == 43 and hurt.name in said and "have another checksum" in said
+    assert "second" not in [one["name"] for one in cluster.get("/runs")]
 
-        assert refused("restore", f"{place}/first-r1", "--run", "first")[0] == 16
-        assert refused("restore", f"{place}/none", "--run", "second")[0] == 42
-        for wrong, why in (
-            ("run.outer.lr=-1", "outer.lr"),
-            ("model.path=there", "model"),
-            ("run.blocks_per_fragment=2", "blocks_per_fragment: the fragments stay"),
-        ):
-            restore = ("restore", f"{place}/first-r1", "--run", "second", "--set", wrong)
-            code, said = refused(*restore)
-            assert code == 10 and why in said
-        changes = ("--set", "run.outer.lr=0.5", "--set", "sync_every=8")
-        view = done("restore", f"{place}/first-r1", "--run", "second", *changes)
-        assert view["settings"]["sync_every"] == 8
-        assert view["settings"]["outer"]["lr"] == 0.5
-        assert (view["revision"], view["committed_tokens"]) == (1, 30)
-        code = run(["runs", "show", "second"])
-        assert code == 0 and "waits for replicas" in capsys.readouterr().out
-        assert view["origin"]["checkpoint"] == f"{place}/first-r1"
-        newest = [pulled(cluster, "first", fragment) for fragment in range(3)]
-        assert [pulled(cluster, "second", fragment) for fragment in range(3)] == newest
-        cluster.sync.kill()
-        cluster.sync.start()
-        assert pulled(cluster, "second", 2) == newest[2]
-        begun(cluster, "apart", (1, 3, 1))
-        code, said = refused("save", "apart", str(place))
-        assert code == 21 and "fragment 1: revision 1 is gone; the newest is 3." in said
-        assert "let those that are ahead sit out" in said
+    assert refused("restore", f"{place}/first-r1", "--run", "first")[0] == 16
+    assert refused("restore", f"{place}/none", "--run", "second")[0] == 42
+    for wrong, why in (
+        ("run.outer.lr=-1", "outer.lr"),
+        ("model.path=there", "model"),
+        ("run.blocks_per_fragment=2", "blocks_per_fragment: the fragments stay"),
+    ):
+        restore = ("restore", f"{place}/first-r1", "--run", "second", "--set", wrong)
+        code, said = refused(*restore)
+        assert code == 10 and why in said
+    changes = ("--set", "run.outer.lr=0.5", "--set", "sync_every=8")
+    view = done("restore", f"{place}/first-r1", "--run", "second", *changes)
+    assert view["settings"]["sync_every"] == 8
+    assert view["settings"]["outer"]["lr"] == 0.5
+    assert (view["revision"], view["committed_tokens"]) == (1, 30)
+    code = run(["runs", "show", "second"])
+    assert code == 0 and "waits for replicas" in capsys.readouterr().out
+    assert view["origin"]["checkpoint"] == f"{place}/first-r1"
+    newest = [pulled(cluster, "first", fragment) for fragment in range(3)]
+    assert [pulled(cluster, "second", fragment) for fragment in range(3)] == newest
+    cluster.sync.kill()
+    cluster.sync.start()
+    assert pulled(cluster, "second", 2) == newest[2]
     assert refused("export", f"{place}/No-Name", "--out", str(tmp_path / "out"))[0] == 10
     assert done("ls", str(cluster.folder / "store")) == []
     code, said = refused("ls", f"{place}/first-r1")
     assert code == 42 and f"is a checkpoint itself; list {place}." in said
     assert exported(done("export", f"{place}/first-r1", "--out", str(tmp_path / "o"))) == newest
+
+
+def test_where_fragments_stand_apart_no_round_of_them_is_untold_and_none_is_kept(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The service is killed before it has told the rounds that it has committed."""
+    monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
+    begun(cluster, "apart", (1, 3, 1))
+    cluster.sync.kill()
+    cluster.sync.start()
+    heard = "the rounds that the kill left untold are told"
+    wait_until(lambda: cluster.get("/runs/apart")["fragment_rounds"] == 5, 10, heard)
+    _, refused = commands(capsys)
+    code, said = refused("save", "apart", str(tmp_path / "kept"))
+    assert code == 21 and "fragment 1: revision 1 is gone; the newest is 3." in said
+    assert "let those that are ahead sit out" in said

@@ -162,6 +162,8 @@ async def test_only_the_newest_rounds_are_kept(
     newest = (await api.get("/v1/runs/r/rounds?limit=2")).json()
     assert [one["revision"] for one in newest] == [11, 12]
     assert (await run(api))["fragment_rounds"] == 12
+    await report(api, round_of(0, 12), round_of(0, 7), round_of(1, 7))
+    assert (await run(api))["fragment_rounds"] == 13, "two of them were told again"
 
 
 async def test_a_report_that_does_not_fit_changes_nothing(api: httpx.AsyncClient) -> None:

@@ -227,13 +227,18 @@ async def service(
     reports: list[RoundReport | EventIn] = []
     faults: list[BaseException | None] = []
     pool, disk = ThreadPoolExecutor(2), Disk()
+
+    def report(_run: str, what: RoundReport | EventIn) -> int:
+        reports.append(what)
+        return len(reports) - 1
+
     shared = Shared(
         root,
         pool,
         disk,
         Budget(staging_bytes),
         Metrics(),
-        lambda _run, what: reports.append(what),
+        report,
         faults.append,
         seat=seat,
     )

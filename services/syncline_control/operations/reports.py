@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from sqlalchemy import delete, select
 
@@ -58,7 +59,10 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
     }
     known = _known(tx, run_row, reports)
     for report in reports:
-        if (key := _key(report)) in known or _says_nothing(fragments.get(report.fragment), report):
+        row = fragments.get(report.fragment)
+        if (key := _key(report)) in known or _says_nothing(row, report):
+            continue
+        if row and report.committed_at <= row.committed_at and _is_forgotten(tx, run_row, report):
             continue
         known.add(key)
         tx.session.add(_row(run_row, report))
@@ -117,6 +121,16 @@ def _known(
     return {
         (number, kind, at, step, when) for number, kind, at, step, when in tx.session.execute(query)
     }
+
+
+def _is_forgotten(tx: Transaction, run_row: Run, report: RoundReport) -> bool:
+    """Whether a round is older than all that are kept, and others had to go: it was one of them.
+
+    A service that starts tells the last rounds of its fragments again, however old they are.
+    """
+    times = select(Round.committed_at).where(Round.run_id == run_row.id)
+    oldest = times.order_by(Round.id.desc()).offset(ROUNDS_KEPT - 1).limit(1)
+    return (tx.session.scalar(oldest) or -math.inf) > report.committed_at
 
 
 def _key(report: RoundReport) -> tuple[int, str, int, int, float]:

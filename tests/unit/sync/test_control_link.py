@@ -116,11 +116,12 @@ def test_what_was_dropped_is_told_when_something_is_taken(monkeypatch: pytest.Mo
         async with link_to(answer, reports=reports) as link:
             for number in range(3):
                 reports.put("run", event(number))
+            assert reports.settled == 0
             await link.send_last(60)
-            assert reports.dropped == 2, "it was refused"
+            assert (reports.dropped, reports.settled) == (2, 3), "it was refused"
             reports.put("run", event(3))
             await link.send_last(60)
-            assert reports.dropped == 0
+            assert (reports.dropped, reports.settled) == (0, 4)
 
     with capture_logs() as logs:
         asyncio.run(scenario())
