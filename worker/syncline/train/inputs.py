@@ -115,4 +115,8 @@ def prepared_by_all(data: DataSection) -> Path:
 def collated(dataset: Sequences, indices: np.ndarray, device: torch.device) -> Batch:
     """The sequences as one batch on ``device``."""
     rows = [dataset[int(index)] for index in indices]
-    return {key: torch.stack([row[key] for row in rows]).to(device) for key in rows[0]}
+    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    if device.type != "cuda":
+        return {key: column.to(device) for key, column in batch.items()}
+    # The host goes on while they are copied.
+    return {k: column.pin_memory().to(device, non_blocking=True) for k, column in batch.items()}
