@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from syncline.integrations.apart import begin_apart
+from syncline.optim.followed import followed
 from syncline.replica import Replica
 from syncline_proto.settings import RunSettings
 
@@ -29,12 +30,14 @@ class Guest:
         settings: RunSettings | dict[str, Any] | None,
         control: str | None,
         tokens_of: Callable[[Any], SupportsIndex] | None,
+        join_ramp_steps: int | None,
     ) -> None:
         """As ``Replica``."""
         self._how: dict[str, Any] = {
-            **{"run": run, "name": name, "settings": settings},
-            **{"control": control, "tokens_of": tokens_of},
+            **{"run": run, "name": name, "settings": settings, "control": control},
+            **{"tokens_of": tokens_of, "join_ramp_steps": join_ramp_steps},
         }
+        self._ramp: list[RemovableHandle] = []
         self.replica: Replica | None = None
         """The one that is in training now, or was last."""
         self.is_live = False
@@ -49,6 +52,7 @@ class Guest:
         if replica.active:
             check()
         replica.start()
+        self._ramp = ramped(followed(optimizer), lambda: replica.lr_factor)
         self.is_live = True
         return replica
 
@@ -82,10 +86,34 @@ class Guest:
         if self.replica is None or not self.is_live:
             return
         self.is_live = False
+        for handle in self._ramp:
+            handle.remove()
         if error is not None:
             self.replica.__exit__(type(error), error, None)
         else:
             self.replica.close(failed)
+
+
+def ramped(optimizer: Optimizer, factor: Callable[[], float]) -> list[RemovableHandle]:
+    """Let each step go by ``factor`` of the rates that are set, and leave those as they are."""
+    rates: list[Any] = []
+
+    def lower(*_: Any) -> None:
+        share = factor()
+        rates[:] = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * share
+
+    def restore(*_: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    before: Any = lower
+    after: Any = restore
+    return [
+        optimizer.register_step_pre_hook(before),
+        optimizer.register_step_post_hook(after),
+    ]
 
 
 class GuestCallback:
@@ -99,10 +127,16 @@ class GuestCallback:
         settings: RunSettings | dict[str, Any] | None = None,
         control: str | None = None,
         tokens_of: Callable[[Any], SupportsIndex] | None = None,
+        join_ramp_steps: int | None = None,
     ) -> None:
         """As ``Replica``; what ``tokens_of`` is given, the callback says."""
         self._guest = Guest(
-            run=run, name=name, settings=settings, control=control, tokens_of=tokens_of
+            run=run,
+            name=name,
+            settings=settings,
+            control=control,
+            tokens_of=tokens_of,
+            join_ramp_steps=join_ramp_steps,
         )
         self._hook: RemovableHandle | None = None
         """In the loop of the library while a training is under way."""
