@@ -48,6 +48,35 @@ class Model(nn.Module):
 def model(width, blocks=2):
     return Model(width, blocks)
 
+class Odd(Model):
+    def forward(self, **batch):
+        return self.odd(super().forward(**batch))
+
+def odd(changed):
+    def make(width):
+        model = Odd(width, 2)
+        model.odd = changed
+        return model
+    return make
+
+plain = odd(vars)
+logits = odd(lambda made: made.logits)
+per_token = odd(lambda made: SimpleNamespace(loss=made.logits.mean(-1)))
+number_only = odd(lambda made: {"loss": float(made.loss)})
+detached = odd(lambda made: {"loss": made.loss.detach()})
+
+class Deaf(Model):
+    def forward(self, tokens):
+        return super().forward(tokens)
+
+def deaf(width):
+    return Deaf(width, 2)
+
+def small(width):
+    model = Model(width, 2)
+    model.embed = nn.Embedding(30, width)
+    return model
+
 class Counting:
     def __init__(self, start, length, count):
         self.start, self.length, self.count = start, length, count
@@ -72,6 +101,20 @@ def short(split, length):
 
 def text(*args):
     return ["one", "two"]
+
+class Broken(Counting):
+    def __getitem__(self, index):
+        return super().__getitem__(index) if index < 8 else {}[index]
+
+def broken(split, length):
+    return Broken(0, length, 64)
+
+class Ragged(Counting):
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "weight": torch.ones(2 if index else 1)}
+
+def ragged(split, length):
+    return Ragged(0, length, 64)
 
 def raises(*args, **kwargs):
     raise RuntimeError("no such table.")
@@ -120,8 +163,10 @@ def train(folder: Path, *arguments: str) -> tuple[int | None, str, str]:
     return program.returncode, out, errors
 
 
-def test_alone_it_trains_and_writes_the_parameters(folder: Path) -> None:
-    code, out, errors = train(folder, "--set", "export.folder=out")
+@pytest.mark.parametrize("factory", ["model", "plain"])
+def test_alone_it_trains_and_writes_the_parameters(folder: Path, factory: str) -> None:
+    named = f"model.factory=mine.models:{factory}"
+    code, out, errors = train(folder, "--set", "export.folder=out", "--set", named)
     assert code == 0, errors
     ending = json.loads(out)
     assert ending["reason"] == "budget" and ending["inner_step"] == BUDGET // 128
@@ -179,11 +224,24 @@ def test_two_replicas_of_it_end_as_one_model(folder: Path, cluster: Cluster) -> 
         ("model.factory", "mine.models:number", "number of mine.models is nothing to call"),
         ("model.factory", "mine.models:nothing", "returned NoneType, not a torch.nn.Module"),
         ("model.factory", "mine.models:raises", "raised RuntimeError: no such table; SYNCLINE_DE"),
-        ("model.arguments.depth", "2", "raised TypeError: model() got an unexpected keyword"),
+        ("model.arguments.depth", "2", "model(width=16, depth=2) raised TypeError: model() got"),
+        ("model.arguments.width", "abc", "model(width='abc') raised TypeError: empty()"),
+        (
+            "model.factory",
+            "mine.models:deaf",
+            "an unexpected keyword argument 'input_ids'; its for",
+        ),
+        ("model.factory", "mine.models:logits", "returned Tensor without a loss; its forward is"),
+        ("model.factory", "mine.models:per_token", "returned a loss of shape [8, 15]; its forward"),
+        ("model.factory", "mine.models:number_only", "returned a loss that is float, no tensor;"),
+        ("model.factory", "mine.models:detached", "returned a loss without a gradient; its forwar"),
+        ("model.factory", "mine.models:small", "raised IndexError: index out of range in self; it"),
         ("model.factory", "mine.models", "write it as module:function"),
         ("data.factory", "mine.models:nothing", "returned NoneType, and not a dataset"),
         ("data.factory", "mine.models:empty", "returned a dataset without a sequence"),
         ("data.factory", "mine.models:text", "has rows that are no dict of tensors"),
+        ("data.factory", "mine.models:broken", "'held-out', returned a dataset whose row "),
+        ("data.factory", "mine.models:ragged", "has rows of different shapes: {'input_ids': [16],"),
         ("data.factory", "mine.models:short", "input_ids are shape [15]; data.sequence_length"),
         ("data.arguments.count", "4", "the training set of mine.models:data has 4 of 16 tokens"),
         ("train.activation_checkpointing", "true", "let model.factory do it"),
@@ -215,3 +273,11 @@ def test_data_of_ones_own_goes_with_a_model_of_transformers(folder: Path) -> Non
     assert code == 0, errors
     assert (folder / "out" / "config.json").is_file()
     assert not (folder / "out" / "tokenizer.json").exists()
+
+
+def test_a_model_without_a_loss_joins_no_run(folder: Path, cluster: Cluster) -> None:
+    wrong = ("--set", "model.factory=mine.models:logits")
+    with warm("-c", TRAIN, str(folder), *PLAIN, *wrong, SYNCLINE_CONTROL=cluster.control_url) as it:
+        _, errors = it.communicate(WAIT_S)
+    assert it.returncode == 10 and "returns an object or a dict with a scalar loss" in errors
+    assert cluster.get("/runs") == []

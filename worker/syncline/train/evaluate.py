@@ -10,12 +10,14 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from syncline.data import SequenceStream, bits_per_byte
 from syncline.fsdp import reshard_all
-from syncline.train.inputs import Sequences, collated
+from syncline.train.config import JobConfig
+from syncline.train.inputs import collated
+from syncline.train.losses import LossOf
 from syncline.train.ranks import RankGroup
+from syncline.train.sets import Sets
 
 SAMPLE_SEED = 1
 """Fixed: losses of any two runs on the same data can be compared, whatever their seeds."""
@@ -34,25 +36,18 @@ class HeldOut:
 class Evaluator:
     """A fixed sample of the held-out split."""
 
-    def __init__(
-        self,
-        dataset: Sequences,
-        *,
-        bytes_per_token: float,
-        sequences: int,
-        micro_batch: int,
-        ranks: RankGroup,
-    ) -> None:
-        self._dataset = dataset
-        self._bytes_per_token = bytes_per_token
-        self._micro_batch = micro_batch
-        self._ranks = ranks
+    def __init__(self, loss_of: LossOf, sets: Sets, job: JobConfig, ranks: RankGroup) -> None:
+        self._loss_of, self._ranks = loss_of, ranks
+        self._dataset = sets.held_out
+        self._bytes_per_token = sets.held_out_bytes_per_token
+        self._micro_batch = job.train.micro_batch
         sample = SequenceStream(len(self._dataset), SAMPLE_SEED, 0, 1)
-        self._indices, _ = sample.next(min(sequences, len(self._dataset)))
+        self._indices, _ = sample.next(min(job.evaluate.sequences, len(self._dataset)))
 
     @torch.no_grad()
-    def __call__(self, model: nn.Module) -> HeldOut:
+    def __call__(self) -> HeldOut:
         """The model's mean loss over the sample, the same on every rank. All ranks must call it."""
+        model = self._loss_of.model
         was_training = model.training
         model.eval()
         total, count = torch.zeros((), device=self._ranks.device), 0
@@ -62,7 +57,7 @@ class Evaluator:
             # FSDP2 gathers in every forward pass: a rank without sequences goes along unheard.
             batch = collated(self._dataset, mine if len(mine) else self._indices[:1],
                              self._ranks.device)  # fmt: skip
-            total += model(**batch).loss.float() * len(mine)
+            total += self._loss_of(batch).float() * len(mine)
             count += len(mine)
         model.train(was_training)
         reshard_all(model)  # there was no backward pass to free what FSDP2 gathered

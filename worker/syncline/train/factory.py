@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import importlib
 import os
+import reprlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from syncline.faults import trace_if_asked
 from syncline_proto.errors import ConfigError
 
 OF_MODEL, OF_DATA = "model.factory", "data.factory"
 """The settings that name one."""
+
+Value = TypeVar("Value")
 
 
 def found(named: str, key: str) -> Callable[..., Any]:
@@ -34,7 +37,7 @@ def found(named: str, key: str) -> Callable[..., Any]:
     except Exception as error:
         trace_if_asked()
         raise ConfigError(
-            f"{key}: {module} cannot be imported ({_said(error)}); start where its folder is, or "
+            f"{key}: {module} cannot be imported ({said(error)}); start where its folder is, or "
             "have it on PYTHONPATH."
         ) from error
     factory = getattr(holder, name, None)
@@ -45,19 +48,29 @@ def found(named: str, key: str) -> Callable[..., Any]:
 
 
 def called(factory: Callable[..., Any], named: str, key: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a factory; what it raises is told in one sentence.
+    """Call a factory; what it raises is told in one sentence, with what it was given.
+
+    Raises:
+        ConfigError: it raised.
+    """
+    given = [reprlib.repr(value) for value in args]
+    given += [f"{name}={reprlib.repr(value)}" for name, value in kwargs.items()]
+    return asked(f"{key}: {named}({', '.join(given)})", lambda: factory(*args, **kwargs))
+
+
+def asked(who: str, act: Callable[[], Value]) -> Value:
+    """Ask something of the user's own; what it raises is told in one sentence.
 
     Raises:
         ConfigError: it raised.
     """
     try:
-        return factory(*args, **kwargs)
+        return act()
     except Exception as error:
         trace_if_asked()
-        raise ConfigError(
-            f"{key}: {named} raised {_said(error)}; SYNCLINE_DEBUG=1 shows where."
-        ) from error
+        raise ConfigError(f"{who} raised {said(error)}; SYNCLINE_DEBUG=1 shows where.") from error
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """Its kind and its first line."""
     return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".: ")

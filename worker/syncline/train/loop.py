@@ -25,6 +25,7 @@ from syncline.train.exported import CHOOSE, Origin, check_free
 from syncline.train.flops import tokens_at_peak
 from syncline.train.inputs import Batch, Feed
 from syncline.train.keeping import Keeping
+from syncline.train.losses import loss_of
 from syncline.train.made import check_made, made_model
 from syncline.train.model import shard_model
 from syncline.train.optim import build_optimizer
@@ -79,6 +80,7 @@ class Trainer:
         self._sets = sets_of(job, ranks=ranks.count)
         self.model = made_model(job, self._sets.vocabulary)
         shard_model(self.model, ranks.mesh, job.train)
+        loss = loss_of(self.model, job, self._sets.train, ranks)
         # Parameters were equal on all ranks; dropout must not be.
         torch.manual_seed(job.train.seed + ranks.index)
         self.optimizer = build_optimizer(self.model, job.optimizer)
@@ -95,14 +97,8 @@ class Trainer:
         )
         self._stop = Stop()
         self._setbacks = Setbacks(self.replica, first=ranks.first)
-        self._step = InnerStep(self.model, self.optimizer, job.train, ranks, self._setbacks)
-        self._evaluator = Evaluator(
-            self._sets.held_out,
-            bytes_per_token=self._sets.held_out_bytes_per_token,
-            sequences=job.evaluate.sequences,
-            micro_batch=job.train.micro_batch,
-            ranks=ranks,
-        )
+        self._step = InnerStep(loss, self.optimizer, job.train, ranks, self._setbacks)
+        self._evaluator = Evaluator(loss, self._sets, job, ranks)
         # Replicas on one machine, started from one job, must not write into one folder.
         self._own = self.replica.name if self.replica.active else "alone"
         self._keeping = Keeping(job, self._own, ranks, is_new=not resume)
@@ -320,7 +316,7 @@ class Trainer:
         return budget is not None and done >= budget
 
     def _evaluate(self, kind: Literal["held-out", "merged"]) -> HeldOut:
-        held_out = self._evaluator(self.model)
+        held_out = self._evaluator()
         self._books.held_out(kind, held_out, self.replica, self._run_tokens())
         return held_out
 

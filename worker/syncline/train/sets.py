@@ -10,7 +10,7 @@ import torch
 from syncline.data import TokenDataset
 from syncline.data.manifest import read_manifest
 from syncline.train.config import JobConfig
-from syncline.train.factory import OF_DATA, called, found
+from syncline.train.factory import OF_DATA, asked, called, found
 from syncline.train.folder import NO_TOKENIZER, Vocabulary
 from syncline.train.inputs import HELD_OUT, TRAIN, Sequences, prepared_by_all
 from syncline.train.sizes import check_enough, check_sequences
@@ -54,32 +54,65 @@ def _made(job: JobConfig, named: str, ranks: int) -> Sets:
 
     def split(name: str) -> Sequences:
         made = called(factory, named, OF_DATA, name, length, **job.data.arguments)
-        _check(made, f"{OF_DATA}: {named}, asked for {name!r},", length)
-        return made
+        return _Rows(made, f"{OF_DATA}: {named}, asked for {name!r},", length)
 
     train = split(TRAIN)
     check_enough(job, len(train), f"of {named}", ranks=ranks)
     return Sets(train, split(HELD_OUT), NO_TOKENIZER, 0.0, 0.0)
 
 
-def _check(made: Any, who: str, length: int) -> None:
-    """
-    Raises:
-        ConfigError: it is no map-style dataset of sequences of this length.
-    """
-    if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
-        raise ConfigError(
-            f"{who} returned {type(made).__name__}, and not a dataset with len() and [number]."
-        )
-    if not len(made):
-        raise ConfigError(f"{who} returned a dataset without a sequence.")
-    row = made[0]
-    if not isinstance(row, Mapping) or not all(isinstance(t, torch.Tensor) for t in row.values()):
-        raise ConfigError(f"{who} has rows that are no dict of tensors, such as input_ids.")
-    ids = row.get("input_ids")
-    if ids is None or tuple(ids.shape) != (length,):
-        shape = "none" if ids is None else f"shape {list(ids.shape)}"
-        raise ConfigError(
-            f"{who} has rows whose input_ids are {shape}; data.sequence_length is {length}, which "
-            "is what the factory is asked for."
-        )
+class _Rows:
+    """A dataset of the user's own, whose rows are looked at as they come."""
+
+    def __init__(self, made: Any, who: str, length: int) -> None:
+        """
+        Raises:
+            ConfigError: it is no map-style dataset of sequences of this length.
+        """
+        self._made, self._who = made, who
+        if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
+            raise ConfigError(
+                f"{who} returned {type(made).__name__}, and not a dataset with len() and [number]."
+            )
+        self._count = asked(f"{who} returned a dataset whose len()", lambda: len(made))
+        if not self._count:
+            raise ConfigError(f"{who} returned a dataset without a sequence.")
+        row = self._row(0)
+        ids = row.get("input_ids")
+        if ids is None or tuple(ids.shape) != (length,):
+            shape = "none" if ids is None else f"shape {list(ids.shape)}"
+            raise ConfigError(
+                f"{who} has rows whose input_ids are {shape}; data.sequence_length is {length}, "
+                "which is what the factory is asked for."
+            )
+        self._shapes = _shapes_of(row)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Mapping[str, torch.Tensor]:
+        """
+        Raises:
+            ConfigError: the dataset raised, or the row is not like the first one.
+        """
+        row = self._row(index)
+        if (shapes := _shapes_of(row)) != self._shapes:
+            raise ConfigError(
+                f"{self._who} has rows of different shapes: {self._shapes} in row 0, and {shapes} "
+                f"in row {index}."
+            )
+        return row
+
+    def _row(self, index: int) -> Mapping[str, torch.Tensor]:
+        row = asked(f"{self._who} returned a dataset whose row {index}", lambda: self._made[index])
+        if not isinstance(row, Mapping) or not all(
+            isinstance(value, torch.Tensor) for value in row.values()
+        ):
+            raise ConfigError(
+                f"{self._who} has rows that are no dict of tensors, such as input_ids."
+            )
+        return row
+
+
+def _shapes_of(row: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {key: list(value.shape) for key, value in row.items()}

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from syncline.optim import WSAM
 from syncline.train.config import TrainSection
 from syncline.train.inputs import Batch
+from syncline.train.losses import LossOf
 from syncline.train.optim import clip_gradients, set_lr
 from syncline.train.ranks import RankGroup
 from syncline.train.setbacks import Setbacks
@@ -39,14 +39,14 @@ class InnerStep:
 
     def __init__(
         self,
-        model: nn.Module,
+        loss_of: LossOf,
         optimizer: torch.optim.Optimizer,
         train: TrainSection,
         ranks: RankGroup,
         setbacks: Setbacks,
     ) -> None:
         self._setbacks = setbacks
-        self._model = model
+        self._loss_of, self._model = loss_of, loss_of.model
         self._optimizer = optimizer
         self._train = train
         self._ranks = ranks
@@ -106,7 +106,7 @@ class InnerStep:
         """Take the gradient of one step's micro-batches; this rank's share of their mean loss."""
         loss = torch.zeros((), device=self._ranks.device)
         for batch in batches:
-            part = self._model(**batch).loss / self._train.accumulate
+            part = self._loss_of(batch) / self._train.accumulate
             part.backward()
             loss += part.detach().float()
         return float(loss) / self._ranks.count
