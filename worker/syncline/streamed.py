@@ -158,6 +158,7 @@ class Streamed:
                 if room.free is not None:
                     room.free.wait()
         self._rooms.clear()
+        self._let_go()
 
     def _sent(self, values: Float32 | UInt16) -> tuple[Room, Tensor, Event]:
         """Send values up: where they will be, for the current stream, and when they have left."""
@@ -173,9 +174,12 @@ class Streamed:
         return room, staged, sent
 
     def _hold(self, until: Event, what: object) -> None:
+        self._let_go()
+        self._busy.append((until, what))
+
+    def _let_go(self) -> None:
         while self._busy and self._busy[0][0].query():
             self._busy.popleft()
-        self._busy.append((until, what))
 
 
 def carrier_of(shards: Iterable[RankShard]) -> Carrier:
