@@ -1,4 +1,4 @@
-"""In what two runs' settings differ, for people."""
+"""In what settings of runs differ, for people."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ def in_words(has: RunSettings, asked: RunSettings) -> str:
         f"{key}: the run has {one}, here {other}{'' if key in chosen else ', the default'}"
         for key, one, other in differences(has.model_dump(mode="json"), new)
     )
+
+
+def changes(old: RunSettings, new: RunSettings) -> str:
+    """What changes in a run's settings, as "key: old -> new, ..."; "" where nothing does."""
+    found = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
+    return ", ".join(f"{key}: {one} -> {other}" for key, one, other in found)
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, str, str]]:

@@ -190,7 +190,7 @@ def heard(trial: Trial) -> News:
 
 def test_live_settings_arrive_between_two_rounds(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, "live", 0, settings=ALONE)
-    with joined(trial):
+    with capture_logs() as logs, joined(trial):
         trial.step(2)
         patch = {"settings": {"sync_every": 2, "outer": {"lr": 0.5}}}
         cluster.http.patch("/runs/live/settings", json=patch).raise_for_status()
@@ -201,11 +201,11 @@ def test_live_settings_arrive_between_two_rounds(cluster: Cluster) -> None:
         trial.step(2)
         trial.replica.finish()
         assert trial.replica.stats.rounds == rounds + 1
-    # A start with the settings of old is the same run: they differ in live settings only.
-    again = Trial(cluster.control_url, "live", 0, settings=ALONE)
+    (what,) = [log["what"] for log in logs if log["event"] == "settings.changed"]
+    assert what.startswith("outer.lr: ") and "-> 0.5, sync_every: " in what
+    again = Trial(cluster.control_url, "live", 0, settings=ALONE)  # the same run all the same
     with capture_logs() as logs, joined(again):
-        assert again.replica.settings.sync_every == 2
-        assert again.replica.incarnation == 2
+        assert (again.replica.settings.sync_every, again.replica.incarnation) == (2, 2)
     (warned,) = [log for log in logs if log["event"] == "run.settings"]
     assert warned["why"].startswith("live has other settings (outer.lr: the run has 0.5, here ")
     assert warned["why"].endswith(")") and warned["so"] == "this replica goes by the run's"

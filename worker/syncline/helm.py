@@ -17,6 +17,7 @@ from syncline.core.plan import Act, Heard, after_step
 from syncline.heartbeat import ENDED, Pulse
 from syncline.ranks import Ranks
 from syncline.recall import Recall
+from syncline_proto.differing import changes
 from syncline_proto.errors import SynclineError
 from syncline_proto.rest import RunState
 from syncline_proto.settings import RunSettings
@@ -65,6 +66,8 @@ class Helm:
         """Nothing has been trained yet: who is recalled then waits for nothing."""
         self._ranks, self._run, self._client, self._pulse = ranks, run, client, pulse
         self._log = log
+        self._settings = pulse.news.settings if pulse else None
+        """Those that this replica goes by; on rank 0 from the beginning."""
         self._ended_at: float | None = None
         self._ending = False
 
@@ -114,8 +117,11 @@ class Helm:
             return {"version": news.settings_version, "settings": news.settings.model_dump()}
 
         new = self._ranks.share(told)
-        self._log.info("settings.changed", version=new["version"])
-        return Adopted(RunSettings.model_validate(new["settings"]), new["version"])
+        adopted = Adopted(RunSettings.model_validate(new["settings"]), new["version"])
+        what = changes(self._settings or adopted.settings, adopted.settings)
+        self._log.info("settings.changed", version=adopted.version, what=what)
+        self._settings = adopted.settings
+        return adopted
 
     def is_called_off(self) -> bool:
         """Whether the replica was recalled before it had joined; on all ranks."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from syncline_proto.differing import differences, in_words
+from syncline_proto.differing import in_words
 from syncline_proto.errors import ConfigError, InvalidRequest, RunConflict
 from syncline_proto.rest import RunState, WaitsFor
 from syncline_proto.settings import RunSettings, changed
@@ -84,12 +84,6 @@ def patched(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
         return changed(settings, patch)
     except ConfigError as error:
         raise InvalidRequest(f"settings.{error.message}") from None
-
-
-def changes(old: RunSettings, new: RunSettings) -> list[str]:
-    """Return "key: old -> new" for each setting that changes, by key."""
-    found = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
-    return [f"{key}: {one} -> {other}" for key, one, other in found]
 
 
 def check_equal(run: str, has: RunSettings, asked: RunSettings) -> None:

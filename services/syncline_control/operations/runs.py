@@ -14,6 +14,7 @@ from syncline_control.core import runs as life
 from syncline_control.core.leases import HELD
 from syncline_control.database import Replica, Run
 from syncline_control.transaction import Transaction
+from syncline_proto.differing import changes
 from syncline_proto.errors import InvalidRequest, Overloaded, RunConflict, RunUnknown
 from syncline_proto.rest import Origin, RunCreate, RunState, RunView, SettingsPatch
 from syncline_proto.settings import RunSettings
@@ -133,11 +134,11 @@ def patch_settings(tx: Transaction, run: str, body: SettingsPatch) -> RunView:
     refuse_if_ended(row)
     old = settings_of(row)
     new = life.patched(old, body.settings)
-    changes = life.changes(old, new)
-    if changes:
+    what = changes(old, new)
+    if what:
         row.settings = new.model_dump_json()
         row.settings_version += 1
-        tx.record("settings.changed", f"From the next round on, {', '.join(changes)}.", run=run)
+        tx.record("settings.changed", f"From the next round on, {what}.", run=run)
         tx.bump()
     return view(tx, row)
 

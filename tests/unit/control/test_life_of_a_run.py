@@ -11,12 +11,11 @@ from syncline_control.core.runs import (
     LIFE,
     Act,
     after,
-    changes,
     check_equal,
     patched,
     told,
 )
-from syncline_proto.differing import differences
+from syncline_proto.differing import changes, differences
 from syncline_proto.errors import InvalidRequest, RunConflict
 from syncline_proto.rest import RunState
 from syncline_proto.settings import RunSettings
@@ -61,7 +60,7 @@ def test_the_event_of_an_act_says_why_or_how_to_go_on(
 def test_a_live_change_touches_only_what_it_names() -> None:
     old = RunSettings(sync_every=8)
     new = patched(old, {"outer": {"lr": 0.5}, "sync_every": 16})
-    assert changes(old, new) == ["outer.lr: 0.7 -> 0.5", "sync_every: 8 -> 16"]
+    assert changes(old, new) == "outer.lr: 0.7 -> 0.5, sync_every: 8 -> 16"
 
 
 @pytest.mark.parametrize(
