@@ -17,6 +17,8 @@ import prometheus_client
 import structlog
 from prometheus_client import CollectorRegistry
 
+from syncline_proto.scraping import at_its_path
+
 log = structlog.get_logger()
 
 SILENT_S = 10.0
@@ -44,7 +46,7 @@ class Exporter(ThreadingMixIn, WSGIServer):
         self.address_family = first[0]
         self._free = BoundedSemaphore(REQUESTS_MAX)
         super().__init__((host, port), _Request)
-        self.set_app(cast(Any, prometheus_client).make_wsgi_app(registry))
+        self.set_app(at_its_path(cast(Any, prometheus_client).make_wsgi_app(registry)))
         self._serving = Thread(target=self.serve_forever, name="metrics", daemon=True)
         self._serving.start()
 

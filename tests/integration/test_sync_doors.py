@@ -54,6 +54,8 @@ def test_metrics_have_one_prefix_and_are_there_from_the_start(tmp_path: Path) ->
             url = f"http://127.0.0.1:{opened.metrics_port}/metrics"
             async with httpx.AsyncClient(trust_env=False) as client:
                 text = (await client.get(url)).text
+                other = await client.get(url.removesuffix("metrics"))
+                assert (other.status_code, other.text) == (404, "Metrics are at /metrics.\n")
             names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
             assert "syncline_pushes_total" in names
             assert all(name.startswith("syncline_") for name in names)

@@ -13,6 +13,8 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from typing import cast
+from wsgiref.types import WSGIApplication
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -21,6 +23,7 @@ from prometheus_client.registry import Collector
 from syncline.replica import Replica
 from syncline.voice import own_rank
 from syncline_proto.errors import ConfigError, PortInUse
+from syncline_proto.scraping import at_its_path
 
 LOOPBACK = "127.0.0.1"
 
@@ -115,6 +118,7 @@ def serve(
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise _refused(error, host, port, setting) from None
+    server.set_app(at_its_path(cast(WSGIApplication, server.get_app())))
     try:
         yield
     finally:

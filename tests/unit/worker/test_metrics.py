@@ -41,6 +41,7 @@ def test_the_figures_of_a_loop_are_there_when_somebody_asks() -> None:
         trial.replica.report(grad_norm=torch.tensor(0.5), lr=1e-3, mfu=0.25)
         trial.replica.report(loss=float("nan"))
         found = scraped(port)
+        assert httpx.get(f"http://127.0.0.1:{port}/other", trust_env=False).status_code == 404
     assert found["tokens_total"] == found["run_tokens"] == 3 * STEP_TOKENS
     assert (found["inner_steps_total"], found["revision"], found["rounds_total"]) == (3, 0, 0)
     assert (found["grad_norm"], found["inner_lr"], found["mfu_ratio"]) == (0.5, 1e-3, 0.25)
