@@ -73,7 +73,7 @@ def finding(
     subject = name(key) if key else whole
     if found["type"] == "missing":
         return f"{subject} is missing."
-    return f"{subject} {_demand(found)}{_given(found)}."
+    return f"{subject} {_demand(found)}{_such_as(key, found)}{_given(found)}."
 
 
 def unknown(
@@ -90,7 +90,7 @@ def unknown(
         elsewhere: dotted paths of all that there are: a key may lack its group, or have another's.
     """
     last = key.rpartition(".")[2]
-    meant = _ending_in(last, elsewhere) or _near(last, known)
+    meant = _ending_in(last, elsewhere) or _near(last, known) or _with_word_near(last, known)
     if not meant:
         near = _near(last, sorted({path.rpartition(".")[2] for path in elsewhere}))
         meant = [path for one in near for path in _ending_in(one, elsewhere)]
@@ -112,6 +112,14 @@ def _near(key: str, known: list[str]) -> list[str]:
     near = difflib.get_close_matches(key, known, n=1)
     # Of short keys, two letters that changed places leave nothing that difflib calls close.
     return near or [one for one in known if sorted(one) == sorted(key)][:1]
+
+
+def _with_word_near(key: str, known: list[str]) -> list[str]:
+    """The keys of which somebody meant a word, and no other: "tokn" is of ``token_budget``."""
+    words = {word for one in known for word in one.split("_")}
+    near = set(_near(key, sorted(words)))
+    found = [one for one in known if near & set(one.split("_"))]
+    return found if len(found) <= MEANT_MAX else []
 
 
 def _ending_in(key: str, paths: Sequence[str]) -> list[str]:
@@ -136,6 +144,16 @@ def _demand(found: ErrorDetails) -> str:
     asked = asked.replace("greater than or equal to", "at least")
     asked = asked.replace("less than or equal to", "at most")
     return asked if asked.startswith("must ") else f"is wrong ({asked})"
+
+
+def _such_as(key: str, found: ErrorDetails) -> str:
+    """How a list is written whose only text stands alone, in a shell, too."""
+    given = found["input"]
+    if not key or found["type"] != "list_type" or not isinstance(given, str) or not given:
+        return ""
+    if SECRETS & set(map(str, found["loc"])) or len(given) > GIVEN_CHARACTERS_MAX:
+        return ""
+    return f""", such as '{key}=["{given}"]'"""
 
 
 def _given(found: ErrorDetails) -> str:

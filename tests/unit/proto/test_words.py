@@ -27,6 +27,7 @@ class Outer(BaseModel):
     inner: Inner = Inner()
     maybe: Inner | None = None
     several: list[Inner] = []
+    words: list[str] = []
 
     @field_validator("name")
     @classmethod
@@ -72,6 +73,7 @@ def test_a_pattern_is_said_in_words(pattern: str) -> None:
         ({"maybe": {"x": 1}}, "maybe.x is not a setting. Known here: codec, rate."),
         ({"step": 5, "inner": {"rate": -1}}, "step is not a setting; did you mean steps?"),
         ({"several": [{"x": 1}]}, "several.0.x is not a setting."),
+        ({"words": "one"}, """words must be a valid list, such as 'words=["one"]', not 'one'."""),
     ],
 )
 def test_the_key_and_what_would_be_right_are_named(given: Any, says: str) -> None:

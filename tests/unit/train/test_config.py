@@ -125,6 +125,8 @@ def test_an_unknown_key_of_the_run_is_found_as_well(tmp_path: Path) -> None:
         ("train.precision=fp8", "'fp32' or 'bf16', not 'fp8'"),
         ("run.name=No Name", "--set: run.name must be 1 to 63 lower-case letters, digits and"),
         ("run.nam=x", "--set: run.nam is not a setting; did you mean name?"),
+        ("run.tokn=3", "--set: run.tokn is not a setting; did you mean token_budget?"),
+        ("data.source=builtin", """must be a valid list, such as 'data.source=["builtin"]', not"""),
         ("optimizer.betas=[0.9, 1.0]", "optimizer: betas: each must be at least 0 and below 1"),
         ("run.timeouts.lease=500", "run.timeouts: the lease (500.0 s)"),
         ("sync_every=3", "--set: sync_every is not a setting; did you mean run.sync_every?"),
