@@ -119,6 +119,11 @@ def test_a_run_that_nobody_has_joined_is_none_to_keep_or_export_and_is_no_unknow
     assert begin in said
     assert run(["export", "early", "--out", str(tmp_path / "out")]) == 16
     assert begin in capsys.readouterr().err
+    assert run(["export", "never-created", "--out", str(tmp_path / "out")]) == 15
+    assert "Loading" not in capsys.readouterr().err
+    for act, done in (("pause", "paused"), ("pause", "paused already"), ("resume", "running")):
+        assert run(["runs", act, "early"]) == 0
+        assert capsys.readouterr().out == f"early is {done}.\n"
     cluster.post("/runs/early/stop")
     code, said = refused("save", "early", str(tmp_path / "kept"))
     assert code == 16 and "Run early ended before it had parameters" in said

@@ -48,12 +48,18 @@ def test_a_place_that_takes_no_export_is_told_first(
     assert code == 10 and "job.toml: it is a file; choose a folder." in text
     code, text = said(capsys, *command, "--out", str(tmp_path / "job.toml" / "below"))
     assert code == 10 and "Not a directory; choose a folder that can be written." in text
+    (tmp_path / "config.json").touch()
+    code, text = said(capsys, *command, "--out", str(tmp_path))
+    assert code == 10 and "holds a model already; choose another, or --overwrite." in text
 
 
 def test_a_place_that_was_asked_for_is_left_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a" / "b"
-    assert run(["checkpoints", "export", str(tmp_path / "gone"), "--out", str(out)]) == 42
-    assert "is not there" in " ".join(capsys.readouterr().err.split())
+    code, text = said(capsys, "checkpoints", "export", str(tmp_path / "gone"), "--out", str(out))
+    assert code == 42 and "is not there" in text
+    nobody = ("--control", "http://127.0.0.1:9")
+    code, text = said(capsys, "export", "my-run", "--out", str(out), *nobody)
+    assert code == 30 and "does not answer" in text
     assert not list(tmp_path.iterdir())

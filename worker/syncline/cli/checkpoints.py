@@ -193,11 +193,12 @@ def export_checkpoint(
       syncline checkpoints export /backups/my-run-r120 --out model
       syncline checkpoints export s3://bucket/my-run/my-run-r120 --out model --json
     """
-    from syncline.cli.train import keep_quiet, show_exported, teller
-    from syncline.train.writable import check_writable
+    from syncline.cli.train import check_out, keep_quiet, show_exported, teller
+    from syncline.launch.kept import opened
 
     where = _checkpoint(address)
-    check_writable(Path(out))
+    check_out(Path(out), overwrite=overwrite)
+    opened(where)  # before what takes seconds to load
     keep_quiet()
     say = teller(as_json)
     say("Loading PyTorch and transformers ...")

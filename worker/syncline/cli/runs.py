@@ -121,8 +121,10 @@ def _moving(act: str) -> Callable[..., None]:
         as_json: Json = False,
     ) -> None:
         with connect(control, token) as client:
+            before = client.run(run)
             view = client.move_run(run, act)
-        output.show(view, as_json, lambda: f"{view.name} is {view.state.value}.")
+        already = " already" if view.state is before.state else ""
+        output.show(view, as_json, lambda: f"{view.name} is {view.state.value}{already}.")
 
     return command
 

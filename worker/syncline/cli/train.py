@@ -22,6 +22,7 @@ from syncline.cli.options import (
     RunName,
     Token,
     TokenizerData,
+    connect,
 )
 from syncline.uncollected import uncollected
 
@@ -114,11 +115,13 @@ def export(
       syncline export my-run --out model
       syncline export my-run --out model --control http://10.0.0.5:8500 --json
     """
-    from syncline.train.writable import check_writable
     from syncline_proto.addresses import control_url
 
-    control = control_url(control)  # before what takes seconds to load
-    check_writable(Path(out))
+    # All that can be seen before what takes seconds to load.
+    control = control_url(control)
+    check_out(Path(out), overwrite=overwrite)
+    with connect(control, token) as client:
+        client.run(run)
     keep_quiet()
     say = teller(as_json)
     say("Loading PyTorch and transformers ...")
@@ -127,6 +130,20 @@ def export(
 
     made = export_run(run, control, out, token=token, data=data, overwrite=overwrite, say=say)
     show_exported(made, as_json)
+
+
+def check_out(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder to export to that cannot be written, or holds a model that is to stay.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    from syncline.train.exported import check_free
+    from syncline.train.writable import check_writable
+
+    check_writable(folder)
+    if not overwrite:
+        check_free(folder, "choose another, or --overwrite")
 
 
 def show_exported(made: Exported, as_json: bool) -> None:
