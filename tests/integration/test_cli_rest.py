@@ -20,6 +20,7 @@ from syncline.launch.ports import free_ports, require_free
 from syncline.launch.probes import http_ready, wait_ready
 from syncline.launch.processes import Command, Crew
 from syncline_proto.errors import PortInUse, SynclineError
+from syncline_proto.rest import RunCreate
 from syncline_testing.shell import Shell
 from syncline_testing.warm import warm
 
@@ -287,22 +288,28 @@ def test_the_client_closes_what_it_opened(control: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "first"),
+    ("arguments", "code", "lines"),
     [
-        (["export", "nowhere", "--out", "there"], 15, "Loading PyTorch and transformers ..."),
-        (["sample", "here"], 10, "Loading transformers; then the model writes ..."),
+        (
+            ["export", "bare", "--out", "there"],
+            30,
+            ["Loading PyTorch and transformers ...", "Fetching the newest revision of bare ..."],
+        ),
+        (["sample", "here"], 10, ["Loading transformers; then the model writes ..."]),
     ],
 )
 def test_what_takes_long_is_told_to_people(
-    control: str, tmp_path: Path, arguments: list[str], code: int, first: str
+    control: str, tmp_path: Path, arguments: list[str], code: int, lines: list[str]
 ) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "config.json").write_text('{"model_type": "llama"}')
     arguments = [str(tmp_path / one) if one in ("here", "there") else one for one in arguments]
-    for more, lines in (((), [first]), (("--json",), [])):
+    with OperatorClient(control, TOKEN) as client:
+        client.create_run(RunCreate(name="bare"))
+    for more, expected in (((), lines), (("--json",), [])):
         line = ("-m", "syncline.cli", *arguments, *more)
         with warm(*line, SYNCLINE_CONTROL=control, SYNCLINE_TOKEN=TOKEN) as process:
             out, err = process.communicate(timeout=100)
         *told, error = err.splitlines()
-        assert (process.returncode, out, told) == (code, "", lines), err
+        assert (process.returncode, out, told) == (code, "", expected), err
         assert error.startswith("error: ")

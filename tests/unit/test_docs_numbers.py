@@ -30,6 +30,7 @@ from syncline_proto.settings import (
 )
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
 from syncline_sync.core import detector, merge, record
+from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX
 from syncline_sync.exporter import REQUESTS_MAX, SILENT_S
 from syncline_sync.host import STOP_S
 from syncline_sync.process import LAST_REPORTS_S
@@ -170,6 +171,7 @@ OPERATIONS = [
     f"newest {transaction.EVENTS_KEPT:,} events, {reports.ROUNDS_KEPT:,} rounds a run, "
     f"and {points.POINTS_MAX:,} points",
     f"after {SAY_AFTER_S:g} s their log says so",
+    f"has not taken ({UNTOLD_CHARACTERS_MAX >> 10} KiB of a fragment's earlier rounds",
     f"not heard yet, and that it ends ({LAST_REPORTS_S:g} s at most;",
     f"it waits {STOP_S:g} s for the disk",
     f"After {SMALL[BACK_AFTER]} in a row a replica takes the run's newest revision",
