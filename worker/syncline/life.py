@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
 from syncline.averaged import Averaged
+from syncline.boundary import Boundary
 from syncline.buffers import Buffers
 from syncline.control import ControlClient
 from syncline.core.ramp import Ramp
@@ -39,6 +40,7 @@ from syncline.recall import Recall
 from syncline.rounds import Rounds
 from syncline.session import Session
 from syncline.streamed import carrier_of
+from syncline.synchronous import Synchronous
 from syncline.tally import Tally
 from syncline.tokens import Tokens
 from syncline.verdicts import Verdicts
@@ -207,22 +209,25 @@ class Life:
         )
         buffers = Buffers(model, ranks)
         pushes = Pushes(rounds, buffers, settings)
+        entry = Entry(joined, ranks, anchors, exchange, helm, rounds, waiting, say)
+        averaged, ramp = Averaged(model, ranks), Ramp(self._ramp_steps)
+        synchronous = Synchronous(entry, averaged, buffers, rounds, pushes, optimizer, ramp, say)
+        leaving = Leaving(rounds, pushes, timeouts.round_deadline_s, say)
+        run_end, version = RunEnd(rounds, exchange, helm, settings, say), me.run.settings_version
+        boundary = Boundary(
+            version, exchange, helm, waiting, rounds, pushes, synchronous, leaving, run_end
+        )
         return Session(
-            joined,
-            ranks,
             exchange,
-            helm,
             self._hooks,
-            Averaged(model, ranks),
+            averaged,
             buffers,
             rounds,
             pushes,
-            Leaving(rounds, pushes, timeouts.round_deadline_s, say),
-            waiting,
-            Entry(joined, ranks, anchors, exchange, helm, rounds, waiting, say),
-            RunEnd(rounds, exchange, helm, settings, say),
+            synchronous,
+            boundary,
             optimizer,
-            Ramp(self._ramp_steps),
+            ramp,
             say,
         )
 

@@ -18,7 +18,9 @@ class Pushes:
     def __init__(self, rounds: Rounds, buffers: Buffers, settings: RunSettings) -> None:
         self.is_last = False
         """What was just pushed is expected to reach the token budget."""
-        self._rounds, self._buffers, self._settings = rounds, buffers, settings
+        self.settings = settings
+        """Those of the next push."""
+        self._rounds, self._buffers = rounds, buffers
         self._groups = min(settings.fragment_groups, len(rounds.fragments))
         self._cadence = Cadence(self._groups, settings.sync_every)
         self._last_step = 0
@@ -51,7 +53,7 @@ class Pushes:
 
     def adopt(self, settings: RunSettings) -> None:
         """Go by these from the next push on."""
-        self._settings = settings
+        self.settings = settings
         self._cadence.adopt(settings.sync_every, self._step)
         self._rounds.eager.adopt(settings.outer)
 
@@ -63,7 +65,7 @@ class Pushes:
         self._buffers.check_unchanged()
         due = max(0, self._cadence.due(self._step))
         groups = None if everything else due + self._rounds.owed
-        pushed = self._rounds.push(self._settings.codec.up, groups)
+        pushed = self._rounds.push(self.settings.codec.up, groups)
         self._cadence.pushed(len(pushed) if everything else min(len(pushed), due), self._step)
         self._last_step = self._step
         if any(self._rounds.fragments[-1] in group for group in pushed):
@@ -71,7 +73,7 @@ class Pushes:
             self.is_last = reaches_budget(
                 committed=tally.committed,
                 pushed=tally.pushed,
-                replicas=self._settings.replicas,
+                replicas=self.settings.replicas,
                 last_growth=tally.growth,
-                budget=self._settings.token_budget,
+                budget=self.settings.token_budget,
             )

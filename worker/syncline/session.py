@@ -15,26 +15,18 @@ from structlog.typing import FilteringBoundLogger
 from torch.optim import Optimizer
 
 from syncline.averaged import Averaged
+from syncline.boundary import Boundary
 from syncline.buffers import Buffers
-from syncline.core.plan import Act
 from syncline.core.ramp import Ramp
-from syncline.ending import RunEnd
-from syncline.entry import Entry
 from syncline.exchange import Exchange
 from syncline.faults import plainly
-from syncline.helm import Helm
 from syncline.hooks import Hooks
-from syncline.join import Joined
-from syncline.leaving import Leaving
 from syncline.pushes import Pushes
-from syncline.ranks import Ranks
 from syncline.rounds import Rounds
+from syncline.synchronous import Synchronous, drop_gradients
 from syncline.tally import Phase, Tally, timed
-from syncline.waiting import RunOver, TookTooLong, Waiting
-from syncline.warmup import WarmUp
-
-PAUSE_SLICE_S = 0.2
-"""Between two looks at whether a paused run goes on."""
+from syncline.waiting import RunOver, TookTooLong
+from syncline_proto.settings import RunSettings
 
 
 class Session:
@@ -42,47 +34,44 @@ class Session:
 
     def __init__(
         self,
-        joined: Joined,
-        ranks: Ranks,
         exchange: Exchange,
-        helm: Helm,
         hooks: Hooks,
         averaged: Averaged,
         buffers: Buffers,
         rounds: Rounds,
         pushes: Pushes,
-        leaving: Leaving,
-        waiting: Waiting,
-        entry: Entry,
-        run_end: RunEnd,
+        synchronous: Synchronous,
+        boundary: Boundary,
         optimizer: Optimizer,
         ramp: Ramp,
         log: FilteringBoundLogger,
     ) -> None:
         """``log`` is silent on all ranks but the first."""
-        self.settings = joined.settings
-        self._phase: Phase = "joining"
-        self.done = False
-        """This replica has nothing more to train."""
-        self.drained = False
         self.unsynced = False
-        self._settings_version = joined.registration.run.settings_version
-        self._ranks, self._exchange, self._helm, self._hooks = ranks, exchange, helm, hooks
-        self._rounds, self._pushes, self._waiting = rounds, pushes, waiting
-        self._leaving, self._buffers = leaving, buffers
-        self._averaged = averaged
-        self._ramp = ramp
-        self._entry, self._run_end, self._optimizer, self._log = entry, run_end, optimizer, log
-        self._warm_up: WarmUp | None = None
+        self._exchange, self._hooks, self._averaged = exchange, hooks, averaged
+        self._buffers, self._rounds, self._pushes = buffers, rounds, pushes
+        self._synchronous, self._boundary = synchronous, boundary
+        self._optimizer, self._ramp, self._log = optimizer, ramp, log
         self._synchronized = False
         """Nothing is left to wait for before this step's update."""
         self._missed = False
         """The synchronous phase went on without this step, so it is none."""
         self._over = False
         """The run has ended, as a forward pass learnt that must not change what it has used."""
-        self._counted = 0
-        """Tokens of this rank since the last inner step."""
         self._began = time.monotonic()
+
+    @property
+    def settings(self) -> RunSettings:
+        return self._pushes.settings
+
+    @property
+    def done(self) -> bool:
+        """This replica has nothing more to train."""
+        return self._boundary.done
+
+    @property
+    def drained(self) -> bool:
+        return self._boundary.drained
 
     @property
     def tally(self) -> Tally:
@@ -95,7 +84,7 @@ class Session:
 
     @property
     def phase(self) -> Phase:
-        return "waiting" if self._waiting.is_on and not self.done else self._phase
+        return self._boundary.phase
 
     @property
     def last_round(self) -> bool:
@@ -125,16 +114,13 @@ class Session:
         return self._exchange.bytes_down
 
     def count(self, tokens: int) -> None:
-        self._counted += tokens
         self._rounds.tokens.add(tokens)
 
     def start(self) -> None:
         """Offer revision 0 where nobody has, take the run's parameters, hook into the loop."""
         with self._at_hook():
-            self._entry.offer()
-            self._enter()
-            self._helm.joining = False
-            self._act()
+            self._synchronous.begin()
+            self._boundary.begin()
         # Joining is no training.
         self.tally.exposed_s = self.tally.hook_s = self.tally.paused_s = 0.0
         self._began = time.monotonic()
@@ -161,7 +147,7 @@ class Session:
                     self._over = True
                     self._rounds.forget()
                 if not training:
-                    self._see_budget()
+                    self._boundary.see_budget()
 
     @plainly
     def before_step(self) -> None:
@@ -169,7 +155,7 @@ class Session:
         self.synchronize()
         if self.done:
             # The run's end was merged during this very step: its value stays as it is.
-            self._drop_gradients()
+            drop_gradients(self._optimizer)
         self._rounds.before_step()
 
     def synchronize(self) -> None:
@@ -179,11 +165,11 @@ class Session:
         with self._at_hook():
             self._see_over()
             self._averaged.see(self.tally.inner_step)
-            self._offer_at_end()
+            self._synchronous.offer_at_end()
             self._rounds.merge_landed()
-            self._see_budget()
-            if self._warm_up is not None and not self.done:
-                self._average_gradients(self._warm_up)
+            self._boundary.see_budget()
+            if self._synchronous.is_on and not self.done:
+                self._missed = not self._synchronous.average()
         self._synchronized = True
 
     @plainly
@@ -195,15 +181,15 @@ class Session:
             if not self._missed:
                 self.tally.inner_step += 1
             self._rounds.heal()
-            if self._warm_up is not None:
+            if self._synchronous.is_on:
                 self._pushes.start_over()
             self._synchronized = self._missed = False
             steps, every = self.tally.inner_step, self.settings.sync_every
             # In the synchronous phase there is no push to look at them at.
-            if steps <= 1 or (self._warm_up is not None and not steps % every):
+            if steps <= 1 or (self._synchronous.is_on and not steps % every):
                 self._buffers.check_unchanged()
-            self._offer_at_end()
-            self._act()
+            self._synchronous.offer_at_end()
+            self._boundary.act()
 
     def finish(self) -> None:
         """Merge everything that is pending."""
@@ -211,21 +197,20 @@ class Session:
             self._see_over()
             self._pushes.merge_all()
             self._rounds.heal()
-            self._see_budget()
+            self._boundary.see_budget()
 
     def go_back(self) -> bool:
         """Take the run's newest revision, and forget steps that no round has; whether it has."""
-        if self.done or self._warm_up is not None:
+        if self.done or self._synchronous.is_on:
             return False
         with self._at_hook():
             self._see_over()
             self._rounds.merge_all()
-            self._see_budget()
+            self._boundary.see_budget()
             if not self.done:
                 self._optimizer.state.clear()
-                self._drop_gradients()
-                self._counted = 0
-                self._enter()
+                drop_gradients(self._optimizer)
+                self._synchronous.enter()
                 so = "its last steps are forgotten, and its optimizer begins anew"
                 self._log.warning("replica.goes_back", revision=self.revision, so=so)
         return not self.done
@@ -235,123 +220,12 @@ class Session:
         if not self.done:
             with self._at_hook():
                 self._see_over()
-                self._bring_in()
-
-    def _bring_in(self) -> None:
-        if self._warm_up is None:  # else its gradients are in
-            self._leaving.bring_in(self._sees_end)
-
-    def _sees_end(self) -> bool:
-        self._see_budget()
-        return self.done
-
-    def _left(self) -> None:
-        """It was asked to leave, and has."""
-        self._phase = "draining"
-        self.drained = self.done = True
-        self._helm.say_drained()
-
-    def _enter(self) -> None:
-        """Take the parameters from which to train, and with them the phase that the run is in."""
-        self._warm_up = self._entry.take()
-        self._pushes.start_over()
-        self._rounds.start_over()
-        self._rounds.tokens.drop()
-        # What was committed before we came says nothing of how fast it grows.
-        self.tally.since_sync = self.tally.growth = 0
-        if self.revision and not self._optimizer.state:
-            self._ramp.begin(self.tally.inner_step, self.settings.sync_every)
-
-    def _offer_at_end(self) -> None:
-        """Offer the parameters with which the synchronous phase ends, once it is over."""
-        if self._warm_up is not None and self._warm_up.is_over:
-            self._buffers.check_unchanged()
-            self._rounds.begin(self._warm_up.offers(self.tally.inner_step))
-            self._warm_up = None
-
-    def _average_gradients(self, warm_up: WarmUp) -> None:
-        tokens = self._ranks.sum(self._counted)
-        self._averaged.settle()
-        committed = warm_up.average(self.tally.inner_step, tokens)
-        self._counted = 0
-        self._rounds.tokens.drop()
-        if committed is not None:
-            self.tally.tokens += tokens
-            self.tally.committed = committed
-            return
-        self._missed = True
-        why = "the synchronous phase went on without this replica"
-        self._log.warning("warm_up.missed", why=why)
-        self._drop_gradients()
-        if not warm_up.is_over:  # otherwise it missed no more than the last mean
-            self._optimizer.state.clear()
-        self._enter()
-
-    def _act(self) -> None:
-        """Let rank 0 decide what follows, and do it; comes back when the run is not paused."""
-        while True:
-            act, tokens = self._helm.decide(
-                self._pushes.steps_since,
-                self._pushes.is_due,
-                self._warm_up is not None,
-                self._settings_version,
-                self._counted,
-            )
-            self._counted = 0
-            self.tally.since_sync += tokens
-            self.tally.tokens += tokens
-            # What was pushed before or at this boundary waits for a round that cannot close.
-            self._exchange.pauses.set(bool(act & Act.PAUSE))
-            if act & Act.STOP:
-                raise self._waiting.lost("its heartbeat was refused")
-            if act & Act.END:
-                raise RunOver
-            if act & Act.SYNC:
-                self._rounds.merge_landed()
-                self._see_budget()
-                if self.done:
-                    return
-                self._pushes.push(everything=bool(act & Act.LEAVE))
-            if act & Act.ADOPT:
-                adopted = self._helm.new_settings()
-                self.settings, self._settings_version = adopted.settings, adopted.version
-                self._pushes.adopt(self.settings)
-            if act & Act.LEAVE:
-                self._phase = "draining"
-                self._bring_in()
-                self._left()
-                return
-            if not act & Act.PAUSE:
-                self._phase = "training" if self._warm_up is None else "warm-up"
-                return
-            self._phase = "paused"
-            began = time.perf_counter()
-            time.sleep(PAUSE_SLICE_S)
-            self.tally.paused_s += time.perf_counter() - began
+                self._boundary.bring_in()
 
     def _see_over(self) -> None:
         if self._over:
             self._over = False
             raise RunOver
-
-    def _see_budget(self) -> None:
-        """End where the merged revisions hold the run's whole token budget.
-
-        The last fragment says so; the others' last rounds are under way then, or over.
-        """
-        if self._rounds.last_is_pending or self.done:
-            return
-        self._pushes.is_last = False
-        if self._warm_up is None and self._rounds.budget_is_committed:
-            self._rounds.merge_all()
-            if self._run_end.is_reached:
-                self.done, self._phase = True, "done"
-                self._run_end.finish()
-
-    def _drop_gradients(self) -> None:
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
 
     @contextmanager
     def _at_hook(self) -> Iterator[None]:
@@ -361,9 +235,6 @@ class Session:
             try:
                 yield
             except RunOver:
-                self.done, self._phase = True, "done"
-                self._run_end.follow()
-            except TookTooLong:  # only who is asked to leave gives up a wait
-                if self._warm_up is None:
-                    self._leaving.give_up()
-                self._left()
+                self._boundary.follow_end()
+            except TookTooLong:
+                self._boundary.give_up()
