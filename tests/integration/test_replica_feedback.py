@@ -75,7 +75,7 @@ class Walker(Trial):
     def residual(self) -> Float32:
         session = self.replica._session
         assert isinstance(session, Session)
-        held = session._rounds._residuals._held
+        held = session._rounds._landing.residuals._held
         return held.get(0, np.zeros(SIZE, np.float32))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from syncline.anchors import Anchors
 from syncline.core.eager import ahead, echo_after
+from syncline.hooks import Hooks
 from syncline.push import Outcome
 from syncline_proto.codec import Float32
 from syncline_proto.settings import OuterSettings, RunSettings
@@ -19,9 +20,10 @@ from syncline_proto.v1 import sync_pb2 as pb
 class Eager:
     """One replica's; it is to ``move`` where it ``is_on``."""
 
-    def __init__(self, anchors: Anchors, settings: RunSettings) -> None:
+    def __init__(self, anchors: Anchors, hooks: Hooks, settings: RunSettings) -> None:
         """Before a round has told how many count, each of those that are expected has its share."""
-        self._anchors, self._outer, self.is_on = anchors, settings.outer, settings.overlap_eager
+        self._anchors, self._hooks = anchors, hooks
+        self._outer, self.is_on = settings.outer, settings.overlap_eager
         self._shares = [1.0 / settings.replicas] * len(anchors.shards)
         self._echoes: dict[int, Float32] = {}
 
@@ -51,7 +53,8 @@ class Eager:
         ``current`` (fp32, flat) becomes what the model holds. Returns what to add to go back.
         """
         anchor, share, outer = self._anchors.value(fragment), self._shares[fragment], self._outer
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite, the service judges
+        with self._hooks.writing(fragment), np.errstate(over="ignore", invalid="ignore"):
+            # What is not finite, the service judges.
             delta = anchor - current
             echo = self._echoes.setdefault(fragment, np.zeros_like(delta))
             start = anchor - ahead(delta, echo, share, outer.lr, outer.momentum)

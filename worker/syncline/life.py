@@ -30,6 +30,7 @@ from syncline.heartbeat import Pulse
 from syncline.helm import Helm
 from syncline.hooks import Hooks
 from syncline.join import Joined, Wish, found_run, open_run, register
+from syncline.landing import Landing
 from syncline.layout import ModelLayout, outline
 from syncline.leaving import Leaving
 from syncline.optim import WSAM
@@ -198,13 +199,13 @@ class Life:
             anchors,
             exchange,
             waiting,
-            self._hooks,
+            Landing(anchors, self._hooks, tally, settings.overlap_mix),
             optimizer,
             settings,
             tally,
             Tokens(ranks),
             Verdicts(names, tally, say),
-            Eager(anchors, settings),
+            Eager(anchors, self._hooks, settings),
             say,
         )
         buffers = Buffers(model, ranks)

@@ -1,4 +1,4 @@
-"""The rounds of a replica: what is pushed, and what is written into the model.
+"""The rounds of a replica: what is pushed, what is pending, and when that is merged.
 
 Runs on the training thread, in the same order on every rank. A fragment is pending from its push
 to its merge. In between come ``overlap_steps`` inner steps, whose progress the merge keeps; without
@@ -17,14 +17,13 @@ from torch.optim import Optimizer
 
 from syncline.anchors import Anchors
 from syncline.batches import check_counted
-from syncline.carrier import Fetched
-from syncline.core.agreement import Conclusion, Step
-from syncline.core.feedback import Residuals, action_for, has_feedback
+from syncline.core.agreement import Step
+from syncline.core.feedback import has_feedback
 from syncline.core.turns import Turns
 from syncline.eager import Eager
 from syncline.exchange import Exchange
 from syncline.flight import Flight, Unpushed
-from syncline.hooks import Hooks
+from syncline.landing import Landing
 from syncline.payload import Later, Payload, Values
 from syncline.push import Outcome, Push
 from syncline.tally import Tally
@@ -48,7 +47,7 @@ class Rounds:
         anchors: Anchors,
         exchange: Exchange,
         waiting: Waiting,
-        hooks: Hooks,
+        landing: Landing,
         optimizer: Optimizer,
         settings: RunSettings,
         tally: Tally,
@@ -65,10 +64,9 @@ class Rounds:
         """
         self.tally, self.tokens, self.eager = tally, tokens, eager
         self._names, self._anchors, self._exchange = names, anchors, exchange
-        self._waiting, self._hooks, self._verdicts = waiting, hooks, verdicts
+        self._waiting, self._landing, self._verdicts = waiting, landing, verdicts
         self._optimizer, self._settings, self._log = optimizer, settings, log
         self._unpushed = [Unpushed() for _ in names]
-        self._residuals = Residuals()
         self._pending: dict[int, Flight] = {}
         self._turns = Turns(len(names), settings.fragment_groups)
         self._is_sick = False
@@ -112,7 +110,7 @@ class Rounds:
     def start_over(self) -> None:
         """The parameters are the anchors: there is no progress, and nothing of any before."""
         self._is_sick, self.owed = False, 0
-        self._residuals.clear()
+        self._landing.residuals.clear()
         self._turns.start_over()
         self.eager.clear()
         self._unpushed = [Unpushed(self.tally.inner_step) for _ in self._names]
@@ -125,8 +123,7 @@ class Rounds:
             start = self._anchors.current(push.fragment) if overlap_steps else None
             back = None
             if start is not None and self.eager.is_on:
-                with self._hooks.writing(push.fragment):
-                    back = self.eager.move(push.fragment, start.here())
+                back = self.eager.move(push.fragment, start.here())
             self._pending[push.fragment] = Flight(push, result, lands_at, start, back)
             self._unpushed[push.fragment] = Unpushed(push.last_step)
 
@@ -181,14 +178,14 @@ class Rounds:
         )
 
     def _payload(self, fragment: int, codec: CodecName) -> Payload:
-        if not (has_feedback(codec) or self._residuals.owes(fragment)):
+        if not (has_feedback(codec) or self._landing.residuals.owes(fragment)):
             return self._anchors.pseudo_gradient(fragment, codec)
         delta = self._anchors.pseudo_gradient(fragment)
         values = delta.memory.view(np.float32)
 
         def finish() -> None:
             delta.finish()
-            self._residuals.load(fragment, values)
+            self._landing.residuals.load(fragment, values)
 
         return Values(values, codec, Later(finish))
 
@@ -223,17 +220,18 @@ class Rounds:
         say = (lambda: self._say_waiting(push)) if of_round else None
         conclusion, outcome = self._waiting.settled(fragment, flight.result, until, say)
         del self._pending[fragment]
-        self._settle_residual(push, conclusion, outcome)
+        self._landing.settle(push, conclusion, outcome)
         self._anchors.scratch.give_back(push.payload.memory)
         if conclusion.step is Step.REBASE or outcome.anomalous:
             self.eager.forget(fragment)
         if conclusion.step is Step.REBASE:
-            self._rebase(flight, outcome)
+            self._came_late(push)
+            self._landing.rebase(flight, outcome)
             self._verdicts.barren(fragment, conclusion, outcome)
             return
         # Where nothing was trained meanwhile, the value itself: a sum would round it.
         is_kept = self.tally.inner_step > push.last_step and not conclusion.non_finite
-        self._adopt(fragment, outcome, flight.start if is_kept else None)
+        self._landing.adopt(fragment, outcome, flight.start if is_kept else None)
         if conclusion.non_finite:
             self._forget_steps(fragment)
             self._is_sick = self._settings.overlap_steps > 0 or self._settings.fragment_groups > 1
@@ -256,8 +254,7 @@ class Rounds:
             return
         self._is_sick = False
         for fragment in self.fragments:
-            with self._hooks.writing(fragment):
-                self._anchors.restore(fragment)
+            self._landing.restore(fragment)
             self._forget_steps(fragment)
             if fragment in self._pending:
                 self._pending[fragment] = replace(self._pending[fragment], start=None, back=None)
@@ -266,8 +263,7 @@ class Rounds:
     def drop_progress(self) -> None:
         """Go back to the anchors: what was not pushed in time will not be."""
         for fragment in self.fragments:
-            with self._hooks.writing(fragment):
-                self._anchors.restore(fragment)
+            self._landing.restore(fragment)
         self.start_over()
 
     def forget(self) -> list[str]:
@@ -295,7 +291,7 @@ class Rounds:
         if any(conclusion.step is not Step.MERGE for conclusion, _ in ends):
             return False
         for fragment, (_, outcome) in enumerate(ends):
-            self._adopt(fragment, outcome)
+            self._landing.adopt(fragment, outcome)
         return True
 
     def _say_waiting(self, push: Push) -> None:
@@ -307,47 +303,10 @@ class Rounds:
 
         self._exchange.look(push.fragment, say)
 
-    def _adopt(self, fragment: int, outcome: Outcome, start: Fetched | None = None) -> None:
-        """Make what was pulled the anchor, and the model it and what it did since ``start``."""
-        assert outcome.pulled is not None
-        values, header = outcome.pulled.values, outcome.pulled.header
-        with self._hooks.writing(fragment):
-            if start is None:
-                self._anchors.adopt(fragment, values, header)
-            else:
-                self._anchors.advance(fragment, values, header, start, self._settings.overlap_mix)
-        self._see_header(fragment, header)
-
-    def _settle_residual(self, push: Push, conclusion: Conclusion, outcome: Outcome) -> None:
-        """Keep what the codec lost of a push, or what was owed before it, or nothing."""
-        if push.kind != pb.PUSH_KIND_PSEUDO_GRADIENT:
-            return  # nothing that was owed went with it
-        action, loss = action_for(conclusion, outcome.residual), outcome.loss
-        if action == pb.RESIDUAL_ACTION_KEEP and loss is None and isinstance(push.payload, Values):
-            loss = push.payload.loss()
-        self._residuals.settle(push.fragment, action, loss)
-
-    def _see_header(self, fragment: int, header: pb.PullHeader) -> None:
-        """Take what comes with a new anchor.
-
-        The last fragment in forward order is the one whose tokens count for the run.
-        """
-        self._residuals.see_epoch(fragment, header.epoch)
-        if fragment == self.fragments[-1]:
-            self.tally.growth = header.committed_tokens - self.tally.committed
-            self.tally.committed = header.committed_tokens
-
-    def _rebase(self, flight: Flight, outcome: Outcome) -> None:
-        """It came late: move the progress onto the newest anchor, and count it as not pushed."""
-        assert outcome.pulled is not None
-        push = flight.push
+    def _came_late(self, push: Push) -> None:
+        """Count what it held as not pushed."""
         self.tally.stale += 1
         self.owed += self._turns.came_late(push.fragment)
         self._unpushed[push.fragment] = self._unpushed[push.fragment].after(push)
         if push.fragment == self.fragments[-1]:
             self.tally.since_sync, self.tally.pushed = self.tally.since_sync + self.tally.pushed, 0
-        with self._hooks.writing(push.fragment):
-            if flight.back is not None:
-                self._anchors.add(push.fragment, flight.back)
-            self._anchors.rebase(push.fragment, outcome.pulled.values, outcome.pulled.header)
-        self._see_header(push.fragment, outcome.pulled.header)
