@@ -16,7 +16,7 @@ import torch
 from syncline.control import ControlClient, all_alive
 from syncline.link import Link, Stalled
 from syncline.scratch import Scratch
-from syncline.standing import standing
+from syncline.standing import no_cut, standing
 from syncline_proto.codec import Float32
 from syncline_proto.errors import RevisionGone, Unreachable
 from syncline_proto.layout import Layout
@@ -56,9 +56,9 @@ def newest_cut(view: RunView, client: ControlClient, token: str | None) -> Cut:
             layout, owners, revision = standing(view, links)
             try:
                 return _pulled(view.name, layout, owners, revision)
-            except RevisionGone:
+            except RevisionGone as error:
                 if attempt == CUTS_MAX - 1:
-                    raise
+                    raise no_cut(error) from None
     raise AssertionError("a cut is returned or an error raised")
 
 
