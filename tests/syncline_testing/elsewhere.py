@@ -68,13 +68,7 @@ class Elsewhere(Tensor):
 class OnDevice(TorchDispatchMode):
     """Inside, what is asked for on the device is there."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _done(func, args, dict(kwargs or {}))
 
 

@@ -111,13 +111,7 @@ class _Telling(TorchDispatchMode):
         super().__init__()
         self._device = device
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
         if name == "empty" and self._device.is_on_side:

@@ -88,7 +88,7 @@ class Boundary:
                     return
                 self._pushes.push(everything=bool(act & Act.LEAVE))
             if act & Act.ADOPT:
-                adopted = self._helm.new_settings()
+                adopted = self._helm.new_settings(self._pushes.settings)
                 self._version = adopted.version
                 self._pushes.adopt(adopted.settings)
             if act & Act.LEAVE:

@@ -66,8 +66,6 @@ class Helm:
         """Nothing has been trained yet: who is recalled then waits for nothing."""
         self._ranks, self._run, self._client, self._pulse = ranks, run, client, pulse
         self._log = log
-        self._settings = pulse.news.settings if pulse else None
-        """Those that this replica goes by; on rank 0 from the beginning."""
         self._ended_at: float | None = None
         self._ending = False
 
@@ -108,8 +106,8 @@ class Helm:
         """From here on the run's end is known, and is no reason to give up a wait."""
         self._ending = True
 
-    def new_settings(self) -> Adopted:
-        """The settings that rank 0 last heard, for all ranks."""
+    def new_settings(self, old: RunSettings) -> Adopted:
+        """The settings that rank 0 last heard, for all ranks, in place of the ``old`` ones."""
 
         def told() -> dict[str, object]:
             assert self._pulse is not None
@@ -118,9 +116,8 @@ class Helm:
 
         new = self._ranks.share(told)
         adopted = Adopted(RunSettings.model_validate(new["settings"]), new["version"])
-        what = changes(self._settings or adopted.settings, adopted.settings)
+        what = changes(old, adopted.settings)
         self._log.info("settings.changed", version=adopted.version, what=what)
-        self._settings = adopted.settings
         return adopted
 
     def is_called_off(self) -> bool:

@@ -165,6 +165,8 @@ class Trainer:
             report = self._step(
                 self._next_batch, lr=self._lr, count=self._count, before_update=self._ready
             )
+            if report.taken:
+                self._tokens += self._step_tokens()
             self._books.note(report, self._step_tokens())
             if self.replica.last_round:
                 self._settle()
@@ -233,7 +235,6 @@ class Trainer:
     def _count(self) -> None:
         """A push names the tokens of this step, and the synchronous phase weighs it by them."""
         self.replica.count_tokens(tokens_of_step(self.job.data, self.job.train))
-        self._tokens += self._step_tokens()
 
     def _ready(self) -> bool:
         """Just before clipping: what is clipped is the mean.
