@@ -35,6 +35,9 @@ MORE_ROUNDS = 2
 """After the last kill, so that what was under way then is settled, too."""
 UP_S, QUIET_S, STARTING_S = 2.0, 6.0, 1.5
 LOOK_S = 0.2
+ALONE = (("grpc.use_local_subchannel_pool", 1),)
+"""Else a new channel inherits what others in the process last found there: a refusal, for a while,
+though the service is up again."""
 AT_ONCE = 0.7
 """How likely a kill follows a new revision at once, where it is published before it is written."""
 PATIENCE_S = 18.0
@@ -87,6 +90,8 @@ class Storm:
             asyncio.run(asyncio.wait_for(self._pass(), PATIENCE_S * self.kills))
         except BaseException as error:
             error.add_note(f"chaos: seed {self.seed}, after {self.killed} kills")
+            for sync in self.cluster.syncs:
+                error.add_note(sync.last_words())
             raise
         ledger = self.ledger
         sent = ledger.sent.values()
@@ -187,7 +192,7 @@ class Storm:
 
     async def _look(self, address: str) -> None:
         """Ask where the fragments stand, all the time, as somebody who only looks."""
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with grpc.aio.insecure_channel(address, options=ALONE) as channel:
             stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
             while True:
                 await asyncio.sleep(LOOK_S)
@@ -206,7 +211,7 @@ class Storm:
         """Pull what the last lives of the services have, and compare it: all of it is stored."""
         for fragment, owner in enumerate(self._owners):
             address = self.cluster.sync_addresses[owner]
-            async with grpc.aio.insecure_channel(address) as channel:
+            async with grpc.aio.insecure_channel(address, options=ALONE) as channel:
                 stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
                 request = pb.PullRequest(run=RUN, fragment=fragment, newest=True)
                 parts = [part async for part in stub.Pull(request, timeout=20)]

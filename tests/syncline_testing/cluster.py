@@ -60,6 +60,12 @@ class Service:
         )
         wait_until(self._is_ready, START_S, f"{self.module} is ready; {self.log} says why not")
 
+    def last_words(self) -> str:
+        """Whether the process lives, and the end of its log: for the message of a failure."""
+        code = self._process.poll() if self._process else None
+        state = f"ended with {code}" if code is not None else "runs" if self._process else "is not"
+        return f"{self.module} {state}:\n{self.log.read_text(errors='replace')[-2000:]}"
+
     def kill(self) -> None:
         """End the process as a crash would."""
         self._end(signal.SIGKILL)
@@ -84,8 +90,7 @@ class Service:
     def _is_ready(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            text = self.log.read_text(errors="replace")[-2000:]
-            raise AssertionError(f"{self.module} ended with {self._process.returncode}:\n{text}")
+            raise AssertionError(self.last_words())
         try:
             return httpx.get(self._ready_url, timeout=1.0, trust_env=False).is_success
         except httpx.TransportError:
