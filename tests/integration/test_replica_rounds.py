@@ -13,6 +13,7 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from syncline.carrier import Direct
 from syncline.core.barren import BARREN_MAX
 from syncline_proto.errors import ConfigError, TrainingDiverged
 from syncline_proto.v1 import sync_pb2 as pb
@@ -98,6 +99,34 @@ def test_with_plain_settings_a_round_is_the_average(cluster: Cluster) -> None:
         (mine, after), (theirs, _) = together(lambda: round_of(a), lambda: round_of(b))
         for name, value in after.items():
             torch.testing.assert_close(value, (mine[name] + theirs[name]) / 2)
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_who_goes_on_without_memory_for_a_merge_has_it_at_the_next_forward_pass(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, overlap: int
+) -> None:
+    run = f"full-{overlap}"
+    (trial,) = trials(cluster, run, {**QUICK, "overlap_steps": overlap}, count=1)
+    write = "add" if overlap else "put"
+    kept = getattr(Direct, write)
+
+    def full(*_: Any) -> None:
+        monkeypatch.setattr(Direct, write, kept)
+        raise torch.OutOfMemoryError("no memory is left")
+
+    with joined(trial):
+        trial.step(4 + overlap)
+        monkeypatch.setattr(Direct, write, full)
+        with pytest.raises(torch.OutOfMemoryError):
+            trial.step(1)
+        trial.step(4 - overlap)
+        trial.replica.finish()
+        values, revision = published(cluster.sync_address, run)
+        assert revision == trial.replica.revision == 2 and trial.replica.stats.stale == 0
+        for name, value in trial.parameters().items():
+            assert np.array_equal(value.numpy(), values[name]), name
+        counted = 8 + 1  # the loop counted a batch that failed, too
+        assert trial.replica.committed_tokens == counted * STEP_TOKENS
 
 
 def test_a_late_replica_moves_its_progress_and_is_in_the_next_round(cluster: Cluster) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from syncline_proto.errors import ConfigError
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import (
     QUICK,
@@ -192,3 +193,25 @@ def test_a_parameter_without_a_gradient_gets_the_mean_of_the_others(cluster: Clu
         a.optimizer.zero_grad()
         b.optimizer.zero_grad()
         together(lambda: a.step(STEPS - 1), lambda: b.step(STEPS - 1))
+
+
+def test_gradients_that_are_scaled_still_are_not_averaged(cluster: Cluster) -> None:
+    """As those that a GradScaler leaves to a fused optimizer."""
+
+    def fused(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, fused=True)
+
+    how = {**QUICK, "warmup_steps": 2}
+    one = Trial(cluster.control_url, "scaled", 0, settings=how, optimizer=fused)
+    scaler = torch.amp.GradScaler("cpu")
+    with joined(one):
+        scaler.scale(loss_of(one.model, batch(0, 0))).backward()
+        with pytest.raises(ConfigError, match=r"scaler\.unscale_\(optimizer\)"):
+            scaler.step(one.optimizer)
+        scaler.update()
+        one.optimizer.grad_scale = None  # which torch leaves where a step has raised
+        one.optimizer.zero_grad()
+        scaler.scale(loss_of(one.model, batch(0, 0))).backward()
+        scaler.unscale_(one.optimizer)
+        scaler.step(one.optimizer)
+        assert one.replica.inner_step == 1

@@ -75,8 +75,10 @@ class Device:
     @contextmanager
     def side(self) -> Iterator[None]:
         before, self._current = self._current, _SIDE
-        yield
-        self._current = before
+        try:
+            yield
+        finally:
+            self._current = before
 
     def event(self) -> Event:
         return Event(self, self._current, self._count[self._current])

@@ -72,6 +72,9 @@ class Alone:
     def count(self, tokens: int) -> None:
         self._counted += tokens
 
+    def before_write(self) -> None:
+        """Nothing here is copied beside the loop's work."""
+
     def synchronize(self) -> None:
         """See that the ranks train one model; there is nobody else to wait for.
 

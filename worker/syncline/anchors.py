@@ -9,7 +9,6 @@ exchange's), and take from ``scratch``. How values come to a device and from it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from syncline.core.progress import rebased
 from syncline.gathering import Part
 from syncline.layout import Piece, RankShard, local_part
 from syncline.payload import Encoded
+from syncline.pulled import Held
 from syncline.scratch import Event
 from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt16, codec_of
 from syncline_proto.settings import CodecName
@@ -28,15 +28,6 @@ from syncline_proto.v1 import sync_pb2 as pb
 _KEEPS_FP32 = (torch.float32, torch.float64)
 _KEEPS_BF16 = (*_KEEPS_FP32, torch.bfloat16)
 """Parameters that hold any value of fp32, of bf16, as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A published value, bit for bit; ``name`` is the service's for it."""
-
-    name: str
-    bits: UInt16
-    """bf16, flat."""
 
 
 class Anchors:

@@ -28,6 +28,7 @@ class Boundary:
 
     def __init__(
         self,
+        *,
         version: int,
         exchange: Exchange,
         helm: Helm,

@@ -104,16 +104,17 @@ class Direct:
             tensor.copy_(part)
 
     def add(self, tensors: Sequence[Tensor], values: Float32) -> None:
-        for tensor, part in along(tensors, as_tensor(values)):
-            tensor.add_(part.to(tensor.device))
+        pairs = [(t, part.to(t.device)) for t, part in along(tensors, as_tensor(values))]
+        for tensor, part in pairs:
+            tensor.add_(part)
 
     def shift(self, tensors: Sequence[Tensor], to: Float32 | UInt16, start: Float32) -> None:
         self.add(tensors, corrected(in_fp32(to), start))
         self.scratch.give_back(start.view(np.uint8))
 
     def blend(self, tensors: Sequence[Tensor], other: Float32 | UInt16, share: float) -> None:
-        for tensor, part in along(tensors, as_tensor(other)):
-            tensor.lerp_(part.to(tensor.device, tensor.dtype), 1 - share)
+        for tensor, part in of_their_types(tensors, as_tensor(other)):
+            tensor.lerp_(part, 1 - share)
 
     def before_step(self) -> None:
         pass
@@ -127,6 +128,14 @@ def along(tensors: Iterable[Tensor], flat: Tensor) -> list[tuple[Tensor, Tensor]
         pairs.append((tensor, flat[at : at + tensor.numel()].view(tensor.shape)))
         at += tensor.numel()
     return pairs
+
+
+def of_their_types(tensors: Iterable[Tensor], flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """As ``along``, each part of its tensor's type and on its device.
+
+    All before the first is used: memory may run out, and a fragment is not to be half changed then.
+    """
+    return [(tensor, part.to(tensor.device, tensor.dtype)) for tensor, part in along(tensors, flat)]
 
 
 def as_tensor(values: Float32 | UInt16) -> Tensor:

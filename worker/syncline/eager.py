@@ -1,7 +1,8 @@
 """Where a replica with eager updates trains on from when it has pushed.
 
 Keeps, for each fragment, the echo of its earlier pushes: 4 bytes a parameter, and as many again
-while a push is under way. Runs on the training thread. The formulas are ``core.eager``'s.
+while a push is under way. Runs on the training thread, and waits there at each push for what a GPU
+has to copy, both ways. The formulas are ``core.eager``'s.
 """
 
 from __future__ import annotations

@@ -20,14 +20,13 @@ from typing import TypeVar
 
 import structlog
 
-from syncline.anchors import Held
 from syncline.background import in_background
 from syncline.core.agreement import Answer
 from syncline.layout import RankShard
 from syncline.line import Place, PushLine
 from syncline.link import Link, Stalled
 from syncline.patience import PASSING, Pauses, RoundPatience
-from syncline.pulled import Pulled
+from syncline.pulled import Held, Pulled
 from syncline.push import (
     Identity,
     Outcome,
@@ -207,6 +206,7 @@ class Exchange:
         def send() -> pb.PushResponse:
             nonlocal instance
             with self._line.turn(place) as sending:
+                push.payload.here()  # before the service keeps room for it
                 instance = link.instance
                 epoch = services.epoch(fragment)
                 # A base of another epoch may bear the number of one that is here, and be another.

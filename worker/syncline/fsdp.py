@@ -36,9 +36,7 @@ def reshard_all(model: nn.Module) -> None:
     parameters finds whole ones, and the next forward pass does not see later writes to the shards.
     After one that an exception has ended, FSDP2 would take the next to be part of it.
     """
-    for module in model.modules():
-        if not isinstance(module, FSDPModule):
-            continue
+    for module in _modules(model):
         begin_anew = getattr(module, "reset_iter_state", None)  # older versions of torch have none
         if begin_anew and module._get_fsdp_state()._is_root:  # as its first forward pass decides
             begin_anew()
@@ -63,14 +61,13 @@ def gathering(manager: FSDPModule, model: nn.Module) -> Iterator[nn.Module]:
     Those that share its group, and those that prefetch it.
     """
     state = manager._get_fsdp_state()
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            other = module._get_fsdp_state()
-            if other is state or state in other._states_to_forward_prefetch:
-                yield module
+    for module in _modules(model):
+        other = module._get_fsdp_state()
+        if other is state or state in other._states_to_forward_prefetch:
+            yield module
 
 
-def _modules(model: nn.Module) -> Iterator[nn.Module]:
+def _modules(model: nn.Module) -> Iterator[Any]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 

@@ -23,7 +23,6 @@ from syncline.blocks import blocks_in
 from syncline.faults import plainly
 from syncline.fsdp import gather_after, gathering, reshard
 from syncline.layout import ModelLayout
-from syncline.optim import WSAM
 from syncline_proto.errors import ConfigError
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -57,8 +56,9 @@ class Hooks:
             hook: Any = torch.compiler.disable(_forward_hook(before_forward, tuple(fragments)))
             self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
         self._handles.append(optimizer.register_step_pre_hook(_step_hook(before_step)))
-        if isinstance(optimizer, WSAM):
-            self._handles.append(optimizer.register_perturb_pre_hook(before_step))
+        before_perturbing = getattr(optimizer, "register_perturb_pre_hook", None)
+        if before_perturbing is not None:
+            self._handles.append(before_perturbing(before_step))
         self._handles.append(
             optimizer.register_step_post_hook(lambda *_: after_step())  # pyright: ignore[reportArgumentType]
         )
@@ -78,7 +78,7 @@ class Hooks:
         modules = [module for module in self.places[fragment] if isinstance(module, FSDPModule)]
         for module in modules:
             reshard(module)
-        yield
+        yield  # after an exception there is nothing new for gathering to wait for
         for module in modules:
             gather_after(module)
 

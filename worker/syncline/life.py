@@ -213,23 +213,29 @@ class Life:
         entry = Entry(joined, ranks, anchors, exchange, helm, rounds, waiting, say)
         averaged, ramp = Averaged(model, ranks), Ramp(self._ramp_steps)
         synchronous = Synchronous(entry, averaged, buffers, rounds, pushes, optimizer, ramp, say)
-        leaving = Leaving(rounds, pushes, timeouts.round_deadline_s, say)
-        run_end, version = RunEnd(rounds, exchange, helm, settings, say), me.run.settings_version
         boundary = Boundary(
-            version, exchange, helm, waiting, rounds, pushes, synchronous, leaving, run_end
+            version=me.run.settings_version,
+            exchange=exchange,
+            helm=helm,
+            waiting=waiting,
+            rounds=rounds,
+            pushes=pushes,
+            synchronous=synchronous,
+            leaving=Leaving(rounds, pushes, timeouts.round_deadline_s, say),
+            run_end=RunEnd(rounds, exchange, helm, settings, say),
         )
         return Session(
-            exchange,
-            self._hooks,
-            averaged,
-            buffers,
-            rounds,
-            pushes,
-            synchronous,
-            boundary,
-            optimizer,
-            ramp,
-            say,
+            exchange=exchange,
+            hooks=self._hooks,
+            averaged=averaged,
+            buffers=buffers,
+            rounds=rounds,
+            pushes=pushes,
+            synchronous=synchronous,
+            boundary=boundary,
+            optimizer=optimizer,
+            ramp=ramp,
+            log=say,
         )
 
 

@@ -1,17 +1,18 @@
 """What a push carries, as chunks: encoded already, or encoded as it goes out.
 
-A codec that loses too much to lose (``with_feedback``) has to be asked, once the service has
+A codec that loses too much to lose (``has_feedback``) has to be asked, once the service has
 answered, what it lost: so its values are kept, and encoded late, off the training thread; those of
 any codec, too, while something is owed. All else is encoded where the values are computed, while
 these are in the processor's cache; nobody needs them in fp32 any more, so a push is as large as
-what is sent. What a GPU is still copying is encoded when it has come, in the thread that sends:
-whoever looks at a payload first makes it be ``here``.
+what is sent. What a GPU is still copying is encoded when it has come, in the exchange's thread and
+before the push is announced: whoever looks at a payload first makes it be ``here``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
@@ -32,14 +33,16 @@ from syncline_proto.settings import CodecName
 
 @dataclass(slots=True)
 class Later:
-    """What is to be done when something has come; once."""
+    """What is to be done when something has come: once, whoever calls, and then it is done."""
 
     act: Callable[[], None] | None
+    _turn: Lock = field(default_factory=Lock)
 
     def __call__(self) -> None:
-        if self.act is not None:
-            self.act()
-            self.act = None  # and what it holds
+        with self._turn:
+            if self.act is not None:
+                self.act()
+                self.act = None  # and what it holds
 
 
 def _nothing() -> None:

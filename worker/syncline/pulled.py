@@ -36,11 +36,14 @@ class Pulled:
     values: Float32 | UInt16
     """fp32, or bf16 as its bits."""
 
-    def in_fp32(self) -> Float32:
-        """The values, always as fp32."""
-        if self.values.dtype == np.float32:
-            return self.values.view(np.float32)
-        return (self.values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A published value, bit for bit; ``name`` is the service's for it."""
+
+    name: str
+    bits: UInt16
+    """bf16, flat."""
 
 
 def array_for(header: pb.PullHeader, elements: int, scratch: Scratch) -> Float32 | UInt16:

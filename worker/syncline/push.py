@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from syncline.anchors import Held
 from syncline.core.agreement import Answer
 from syncline.payload import Payload, Values
-from syncline.pulled import Pulled
+from syncline.pulled import Held, Pulled
 from syncline_proto.codec import CODEC_BY_NAME, Float32
 from syncline_proto.errors import SynclineError
 from syncline_proto.layout import Box

@@ -202,6 +202,14 @@ class Replica(Facts):
         self._check_started()
         self._session.synchronize()
 
+    def before_write(self) -> None:
+        """Say that the loop itself, not its optimizer, is about to write parameters.
+
+        For loops that clip weights, swap in averaged ones or load them between two steps: on a GPU
+        what was pushed is being copied out still. It waits on the device, not here.
+        """
+        self._session.before_write()
+
     @plainly
     def finish(self) -> None:
         """Wait for everything that was pushed, and merge it."""

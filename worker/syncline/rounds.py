@@ -219,25 +219,30 @@ class Rounds:
         of_round = push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
         say = (lambda: self._say_waiting(push)) if of_round else None
         conclusion, outcome = self._waiting.settled(fragment, flight.result, until, say)
-        del self._pending[fragment]
         self._landing.settle(push, conclusion, outcome)
-        self._anchors.scratch.give_back(push.payload.memory)
         if conclusion.step is Step.REBASE or outcome.anomalous:
             self.eager.forget(fragment)
         if conclusion.step is Step.REBASE:
-            self._came_late(push)
             self._landing.rebase(flight, outcome)
+            self._landed(push)
+            self._came_late(push)
             self._verdicts.barren(fragment, conclusion, outcome)
             return
         # Where nothing was trained meanwhile, the value itself: a sum would round it.
         is_kept = self.tally.inner_step > push.last_step and not conclusion.non_finite
         self._landing.adopt(fragment, outcome, flight.start if is_kept else None)
+        self._landed(push)
         if conclusion.non_finite:
             self._forget_steps(fragment)
             self._is_sick = self._settings.overlap_steps > 0 or self._settings.fragment_groups > 1
         self.eager.see(fragment, outcome)
         self._verdicts.judged(fragment, outcome)
         self._verdicts.barren(fragment, conclusion, outcome)
+
+    def _landed(self, push: Push) -> None:
+        """It is written. Not before: who goes on without memory for that is to find it pending."""
+        del self._pending[push.fragment]
+        self._anchors.scratch.give_back(push.payload.memory)
 
     def _forget_steps(self, fragment: int) -> None:
         """What was trained with values that are not finite is no progress, nor fit for the next."""

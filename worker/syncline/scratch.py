@@ -84,9 +84,15 @@ class Scratch:
             if not idle:
                 return None
             self._unused[size] = min(self._unused.get(size, 0), len(idle) - 1)
-            return idle.pop()
+            # The last one is in the processor's cache, if a device has not it still.
+            free = (i for i in reversed(range(len(idle))) if _is_free(idle[i][1]))
+            return idle.pop(next(free, 0))
 
     def _fresh(self, size: int) -> UInt8:
         if self._pinned and size:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
         return np.empty(size, np.uint8)
+
+
+def _is_free(busy: Event | None) -> bool:
+    return busy is None or busy.query()

@@ -34,6 +34,7 @@ class Session:
 
     def __init__(
         self,
+        *,
         exchange: Exchange,
         hooks: Hooks,
         averaged: Averaged,
@@ -190,6 +191,10 @@ class Session:
                 self._buffers.check_unchanged()
             self._synchronous.offer_at_end()
             self._boundary.act()
+
+    def before_write(self) -> None:
+        """The loop is about to write parameters itself."""
+        self._rounds.before_step()
 
     def finish(self) -> None:
         """Merge everything that is pending."""

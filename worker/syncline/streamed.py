@@ -1,12 +1,13 @@
 """The way between a GPU and pinned memory: copies on a stream of their own, ordered by events.
 
-No call waits for the device. What is fetched begins when all is done that the device was told
-before, runs beside what it is told next, and ends before an optimizer's step; encoding waits for
-it, in the thread that sends. What is put goes up on the second stream, after all that was fetched
-before, while layers ahead of it compute; the current stream waits for it, and copies it from its
-room into the parameters. Two rooms, each as large as the largest piece in its published precision,
-are all that this takes of the device, from the first merge of a round to the next step; a third
-piece waits, on the device, until the first has been copied.
+No call waits for the device; who asks for values (``here``) does. What is fetched begins when all
+is done that the device was told before, runs beside what it is told next, and ends before an
+optimizer's step; encoding waits for it, in the thread that sends. What is put goes up on the second
+stream, after all that was fetched before, while layers ahead of it compute; the current stream
+waits for it, and copies it from its staging buffer into the parameters. Two such buffers, each as
+large as the largest piece that comes up (in fp32 where progress is moved onto another anchor), are
+all that this takes of the device, from the first merge of a round to the next step; a third piece
+waits, on the device, until the first has been copied.
 
 Knows streams and events only by ``Streams``, and decides nothing.
 """
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from syncline.carrier import Carrier, Direct, Fetched, along, as_tensor
+from syncline.carrier import Carrier, Direct, Fetched, along, as_tensor, of_their_types
 from syncline.gathering import Part, Window
 from syncline.layout import RankShard
 from syncline.payload import Later
@@ -33,7 +34,8 @@ from syncline_proto.codec import Codec, Float32, UInt8, UInt16
 STREAMED = ("cuda", "xpu")
 """Devices that have streams and pinned memory; of all others copies are direct."""
 
-ROOMS = 2
+BUFFERS = 2
+"""On the device, for what comes up."""
 
 
 class Streams(Protocol):
@@ -58,13 +60,32 @@ class DeviceStreams:
         return self._side
 
     def event(self) -> Event:
-        event = torch.Event(self._device)
-        event.record()
-        return event
+        return _Point(self._device)
+
+
+class _Point:
+    """A point of a device's current stream.
+
+    An event that is given no stream goes by the one of the device that is current in torch, which
+    need not be the model's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.Event(device)
+        self._event.record(torch.accelerator.current_stream(device))
+
+    def wait(self) -> None:
+        self._event.wait(torch.accelerator.current_stream(self._device))
+
+    def query(self) -> bool:
+        return self._event.query()
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
 
 
 @dataclass(slots=True)
-class Room:
+class StagingBuffer:
     """Memory of the device for what comes up; told of on the second stream."""
 
     memory: Tensor | None = None
@@ -87,7 +108,7 @@ class Streamed:
     scratch: Scratch
     device: torch.device
     streams: Streams
-    _rooms: list[Room] = field(default_factory=list)
+    _buffers: list[StagingBuffer] = field(default_factory=list)
     _fetching: Event | None = None
     """When nothing of the parameters is read any more."""
     _busy: deque[tuple[Event, object]] = field(default_factory=deque)
@@ -118,24 +139,24 @@ class Streamed:
         return Later(finish)
 
     def put(self, tensors: Sequence[Tensor], values: Float32 | UInt16) -> Event:
-        room, staged, sent = self._sent(values)
+        buffer, staged, sent = self._sent(values)
         for tensor, part in along(tensors, staged):
             tensor.copy_(part)
-        room.free = self.streams.event()
+        buffer.free = self.streams.event()
         return sent
 
     def add(self, tensors: Sequence[Tensor], values: Float32) -> Event:
-        room, staged, sent = self._sent(values)
+        buffer, staged, sent = self._sent(values)
         for tensor, part in along(tensors, staged):
             tensor.add_(part)
-        room.free = self.streams.event()
+        buffer.free = self.streams.event()
         return sent
 
     def shift(self, tensors: Sequence[Tensor], to: Float32 | UInt16, start: Float32) -> Event:
         other, before, gone = self._sent(start)
-        room, after, sent = self._sent(to)
+        buffer, after, sent = self._sent(to)
         before.neg_().add_(after)
-        room.free = self.streams.event()
+        buffer.free = self.streams.event()
         for tensor, part in along(tensors, before):
             tensor.add_(part)
         other.free = self.streams.event()
@@ -143,35 +164,36 @@ class Streamed:
         return sent
 
     def blend(self, tensors: Sequence[Tensor], other: Float32 | UInt16, share: float) -> Event:
-        room, staged, sent = self._sent(other)
-        for tensor, part in along(tensors, staged):
-            tensor.lerp_(part.to(tensor.dtype), 1 - share)
-        room.free = self.streams.event()
+        buffer, staged, sent = self._sent(other)
+        for tensor, part in of_their_types(tensors, staged):
+            tensor.lerp_(part, 1 - share)
+        buffer.free = self.streams.event()
         return sent
 
     def before_step(self) -> None:
         if self._fetching is not None:
             self._fetching.wait()
             self._fetching = None
-        for room in self._rooms:
+        for buffer in self._buffers:
             with self.streams.side():  # whose memory it is, and who may be given it next
-                if room.free is not None:
-                    room.free.wait()
-        self._rooms.clear()
+                if buffer.free is not None:
+                    buffer.free.wait()
+        self._buffers.clear()
         self._let_go()
 
-    def _sent(self, values: Float32 | UInt16) -> tuple[Room, Tensor, Event]:
+    def _sent(self, values: Float32 | UInt16) -> tuple[StagingBuffer, Tensor, Event]:
         """Send values up: where they will be, for the current stream, and when they have left."""
-        room = self._rooms.pop(0) if len(self._rooms) == ROOMS else Room()
-        self._rooms.append(room)
+        is_full = len(self._buffers) == BUFFERS
+        buffer = self._buffers.pop(0) if is_full else StagingBuffer()
+        self._buffers.append(buffer)
         flat = as_tensor(values)
         with self.streams.side():
-            staged = room.empty(flat, self.device)
+            staged = buffer.empty(flat, self.device)
             staged.copy_(flat, non_blocking=True)
             sent = self.streams.event()
         sent.wait()
         self._hold(sent, flat)
-        return room, staged, sent
+        return buffer, staged, sent
 
     def _hold(self, until: Event, what: object) -> None:
         self._let_go()
@@ -183,9 +205,11 @@ class Streamed:
 
 
 def carrier_of(shards: Iterable[RankShard]) -> Carrier:
-    """For what a rank holds of a model, by the device that it lies on."""
+    """For what a rank holds of a model, by the device that it lies on.
+
+    Of a model on several devices each copy has ended when it returns.
+    """
     devices = {piece.parameter.device for shard in shards for piece in shard.pieces}
-    for device in devices:
-        if device.type in STREAMED:
-            return Streamed(Scratch(pinned=True), device, DeviceStreams(device))
+    if len(devices) == 1 and (device := devices.pop()).type in STREAMED:
+        return Streamed(Scratch(pinned=True), device, DeviceStreams(device))
     return Direct(Scratch())

@@ -17,6 +17,12 @@ from syncline.entry import Entry
 from syncline.pushes import Pushes
 from syncline.rounds import Rounds
 from syncline.warmup import WarmUp
+from syncline_proto.errors import ConfigError
+
+SCALED = (
+    "The synchronous phase averages gradients, and those of this step are still scaled: call "
+    "scaler.unscale_(optimizer) before scaler.step(optimizer)."
+)
 
 
 class Synchronous:
@@ -69,9 +75,14 @@ class Synchronous:
 
         Returns False if the phase went on without this replica: it has entered anew, and this step
         is none.
+
+        Raises:
+            ConfigError: they are scaled still, as a GradScaler leaves them to a fused optimizer.
         """
         warm_up, tally = self._warm_up, self._rounds.tally
         assert warm_up is not None
+        if getattr(self._optimizer, "grad_scale", None) is not None:
+            raise ConfigError(SCALED)
         tokens = self._rounds.tokens.sum_step()
         self._averaged.settle()
         committed = warm_up.average(tally.inner_step, tokens)

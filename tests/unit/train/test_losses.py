@@ -30,3 +30,13 @@ def test_only_what_the_model_raises_is_its_own() -> None:
     model.register_forward_pre_hook(_forward_hook(fail, (0,)))
     with pytest.raises(LookupError, match="nothing of"):
         loss_of({"input_ids": torch.zeros(1)})
+
+
+class Full(nn.Module):
+    def forward(self, input_ids: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("no memory is left")
+
+
+def test_a_full_device_is_not_the_models_fault() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="no memory is left"):
+        LossOf(Full(), "mine:model")({"input_ids": torch.zeros(1)})

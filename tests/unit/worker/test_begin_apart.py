@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from collections.abc import Iterator
 from itertools import chain
@@ -103,6 +104,16 @@ def test_a_stream_has_no_order_to_begin_in() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 
+    class Endless(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return itertools.count()
+
+    class TooLong(Endless):
+        def __len__(self) -> int:
+            return 4
+
     assert not begin_apart(DataLoader(Stream()), 1, 2)
+    assert not begin_apart(DataLoader(range(9), sampler=Endless()), 1, 2)  # pyright: ignore[reportArgumentType]
+    assert list(Apart(TooLong(), 1, 2)) == [2, 3, 0, 1]
     assert not begin_apart(DataLoader(range(3), batch_size=None), 1, 2)  # pyright: ignore[reportArgumentType]
     assert not begin_apart([1, 2, 3], 1, 2)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
 
 import numpy as np
 import pytest
 
-from syncline.payload import Encoded, Values
+from syncline.payload import Encoded, Later, Values
 from syncline_proto.codec import CODEC_BY_NAME, Float32, check_chunk, encode, published
 from syncline_proto.settings import CodecName
 
@@ -41,3 +43,22 @@ def test_what_a_codec_loses_is_told_where_it_is_kept(codec: CodecName) -> None:
         assert (loss == values - published(values, CODEC_BY_NAME[codec])).all()
     else:
         assert loss is None
+
+
+def test_two_threads_that_look_make_it_be_here_once() -> None:
+    begun, may_end, acts = threading.Event(), threading.Event(), []
+
+    def act() -> None:
+        acts.append(len(acts))
+        begun.set()
+        assert may_end.wait(10)
+
+    payload = Encoded(np.zeros(4, np.uint8), finish=Later(act))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(payload.here)
+        assert begun.wait(10)
+        second = pool.submit(payload.here)
+        assert not second.done(), "it is not here yet"
+        may_end.set()
+        assert first.result(10) is second.result(10)
+    assert acts == [0]

@@ -44,3 +44,30 @@ def test_a_room_of_nothing_is_nobodys() -> None:
     scratch = Scratch()
     scratch.give_back(scratch.take(0))
     assert scratch.idle_bytes == 0
+
+
+class Point:
+    """Of a device that is there once somebody has waited for it."""
+
+    def __init__(self) -> None:
+        self.waited = False
+
+    def wait(self) -> None:
+        raise AssertionError("no device is told anything")
+
+    def query(self) -> bool:
+        return self.waited
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+def test_what_a_device_still_copies_is_taken_only_where_nothing_else_is_left() -> None:
+    scratch, points = Scratch(), [Point(), Point()]
+    free, *busy = [scratch.take(10) for _ in range(3)]
+    scratch.give_back(free)
+    for room, point in zip(busy, points, strict=True):
+        scratch.give_back(room, point)
+    assert np.shares_memory(scratch.take(10), free) and not any(p.waited for p in points)
+    assert np.shares_memory(scratch.take(10), busy[0]), "the longest under way"
+    assert points[0].waited and not points[1].waited

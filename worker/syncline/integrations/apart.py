@@ -24,7 +24,7 @@ class Apart(Sampler[Any]):
         self._index, self._count = index, count
 
     def __iter__(self) -> Iterator[Any]:
-        order = _kept(self.order)
+        order = _kept(islice(self.order, len(self.order)))
         start = len(order) * self._index // self._count
         yield from islice(order, start, None)
         yield from islice(order, start)
@@ -49,13 +49,14 @@ def _kept(order: Iterable[Any]) -> Sequence[Any]:
 def begin_apart(loader: Any, index: int, count: int) -> bool:
     """Let a loader's next pass begin at the place of replica ``index`` of ``count``.
 
-    Returns False where the loader has no order that is known beforehand, as of a stream.
+    Returns False where the loader has no order that is known beforehand and ends, as of a stream.
     """
     batches = getattr(loader, "batch_sampler", None)
     while isinstance(inner := getattr(batches, "batch_sampler", None), BatchSampler):
         batches = inner  # around it is Accelerate's, which deals among ranks
     order = getattr(batches, "sampler", None)
-    if order is None or isinstance(getattr(loader, "dataset", None), IterableDataset):
+    is_endless = not hasattr(order, "__len__")
+    if is_endless or isinstance(getattr(loader, "dataset", None), IterableDataset):
         return False
     if isinstance(order, Apart):
         order = order.order  # of an earlier training

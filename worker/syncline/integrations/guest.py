@@ -37,7 +37,7 @@ class Guest:
             **{"run": run, "name": name, "settings": settings, "control": control},
             **{"tokens_of": tokens_of, "join_ramp_steps": join_ramp_steps},
         }
-        self._ramp: list[RemovableHandle] = []
+        self._end_ramp: Callable[[], None] = lambda: None
         self.replica: Replica | None = None
         """The one that is in training now, or was last."""
         self.is_live = False
@@ -52,7 +52,7 @@ class Guest:
         if replica.active:
             check()
         replica.start()
-        self._ramp = ramped(followed(optimizer), lambda: replica.lr_factor)
+        self._end_ramp = ramped(followed(optimizer), lambda: replica.lr_factor)
         self.is_live = True
         return replica
 
@@ -86,34 +86,45 @@ class Guest:
         if self.replica is None or not self.is_live:
             return
         self.is_live = False
-        for handle in self._ramp:
-            handle.remove()
+        self._end_ramp()
         if error is not None:
             self.replica.__exit__(type(error), error, None)
         else:
             self.replica.close(failed)
 
 
-def ramped(optimizer: Optimizer, factor: Callable[[], float]) -> list[RemovableHandle]:
-    """Let each step go by ``factor`` of the rates that are set, and leave those as they are."""
+def ramped(optimizer: Optimizer, factor: Callable[[], float]) -> Callable[[], None]:
+    """Let each step go by ``factor`` of the rates that are set, and leave those as they are.
+
+    Returns what ends that.
+    """
     rates: list[Any] = []
 
     def lower(*_: Any) -> None:
+        restore()  # after a step that raised
         share = factor()
         rates[:] = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * share
 
     def restore(*_: Any) -> None:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        for group, rate in zip(optimizer.param_groups, rates, strict=False):
             group["lr"] = rate
+        rates.clear()
 
     before: Any = lower
     after: Any = restore
-    return [
+    handles = [
         optimizer.register_step_pre_hook(before),
         optimizer.register_step_post_hook(after),
     ]
+
+    def end() -> None:
+        restore()
+        for handle in handles:
+            handle.remove()
+
+    return end
 
 
 class GuestCallback:

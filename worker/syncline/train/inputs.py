@@ -16,6 +16,7 @@ import torch
 from syncline.data import SequenceStream
 from syncline.data.order import StreamState
 from syncline.ranks import Ranks
+from syncline.streamed import STREAMED
 from syncline.train.config import DataSection
 from syncline.train.folder import prepared_folder
 from syncline.train.ranks import RankGroup
@@ -116,7 +117,7 @@ def collated(dataset: Sequences, indices: np.ndarray, device: torch.device) -> B
     """The sequences as one batch on ``device``."""
     rows = [dataset[int(index)] for index in indices]
     batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
-    if device.type != "cuda":
+    if device.type not in STREAMED:
         return {key: column.to(device) for key, column in batch.items()}
     # The host goes on while they are copied.
     return {k: column.pin_memory().to(device, non_blocking=True) for k, column in batch.items()}

@@ -65,7 +65,7 @@ class LossOf:
     def _telling(self, batch: Batch) -> Iterator[None]:
         try:
             yield
-        except SynclineError:
+        except (SynclineError, torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except Exception as error:
             if _is_around(error):

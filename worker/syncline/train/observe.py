@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from syncline.carrier import in_fp32
 from syncline.control import ControlClient, all_alive
 from syncline.link import Link, Stalled
 from syncline.scratch import Scratch
@@ -87,7 +88,7 @@ def _pulled(run: str, layout: Layout, owners: dict[int, Link], revision: int) ->
                 f"The sync service at {owners[number].address} does not send what it has; "
                 "try again."
             ) from None
-        flat.append(pulled.in_fp32())
+        flat.append(in_fp32(pulled.values))
         committed.append(pulled.header.committed_tokens)
     return Cut(
         tensors=assembled(layout, flat),
