@@ -172,6 +172,24 @@ def test_what_is_trained_meanwhile_stays_and_goes_into_the_next_round(cluster: C
             torch.testing.assert_close(torch.from_numpy(value), mean, rtol=0, atol=1e-6)
 
 
+def test_what_is_trained_meanwhile_is_mixed_with_what_is_published(cluster: Cluster) -> None:
+    """By its share of each; an uneven one, which says which is whose."""
+    mix = 0.25
+    how = {**STREAMING, "strategy": "local-sgd", "fragment_groups": 1, "overlap_mix": mix}
+    a, b = (Trial(cluster.control_url, "mixed", seed, settings=how) for seed in range(2))
+    with joined(a, b):
+        # One step short of where it must be merged.
+        together(lambda: a.step(EVERY + 1), lambda: b.step(EVERY + 1))
+        trained = [trial.parameters() for trial in (a, b)]
+        together(a.replica.finish, b.replica.finish)
+        anchor, revision = published(cluster.sync_address, "mixed")
+        assert revision == 1
+        for trial, own in zip((a, b), trained, strict=True):
+            for name, value in trial.parameters().items():
+                expected = mix * own[name] + (1 - mix) * torch.from_numpy(anchor[name])
+                torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("is_eager", [False, True])
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 @pytest.mark.parametrize("groups", [1, 10])
