@@ -50,6 +50,7 @@ def test_replicas_agree_with_the_service_after_each_round(
     for way in ways:
         overlaps = way["settings"]["overlap_steps"] > 0
         for off in (own[way["run"]], wide[way["run"]]):
-            assert len(off) == (1 if overlaps else ROUNDS)
-            # What is moved instead of written is rounded once more.
+            assert len(off) == ROUNDS
+            # What is moved instead of written is rounded once more; the last is written.
             assert max(off) <= (1e-6 if overlaps else 0.0), way["run"]
+            assert off[-1] == 0.0, way["run"]

@@ -1,4 +1,4 @@
-"""A replica that trains in several ways, one run after the other, and looks after each round.
+"""A replica that trains in several ways, one run after the other, and looks after each merge.
 
 As a program (``python -m syncline_testing.matrix JOB``) it is one rank of a replica of several; a
 test runs ``train`` itself for the other replica.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from syncline import Replica
 from syncline.interrupts import end
@@ -37,39 +39,55 @@ def settings_of(overlap: int, codec: str) -> dict[str, Any]:
 def train(
     model: nn.Module, way: dict[str, Any], *, control: str, sync: str, name: str, seed: int
 ) -> list[float]:
-    """Train all rounds of a run; how far the model was from the published value after each.
+    """Train all rounds of a run; how far the model was from the published value after each merge.
 
-    With overlap it goes on meanwhile, and is looked at once everything has been merged.
+    With overlap it is away from it by what it did between the push and the merge, which comes with
+    the forward pass.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     off: list[float] = []
-    run, parts = way["run"], way["accumulate"]
+    run, parts, overlap = way["run"], way["accumulate"], way["settings"]["overlap_steps"]
+    pushed: dict[str, Tensor] = {}
     with Replica(
         model, optimizer, run=run, name=name, settings=way["settings"], control=control
     ) as replica:
         for step in range(ROUNDS * EVERY):
+            merges = step > overlap > 0 and step % EVERY == overlap
+            done = {key: value - pushed[key] for key, value in whole(model)} if merges else {}
             for part in range(parts):
                 replica.count_tokens(STEP_TOKENS)
                 (loss_of(model, batch(seed + 1000 * part, step)) / parts).backward()
+            if merges:
+                off.append(distance(model, sync, run, step // EVERY, done))
             optimizer.step()
             optimizer.zero_grad()
-            is_last = step + 1 == ROUNDS * EVERY
-            if is_last or (not way["settings"]["overlap_steps"] and not (step + 1) % EVERY):
-                replica.finish()
-                off.append(distance(model, sync, run, (step + 1) // EVERY))
+            if (step + 1) % EVERY == 0:
+                pushed = dict(whole(model))
+                if not overlap or step + 1 == ROUNDS * EVERY:
+                    replica.finish()
+                    off.append(distance(model, sync, run, (step + 1) // EVERY, {}))
         assert replica.stats.rounds == ROUNDS
         assert replica.committed_tokens % (ROUNDS * EVERY * parts * STEP_TOKENS) == 0
     return off
 
 
-def distance(model: nn.Module, sync: str, run: str, revision: int) -> float:
-    """The largest distance of a parameter from its published value."""
+def whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A copy of each parameter, of all ranks."""
+    for name, held in model.state_dict().items():
+        # The whole of what one rank holds is no copy.
+        yield name, (held.full_tensor() if isinstance(held, DTensor) else held).clone()
+
+
+def distance(
+    model: nn.Module, sync: str, run: str, revision: int, done: dict[str, Tensor]
+) -> float:
+    """The largest distance of a parameter from its published value and what was ``done`` on it."""
     values, newest = published(sync, run)
     assert newest == revision, "nobody can go on without us"
     far = [0.0]
-    for name, parameter in model.state_dict().items():
-        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-        far.append(float((whole - torch.from_numpy(values[name])).abs().max()))
+    for name, value in whole(model):
+        expected = torch.from_numpy(values[name]) + done.get(name, 0.0)
+        far.append(float((value - expected).abs().max()))
     return max(far)
 
 
