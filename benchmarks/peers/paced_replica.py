@@ -1,4 +1,4 @@
-"""One replica of ``exposed.py``: trains at a given pace, and tells how long it waited.
+"""One replica of ``exposed.py``: trains in one run after the other, and tells how long it waited.
 
 Its model is a stack of matrices of as many parameters as asked for. A step lasts ``step_s`` besides
 its waits: what its arithmetic leaves of that it sleeps, so that replicas on one machine do not take
@@ -8,14 +8,18 @@ each other's processors. With 0 it goes as fast as it can.
 from __future__ import annotations
 
 import json
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from peers.gate import me, place, wait_for
 from syncline import Replica
+from syncline.launch.guard import descendants
 
 BLOCKS, BATCH = 8, 16
 
@@ -41,16 +45,26 @@ def main() -> None:
     number, _, parameters = me()
     where = place()
     wait_for(where["control"])
+    for run in json.loads(where["runs"]):
+        told = trained(run, number, parameters, where)
+        path = Path(where["told"]) / f"{run['name']}-{number}"
+        path.with_suffix(".new").write_text(json.dumps(told))
+        path.with_suffix(".new").rename(path)
+
+
+def trained(
+    run: dict[str, Any], number: int, parameters: int, where: dict[str, str]
+) -> dict[str, float]:
+    """Train in a run; what ``figures`` grew by in the rounds that count."""
     torch.manual_seed(number)
     model = Stack(parameters)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    settings = json.loads(where["settings"])
-    every, step_s = settings["sync_every"], float(where["step_s"])
-    first, last = (int(where[name]) * every for name in ("warm_up", "rounds"))
+    settings, step_s = run["settings"], run["step_s"]
+    first, last = (int(where[name]) * settings["sync_every"] for name in ("warm_up", "rounds"))
     with Replica(
         model,
         optimizer,
-        run=where["run"],
+        run=run["name"],
         name=f"replica-{number}",
         settings=settings,
         control=f"http://{where['control']}",
@@ -58,31 +72,41 @@ def main() -> None:
         before = {}
         for step in range(first + last):
             if step == first:
-                before = figures(replica)
+                before = figures(replica, int(where["launcher"]))
             began, waited_s = time.monotonic(), replica.stats.exposed_sync_s
             replica.count_tokens(1)
             model().backward()
             optimizer.step()
             optimizer.zero_grad()
-            if where["blocking"]:
+            if run["blocking"]:
                 replica.finish()
             spent_s = time.monotonic() - began - (replica.stats.exposed_sync_s - waited_s)
             time.sleep(max(0.0, step_s - spent_s))
-        after = figures(replica)
-        told = {name: after[name] - before[name] for name in after}
-        Path(f"{where['told']}-{number}").write_text(json.dumps(told))
+        after = figures(replica, int(where["launcher"]))
         replica.finish()
+    return {name: after[name] - before[name] for name in after}
 
 
-def figures(replica: Replica) -> dict[str, float]:
+def figures(replica: Replica, launcher: int) -> dict[str, float]:
     """What is read at both ends of what is measured."""
     return {
         "seconds": time.monotonic(),
         "exposed_s": replica.stats.exposed_sync_s,
-        "cpu_s": time.process_time(),
+        "cpu_s": cpu_s(launcher),
         "bytes_up": float(replica.stats.bytes_up),
         "rounds": float(replica.stats.rounds),
     }
+
+
+def cpu_s(launcher: int) -> float:
+    """CPU seconds of a process and of all that run below it, as /proc tells."""
+    ticks = 0
+    for pid in (launcher, *descendants(launcher)):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            # The name in parentheses may hold anything; of what follows it these are user, system.
+            told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(told[11]) + int(told[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":
