@@ -15,6 +15,9 @@ from torch import Tensor
 
 from syncline.carrier import Direct
 from syncline.core.barren import BARREN_MAX
+from syncline.exchange import PUSHES_MAX
+from syncline.link import Link
+from syncline.pulled import Pulled
 from syncline_proto.errors import ConfigError, TrainingDiverged
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
@@ -22,6 +25,7 @@ from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import (
     QUICK,
     STEP_TOKENS,
+    TinyModel,
     Trial,
     batch,
     joined,
@@ -286,6 +290,31 @@ def test_a_joiner_starts_from_what_is_there_and_takes_part(cluster: Cluster) -> 
             assert first.replica.revision == second.replica.revision == 2
             values = second.parameters()
             assert all(torch.equal(values[name], p) for name, p in first.parameters().items())
+
+
+def test_a_joiner_asks_for_all_fragments_before_it_has_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than are pushed at a time."""
+    settings, blocks = {**TWO, "min_replicas": 1}, 2 * PUSHES_MAX
+    first, second = (
+        Trial(
+            cluster.control_url, "at-once", seed, settings=settings, model=TinyModel(seed, blocks)
+        )
+        for seed in range(2)
+    )
+    begun, pull, asked = threading.Barrier(blocks + 2), Link.pull, list[int]()
+
+    def pulled(link: Link, request: pb.PullRequest, *how: Any) -> Pulled:
+        asked.append(request.fragment)
+        begun.wait(20)
+        return pull(link, request, *how)
+
+    with joined(first):
+        monkeypatch.setattr(Link, "pull", pulled)
+        with joined(second):
+            monkeypatch.undo()
+            assert sorted(asked) == list(range(blocks + 2))
 
 
 def test_a_nan_is_overwritten_and_the_optimizer_forgets_it(cluster: Cluster) -> None:
