@@ -65,6 +65,11 @@ def test_only_the_known_folders_stand_at_the_top() -> None:
     assert folders == TOP_LEVEL
 
 
+def test_every_folder_of_tests_says_what_it_proves() -> None:
+    folders = {path.parent for path in sources() if ROOT / "tests" in path.parent.parents}
+    assert [str(folder) for folder in folders if not (folder / "README.md").exists()] == []
+
+
 def test_nothing_prints_outside_the_command_line() -> None:
     screens = {"cli", "benchmarks", "tests", "examples"}
     for path in sources():
