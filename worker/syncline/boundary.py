@@ -88,6 +88,9 @@ class Boundary:
                 if self.done:
                     return
                 self._pushes.push(everything=bool(act & Act.LEAVE))
+                self.see_budget()  # what was pushed last of all is merged at once
+                if self.done:
+                    return
             if act & Act.ADOPT:
                 adopted = self._helm.new_settings(self._pushes.settings)
                 self._version = adopted.version
@@ -106,16 +109,18 @@ class Boundary:
             tally.paused_s += time.perf_counter() - began
 
     def see_budget(self) -> None:
-        """End where the merged revisions hold the run's whole token budget.
+        """End where the merged revisions are those with which the run does.
 
-        The last fragment says so; the others' last rounds are under way then, or over.
+        Once the last fragment has told which those are, the last rounds are under way, or this
+        replica pushes to them at its next boundary.
         """
-        if self._rounds.last_is_pending or self.done:
+        if self.done:
             return
-        self._pushes.is_last = False
-        if not self._synchronous.is_on and self._rounds.budget_is_committed:
+        if not self._rounds.last_is_pending:
+            self._pushes.is_last = False
+        if not self._synchronous.is_on and self._rounds.goal is not None:
             self._rounds.merge_all()
-            if self._run_end.is_reached:
+            if self._rounds.is_at_goal:
                 self.done, self._phase = True, "done"
                 self._run_end.finish()
 

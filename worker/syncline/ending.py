@@ -37,18 +37,9 @@ class RunEnd:
         self._rounds, self._exchange, self._helm = rounds, exchange, helm
         self._settings, self._log = settings, log
 
-    @property
-    def is_reached(self) -> bool:
-        """Whether the merged revisions hold the run's whole token budget.
-
-        A replica goes on to its next boundary with fragments that are behind: the others' last
-        round waits for them.
-        """
-        return self._rounds.budget_is_committed and not self._rounds.is_any_behind
-
     def finish(self) -> None:
         """The budget is committed: stay with everyone's value, and say it to the control plane."""
-        if self._rounds.are_unpushed:  # too late for the last round; its value is everyone's
+        if self._rounds.has_progress:  # too late for the last round; its value is everyone's
             self._rounds.drop_progress()
         self._helm.finish_run()
         tokens, budget = self._rounds.tally.committed, self._settings.token_budget

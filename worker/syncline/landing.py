@@ -73,3 +73,5 @@ class Landing:
         if fragment == len(self._anchors.revisions) - 1:
             self._tally.growth = header.committed_tokens - self._tally.committed
             self._tally.committed = header.committed_tokens
+            counted = (c for c in header.contributions if c.verdict == pb.VERDICT_ACCEPTED)
+            self._tally.of_round = sum(c.tokens for c in counted)

@@ -32,8 +32,9 @@ class Pushes:
 
     @property
     def is_due(self) -> bool:
-        """Whether a push is to be made now: it is time for one, or the last came late."""
-        return self._cadence.due(self._step) > 0 or self._rounds.owed > 0
+        """Whether a push is to be made now: it is time, the last came late, or all is to end."""
+        rounds = self._rounds
+        return self._cadence.due(self._step) > 0 or rounds.owed > 0 or rounds.goal is not None
 
     @property
     def _step(self) -> int:
@@ -47,7 +48,7 @@ class Pushes:
     def merge_all(self) -> None:
         """Merge everything that is pending; what came late is pushed again, until it is in."""
         self._rounds.merge_all()
-        while self._rounds.owed and not self._rounds.budget_is_committed:
+        while self._rounds.owed and self._rounds.goal is None:
             self.push()
             self._rounds.merge_all()
 
@@ -58,11 +59,12 @@ class Pushes:
         self._rounds.eager.adopt(settings.outer)
 
     def push(self, everything: bool = False) -> None:
-        """Push the progress of the groups that are due, or of all.
+        """Push the progress of the groups that are due, or of all, as where the run is to end.
 
         What came late is pushed beside them, and takes no turn of theirs.
         """
         self._buffers.check_unchanged()
+        everything = everything or self._rounds.goal is not None
         due = max(0, self._cadence.due(self._step))
         groups = None if everything else due + self._rounds.owed
         pushed = self._rounds.push(self.settings.codec.up, groups)

@@ -19,6 +19,7 @@ from syncline.anchors import Anchors
 from syncline.batches import check_counted
 from syncline.core.agreement import Step
 from syncline.core.feedback import has_feedback
+from syncline.core.goal import goal
 from syncline.core.turns import Turns
 from syncline.eager import Eager
 from syncline.exchange import Exchange
@@ -89,8 +90,13 @@ class Rounds:
 
     @property
     def are_unpushed(self) -> bool:
-        """Whether a fragment that is not pending holds progress."""
+        """Whether a fragment that is not pending holds progress to be pushed."""
         return bool(self._ready())
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether a fragment holds steps that were not pushed."""
+        return any(held.first_step < self.tally.inner_step for held in self._unpushed)
 
     @property
     def last_is_pending(self) -> bool:
@@ -98,14 +104,17 @@ class Rounds:
         return self.fragments[-1] in self._pending
 
     @property
-    def is_any_behind(self) -> bool:
-        """Whether a fragment stands at an older revision than the last one."""
-        return min(self._anchors.revisions) < self._anchors.revisions[-1]
+    def goal(self) -> int | None:
+        """The revision that every fragment ends with, once the token budget is committed."""
+        tally, budget = self.tally, self._settings.token_budget
+        last = self._anchors.revisions[-1]
+        return goal(last, tally.committed, tally.of_round, budget, len(self._turns.groups))
 
     @property
-    def budget_is_committed(self) -> bool:
-        budget = self._settings.token_budget
-        return budget is not None and self.tally.committed >= budget
+    def is_at_goal(self) -> bool:
+        """Whether the merged revisions are those with which the run ends."""
+        end = self.goal
+        return end is not None and self.revision >= end
 
     def start_over(self) -> None:
         """The parameters are the anchors: there is no progress, and nothing of any before."""
@@ -154,12 +163,14 @@ class Rounds:
         self._unpushed = [held.more(tokens) for held in self._unpushed]
 
     def _ready(self) -> list[int]:
-        """Fragments that hold progress and are not pending."""
-        step = self.tally.inner_step
+        """Fragments that hold progress, are not pending, and have another revision to come."""
+        step, end, revisions = self.tally.inner_step, self.goal, self._anchors.revisions
         return [
             fragment
             for fragment, held in enumerate(self._unpushed)
-            if held.first_step < step and fragment not in self._pending
+            if held.first_step < step
+            and fragment not in self._pending
+            and (end is None or revisions[fragment] < end)
         ]
 
     def _of_progress(self, fragment: int, codec: CodecName) -> Push:

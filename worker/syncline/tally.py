@@ -32,6 +32,8 @@ class Tally:
     """Those in the pushes that are pending."""
     committed: int = 0
     """Tokens of the whole run, at the revision that was merged last."""
+    of_round: int = 0
+    """Those of the round that made that revision."""
     growth: int = 0
     """What the last merge added to ``committed``."""
     exposed_s: float = 0.0

@@ -17,11 +17,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from syncline.core.cadence import Cadence
+from syncline.core.goal import goal
 from syncline.core.turns import Turns
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.fragment import Fragment
-from syncline_sync.core.record import Kind
+from syncline_sync.core.record import Kind, Saved
 from syncline_testing.pure import whole_push
 
 FRAGMENTS = 5
@@ -62,6 +63,8 @@ class Place:
     seed: int
     now_s: float = 0.0
     members: dict[str, int] = field(default_factory=dict)
+
+    budget: int | None = None
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -105,6 +108,7 @@ class Place:
             seq=replica.next_seq(),
             base=replica.revisions[fragment],
             inner_steps=steps,
+            tokens=steps,
             last_step=steps,
         )
         verdict = core.judge(self.now_s, push).verdict
@@ -123,11 +127,11 @@ class Place:
 
 @dataclass
 class Flight:
-    """A push under way, and what came of it: a revision, and whether it was late for its own."""
+    """A push under way, and what came of it: what is newest, and whether it was late for that."""
 
     steps: int
     lands_at: int
-    outcome: tuple[int, bool] | None = None
+    outcome: tuple[Saved, bool] | None = None
 
 
 class Replica:
@@ -145,6 +149,9 @@ class Replica:
         self._training, self._owed = False, 0
         self._decided = 0
         """The step after which it was last seen to what is due."""
+        self.goal = self.goal_by(place.cores[-1].saved)
+        """With which revision of all fragments it is done, once it knows."""
+        self.is_done = False
         self.alive = True
         place.members[name] = 1
         place.adopt()
@@ -168,7 +175,7 @@ class Replica:
         self.go_on()
 
     def heard(self, fragment: int, *, late: bool) -> None:
-        self._pending[fragment].outcome = self.place.cores[fragment].saved.revision, late
+        self._pending[fragment].outcome = self.place.cores[fragment].saved, late
         self.go_on()
 
     def go_on(self) -> None:
@@ -176,14 +183,30 @@ class Replica:
         if self._training or not self.alive:
             return
         if self._decided < self.step:
-            if (due := max(0, self.cadence.due(self.step))) or self._owed:
+            due = max(0, self.cadence.due(self.step))
+            if due or self._owed or self.goal is not None:
                 if not self.merge():
+                    return
+                if self.ends():
                     return
                 owed, self._owed = self._owed, 0
                 self.cadence.pushed(min(self.push(due + owed), due), self.step)
             self._decided = self.step
-        if self.merge():
+        if self.merge() and not self.ends():
             self.train()
+
+    def ends(self) -> bool:
+        """Leave with the run's last revisions, if these are there or under way."""
+        if self.goal is None or self.is_done:
+            return self.is_done
+        for flight in self._pending.values():
+            flight.lands_at = self.step
+        if not self.merge():
+            return True  # comes back when it has heard more
+        if min(self.revisions) >= self.goal:
+            self.is_done = True
+            self.die()
+        return self.is_done
 
     def merge(self) -> bool:
         """Take in what has landed; False where some of it has not come."""
@@ -197,14 +220,31 @@ class Replica:
     def take(self, fragment: int) -> None:
         flight = self._pending.pop(fragment)
         assert flight.outcome is not None
-        self.revisions[fragment], late = flight.outcome
+        saved, late = flight.outcome
+        self.revisions[fragment] = saved.revision
+        if fragment == FRAGMENTS - 1:
+            self.goal = self.goal_by(saved)
         if late:
             self.steps[fragment] += flight.steps
             self._owed += self.turns.came_late(fragment)
 
+    def goal_by(self, last: Saved) -> int | None:
+        """What a revision of the last fragment tells."""
+        of_round = sum(c.tokens for c in last.contributions)
+        groups = len(self.turns.groups)
+        return goal(last.revision, last.committed_tokens, of_round, self.place.budget, groups)
+
     def push(self, count: int) -> int:
-        ready = [f for f in range(FRAGMENTS) if self.steps[f] and f not in self._pending]
-        chosen = self.turns.following(self.revisions, self._pending, ready, count)
+        end = self.goal
+        ready = [
+            f
+            for f in range(FRAGMENTS)
+            if self.steps[f] and f not in self._pending and (end is None or self.revisions[f] < end)
+        ]
+        everything = end is not None
+        chosen = self.turns.following(
+            self.revisions, self._pending, ready, None if everything else count
+        )
         for fragment in itertools.chain(*chosen):
             steps, self.steps[fragment] = self.steps[fragment], 0
             self._pending[fragment] = Flight(steps, self.step + self.overlap)
@@ -263,3 +303,28 @@ def test_a_loss_at_any_instant_stops_nobody(
         assert len(later(rounds, end_s + 0.7)) >= 4
         assert set(later(rounds, end_s + 0.7)) == {1}
         assert survivor.revisions[fragment] >= place.cores[fragment].saved.revision - 1
+
+
+@settings(max_examples=200, deadline=None)
+@example(seed=1, way=(3, 2), first=0.01, others=[0.01], budget=60, joins_s=0.05)
+@given(
+    seed=st.integers(0, 10**6),
+    way=ways,
+    first=step_seconds,
+    others=st.lists(step_seconds, max_size=2),
+    budget=st.integers(1, 150),
+    joins_s=st.floats(0.0, 2.0),
+)
+def test_everybody_ends_with_the_revisions_that_are_published(
+    seed: int, way: tuple[int, int], first: float, others: list[float], budget: int, joins_s: float
+) -> None:
+    place = Place(seed, budget=budget)
+    replicas = [Replica("first", first, place, *way)]
+    for number, step_s in enumerate(others):
+        place.run(place.now_s + place.random.uniform(0.0, joins_s))
+        replicas.append(Replica(f"joiner-{number}", step_s, place, *way))
+    place.run(place.now_s + 200.0)
+    ends = [core.saved.revision for core in place.cores]
+    assert all(replica.is_done for replica in replicas)
+    assert all(replica.revisions == ends for replica in replicas)
+    assert len(set(ends)) == 1 and place.cores[-1].saved.committed_tokens >= budget
