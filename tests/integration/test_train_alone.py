@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from syncline.data.errors import DataError
 from syncline.train.config import JobConfig
 from syncline.train.export import NONE_LACKING, export_model, full_state
 from syncline.train.exported import ORIGIN, Origin, sign
@@ -113,6 +114,15 @@ def test_a_checkpoint_that_does_not_fit_is_refused(data: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match="of run tiny, not other"):
         train(tiny_job(data, steps=4, run={"name": "other"}, checkpoint=folder), resume=True)
     (tmp_path / "other").rename(tmp_path / "tiny")
+    other = tiny_job(data, steps=4, optimizer={"name": "agd"}, checkpoint=folder)
+    with pytest.raises(ConfigError, match="of optimizer adamw, not agd"):
+        train(other, resume=True)
+    told = tmp_path / "tiny" / "alone" / "step-0000000002" / "rank-0.json"
+    fits = told.read_text()
+    told.write_text(fits.replace('"position": ', '"position": 9999999'))
+    with pytest.raises(DataError, match=f"{told.parent} does not fit the data: .* not exist; sta"):
+        train(tiny_job(data, steps=4, checkpoint=folder), resume=True)
+    told.write_text(fits)
     wider = {**LLAMA, "intermediate_size": 96}
     job = tiny_job(data, steps=4, model={"config": wider}, checkpoint=folder)
     with pytest.raises(ConfigError, match="does not fit this job"):

@@ -239,14 +239,18 @@ def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The model's floating-point buffers that are saved with it, by canonical name."""
+    saved = saved_buffers(model).items()
+    return {name: b for name, b in saved if b.is_floating_point() or b.is_complex()}
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The model's buffers that are saved with it, of any type, by canonical name."""
     names = CanonicalNames(model)
     return {
         names(f"{prefix}.{name}" if prefix else name): buffer
         for prefix, module in model.named_modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None
-        and name not in module._non_persistent_buffers_set
-        and (buffer.is_floating_point() or buffer.is_complex())
+        if buffer is not None and name not in module._non_persistent_buffers_set
     }
 
 

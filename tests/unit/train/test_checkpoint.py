@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from syncline.train.checkpoint import Checkpoints, Position
@@ -76,6 +79,85 @@ def test_what_one_rank_cannot_write_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step-0000000003").touch()  # in the way of the last rename
     first, second = saved(tmp_path)
     assert "Not a directory" in first and second.endswith("see another rank.")
+
+
+def kept(folder: Path, step: int = 3, **position: Any) -> tuple[Checkpoints, nn.Module, Path]:
+    """Checkpoints with one of a model that has running statistics, just moved."""
+    model = normed()
+    checkpoints = Checkpoints(folder, keep=1, ranks=RankGroup())
+    model(torch.randn(8, 2))
+    said = {"run": "run", "inner_step": step, "tokens": 9, "stream": {}, "world": 1} | position
+    path = checkpoints.save(Position(**said), model, torch.optim.AdamW(model.parameters()))
+    return checkpoints, model, path
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+
+
+def loaded(checkpoints: Checkpoints, name: str = "adamw") -> nn.Module:
+    model = normed()
+    checkpoints.load(model, torch.optim.AdamW(model.parameters()), run="run", name=name)
+    return model
+
+
+def test_buffers_that_are_saved_with_a_model_are_in_it(tmp_path: Path) -> None:
+    checkpoints, model, path = kept(tmp_path)
+    there = loaded(checkpoints).state_dict()
+    assert {"1.running_mean", "1.num_batches_tracked"} < there.keys()
+    assert all(torch.equal(there[name], value) for name, value in model.state_dict().items())
+    # One of an earlier version has none, and does not say of whose optimizer it is.
+    tensors = load_file(path / "rank-0.safetensors")
+    older = {name: value for name, value in tensors.items() if not name.startswith("buffer/")}
+    save_file(older, path / "rank-0.safetensors")
+    told = json.loads((path / "rank-0.json").read_text())
+    del told["crc32c"], told["optimizer"]
+    (path / "rank-0.json").write_text(json.dumps(told))
+    there = loaded(checkpoints).state_dict()
+    assert torch.equal(there["0.weight"], model.state_dict()["0.weight"])
+    assert not there["1.running_mean"].any()
+
+
+def test_it_is_of_one_optimizer(tmp_path: Path) -> None:
+    checkpoints, _, _ = kept(tmp_path, optimizer="adamw")
+    with pytest.raises(ConfigError, match="is of optimizer adamw, not muon; start as it was made"):
+        loaded(checkpoints, "muon")
+    loaded(checkpoints)
+
+
+@pytest.mark.parametrize("what", ["tensors", "step"])
+def test_a_damaged_one_is_named(tmp_path: Path, what: str) -> None:
+    checkpoints, _, path = kept(tmp_path)
+    damaged = path / f"rank-0.{'safetensors' if what == 'tensors' else 'json'}"
+    data = damaged.read_bytes()
+    if what == "tensors":
+        damaged.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    else:
+        damaged.write_bytes(data.replace(b'"inner_step": 3', b'"inner_step": -3'))
+    with pytest.raises(ConfigError) as refused:
+        loaded(checkpoints)
+    assert refused.value.message == f"{damaged} is damaged; remove {path} to use an older one."
+
+
+def test_one_is_there_whenever_its_successor_of_the_same_step_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, model, path = kept(tmp_path)
+
+    def cut_off(self: Path, target: Path) -> Path:
+        if ".writing" in self.name:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    rename = Path.rename
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", cut_off)
+        kept(tmp_path)
+    assert not path.exists()
+    assert torch.equal(loaded(checkpoints).state_dict()["0.weight"], model.state_dict()["0.weight"])
+    checkpoints, model, _ = kept(tmp_path)
+    assert torch.equal(loaded(checkpoints).state_dict()["0.weight"], model.state_dict()["0.weight"])
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("keep", [1, 2, 5])

@@ -128,7 +128,7 @@ class SequenceStream:
             if state[name] != own[name]:
                 raise DataError(
                     f"the saved position is of data with {name} = {state[name]}, "
-                    f"here it is {own[name]}; start the data anew or restore the setting."
+                    f"here it is {own[name]}."
                 )
         if not (state["epoch"] >= 0 and 0 <= state["position"] < self.slice_size):
             raise DataError(

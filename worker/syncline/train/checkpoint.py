@@ -2,7 +2,8 @@
 
 One folder a checkpoint, one safetensors file and one JSON file a rank: nothing that could run code
 when it is read. A checkpoint appears whole or not at all, under the name of its step. Parameters
-are in it too; a replica that takes part in a run gets newer ones from the service when it joins.
+are in it too, and buffers that are saved with the model; a replica that takes part in a run gets
+newer parameters from the service when it joins.
 """
 
 from __future__ import annotations
@@ -12,24 +13,31 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from syncline.disk import to_disk
-from syncline.layout import local_part
+from syncline.layout import local_part, saved_buffers
 from syncline.train.ranks import RankGroup
+from syncline_proto.codec import crc32c
 from syncline_proto.errors import ConfigError, FileMissing
 
 FORMAT = 1
 STEP_FOLDER = re.compile(r"step-(\d{10})$")
-PARAMETER, STATE, RANDOM = "parameter/", "optimizer/", "random/"
+BEFORE = re.compile(r"\.(step-\d{10})\.before$")
+"""The one that a newer of the same step is about to replace."""
+PARAMETER, BUFFER, STATE, RANDOM = "parameter/", "buffer/", "optimizer/", "random/"
+PIECE = 1 << 20
+"""Bytes that are read at a time to sum a file."""
+Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +45,16 @@ class Position:
     """Where a replica stands, beside its tensors."""
 
     run: str
-    inner_step: int
-    tokens: int
+    inner_step: Count
+    tokens: Count
     """The run's tokens that schedules count, at this step."""
     stream: dict[str, int]
     """The state of its ``SequenceStream``."""
     world: int
+    optimizer: str = ""
+    """As the job names it; "" in checkpoints of earlier versions."""
+    crc32c: str = ""
+    """Of the file of tensors, in hex; "" as above."""
     format: int = FORMAT
 
 
@@ -93,36 +105,45 @@ class Checkpoints:
             path = hidden / f"rank-{self._ranks.index}.safetensors"
             save_file(tensors, path)
             to_disk(path)
+            summed = replace(position, crc32c=_sum(path))
             path = path.with_suffix(".json")
-            path.write_text(json.dumps(asdict(position), indent=2))
+            path.write_text(json.dumps(asdict(summed), indent=2))
             to_disk(path)
         with self._agreed():
             if self._ranks.first:
                 self._show(hidden, final)
         return final
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, run: str) -> Position:
-        """Take up the newest one: parameters, optimizer, random numbers. All ranks must call it.
+    def load(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, run: str, name: str
+    ) -> Position:
+        """Take up the newest one: the model, the optimizer's state, random numbers.
+
+        ``name`` is the optimizer's in the job. All ranks must call it.
 
         Raises:
             FileMissing: there is none.
-            ConfigError: it is of another run, model or number of ranks, or damaged.
+            ConfigError: it is of another run, model, optimizer or number of ranks, or damaged.
         """
         newest = self.newest
         if newest is None:
             raise FileMissing(f"there is no checkpoint in {self._folder}; start without --resume.")
         position = _read_position(newest / f"rank-{self._ranks.index}.json", newest)
-        for name, saved, here in (
+        for what, saved, here in (
             ("run", position.run, run),
             ("number of ranks", position.world, self._ranks.count),
+            ("optimizer", position.optimizer or name, name),
         ):
             if saved != here:
                 raise ConfigError(
-                    f"the checkpoint {newest} is of {name} {saved}, not {here}; "
+                    f"the checkpoint {newest} is of {what} {saved}, not {here}; "
                     "start as it was made, or without --resume."
                 )
+        path = newest / f"rank-{self._ranks.index}.safetensors"
         try:
-            tensors = load_file(newest / f"rank-{self._ranks.index}.safetensors")
+            if position.crc32c and position.crc32c != _sum(path):
+                raise _damaged(path, newest)
+            tensors = load_file(path)
             _restore(tensors, model, optimizer, self._ranks)
         except (OSError, SafetensorError, KeyError, RuntimeError, ValueError) as error:
             raise ConfigError(
@@ -147,9 +168,13 @@ class Checkpoints:
     def _show(self, hidden: Path, final: Path) -> None:
         """Give a whole checkpoint its name, and remove the oldest of the others."""
         to_disk(hidden)
-        shutil.rmtree(final, ignore_errors=True)
+        before = self._folder / f".{final.name}.before"
+        if final.is_dir():  # which counts until the new one is there
+            shutil.rmtree(before, ignore_errors=True)
+            final.rename(before)
         hidden.rename(final)
         to_disk(self._folder)
+        shutil.rmtree(before, ignore_errors=True)
         others = [path for path in self._found() if path != final]
         for old in others[: max(0, len(others) + 1 - self._keep)]:
             shutil.rmtree(old, ignore_errors=True)
@@ -158,7 +183,12 @@ class Checkpoints:
         """All whole checkpoints, oldest first."""
         if not self._folder.is_dir():
             return []
-        return sorted(path for path in self._folder.iterdir() if STEP_FOLDER.match(path.name))
+        there = {path.name: path for path in self._folder.iterdir()}
+        found = {name: path for name, path in there.items() if STEP_FOLDER.match(name)}
+        for name, path in there.items():
+            if replaced := BEFORE.match(name):
+                found.setdefault(replaced[1], path)
+        return [found[name] for name in sorted(found)]
 
 
 def told_of_interrupt(inner_step: int, kept: Checkpoints | None) -> str:
@@ -181,10 +211,23 @@ def _read_position(path: Path, folder: Path) -> Position:
             "with, or without --resume."
         ) from None
     except ValidationError:
-        raise ConfigError(f"{path} is damaged; remove {folder} to use an older one.") from None
+        raise _damaged(path, folder) from None
     if position.format != FORMAT:
         raise ConfigError(f"{path} is of format {position.format}; start without --resume.")
     return position
+
+
+def _damaged(path: Path, folder: Path) -> ConfigError:
+    return ConfigError(f"{path} is damaged; remove {folder} to use an older one.")
+
+
+def _sum(path: Path) -> str:
+    """The CRC-32C of a file, in hex."""
+    crc = 0
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            crc = crc32c(piece, crc)
+    return f"{crc:08x}"
 
 
 def _tensors(
@@ -195,6 +238,8 @@ def _tensors(
         yield PARAMETER + name, local_part(parameter).cpu().contiguous()
         for key, value in optimizer.state.get(parameter, {}).items():
             yield f"{STATE}{key}/{name}", local_part(value).cpu().contiguous()
+    for name, buffer in saved_buffers(model).items():
+        yield BUFFER + name, local_part(buffer).cpu().contiguous().clone()  # some share memory
     yield RANDOM + "cpu", torch.get_rng_state()
     if ranks.device.type == "cuda":
         yield RANDOM + "cuda", torch.cuda.get_rng_state(ranks.device)
@@ -212,7 +257,12 @@ def _restore(
         local_part(parameter).copy_(
             _of_shape(tensors[PARAMETER + name], local_part(parameter), name)
         )
+    buffers = saved_buffers(model)
     for name, saved in tensors.items():
+        if name.startswith(BUFFER):
+            here = local_part(buffers[name.removeprefix(BUFFER)])
+            if not torch.equal(here, _of_shape(saved, here, name).to(here.device)):
+                here.copy_(saved)
         if name.startswith(STATE):
             key, _, of = name.removeprefix(STATE).partition("/")
             parameter = parameters[of]

@@ -5,12 +5,16 @@ How it lies on the disk is for ``checkpoint`` to say.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import structlog
 import torch
 from torch import nn
 
+from syncline.data.errors import DataError
 from syncline.train.checkpoint import Checkpoints, Position, told_of_interrupt
 from syncline.train.config import JobConfig
+from syncline.train.inputs import Feed
 from syncline.train.ranks import RankGroup
 from syncline_proto.errors import FileMissing
 
@@ -27,8 +31,11 @@ class Keeping:
             ConfigError: it is new, and there are checkpoints that a later one would take up.
         """
         self._run = job.run.name
+        self._optimizer = job.optimizer.name
         self._world = ranks.count
         self._checkpoints: Checkpoints | None = None
+        self._taken: Path | None = None
+        """The one that was taken up."""
         section = job.checkpoint
         if section.folder is not None:
             folder = section.folder / job.run.name / own
@@ -50,7 +57,22 @@ class Keeping:
         if in_run and not self._checkpoints:
             log.info("no checkpoint: the inner optimizer starts anew")
             return None
-        return self._checkpoints.load(model, optimizer, run=self._run)
+        self._taken = self._checkpoints.newest
+        return self._checkpoints.load(model, optimizer, run=self._run, name=self._optimizer)
+
+    def place(self, feed: Feed, stream: dict[str, int]) -> None:
+        """Let the data go on from where the checkpoint that was taken up says.
+
+        Raises:
+            DataError: it is of other data, or nowhere; the checkpoint is named.
+        """
+        try:
+            feed.load_state_dict(stream)
+        except DataError as error:
+            raise DataError(
+                f"the checkpoint {self._taken} does not fit the data: {error.message.rstrip('.')}; "
+                "start as it was made, or remove it to use an older one."
+            ) from None
 
     def save(
         self,
@@ -73,6 +95,7 @@ class Keeping:
                 tokens=tokens,
                 stream=stream,
                 world=self._world,
+                optimizer=self._optimizer,
             )
             self._checkpoints.save(position, model, optimizer)
 

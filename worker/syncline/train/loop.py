@@ -205,7 +205,7 @@ class Trainer:
         )
         self._tokens = 0
         if self._position is not None:
-            self._feed.load_state_dict(self._position.stream)
+            self._keeping.place(self._feed, self._position.stream)
             self._tokens, self._books.inner_step = self._position.tokens, self._position.inner_step
         elif active:
             self._feed.skip_to(self.replica.committed_tokens // self._replicas)
