@@ -58,7 +58,7 @@ class Alone:
             ConfigError: its ranks have not met.
         """
         check_together()
-        why = "no control plane is configured (SYNCLINE_CONTROL)"
+        why = "it trains alone: no control plane is configured (SYNCLINE_CONTROL)"
         idle = ", ".join(_without_meaning(self.settings))
         so = {"so": f"settings that mean nothing here: {idle}"} if idle else {}
         voice(own_rank()).info("replica.alone", why=why, **so)

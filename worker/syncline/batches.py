@@ -1,4 +1,4 @@
-"""Batches of the user's own loader: whose they are, and how many tokens they hold."""
+"""Batches of the user's own loader: whose they are, their tokens, and what comes of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from syncline.tally import Tally
 from syncline_proto.errors import ConfigError
 
 Batch = TypeVar("Batch")
+
+UNTAKEN_MAX = 10_000
+"""Batches, without a step, that no loop gathers gradients over."""
+
+OVER_BUDGET_MAX = 100
+"""Batches, without a step, where they hold more than the token budget."""
 
 
 def dealt(
@@ -83,6 +89,38 @@ class Counting:
         if budget is not None:
             raise never_reached(why, so)
         log.warning("data.uncounted", why=why, so=so)
+
+
+class Untaken:
+    """Counts what no step of the optimizer has come of, and sees that some will."""
+
+    def __init__(self) -> None:
+        self._step = self._batches = self._tokens = 0
+
+    def see(self, tally: Tally, tokens: int, budget: int | None) -> None:
+        """A batch was counted: it holds so many tokens.
+
+        Raises:
+            ConfigError: there were far too many since the last step.
+        """
+        if tally.inner_step != self._step:
+            self._step, self._batches, self._tokens = tally.inner_step, 0, 0
+        self._batches += 1
+        self._tokens += tokens
+        spent = budget is not None and self._tokens > budget and self._batches > OVER_BUDGET_MAX
+        if not spent and self._batches <= UNTAKEN_MAX:
+            return
+        why, so = f"{self._batches} batches were counted without a step{WHOSE}", STEP_IT
+        raise never_reached(why, so) if spent else ConfigError(f"Nothing is trained: {why}; {so}.")
+
+    def tell(self, tally: Tally, log: FilteringBoundLogger) -> None:
+        """At the end: say if no step has ever come of what was counted."""
+        if self._batches and not tally.inner_step:
+            why = f"batches were counted ({self._batches}), and there was no step{WHOSE}"
+            log.warning("data.untrained", why=why, so=STEP_IT)
+
+
+WHOSE, STEP_IT = " of the optimizer that Replica has", "give it the one that the loop steps"
 
 
 def check_counted(tally: Tally, unpushed: int, budget: int | None) -> None:

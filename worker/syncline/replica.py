@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncline.alone import Alone
-from syncline.batches import Batch, Counting, dealt, ranks_among, whole_number
+from syncline.batches import Batch, Counting, Untaken, dealt, ranks_among, whole_number
 from syncline.facts import Facts
 from syncline.faults import plainly
 from syncline.join import CheckJob, Wish, wished
@@ -96,6 +96,8 @@ class Replica(Facts):
         wish = wished(control, run, name, given, job or {}, check_job)
         super().__init__(wish, self._alone)
         self._tokens_in = Counting(tokens_of)
+        self._untaken = Untaken()
+        self._odd_losses = 0
         self._ramp_steps = join_ramp_steps
         self._stage: Literal["new", "live", "closed"] = "new"
 
@@ -115,7 +117,7 @@ class Replica(Facts):
         Where the loader has a ``DistributedSampler``, that has dealt among the ranks already.
         Counts their tokens; ends with the loader, or when the replica is done.
         """
-        self._check_started()
+        self._check_live()
         replicas = self.settings.replicas if self.active else 1
         rank, ranks = ranks_among(loader)
         alive = self._registration.run.replicas_alive if self._registration else 0
@@ -142,9 +144,13 @@ class Replica(Facts):
     @plainly
     def count_tokens(self, tokens: SupportsIndex) -> None:
         """Say how many tokens, 0 or more, this rank trains on before the next optimizer step."""
-        self._check_started()
-        self._session.count(whole_number(tokens))
+        self._check_live()
+        number = whole_number(tokens)
+        if not self.done:
+            self._untaken.see(self._session.tally, number, self.settings.token_budget)
+        self._session.count(number)
 
+    @plainly
     def report(
         self,
         *,
@@ -157,7 +163,10 @@ class Replica(Facts):
         """Give what goes with the next heartbeat; a loss also becomes a point of its curve.
 
         ``mfu`` (model flops a second, as a share of the devices' peak) is for ``syncline.metrics``
-        alone.
+        alone. What is not finite is left out; of a loss the log says so, ever more seldom.
+
+        Raises:
+            ConfigError: one is no number.
         """
         new = {
             "loss": loss,
@@ -166,16 +175,31 @@ class Replica(Facts):
             "tokens_per_second": tokens_per_second,
             "mfu": mfu,
         }
-        told = {key: number_of(value) for key, value in new.items() if value is not None}
+        told = {key: number_of(value, key) for key, value in new.items() if value is not None}
         finite = {key: value for key, value in told.items() if math.isfinite(value)}
         self._said = self._said | finite  # a new one: the heartbeat reads the old meanwhile
         if loss is not None:
             self.add_point("train", told["loss"])
+            self._see_loss(told["loss"])
 
+    def _see_loss(self, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        self._odd_losses += 1
+        if self._odd_losses.bit_count() == 1:  # the first, the second, the fourth
+            so = "it is left out of what is shown; see the model, the data and the learning rate"
+            log = voice(own_rank())
+            log.warning("loss.not_finite", loss=loss, so_far=self._odd_losses, so=so)
+
+    @plainly
     def add_point(self, kind: Literal["train", "held-out", "merged"], loss: float | Tensor) -> None:
-        """Add a point to this replica's loss curves (nats per token); rank 0's counts."""
+        """Add a point to this replica's loss curves (nats per token); rank 0's counts.
+
+        Raises:
+            ConfigError: it is no number.
+        """
         pulse = self._life.pulse if self._life else None
-        value = number_of(loss)
+        value = number_of(loss, "loss")
         if pulse is not None and math.isfinite(value):
             point = LossPoint(
                 kind=kind, tokens=self.run_tokens, loss=value, inner_step=self.inner_step
@@ -199,7 +223,7 @@ class Replica(Facts):
         ``count_tokens``), so that what is clipped is the mean. Without it ``optimizer.step()``
         does the same, later; a second call within a step does nothing.
         """
-        self._check_started()
+        self._check_live()
         self._session.synchronize()
 
     def before_write(self) -> None:
@@ -213,7 +237,7 @@ class Replica(Facts):
     @plainly
     def finish(self) -> None:
         """Wait for everything that was pushed, and merge it."""
-        self._check_started()
+        self._check_live()
         self._session.finish()
 
     @plainly
@@ -224,7 +248,7 @@ class Replica(Facts):
         whether it was done: not in the synchronous phase, at the end, or without a run. With
         several ranks all of them call it.
         """
-        self._check_started()
+        self._check_live()
         return self._session.go_back()
 
     def request_drain(self, asker: str = OWN) -> None:
@@ -271,7 +295,7 @@ class Replica(Facts):
             self._alone.start()
         else:
             self._join(self._wish)
-        self._stage = "live"
+        self._stage, self._untaken = "live", Untaken()
 
     def _join(self, wish: Wish) -> None:
         # What an older life has counted is not this one's, whose heartbeat begins before it.
@@ -296,6 +320,8 @@ class Replica(Facts):
         if self._stage != "live":
             return
         self._stage = "closed"
+        if not (failed or self.done):
+            self._untaken.tell(self._session.tally, voice(own_rank()))
         if self._life is None:
             self._alone.close(failed)
             return
@@ -308,7 +334,12 @@ class Replica(Facts):
         finally:
             self._life.release(failed, error)
 
-    def _check_started(self) -> None:
+    def _check_live(self) -> None:
+        if self._stage == "closed":
+            raise ConfigError(
+                "The replica is closed, and counts and merges no more: stay inside its `with` "
+                "block, or start it again."
+            )
         if self.active and self._stage == "new":
             raise ConfigError(
                 "The replica has not joined its run: start it, or use it in a `with` block."

@@ -5,6 +5,7 @@ Only reads what a session has counted; when to tell is for others to say.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from syncline.alone import Alone
 from syncline.session import Session
+from syncline_proto.errors import ConfigError
 from syncline_proto.rest import Progress
 
 
@@ -37,9 +39,24 @@ class Stats:
     """Pushes that were given weight 0, over all fragments."""
 
 
-def number_of(value: float | Tensor) -> float:
-    """A figure of a loop, which may still hang on the graph that computed it."""
-    return float(value.detach() if isinstance(value, Tensor) else value)
+SAID = {"inner_lr": "lr"}
+"""What ``report`` calls it, where heartbeats call it otherwise."""
+
+
+def number_of(value: float | Tensor, name: str) -> float:
+    """A figure of a loop, which may still hang on the graph that computed it.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        name = SAID.get(name, name)
+        shape = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else None
+        raise ConfigError(
+            f"{name} must be one number, not {shape or reprlib.repr(value)}."
+        ) from None
 
 
 def stats_of(session: Session | Alone) -> Stats:

@@ -155,6 +155,24 @@ def test_a_loss_may_be_reported_as_it_was_computed() -> None:
     assert trial.replica._said == {"loss": loss.item(), "grad_norm": 1.0}
 
 
+def test_a_figure_that_is_no_number_is_named() -> None:
+    replica = Trial(None, "r", 1).replica
+    with pytest.raises(ConfigError, match=r"^loss must be one number, not a tensor of shape \[3\]"):
+        replica.report(loss=torch.rand(3))
+    with pytest.raises(ConfigError, match="^lr must be one number, not 'high'"):
+        replica.report(lr="high")  # pyright: ignore[reportArgumentType]
+
+
+def test_losses_that_are_not_finite_are_told_of_ever_more_seldom() -> None:
+    replica = Trial(None, "r", 1).replica
+    with capture_logs() as logs:
+        for _ in range(9):
+            replica.report(loss=float("nan"), grad_norm=1.0)
+    assert [entry["event"] for entry in logs] == ["loss.not_finite"] * 4
+    assert [entry["so_far"] for entry in logs] == [1, 2, 4, 8]
+    assert replica._said == {"grad_norm": 1.0}
+
+
 def test_of_several_ranks_one_says_it(tmp_path: Path) -> None:
     act = """
 import torch, syncline
@@ -229,6 +247,24 @@ def test_ranks_of_which_nobody_says_how_many_say_it_once(monkeypatch: pytest.Mon
         assert [entry["event"] for entry in logs] == ["replica.alone"] * said
 
 
+@pytest.mark.parametrize(("budget", "batches"), [(9, 101), (None, 10_001)])
+def test_a_loop_that_steps_another_optimizer_is_refused(budget: int | None, batches: int) -> None:
+    trial = Trial(None, "r", 1, settings={"token_budget": budget})
+    why = f"{batches} batches were counted without a step of the"
+    with pytest.raises(ConfigError, match=why), trial.replica as replica:
+        while not replica.done:
+            replica.count_tokens(1)
+
+
+def test_gradients_may_be_gathered_over_thousands_of_batches() -> None:
+    trial = Trial(None, "r", 1)
+    with trial.replica as replica:
+        for _ in range(2):
+            for _ in range(10_000):
+                replica.count_tokens(1)
+            trial.optimizer.step()
+
+
 def test_all_batches_are_its_own() -> None:
     trial = Trial(None, "r", 1, settings={"expected_replicas": 3})
     loader = [batch(0, i) for i in range(4)]
@@ -256,6 +292,16 @@ def test_after_it_is_closed_it_counts_no_more() -> None:
     assert trial.replica.inner_step == 0
 
 
+def test_batches_of_which_no_step_came_are_told_of_at_the_end() -> None:
+    trial = Trial(None, "r", 1)
+    with capture_logs() as logs, trial.replica as replica:
+        replica.count_tokens(1)
+    assert [entry["event"] for entry in logs] == ["replica.alone", "data.untrained"]
+    with capture_logs() as logs, trial.replica as replica:
+        trial.step()
+    assert [entry["event"] for entry in logs] == ["replica.alone"]
+
+
 @pytest.mark.parametrize(
     "act",
     [
@@ -268,6 +314,11 @@ def test_after_it_is_closed_it_counts_no_more() -> None:
 def test_who_was_not_started_does_not_train_alone_without_a_word(
     act: Callable[[Replica], object],
 ) -> None:
+    closed = Trial(None, "r", 1).replica
+    with closed:
+        pass
+    with pytest.raises(ConfigError, match="^The replica is closed"):
+        act(closed)
     trial = Trial("http://127.0.0.1:9", "r", 1)
     with pytest.raises(ConfigError, match="start it, or use it in a `with` block"):
         act(trial.replica)
