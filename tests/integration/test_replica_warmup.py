@@ -195,7 +195,7 @@ def test_a_parameter_without_a_gradient_gets_the_mean_of_the_others(cluster: Clu
         together(lambda: a.step(STEPS - 1), lambda: b.step(STEPS - 1))
 
 
-def test_gradients_that_are_scaled_still_are_not_averaged(cluster: Cluster) -> None:
+def test_gradients_that_are_scaled_still_or_sparse_are_not_averaged(cluster: Cluster) -> None:
     """As those that a GradScaler leaves to a fused optimizer."""
 
     def fused(parameters: Any) -> torch.optim.Optimizer:
@@ -215,3 +215,8 @@ def test_gradients_that_are_scaled_still_are_not_averaged(cluster: Cluster) -> N
         scaler.unscale_(one.optimizer)
         scaler.step(one.optimizer)
         assert one.replica.inner_step == 1
+        weight = one.model.embed.weight
+        weight.grad = torch.zeros_like(weight).to_sparse()
+        with pytest.raises(ConfigError, match=r"^The gradient of embed\.weight is sparse"):
+            one.replica.synchronize()
+        weight.grad = None

@@ -27,7 +27,7 @@ class Averaged:
         names, everyone = CanonicalNames(model), tuple(range(ranks.count))
         owned = [(names(raw), p) for raw, p in model.named_parameters() if p.requires_grad]
         boxes = [box_of(i, name, p, ranks) for i, (name, p) in enumerate(owned)]
-        self._ranks, self._parameters = ranks, [parameter for _, parameter in owned]
+        self._ranks, self._owned = ranks, owned
         self._copied = [
             (name, parameter, senders)
             for (name, parameter), senders in zip(owned, senders_of(boxes, ranks), strict=True)
@@ -36,8 +36,22 @@ class Averaged:
 
     def settle(self) -> None:
         """Let all gradients lie as their parameters do. Collective."""
-        for parameter in self._parameters:
+        for _, parameter in self._owned:
             settle_gradient(parameter)
+
+    def check_dense(self) -> None:
+        """
+        Raises:
+            ConfigError: a gradient is sparse.
+        """
+        for name, parameter in self._owned:
+            gradient = parameter.grad
+            if gradient is not None and local_part(gradient).layout is not torch.strided:
+                raise ConfigError(
+                    f"The gradient of {name} is sparse, which the synchronous phase cannot "
+                    "average; build its layer with sparse=False, or create the run without "
+                    "warmup_steps."
+                )
 
     def see(self, steps: int) -> None:
         """See that their gradients are the same on all ranks before the first step. Collective.

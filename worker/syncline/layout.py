@@ -21,6 +21,7 @@ from torch.distributed.tensor.placement_types import (
 from syncline.blocks import CanonicalNames, Groups
 from syncline.core.boxes import local_box, overlap, senders
 from syncline.core.cutting import cut
+from syncline.fitting import check_memory
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError, LayoutMismatch
 from syncline_proto.layout import DTYPES, Box, Layout, TensorSpec
@@ -125,6 +126,7 @@ def outline(model: nn.Module, ranks: Ranks) -> Outline:
         for p, own in trainable
     )
     parameters = tuple(p for p, _ in trainable)
+    check_memory((spec.name, local_part(p)) for spec, p in zip(specs, parameters, strict=True))
     boxes = [box_of(i, specs[i].name, p, ranks) for i, p in enumerate(parameters)]
     frozen_sha256 = tensors_sha256(frozen_tensors(model))
     groups = Groups(model, names)
@@ -139,7 +141,13 @@ def _layout(
     specs: tuple[TensorSpec, ...], groups: Groups, blocks_per_fragment: int, frozen_sha256: str
 ) -> Layout:
     of_tensors = [groups.of(spec.name, blocks_per_fragment) for spec in specs]
-    return Layout(specs, cut([spec.shape for spec in specs], of_tensors), frozen_sha256)
+    fragments = cut([spec.shape for spec in specs], of_tensors)
+    for empty in (fragment for fragment in fragments if not fragment.numel):
+        raise ConfigError(
+            f"{specs[empty.boxes[0].tensor].name} is empty, and nothing is with it that could be "
+            "synchronised; remove it, or set its requires_grad to False."
+        )
+    return Layout(specs, fragments, frozen_sha256)
 
 
 def _check_alike(ranks: Ranks, fingerprint: str) -> None:

@@ -22,13 +22,14 @@ from syncline.alone import Alone
 from syncline.batches import Batch, Counting, Untaken, dealt, ranks_among, whole_number
 from syncline.facts import Facts
 from syncline.faults import plainly
+from syncline.fitting import Claim, check_trains
 from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
 from syncline.optim.followed import followed
 from syncline.recall import OWN, Recall
 from syncline.returning import has_run_out
 from syncline.settings import run_settings
-from syncline.stats import number_of, progress_of
+from syncline.stats import OddLosses, number_of, progress_of
 from syncline.voice import own_rank, voice
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import LossPoint, Progress
@@ -97,9 +98,10 @@ class Replica(Facts):
         super().__init__(wish, self._alone)
         self._tokens_in = Counting(tokens_of)
         self._untaken = Untaken()
-        self._odd_losses = 0
+        self._odd_losses = OddLosses()
         self._ramp_steps = join_ramp_steps
         self._stage: Literal["new", "live", "closed"] = "new"
+        self._claim = Claim(model)
 
     def __enter__(self) -> Self:
         self.start()
@@ -180,24 +182,11 @@ class Replica(Facts):
         self._said = self._said | finite  # a new one: the heartbeat reads the old meanwhile
         if loss is not None:
             self.add_point("train", told["loss"])
-            self._see_loss(told["loss"])
-
-    def _see_loss(self, loss: float) -> None:
-        if math.isfinite(loss):
-            return
-        self._odd_losses += 1
-        if self._odd_losses.bit_count() == 1:  # the first, the second, the fourth
-            so = "it is left out of what is shown; see the model, the data and the learning rate"
-            log = voice(own_rank())
-            log.warning("loss.not_finite", loss=loss, so_far=self._odd_losses, so=so)
+            self._odd_losses.see(told["loss"], voice(own_rank()))
 
     @plainly
     def add_point(self, kind: Literal["train", "held-out", "merged"], loss: float | Tensor) -> None:
-        """Add a point to this replica's loss curves (nats per token); rank 0's counts.
-
-        Raises:
-            ConfigError: it is no number.
-        """
+        """Add a point to this replica's loss curves (nats per token); rank 0's counts."""
         pulse = self._life.pulse if self._life else None
         value = number_of(loss, "loss")
         if pulse is not None and math.isfinite(value):
@@ -282,8 +271,8 @@ class Replica(Facts):
             Unreachable: control plane or sync service do not answer.
             RunConflict: the run has other settings, or has ended.
             LayoutMismatch: the run trains another model.
-            ConfigError: it was started already, the model has something that cannot be
-                synchronised, or what answers is no control plane.
+            ConfigError: it or another around the model was started already, the model or the
+                optimizer is none to train here, or what answers is no control plane.
             CalledOff: it was asked to leave meanwhile.
 
         Where it fails with several ranks, end the process: what they talk over is left as it is,
@@ -291,10 +280,16 @@ class Replica(Facts):
         """
         if self._stage == "live":
             raise ConfigError("The replica was started already; close it before it starts again.")
-        if self._wish is None:
-            self._alone.start()
-        else:
-            self._join(self._wish)
+        check_trains(self._model, self._optimizer)
+        self._claim.take()
+        try:
+            if self._wish is None:
+                self._alone.start()
+            else:
+                self._join(self._wish)
+        except BaseException:
+            self._claim.give_back()
+            raise
         self._stage, self._untaken = "live", Untaken()
 
     def _join(self, wish: Wish) -> None:
@@ -320,6 +315,7 @@ class Replica(Facts):
         if self._stage != "live":
             return
         self._stage = "closed"
+        self._claim.give_back()
         if not (failed or self.done):
             self._untaken.tell(self._session.tally, voice(own_rank()))
         if self._life is None:

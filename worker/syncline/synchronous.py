@@ -77,12 +77,14 @@ class Synchronous:
         is none.
 
         Raises:
-            ConfigError: they are scaled still, as a GradScaler leaves them to a fused optimizer.
+            ConfigError: they are scaled still, as a GradScaler leaves them to a fused optimizer;
+                or one is sparse.
         """
         warm_up, tally = self._warm_up, self._rounds.tally
         assert warm_up is not None
         if getattr(self._optimizer, "grad_scale", None) is not None:
             raise ConfigError(SCALED)
+        self._averaged.check_dense()
         tokens = self._rounds.tokens.sum_step()
         self._averaged.settle()
         committed = warm_up.average(tally.inner_step, tokens)

@@ -152,6 +152,32 @@ def test_a_model_without_anything_to_train_is_refused() -> None:
         layout_of(TinyModel().requires_grad_(False))
 
 
+def test_parameters_that_cannot_be_written_one_by_one_are_named() -> None:
+    def model(**odd: torch.Tensor) -> nn.Module:
+        made = nn.Sequential(nn.Linear(4, 4))
+        for name, values in odd.items():
+            made[0].register_parameter(name, nn.Parameter(values))
+        return made
+
+    flat = torch.randn(8, 4)
+    with pytest.raises(ConfigError, match=r"^Elements of 0\.wide share memory"):
+        layout_of(model(wide=torch.ones(1).expand(8)))
+    with pytest.raises(ConfigError, match=r"^0\.a and 0\.b have a part of their memory in common"):
+        layout_of(model(b=flat[1:7], a=flat[:3]))
+    columns = flat.t()
+    beside = {"up": flat[:4], "none": flat[4:4], "down": flat[4:], "one": torch.ones(())}
+    assert layout_of(model(**beside)).numel == 20 + 32 + 1
+    assert layout_of(model(left=columns[:, :4], right=columns[:, 4:])).numel == 20 + 32
+    assert layout_of(model(same=columns, again=flat)).numel == 20 + 64
+
+
+def test_a_fragment_of_nothing_is_named() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_parameter("none", nn.Parameter(torch.empty(3, 0)))
+    with pytest.raises(ConfigError, match="^none is empty, and nothing is with it"):
+        layout_of(model)
+
+
 @pytest.mark.parametrize(
     ("together", "blocks"),
     [
