@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import structlog
+from structlog.typing import FilteringBoundLogger
 from torch import nn
 from torch.optim import Optimizer
 
@@ -39,6 +40,7 @@ from syncline.pushes import Pushes
 from syncline.ranks import Ranks, check_together
 from syncline.recall import Recall
 from syncline.rounds import Rounds
+from syncline.scratch import Scratch
 from syncline.session import Session
 from syncline.streamed import carrier_of
 from syncline.synchronous import Synchronous
@@ -162,38 +164,14 @@ class Life:
         described: ModelLayout,
         ranks: Ranks,
     ) -> Session:
-        me = joined.registration
-        identity = Identity(
-            run=me.run.name,
-            replica=me.replica,
-            incarnation=me.incarnation,
-            rank=ranks.index,
-            ranks=ranks.count,
-        )
-        layout, shards = described.layout, described.shards
-        timeouts = joined.settings.timeouts
-        carrier = carrier_of(shards)
-        scratch = carrier.scratch
-        exchange = Exchange(
-            identity, layout, shards, joined.links, joined.epochs, joined.seqs, timeouts, scratch
-        )
-        self._exchange = exchange
+        settings, say, tally = joined.settings, voice(ranks.index), Tally()
+        carrier = carrier_of(described.shards)
+        anchors = Anchors(described.shards, carrier)
+        exchange = self._exchange = _exchange(joined, described, ranks, carrier.scratch)
         self._hooks = Hooks(model, described)
-        say = voice(ranks.index)
-        helm = Helm(
-            ranks,
-            identity.run,
-            self._client,
-            self.pulse,
-            recall=self._recall,
-            round_deadline_s=timeouts.round_deadline_s,
-            log=say,
-        )
-        anchors = Anchors(shards, carrier)
-        tally = Tally()
+        helm = self._helm(joined, ranks, say)
         waiting = Waiting(Council(ranks, exchange, helm.order), helm, tally)
-        names = [fragment.name for fragment in layout.fragments]
-        settings = joined.settings
+        names = [fragment.name for fragment in described.layout.fragments]
         rounds = Rounds(
             names,
             anchors,
@@ -214,14 +192,14 @@ class Life:
         averaged, ramp = Averaged(model, ranks), Ramp(self._ramp_steps)
         synchronous = Synchronous(entry, averaged, buffers, rounds, pushes, optimizer, ramp, say)
         boundary = Boundary(
-            version=me.run.settings_version,
+            version=joined.registration.run.settings_version,
             exchange=exchange,
             helm=helm,
             waiting=waiting,
             rounds=rounds,
             pushes=pushes,
             synchronous=synchronous,
-            leaving=Leaving(rounds, pushes, timeouts.round_deadline_s, say),
+            leaving=Leaving(rounds, pushes, settings.timeouts.round_deadline_s, say),
             run_end=RunEnd(rounds, exchange, helm, settings, say),
         )
         return Session(
@@ -237,6 +215,38 @@ class Life:
             ramp=ramp,
             log=say,
         )
+
+    def _helm(self, joined: Joined, ranks: Ranks, say: FilteringBoundLogger) -> Helm:
+        return Helm(
+            ranks,
+            joined.registration.run.name,
+            self._client,
+            self.pulse,
+            recall=self._recall,
+            round_deadline_s=joined.settings.timeouts.round_deadline_s,
+            log=say,
+        )
+
+
+def _exchange(joined: Joined, described: ModelLayout, ranks: Ranks, scratch: Scratch) -> Exchange:
+    me = joined.registration
+    identity = Identity(
+        run=me.run.name,
+        replica=me.replica,
+        incarnation=me.incarnation,
+        rank=ranks.index,
+        ranks=ranks.count,
+    )
+    return Exchange(
+        identity,
+        described.layout,
+        described.shards,
+        joined.links,
+        joined.epochs,
+        joined.seqs,
+        joined.settings.timeouts,
+        scratch,
+    )
 
 
 def _check_gradients(optimizer: Optimizer, settings: RunSettings) -> None:
