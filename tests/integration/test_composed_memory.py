@@ -22,9 +22,12 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from syncline import Replica
+from syncline.carrier import Direct
 from syncline.layout import local_part
+from syncline.streamed import Streamed
 from syncline_testing.counted import Counted
 from syncline_testing.replicas import STEP_TOKENS, TinyModel, batch, loss_of
+from syncline_testing.streams import Prompt
 
 torch.set_num_threads(1)
 told = []
@@ -34,7 +37,10 @@ for run, settings in {ways}.items():
         fully_shard(block)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with patch("syncline.streamed.Scratch", lambda: scratch):
+    carrier = Direct(scratch)
+    if run.startswith("gpu"):
+        carrier = Streamed(scratch, torch.device("cpu"), Prompt())
+    with patch("syncline.life.carrier_of", lambda shards: carrier):
         replica = Replica(model, optimizer, run=run, settings=settings, control={control!r})
         replica.start()
     scratch.peak = scratch.held
@@ -58,10 +64,13 @@ WAYS: dict[str, tuple[dict[str, Any], float]] = {
     "overlap": ({"overlap_steps": 2}, 2 + (2 + 2 + 4)),
     # What a push leaves is kept while the next one is under way, whose fragments it may fit.
     "streaming": ({"fragment_groups": EVERY}, 2 + 2 * (2 + 2) / EVERY),
+    "gpu": ({"codec": {"up": "int8", "down": "bf16"}}, 2 + (1.25 + 2 + 4)),
+    "gpu-overlap": ({"overlap_steps": 2}, 2 + (2 + 2 + 4 + 4)),
 }
 """What is set, and what a rank may hold then: bytes for each element of its shard.
 
-One anchor, and of what is in flight the push, what comes of it, and with overlap where it began.
+One anchor, and of what is in flight the push, what comes of it, with overlap where it began, and
+beside a GPU what is copied from it to be encoded.
 """
 
 
