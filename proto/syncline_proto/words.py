@@ -65,6 +65,8 @@ def finding(
     """Say one finding; ``shape`` and ``name`` as for ``sentence``, ``whole`` is what has no key."""
     key = ".".join(str(part) for part in found["loc"])
     if found["type"] == "extra_forbidden":
+        if key in paths_in(shape) and "." in str(found["loc"][-1]):
+            return f"{name(key)} is a key in a group: write it as {_nested(key, found['input'])}."
         return unknown(key, _keys_beside(found, shape), name, list(paths_in(shape)))
     message = found["msg"]
     if found["type"] in OWN_WORDS:
@@ -105,6 +107,15 @@ def paths_in(shape: Shape | None, below: str = "") -> Iterator[str]:
         yield below + key
         for group in _shapes(field.annotation):
             yield from paths_in(group, f"{below}{key}.")
+
+
+def _nested(path: str, given: Any) -> str:
+    """A dotted path as groups, with a number that was given; other values are for their owner."""
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    written = str(given) if is_number else "..."
+    for part in reversed(path.split(".")):
+        written = f'{{"{part}": {written}}}'
+    return written
 
 
 def _near(key: str, known: list[str]) -> list[str]:

@@ -80,6 +80,7 @@ def test_replicas_of_different_size_agree_bit_for_bit(
     assert codes == [0, 0], logs
     for event in ("replica.joined", "run.finished")[: 1 + trial.replica.done]:
         assert [event in log for log in logs] == [True, False], "rank 0 says it for all"
+    assert f"{cluster.control_url}/#{run}" in logs[0], "where the run's page is"
     wide = load_file(tmp_path / f"wide-{run}.safetensors")
     counted = json.loads((tmp_path / f"wide-{run}.out.json").read_text())
     values, revision = published(cluster.sync_address, run)

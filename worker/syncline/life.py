@@ -113,7 +113,8 @@ class Life:
             self.pulse = self._heartbeat(registration)
         joined = open_run(wish, registration, ranks, described.layout, self._recall)
         say, me = voice(ranks.index), registration.replica
-        say.info("replica.joined", run=wish.run, replica=me, ranks=ranks.count)
+        page = f"{wish.control}/#{wish.run}"
+        say.info("replica.joined", run=wish.run, replica=me, ranks=ranks.count, page=page)
         return self._session(joined, model, optimizer, described, ranks)
 
     def release(self, failed: bool, error: BaseException | None = None) -> None:

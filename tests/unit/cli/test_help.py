@@ -126,3 +126,11 @@ def test_help_loads_nothing_heavy() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("option", ["--replica", "--name"])
+def test_a_replica_is_named_either_way(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr("os.execve", lambda path, argv, env: became.append(argv))
+    assert run(["train", "job.toml", option, "left"]) == 0
+    assert became[0][-2:] == ["--replica", "left"]

@@ -71,6 +71,14 @@ def test_a_pattern_is_said_in_words(pattern: str) -> None:
         (5, "it must be a group of keys, not 5."),
         ({"inner": {"rat": 1}}, "inner.rat is not a setting; did you mean rate? Known here: codec"),
         ({"maybe": {"x": 1}}, "maybe.x is not a setting. Known here: codec, rate."),
+        (
+            {"inner.rate": 0.5},
+            'inner.rate is a key in a group: write it as {"inner": {"rate": 0.5}}.',
+        ),
+        (
+            {"inner.codec": "fp32"},
+            'inner.codec is a key in a group: write it as {"inner": {"codec": ...}}.',
+        ),
         ({"step": 5, "inner": {"rate": -1}}, "step is not a setting; did you mean steps?"),
         ({"several": [{"x": 1}]}, "several.0.x is not a setting."),
         ({"words": "one"}, """words must be a valid list, such as 'words=["one"]', not 'one'."""),

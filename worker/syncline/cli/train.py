@@ -37,7 +37,7 @@ def train(
     ] = None,
     replica: Annotated[
         str | None,
-        typer.Option("--replica", metavar="NAME", help="This replica's name in the run."),
+        typer.Option("--replica", "--name", metavar="NAME", help="This replica's name in the run."),
     ] = None,
     ranks: Annotated[
         int, typer.Option("--ranks", min=1, max=1024, help="Processes that share this replica.")

@@ -16,7 +16,8 @@ from syncline.train.checkpoint import Checkpoints, Position, told_of_interrupt
 from syncline.train.config import JobConfig
 from syncline.train.inputs import Feed
 from syncline.train.ranks import RankGroup
-from syncline_proto.errors import FileMissing
+from syncline.voice import NAMED_MAX
+from syncline_proto.errors import ConfigError, FileMissing
 
 log = structlog.get_logger()
 
@@ -24,11 +25,16 @@ log = structlog.get_logger()
 class Keeping:
     """One replica's checkpoints; none, where the job names no folder."""
 
-    def __init__(self, job: JobConfig, own: str, ranks: RankGroup, *, is_new: bool) -> None:
-        """``own`` is this replica's name; ``is_new``: it begins at step 0.
+    def __init__(
+        self, job: JobConfig, own: str, ranks: RankGroup, *, is_new: bool, is_named: bool
+    ) -> None:
+        """``own`` is this replica's name, which somebody gave (``is_named``) or is made up.
+
+        ``is_new``: it begins at step 0.
 
         Raises:
-            ConfigError: it is new, and there are checkpoints that a later one would take up.
+            ConfigError: it is new, and there are checkpoints that a later one would take up; or it
+                is not, and those that are there are of others, as is what has a made-up name.
         """
         self._run = job.run.name
         self._optimizer = job.optimizer.name
@@ -42,6 +48,8 @@ class Keeping:
             self._checkpoints = Checkpoints(folder, keep=section.keep, ranks=ranks)
             if is_new:
                 self._checkpoints.must_be_new()
+            if not is_named:
+                _see_others(folder, is_new=is_new)
 
     def resumed(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, *, in_run: bool
@@ -102,3 +110,21 @@ class Keeping:
     def left_by_interrupt(self, inner_step: int) -> str:
         """What Ctrl+C leaves of who trains alone, in words."""
         return told_of_interrupt(inner_step, self._checkpoints)
+
+
+def _see_others(own: Path, *, is_new: bool) -> None:
+    """Whose name is made up of a process finds none of an earlier one: say which there are.
+
+    Raises:
+        ConfigError: it is to go on from one.
+    """
+    beside = own.parent.iterdir() if own.parent.is_dir() else ()
+    others = sorted(path.name for path in beside if any(path.glob("step-*")))
+    if not others or own.name in others:
+        return
+    named = ", ".join(others[:NAMED_MAX]) + (", ..." if len(others) > NAMED_MAX else "")
+    why = f"no checkpoint of {own.name} in {own.parent}; there are: {named}"
+    so = "set SYNCLINE_REPLICA or --replica to one of them to go on from it"
+    if not is_new:
+        raise ConfigError(f"{why}; {so}, or to a new name.")
+    log.warning("checkpoint.others", why=why, so=so)

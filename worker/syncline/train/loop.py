@@ -69,12 +69,12 @@ class Trainer:
         """
         self.job, self.ranks = job, ranks
         make_folders(job)
-        self._origin = Origin(run=job.run.name, alone=True)
-        if job.export.folder is not None and not Environment().control:
+        self._origin, env = Origin(run=job.run.name, alone=True), Environment()
+        if job.export.folder is not None and not env.control:
             check_free(job.export.folder, CHOOSE, mine=self._origin)
         if job.train.threads is not None:
             torch.set_num_threads(job.train.threads)
-        replicas = job.run.replicas if Environment().control else 1
+        replicas = job.run.replicas if env.control else 1
         check_budget(job, ranks=ranks.count, replicas=replicas)
         check_made(job)
         self._sets = sets_of(job, ranks=ranks.count)
@@ -101,7 +101,8 @@ class Trainer:
         self._evaluator = Evaluator(loss, self._sets, job, ranks)
         # Replicas on one machine, started from one job, must not write into one folder.
         self._own = self.replica.name if self.replica.active else "alone"
-        self._keeping = Keeping(job, self._own, ranks, is_new=not resume)
+        is_named = replica is not None or env.replica is not None or not self.replica.active
+        self._keeping = Keeping(job, self._own, ranks, is_new=not resume, is_named=is_named)
         self._position = None
         if resume:
             active = self.replica.active
