@@ -11,11 +11,20 @@ from syncline.train.keeping import Keeping
 from syncline.train.ranks import RankGroup
 from syncline_proto.errors import ConfigError
 from syncline_testing.training import tiny_job
+from syncline_testing.two_ranks import two_ranks
 
 
 def keeping(folder: Path, own: str, *, is_new: bool, is_named: bool) -> Keeping:
     job = tiny_job(folder, steps=1, checkpoint={"folder": folder})
     return Keeping(job, own, RankGroup(), is_new=is_new, is_named=is_named)
+
+
+def test_ranks_keep_their_checkpoints_under_one_name(tmp_path: Path) -> None:
+    act = """
+from syncline.train.ranks import RankGroup
+print(RankGroup(index=rank, count=2).word(f"box-{rank}"))
+"""
+    assert two_ranks(tmp_path, act) == ["box-0"] * 2
 
 
 @pytest.mark.parametrize("is_new", [True, False])

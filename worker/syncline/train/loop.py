@@ -99,8 +99,9 @@ class Trainer:
         self._setbacks = Setbacks(self.replica, first=ranks.first)
         self._step = InnerStep(loss, self.optimizer, job.train, ranks, self._setbacks)
         self._evaluator = Evaluator(loss, self._sets, job, ranks)
-        # Replicas on one machine, started from one job, must not write into one folder.
-        self._own = self.replica.name if self.replica.active else "alone"
+        # Replicas on one machine, started from one job, must not write into one folder; a name
+        # that is made of a process is another on each rank, and rank 0's is the replica's.
+        self._own = ranks.word(self.replica.name) if self.replica.active else "alone"
         is_named = replica is not None or env.replica is not None or not self.replica.active
         self._keeping = Keeping(job, self._own, ranks, is_new=not resume, is_named=is_named)
         self._position = None

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from syncline.ranks import wait_for
+from syncline.ranks import Ranks, wait_for
 from syncline_proto.errors import ConfigError
 
 
@@ -48,6 +48,16 @@ class RankGroup:
         summed = torch.tensor(values, dtype=torch.float64)
         wait_for(dist.all_reduce(summed, group=dist.group.WORLD, async_op=True))
         return summed.tolist()
+
+    def word(self, own: str) -> str:
+        """Rank 0's word, on each. Every rank must call it, and says its own."""
+        if self.count == 1:
+            return own
+        line = Ranks()
+        try:
+            return line.share(lambda: own)
+        finally:
+            line.close()
 
 
 @contextmanager
