@@ -174,7 +174,10 @@ class Checkpoints:
             final.rename(before)
         hidden.rename(final)
         to_disk(self._folder)
-        shutil.rmtree(before, ignore_errors=True)
+        for path in self._folder.iterdir():
+            replaced = BEFORE.match(path.name)
+            if replaced and (self._folder / replaced[1]).is_dir():
+                shutil.rmtree(path, ignore_errors=True)
         others = [path for path in self._found() if path != final]
         for old in others[: max(0, len(others) + 1 - self._keep)]:
             shutil.rmtree(old, ignore_errors=True)
