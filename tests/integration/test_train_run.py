@@ -17,10 +17,12 @@ from syncline.cli.app import run as run_command
 from syncline.train.config import JobConfig
 from syncline.train.export import export_run
 from syncline.train.export_kept import export_kept
+from syncline.train.loop import Trainer
+from syncline.train.ranks import RankGroup
 from syncline_proto.errors import ConfigError, RunConflict, RunUnknown
 from syncline_proto.rest import RunCreate
 from syncline_testing.cluster import Cluster
-from syncline_testing.training import STEP_TOKENS, tiny_job, to_toml
+from syncline_testing.training import STEP_TOKENS, Recorder, tiny_job, to_toml
 from syncline_testing.waiting import wait_until
 from syncline_testing.warm import Program, warm, warm_ranks
 
@@ -179,6 +181,19 @@ def test_a_stopped_run_ends_with_its_merged_model_evaluated(
         "Fetching the newest revision of stopped ...",
         f"Writing revision {exported.revision} to {tmp_path / 'out'} ...",
     ]
+
+
+def test_what_a_streaming_run_ends_with_is_what_was_evaluated(
+    cluster: Cluster, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
+    how = {"sync_every": 4, "fragment_groups": 2, "overlap_steps": 1}
+    trainer = Trainer(
+        tiny_job(data, steps=8, run={"name": "streamed", **how}), RankGroup(), Recorder()
+    )
+    ending = trainer.run()
+    assert ending.reason == "budget" and trainer.replica.done
+    assert ending.held_out_merged == trainer._evaluator().loss != ending.held_out_local
 
 
 def test_only_a_run_that_has_begun_is_exported(

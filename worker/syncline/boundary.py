@@ -121,7 +121,7 @@ class Boundary:
         if not self._synchronous.is_on and self._rounds.goal is not None:
             self._rounds.merge_all()
             if self._rounds.is_at_goal:
-                self.done, self._phase = True, "done"
+                self.done, self._phase, self._pushes.is_last = True, "done", False
                 self._run_end.finish()
 
     def bring_in(self) -> None:

@@ -266,11 +266,12 @@ class Trainer:
             self._save()
 
     def _settle(self) -> None:
-        """Around the last round: evaluate the replica's own parameters, then the merged ones."""
+        """Around the last round: evaluate the replica's own parameters, and what all end with."""
         with self.replica.unsynced():
             self._local = self._evaluate("held-out")
         self.replica.finish()
-        self._merged = self._evaluate("merged")
+        if self._is_complete():
+            self._merged = self._evaluate("merged")
 
     def _end(self) -> Ending:
         """Before leaving: the last evaluation, checkpoint and export."""
