@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -109,28 +109,33 @@ def test_with_plain_settings_a_round_is_the_average(cluster: Cluster) -> None:
 def test_who_goes_on_without_memory_for_a_merge_has_it_at_the_next_forward_pass(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, overlap: int
 ) -> None:
-    run = f"full-{overlap}"
-    (trial,) = trials(cluster, run, {**QUICK, "overlap_steps": overlap}, count=1)
-    write = "add" if overlap else "put"
+    """It trains as who had the memory: nothing is lost, and nothing counts twice."""
+    write, ends = "shift" if overlap else "put", []
     kept = getattr(Direct, write)
 
-    def full(*_: Any) -> None:
+    def full(self: Direct, tensors: Sequence[Tensor], *rest: Any) -> None:
         monkeypatch.setattr(Direct, write, kept)
+        if not overlap:
+            kept(self, tensors[:1], *rest)  # the first of a fragment's is written already
         raise torch.OutOfMemoryError("no memory is left")
 
-    with joined(trial):
-        trial.step(4 + overlap)
-        monkeypatch.setattr(Direct, write, full)
-        with pytest.raises(torch.OutOfMemoryError):
-            trial.step(1)
-        trial.step(4 - overlap)
-        trial.replica.finish()
-        values, revision = published(cluster.sync_address, run)
-        assert revision == trial.replica.revision == 2 and trial.replica.stats.stale == 0
-        for name, value in trial.parameters().items():
-            assert np.array_equal(value.numpy(), values[name]), name
-        counted = 8 + 1  # the loop counted a batch that failed, too
-        assert trial.replica.committed_tokens == counted * STEP_TOKENS
+    how = {**QUICK, "strategy": "local-sgd", "overlap_steps": overlap}
+    for is_full in (False, True):
+        (trial,) = trials(cluster, f"full-{overlap}-{is_full}".lower(), how, count=1)
+        with joined(trial):
+            trial.step(4 + overlap)
+            if is_full:
+                monkeypatch.setattr(Direct, write, full)
+                with pytest.raises(torch.OutOfMemoryError):
+                    trial.step(1)
+            trial.step(8 - overlap)
+            trial.replica.finish()
+            assert trial.replica.revision == 3 and trial.replica.stats.stale == 0
+            ends.append(trial.parameters())
+            counted = 12 + is_full  # the loop counted a batch that failed, too
+            assert trial.replica.committed_tokens == counted * STEP_TOKENS
+    for name, value in ends[0].items():
+        assert torch.equal(ends[1][name], value), name
 
 
 def test_a_late_replica_moves_its_progress_and_is_in_the_next_round(cluster: Cluster) -> None:

@@ -87,9 +87,20 @@ class Anchors:
             self.scratch.give_back(before.view(np.uint8))
         self._keep(fragment, values, header, busy)
 
-    def rebase(self, fragment: int, values: Float32 | UInt16, header: pb.PullHeader) -> None:
-        """Move the replica's progress since the anchor onto a new anchor; else as ``adopt``."""
+    def rebase(
+        self,
+        fragment: int,
+        values: Float32 | UInt16,
+        header: pb.PullHeader,
+        back: Float32 | None = None,
+    ) -> None:
+        """Move the replica's progress since the anchor onto a new anchor; else as ``adopt``.
+
+        ``back`` (fp32, flat) is added first, where eager updates have moved the model.
+        """
         current = self.current(fragment).here()
+        if back is not None:
+            current += back
         self._round(fragment, values)
         moved = rebased(in_fp32(values), in_fp32(self._values[fragment]), current)
         self.scratch.give_back(current.view(np.uint8))
@@ -116,10 +127,6 @@ class Anchors:
     def put(self, fragment: int, values: Float32) -> None:
         """Write values (flat) into the model that are no anchor, and that nobody changes."""
         self._carrier.put(self._tensors(fragment), values)
-
-    def add(self, fragment: int, by: Float32) -> None:
-        """Add to this rank's parameters (flat) what nobody changes."""
-        self._carrier.add(self._tensors(fragment), by)
 
     def held(self, fragment: int) -> Held | None:
         """The anchor, where it is the published value itself and that is in bf16.

@@ -88,7 +88,7 @@ class Boundary:
                 if self.done:
                     return
                 self._pushes.push(everything=bool(act & Act.LEAVE))
-                self.see_budget()  # what was pushed last of all is merged at once
+                self.see_budget()  # where the end is known, this merges what was just pushed
                 if self.done:
                     return
             if act & Act.ADOPT:

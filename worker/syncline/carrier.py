@@ -62,10 +62,6 @@ class Carrier(Protocol):
         """Write values (bf16 as its bits) into the tensors."""
         ...
 
-    def add(self, tensors: Sequence[Tensor], values: Float32) -> Event | None:
-        """Add values to the tensors."""
-        ...
-
     def shift(
         self, tensors: Sequence[Tensor], to: Float32 | UInt16, start: Float32
     ) -> Event | None:
@@ -103,13 +99,11 @@ class Direct:
         for tensor, part in along(tensors, as_tensor(values)):
             tensor.copy_(part)
 
-    def add(self, tensors: Sequence[Tensor], values: Float32) -> None:
-        pairs = [(t, part.to(t.device)) for t, part in along(tensors, as_tensor(values))]
+    def shift(self, tensors: Sequence[Tensor], to: Float32 | UInt16, start: Float32) -> None:
+        by = as_tensor(corrected(in_fp32(to), start))
+        pairs = [(tensor, part.to(tensor.device)) for tensor, part in along(tensors, by)]
         for tensor, part in pairs:
             tensor.add_(part)
-
-    def shift(self, tensors: Sequence[Tensor], to: Float32 | UInt16, start: Float32) -> None:
-        self.add(tensors, corrected(in_fp32(to), start))
         self.scratch.give_back(start.view(np.uint8))
 
     def blend(self, tensors: Sequence[Tensor], other: Float32 | UInt16, share: float) -> None:

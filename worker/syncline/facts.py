@@ -78,7 +78,8 @@ class Facts:
         """The push just made is expected to reach the token budget.
 
         It is not merged yet: evaluate the replica's own parameters inside ``unsynced()``, then
-        call ``finish()``.
+        call ``finish()``. Where groups are pushed one after another all push once more after it:
+        what the run ends with is there when ``done``.
         """
         return self._session.last_round
 

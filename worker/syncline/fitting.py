@@ -59,7 +59,8 @@ def check_trains(model: nn.Module, optimizer: Optimizer) -> None:
 def check_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
     """See that what is written to one parameter stays out of all others.
 
-    Two that are the same memory from end to end pass: whoever ties them so steps them together.
+    Two that are the same memory from end to end pass: whoever ties them so steps them together. Of
+    those with gaps only single elements are looked at: others may lie in between.
 
     Args:
         tensors: this rank's part of each parameter, with its name.

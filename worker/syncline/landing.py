@@ -54,9 +54,8 @@ class Landing:
         assert outcome.pulled is not None
         fragment = flight.push.fragment
         with self._hooks.writing(fragment):
-            if flight.back is not None:
-                self._anchors.add(fragment, flight.back)
-            self._anchors.rebase(fragment, outcome.pulled.values, outcome.pulled.header)
+            header = outcome.pulled.header
+            self._anchors.rebase(fragment, outcome.pulled.values, header, flight.back)
         self._see_header(fragment, outcome.pulled.header)
 
     def restore(self, fragment: int) -> None:

@@ -58,3 +58,4 @@ class Leaving:
                 return
             self._pushes.push(everything=True)
         self._rounds.merge_all(until)
+        is_at_end()

@@ -59,7 +59,7 @@ class Pushes:
         self._rounds.eager.adopt(settings.outer)
 
     def push(self, everything: bool = False) -> None:
-        """Push the progress of the groups that are due, or of all, as where the run is to end.
+        """Push the progress of the groups that are due; if told, or where the run ends, of all.
 
         What came late is pushed beside them, and takes no turn of theirs.
         """

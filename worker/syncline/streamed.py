@@ -145,13 +145,6 @@ class Streamed:
         buffer.free = self.streams.event()
         return sent
 
-    def add(self, tensors: Sequence[Tensor], values: Float32) -> Event:
-        buffer, staged, sent = self._sent(values)
-        for tensor, part in along(tensors, staged):
-            tensor.add_(part)
-        buffer.free = self.streams.event()
-        return sent
-
     def shift(self, tensors: Sequence[Tensor], to: Float32 | UInt16, start: Float32) -> Event:
         other, before, gone = self._sent(start)
         buffer, after, sent = self._sent(to)

@@ -49,7 +49,9 @@ def test_nothing_is_pushed_before_what_it_comes_after() -> None:
     turns = Turns(3, 3)
     assert turns.following([1, 1, 1], set(), {1, 2}, 2) == []
     assert turns.following([1, 1, 1], set(), {1, 2}, None) == [[1], [2]], "who leaves"
-    assert following([3, 9, 4, 9, 4], set(), 2, 5) == [[0], [2, 4]], "the first is behind still"
+    assert following([3, 9, 4, 9, 4], set(), 2, 5) == [[0]], "the first is behind still"
+    assert following([4, 3], set(), 1, 2) == [[1]]
+    assert following([4, 3], {1}, 1, 1) == [], "what is under way may be the last of all"
 
 
 def test_of_a_group_those_that_are_ahead_sit_one_push_out() -> None:
@@ -113,9 +115,11 @@ class Place:
         )
         verdict = core.judge(self.now_s, push).verdict
         if verdict == pb.VERDICT_STALE:
-            self.send(lambda: replica.heard(fragment, late=True))
+            newest = core.saved
+            self.send(lambda: replica.heard(fragment, newest, late=True))
         elif verdict != pb.VERDICT_FENCED:
-            self._waiting[fragment].append(lambda: replica.heard(fragment, late=False))
+            told = lambda: replica.heard(fragment, core.saved, late=False)  # noqa: E731
+            self._waiting[fragment].append(told)
         self.close(fragment)
 
     def run(self, until_s: float) -> None:
@@ -174,8 +178,8 @@ class Replica:
         self.steps = [steps + 1 for steps in self.steps]
         self.go_on()
 
-    def heard(self, fragment: int, *, late: bool) -> None:
-        self._pending[fragment].outcome = self.place.cores[fragment].saved, late
+    def heard(self, fragment: int, saved: Saved, *, late: bool) -> None:
+        self._pending[fragment].outcome = saved, late
         self.go_on()
 
     def go_on(self) -> None:

@@ -2,10 +2,11 @@
 
 The tokens of the last fragment are the run's. Where all fragments are pushed together, the run ends
 with the first revision of it that holds the token budget, and with those of the same number of the
-others. Where groups are pushed one after another, somebody may have pushed one of them beyond that
-number before the last fragment told him: so all push everything once more, and the run ends with
-the number after. Nobody can be further: who pushes a group beyond that has pushed the last one
-after he merged the revision that holds the budget (``turns``), so he knows.
+others; nobody is further, since nothing is pushed ahead of what is under way (``turns``). Where
+groups are pushed one after another, somebody may have pushed one of them beyond that number before
+the last fragment told him: so all push everything once more, and the run ends with the number
+after. Nobody is further then: who pushes a group beyond that has pushed the last one after he
+merged the revision that holds the budget, so he knows.
 
 Pure.
 """

@@ -73,8 +73,9 @@ class Turns:
             return min(revisions[fragment] + (fragment in under_way) for fragment in group)
 
         def in_turn(group: Collection[int]) -> list[int]:
-            members = [f for f in group if f in ready and f not in under_way]
-            return in_step(revisions, members)
+            # Nothing ahead of what is under way, either: that may tell that the run has ended.
+            moving = [f for f in group if f in ready or f in under_way]
+            return [f for f in in_step(revisions, moving) if f not in under_way]
 
         if count is None:
             every = (in_turn(group) for group in sorted(self.groups, key=stands))

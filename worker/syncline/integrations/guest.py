@@ -98,18 +98,21 @@ def ramped(optimizer: Optimizer, factor: Callable[[], float]) -> Callable[[], No
 
     Returns what ends that.
     """
-    rates: list[Any] = []
+    rates: list[tuple[Any, Any]] = []
+    """By group: the rate that was set, and the one that a step goes by."""
 
     def lower(*_: Any) -> None:
         restore()  # after a step that raised
         share = factor()
-        rates[:] = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * share
+            rate = group["lr"]
+            group["lr"] = rate * share
+            rates.append((rate, group["lr"]))
 
     def restore(*_: Any) -> None:
-        for group, rate in zip(optimizer.param_groups, rates, strict=False):
-            group["lr"] = rate
+        for group, (rate, lowered) in zip(optimizer.param_groups, rates, strict=False):
+            if group["lr"] is lowered:  # else a schedule has set another meanwhile
+                group["lr"] = rate
         rates.clear()
 
     before: Any = lower

@@ -194,6 +194,11 @@ class Checkpoints:
         return [found[name] for name in sorted(found)]
 
 
+def has_any(folder: Path) -> bool:
+    """Whether a replica's folder holds a checkpoint."""
+    return any(STEP_FOLDER.match(one.name) or BEFORE.match(one.name) for one in folder.iterdir())
+
+
 def told_of_interrupt(inner_step: int, kept: Checkpoints | None) -> str:
     """What Ctrl+C leaves of a training that is in no run, and how to lose less next time."""
     interrupted = f"Interrupted after inner step {inner_step}"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from syncline.data.errors import DataError
-from syncline.train.checkpoint import Checkpoints, Position, told_of_interrupt
+from syncline.train.checkpoint import Checkpoints, Position, has_any, told_of_interrupt
 from syncline.train.config import JobConfig
 from syncline.train.inputs import Feed
 from syncline.train.ranks import RankGroup
@@ -34,7 +34,7 @@ class Keeping:
 
         Raises:
             ConfigError: it is new, and there are checkpoints that a later one would take up; or it
-                is not, and those that are there are of others, as is what has a made-up name.
+                is to go on under a made-up name, and only others have any.
         """
         self._run = job.run.name
         self._optimizer = job.optimizer.name
@@ -119,7 +119,7 @@ def _see_others(own: Path, *, is_new: bool) -> None:
         ConfigError: it is to go on from one.
     """
     beside = own.parent.iterdir() if own.parent.is_dir() else ()
-    others = sorted(path.name for path in beside if any(path.glob("step-*")))
+    others = sorted(path.name for path in beside if path.is_dir() and has_any(path))
     if not others or own.name in others:
         return
     named = ", ".join(others[:NAMED_MAX]) + (", ..." if len(others) > NAMED_MAX else "")

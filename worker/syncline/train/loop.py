@@ -315,9 +315,11 @@ class Trainer:
 
     def _spent(self) -> bool:
         """Whether the token budget is reached, and not only somebody's patience."""
-        budget = self.settings.token_budget
-        done = self.replica.committed_tokens if self.replica.active else self._tokens
-        return budget is not None and done >= budget
+        budget, replica = self.settings.token_budget, self.replica
+        # Of a streaming run the budget is committed before its end.
+        is_over = not replica.active or (replica.done and not replica.drained)
+        tokens = replica.committed_tokens if replica.active else self._tokens
+        return budget is not None and is_over and tokens >= budget
 
     def _evaluate(self, kind: Literal["held-out", "merged"]) -> HeldOut:
         held_out = self._evaluator()
