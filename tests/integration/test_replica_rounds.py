@@ -138,6 +138,23 @@ def test_who_goes_on_without_memory_for_a_merge_has_it_at_the_next_forward_pass(
         assert torch.equal(ends[1][name], value), name
 
 
+def test_a_loop_that_writes_parameters_itself_lets_copies_of_them_end_first(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Direct] = []
+
+    def before_step(self: Direct) -> None:
+        told.append(self)
+
+    monkeypatch.setattr(Direct, "before_step", before_step)
+    (trial,) = trials(cluster, "writes", QUICK, count=1)
+    with joined(trial, Trial(None, "any", 0)):
+        trial.replica.before_write()
+        assert len(told) == 1
+        trial.step()
+        assert len(told) == 2, "as before an optimizer's step"
+
+
 def test_a_late_replica_moves_its_progress_and_is_in_the_next_round(cluster: Cluster) -> None:
     settings = {**AVERAGE, "min_replicas": 1}
     early, late = trials(cluster, "late", settings)

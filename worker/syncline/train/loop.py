@@ -314,9 +314,8 @@ class Trainer:
         return ended and replica.revision > 0
 
     def _spent(self) -> bool:
-        """Whether the token budget is reached, and not only somebody's patience."""
+        """Whether it came to the end of the token budget (past that, a streaming run goes on)."""
         budget, replica = self.settings.token_budget, self.replica
-        # Of a streaming run the budget is committed before its end.
         is_over = not replica.active or (replica.done and not replica.drained)
         tokens = replica.committed_tokens if replica.active else self._tokens
         return budget is not None and is_over and tokens >= budget
