@@ -21,9 +21,15 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 def control_url(text: str) -> str:
     """Return the control plane's address with a scheme and without a slash at its end.
 
+    Of a control plane of several processes it may be all their addresses, with commas between.
+
     Raises:
         ConfigError: nobody could be reached by it.
     """
+    return ",".join(_one_control_url(part.strip(" ")) for part in text.split(","))
+
+
+def _one_control_url(text: str) -> str:
     bare = "://" not in text
     url = (f"http://{text}" if bare else text).rstrip("/")
     wrong = "the scheme is missing" if bare and _BARE_SCHEME.match(text) else _wrong_url(url)

@@ -20,6 +20,7 @@ made ``bare`` first.
     ├─ RevisionGone            REVISION_GONE        21  no     older than the two kept revisions
     ├─ EpochChanged            EPOCH_CHANGED        22  no     the run was restored
     ├─ CalledOff               CALLED_OFF           23  no     told to leave before it had joined
+    ├─ DataMismatch            DATA_MISMATCH        24  no     other data than the run's
     ├─ Unreachable             UNREACHABLE          30  yes    a service does not answer
     ├─ Overloaded              OVERLOADED           31  yes    out of room for now
     ├─ StoreError              STORE                40  no     the disk refused; we must stop
@@ -142,6 +143,12 @@ class LeaseLost(SynclineError):
     """The lease ran out, or a later incarnation holds it."""
 
     code, exit_code, http_status = "LEASE_LOST", 20, 409
+
+
+class DataMismatch(SynclineError):
+    """The replica's data is not the run's; the control plane names the first difference."""
+
+    code, exit_code, http_status = "DATA_MISMATCH", 24, 409
 
 
 class RevisionGone(SynclineError):

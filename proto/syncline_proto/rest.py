@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Fi
 
 from syncline_proto.names import KIND_PATTERN, LINE_PATTERN, NAME_PATTERN
 from syncline_proto.owners import SHARDS_MAX
+from syncline_proto.ranges import RANGES_MAX, Range
 from syncline_proto.settings import RunSettings
 
 WHY_CHARACTERS_MAX = 300
@@ -304,6 +305,18 @@ class ContributionView(Answer):
     inner_steps: int = 0
     tokens: int = 0
     reason: str = ""
+    data: Annotated[list[Range], FailFast()] = Field(
+        default_factory=list[Range], max_length=RANGES_MAX
+    )
+    """Sequences that the push was trained on, where the run's data is leased."""
+
+
+class FragmentData(Answer):
+    """All sequences of leased data that pushes to a fragment were trained on, since it began."""
+
+    trained: Annotated[list[Range], FailFast()] = Field(default_factory=list[Range])
+    excluded: Annotated[list[Range], FailFast()] = Field(default_factory=list[Range])
+    """Of those that were judged anomalous."""
 
 
 class RoundReport(Answer):
@@ -325,6 +338,10 @@ class RoundReport(Answer):
     contributions: Annotated[list[ContributionView], FailFast()] = Field(
         default_factory=list[ContributionView]
     )
+    fragments: Count = 0
+    """How many the run has; 0: not told."""
+    data: FragmentData | None = None
+    """Told with where a fragment stands."""
 
 
 class EventIn(Request):

@@ -24,7 +24,7 @@ from syncline_proto.words import paths_in, sentence, unknown
 
 CodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
 DownCodecName = Literal["fp32", "bf16", "int8"]
-Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper", "streaming"]
+Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper", "a-edit", "streaming"]
 Durability = Literal["commit", "async"]
 
 
@@ -143,6 +143,13 @@ class RunSettings(Section):
     strategy: Strategy = "edit"
     sync_every: int = Field(default=64, ge=1, le=1_000_000)
     """Inner steps between two rounds of the same fragment (H)."""
+    sync_seconds: float | None = Field(default=None, ge=0.1, le=86400)
+    """Seconds between two rounds of the same fragment, in which each replica makes as many inner
+    steps as it can (A-EDiT); ``sync_every`` is then no more than what shares of steps, and a
+    joiner's first ones, are measured by. None: by inner steps."""
+    min_round_steps: int = Field(default=0, ge=0, le=1_000_000)
+    """With ``sync_seconds``: an interval goes on until all replicas together are taken to have made
+    so many inner steps, for at most four intervals."""
     blocks_per_fragment: int = Field(default=1, ge=1, le=10_000)
     """Neighbouring transformer blocks that are one fragment."""
     fragment_groups: int = Field(default=1, ge=1, le=10_000)
@@ -190,6 +197,19 @@ class RunSettings(Section):
         return self
 
     @model_validator(mode="after")
+    def _by_time_or_by_steps(self) -> Self:
+        if self.sync_seconds is None and self.min_round_steps:
+            raise ValueError(
+                f"min_round_steps ({self.min_round_steps}) is for rounds by time: set sync_seconds."
+            )
+        if self.sync_seconds is not None and self.overlap_eager:
+            raise ValueError(
+                "overlap_eager needs a whole round of delay, and with sync_seconds nobody knows "
+                "how many steps that is: set one of them."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _eager_for_a_round(self) -> Self:
         if self.overlap_eager and self.overlap_steps != self.sync_every:
             raise ValueError(
@@ -220,6 +240,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "outer": {"lr": 0.8, "momentum": 0.85},
         "penalty": {"temperature": 1.0, "ratio_min": 1.0},
     },
+    # Of four times as many steps the norm is two to four times as large, for which exp(-G/T) would
+    # give a push a third to a sixth of the others' weight; its share of the steps makes up for it.
+    "a-edit": {"sync_seconds": 600.0, "penalty": {"step_power": 1.0}},
     "streaming": {
         "fragment_groups": 10_000,
         "overlap_steps": 5,
@@ -228,7 +251,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-LIVE: frozenset[str] = frozenset({"sync_every", "outer", "penalty", "codec"})
+LIVE: frozenset[str] = frozenset(
+    {"sync_every", "sync_seconds", "min_round_steps", "outer", "penalty", "codec"}
+)
 """What may change while the run goes on, from the next round."""
 
 

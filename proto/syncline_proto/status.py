@@ -28,6 +28,7 @@ STATUS: dict[type[errors.SynclineError], grpc.StatusCode] = {
     errors.RunConflict: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ReplicaUnknown: grpc.StatusCode.NOT_FOUND,
     errors.LayoutMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.DataMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     errors.LeaseLost: grpc.StatusCode.PERMISSION_DENIED,
     errors.RevisionGone: grpc.StatusCode.FAILED_PRECONDITION,

@@ -22,6 +22,7 @@ from syncline_control.guard import Guard
 from syncline_control.metrics import Metrics
 from syncline_control.pulse import Pulse
 from syncline_control.routes import (
+    data,
     events,
     health,
     membership,
@@ -96,7 +97,7 @@ def create_app(
     app.state.streams = Streams(state)
     app.state.metrics = Metrics()
     app.state.reading = asyncio.Lock()  # of large bodies
-    for routes in (runs, replicas, membership, services, reports, events, health):
+    for routes in (runs, replicas, data, membership, services, reports, events, health):
         app.include_router(routes.router, responses=problems.RESPONSES)
     app.add_api_route("/", _index, include_in_schema=False)
     app.mount("/page", StaticFiles(directory=PAGE))

@@ -73,7 +73,7 @@ def run(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="A SQLite file or a SQLAlchemy URL. [default: syncline-control.db]",
+            help="A SQLite file, or a URL of PostgreSQL. [default: syncline-control.db]",
         ),
     ] = None,
     token: Annotated[
@@ -93,6 +93,7 @@ def run(
     Examples:
       syncline-control
       syncline-control --port 8600 --database /var/lib/syncline/control.db
+      syncline-control --database postgresql://syncline@db.example/syncline
       SYNCLINE_CONTROL_TOKEN=secret syncline-control --host 0.0.0.0
 
     \b

@@ -28,10 +28,11 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from syncline_control import postgres
 from syncline_proto import locks
 from syncline_proto.errors import ConfigError, StoreError
 
-SCHEMA = 4
+SCHEMA = 5
 """Grows when the tables change; another number is refused rather than guessed at."""
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")
@@ -50,6 +51,17 @@ class Plane(Table):
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     schema_number: Mapped[int]
     membership_version: Mapped[int] = mapped_column(default=1)
+
+
+class Watch(Table):
+    """A control plane on this database: who looks after the leases, and until when it is away."""
+
+    __tablename__ = "watches"
+
+    instance: Mapped[str] = mapped_column(String(32), primary_key=True)
+    since: Mapped[float]
+    due: Mapped[float]
+    """When it is to look at the leases again; who is alone leaves it as it was."""
 
 
 class Run(Table):
@@ -77,6 +89,13 @@ class Run(Table):
     phase_ended: Mapped[bool] = mapped_column(default=False)
     phase_offered: Mapped[str] = mapped_column(default="[]")
     """JSON: index of each service that has all its offers."""
+    fragments: Mapped[int] = mapped_column(default=0)
+    """Of its layout; 0 until a sync service has told."""
+    dataset: Mapped[str | None]
+    """JSON, of leased data: what the first replica that asked for any named."""
+    data_epoch: Mapped[int] = mapped_column(default=0)
+    data_position: Mapped[int] = mapped_column(default=0)
+    """From there on nobody was ever given any."""
 
 
 class Replica(Table):
@@ -123,6 +142,39 @@ class Fragment(Table):
     committed_at: Mapped[float]
     contributors: Mapped[str] = mapped_column(default="[]")
     """JSON: [replica, incarnation] of each push in its last round."""
+    data: Mapped[str | None]
+    """JSON: [trained, excluded], as far as that was told before the run had a dataset."""
+
+
+class DataSpan(Table):
+    """Sequences of leased data that are not done (``core/ledger``)."""
+
+    __tablename__ = "data_spans"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    stop: Mapped[int]
+    replica: Mapped[str | None] = mapped_column(String(63))
+    incarnation: Mapped[int]
+    number: Mapped[int]
+    """Of the grant."""
+    covered: Mapped[str]
+    """In hexadecimal digits."""
+    folded: Mapped[bool]
+    until: Mapped[float | None]
+
+
+class DataEpoch(Table):
+    """What is done of an epoch of leased data."""
+
+    __tablename__ = "data_epochs"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    trained: Mapped[str]
+    excluded: Mapped[str]
+    """JSON: [start, stop] of each range."""
 
 
 class Round(Table):
@@ -221,29 +273,34 @@ def connect(url: str) -> Engine:
     """Return an engine; nothing is opened yet.
 
     Raises:
-        ConfigError: the URL is malformed, or its driver is not installed.
+        ConfigError: the URL is malformed, of another database than these two, or the driver is
+            not installed.
     """
     try:
-        # A server may hang up between two transactions; a file does not.
-        engine = create_engine(url, pool_pre_ping=make_url(url).get_backend_name() != "sqlite")
-    except ArgumentError:
+        parsed = make_url(url)
+        if parsed.drivername in postgres.SCHEMES:
+            return postgres.engine(parsed)
+        if parsed.get_backend_name() != "sqlite":
+            raise ArgumentError
+        engine = create_engine(parsed)
+    except (ArgumentError, ValueError):
         raise ConfigError(
-            "database: not a path and not a URL like postgresql+psycopg://host/name."
+            "database: not a path and not a URL like postgresql://user@host/name."
         ) from None
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"database: the driver {error.name} is not installed; install it with pip."
-        ) from None
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _tune_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
+    event.listen(engine, "connect", _tune_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def is_shared(engine: Engine) -> bool:
+    """Whether several control planes may be on this database at once."""
+    return engine.dialect.name == "postgresql"
 
 
 def only_owner(engine: Engine) -> IO[bytes] | None:
     """Lock a SQLite file until the answer is closed, or the process ends, however it ends.
 
-    None for a database that is no file of ours; there, nothing keeps a second owner away.
+    None for a database that is no file of ours; that one may have several.
 
     Raises:
         ConfigError: another control plane has it.
@@ -263,8 +320,10 @@ def prepare(engine: Engine) -> None:
         StoreError: the database cannot be opened, or was made by another version.
     """
     try:
-        Table.metadata.create_all(engine)
         with Session(engine) as session, session.begin():
+            if is_shared(engine):
+                postgres.take_turn(session)
+            Table.metadata.create_all(session.connection())
             plane = session.get(Plane, 1)
             if plane is None:
                 session.add(Plane(id=1, schema_number=SCHEMA))
@@ -282,7 +341,7 @@ def refused(engine: Engine, error: SQLAlchemyError) -> StoreError:
     cause = getattr(error, "orig", None) or error
     said = str(cause).strip() or type(cause).__name__
     reason = said.splitlines()[0].rstrip(".")
-    where = engine.url.database if engine.dialect.name == "sqlite" else engine.url.host
+    where = (is_shared(engine) and engine.url.host) or engine.url.database
     return StoreError(
         f"The database at {where} failed ({reason}); check that it is up and can be written."
     )

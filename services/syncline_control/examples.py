@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from syncline_proto import rest
+from syncline_proto import leased, rest
+from syncline_proto.ranges import Range
 from syncline_proto.settings import RunSettings
 
 AT = 1_767_225_600.0
@@ -28,6 +29,11 @@ ALL = (
     rest.MetricSeries(replica="replica-0", kind="train", tokens=[131_072], loss=[3.1], time=[AT]),
     rest.Event(id=3, time=AT, run="my-run", replica="replica-0", kind="replica.joined",
                message="replica-0 joined."),
+    leased.DataGrant(number=3, ranges=[Range(0, 512, 1024)]),
+    leased.DataView(dataset=leased.Dataset(sequences=900, seed=0), epoch=1, trained=909, leased=96,
+                    epochs=[leased.EpochView(epoch=0, trained=900, excluded=0, leased=0, free=0),
+                            leased.EpochView(epoch=1, trained=9, excluded=0, leased=96, free=795)],
+                    holders=[leased.HolderView(replica="replica-0", sequences=96)]),
     rest.Problem(title="Not Found", status=404, code="RUN_UNKNOWN", detail="There is no run x."),
 )  # fmt: skip
 SHOWN = {type(one).__name__: one.model_dump(mode="json") for one in ALL}

@@ -84,6 +84,11 @@ class _Fleet(Collector):
             "Replicas: alive (draining ones too), taking part in the last round, draining.",
             labels=["run", "state"],
         )
+        data = GaugeMetricFamily(
+            "syncline_data_sequences",
+            "Sequences of leased data, over all epochs: trained, excluded, leased now.",
+            labels=["run", "state"],
+        )
         for run in self.snapshot.runs:
             name = run.view.name
             draining = sum(one.state == ReplicaState.DRAINING for one in run.replicas)
@@ -93,7 +98,11 @@ class _Fleet(Collector):
             count.add_metric([name, "alive"], len(run.replicas))
             count.add_metric([name, "taking_part"], run.view.replicas_taking_part)
             count.add_metric([name, "draining"], draining)
-        return tokens, revision, lost, count
+            if run.data.dataset is not None:
+                data.add_metric([name, "trained"], run.data.trained)
+                data.add_metric([name, "excluded"], run.data.excluded)
+                data.add_metric([name, "leased"], run.data.leased)
+        return tokens, revision, lost, count, data
 
     def _of_replicas(self) -> Iterable[Metric]:
         labels = ["run", "replica"]

@@ -21,7 +21,7 @@ class ControlSettings(BaseSettings):
     port: int = Field(default=8500, ge=0, le=65535)
     """0 takes a free one and says which."""
     database: str = "syncline-control.db"
-    """A path (SQLite) or a SQLAlchemy URL."""
+    """A path (SQLite) or a URL (PostgreSQL, which several may share)."""
     token: SecretStr | None = Field(default=None, min_length=1)
     """What callers must send as a bearer token."""
     insecure: bool = False

@@ -3,8 +3,9 @@
 A single thread runs them in order, so operations need no locks and the event loop never waits
 for a disk. A commit waits for the disk for as long as a hundred heartbeats take to compute, so
 whoever comes meanwhile is committed together; what one of them refuses is undone alone. Answers
-go out and bells ring after the commit. One process owns a database at a time: a second one
-would not hear the first one's bells. For a SQLite file, a lock sees to that.
+go out and bells ring after the commit. A SQLite file has one process, by its lock. Several may
+share a PostgreSQL database: their transactions, too, go one by one, and each hears what the
+others tell (``postgres``).
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from sqlalchemy.event import listen
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from syncline_control import database
+from syncline_control import database, postgres
 from syncline_control.notify import Bell, Together
 from syncline_control.operations import membership, sweep
 from syncline_control.transaction import Transaction
-from syncline_proto.errors import Overloaded
+from syncline_proto.errors import Overloaded, SynclineError, Unreachable
 from syncline_proto.rest import Membership
 
 P = ParamSpec("P")
@@ -45,6 +46,9 @@ STREAMS_MAX = 256
 
 BATCH_MAX = 64
 """Operations of each lane that share a commit; none waits for more before its own."""
+
+EVENTS, MEMBERSHIP = "events", "membership"
+"""What control planes on one database tell each other: which bell to ring."""
 
 EVENT_KINDS_MAX = 200
 """Kinds that are counted apart; kinds come from outside, and each one is a metric's series."""
@@ -75,11 +79,15 @@ class State:
         - whoever is told that something happened can read it: bells ring after the commit.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float] | None) -> None:
         self.instance = uuid.uuid4().hex
         self._engine = engine
+        self._shared = database.is_shared(engine)
         self._lock: IO[bytes] | None = None
+        self._listener: asyncio.Task[None] | None = None
         self._clock = clock
+        self._now = 0.0
+        """When the last transaction was; on the database's thread."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._first: deque[Job] = deque()
         """Wait in the lane of leases, which goes before the other."""
@@ -96,8 +104,10 @@ class State:
         self.event_counts: Counter[str] = Counter()
 
     @classmethod
-    async def open(cls, path_or_url: str, *, clock: Callable[[], float] = time.time) -> Self:
+    async def open(cls, path_or_url: str, *, clock: Callable[[], float] | None = None) -> Self:
         """Open the database and give every held lease a full length: we were the ones away.
+
+        ``clock``: None for the database's own, which for a file is this machine's.
 
         Raises:
             ConfigError: the path or URL is wrong, or another control plane has the SQLite file.
@@ -108,7 +118,9 @@ class State:
         try:
             state._lock = database.only_owner(state._engine)
             await loop.run_in_executor(state._thread, database.prepare, state._engine)
-            await state.do(sweep.welcome_back)
+            if state._shared:
+                state._listener = asyncio.create_task(state._listen())
+            await state.do(sweep.begin, state.instance, alone=not state._shared)
         except BaseException:
             await state.close()
             raise
@@ -120,6 +132,9 @@ class State:
         if self._closed:
             return
         self._closed = True
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.wait({self._listener})
         while self._turn is not None:
             await asyncio.wait({self._turn})
         loop = asyncio.get_running_loop()
@@ -152,6 +167,7 @@ class State:
 
         Raises:
             Overloaded: too many operations wait.
+            Unreachable: the database is away.
             StoreError: the database failed; nothing has changed.
             SynclineError: whatever the operation raises; nothing has changed.
         """
@@ -182,8 +198,12 @@ class State:
 
     async def review_leases(self) -> float:
         """Mark what has run out; return the seconds until leases should be looked at again."""
-        every_s = await self.do_first(sweep.review_leases)
-        self._review_due = self._clock() + every_s
+
+        def review(tx: Transaction) -> tuple[float, float]:
+            return tx.now, sweep.review_leases(tx, self.instance)
+
+        now, every_s = await self.do_first(review)
+        self._review_due = now + every_s
         return every_s
 
     async def membership(self, run: str | None, after: int | None, wait_s: float) -> Membership:
@@ -193,7 +213,6 @@ class State:
             ring = self.membership_bell.listen()
             read = partial(self.do_first, membership.view, run)
             view = await self._views.read((ring, run), read)
-            view = view.model_copy(update={"instance": self.instance})
             if view.version != after:
                 return view
             if not await self.membership_bell.heard(ring, ends - time.monotonic()):
@@ -209,33 +228,77 @@ class State:
         self._turn = loop.run_in_executor(self._thread, self._transact, batch)
         self._turn.add_done_callback(partial(self._settle, batch))
 
-    def _transact(self, batch: Sequence[Job]) -> list[Done]:
+    def _transact(self, batch: Sequence[Job], *, again: bool = True) -> list[Done]:
         """Do a batch in one transaction; runs on the database's thread.
 
         While writes fail (a full disk) renewals are lost and reads go on. That is our delay, not
-        the replicas': nobody may lose a lease for it.
+        the replicas': nobody may lose a lease for it. ``again``: what may pass is tried twice.
         """
-        now = self._clock()
-        late_s = 0.0 if self._review_due is None else max(0.0, now - self._review_due)
-        if self._failing_since is not None:
-            late_s = max(late_s, now - self._failing_since)
         flushed: list[bool] = []
+        its_turn = False
         try:
             with Session(self._engine, expire_on_commit=False) as session, session.begin():
+                now = self._begin(session)
+                its_turn = True
+                late_s = max(0.0, now - (self._review_due or now))
+                late_s = max(late_s, now - (self._failing_since or now))
                 listen(session, "after_flush", lambda *_: flushed.append(True))
                 done = [
                     _act(job, Transaction(session=session, now=now, late_s=late_s), flushed)
                     for job in batch
                 ]
+                if self._shared:
+                    self._tell_others(session, done)
         except SQLAlchemyError as error:
-            if len(batch) > 1:  # nothing was kept; who can go on alone shall
-                return [done for job in batch for done in self._transact([job])]
+            if its_turn and len(batch) > 1:  # nothing was kept; who can go on alone shall
+                return self._each(batch)
+            if its_turn and again and postgres.passes(error):
+                return self._transact(batch, again=False)
             if self._failing_since is None:
-                self._failing_since = now
-            return [Done(error=database.refused(self._engine, error))]
+                self._failing_since = self._now
+            refused: SynclineError = database.refused(self._engine, error)
+            if not its_turn:
+                refused = Unreachable(refused.message)
+            return [Done(error=refused) for _ in batch]
         if flushed:
             self._failing_since = None
         return done
+
+    def _each(self, batch: Sequence[Job]) -> list[Done]:
+        """Do each alone; where nobody answers, no more of them are tried."""
+        done: list[Done] = []
+        for job in batch:
+            done += self._transact([job])
+            if isinstance(done[-1].error, Unreachable):
+                return done + [done[-1]] * (len(batch) - len(done))
+        return done
+
+    def _begin(self, session: Session) -> float:
+        """Wait for our turn at the database, and return what time it is, since 1970."""
+        now = postgres.take_turn(session) if self._shared else time.time()
+        self._now = self._clock() if self._clock else now
+        return self._now
+
+    def _tell_others(self, session: Session, done: Sequence[Done]) -> None:
+        """Let the other control planes ring their bells, once this transaction is committed."""
+        acts = [one.tx for one in done if one.tx is not None]
+        rings = [EVENTS] * any(tx.kinds for tx in acts)
+        rings += [MEMBERSHIP] * any(tx.membership_changed for tx in acts)
+        if rings:
+            postgres.tell(session, [self.instance, *rings])
+
+    async def _listen(self) -> None:
+        """Ring our bells for what other control planes changed."""
+
+        def heard(told: list[str]) -> None:
+            if told and told[0] == self.instance:
+                return
+            if not told or EVENTS in told:
+                self.events_bell.ring()
+            if not told or MEMBERSHIP in told:
+                self.membership_bell.ring()
+
+        await postgres.listen(self._engine, heard)
 
     def _settle(self, batch: Sequence[Job], turn: asyncio.Future[list[Done]]) -> None:
         """Answer everybody, whatever became of the batch, and let those who wait go on."""

@@ -61,7 +61,8 @@ def _shown(metavar: str, what: str) -> Any:
 
 def run(
     control: Annotated[
-        str | None, _shown("URL", "The control plane. [default: http://127.0.0.1:8500]")
+        str | None,
+        _shown("URL", "The control plane; several with commas. [default: http://127.0.0.1:8500]"),
     ] = None,
     host: Annotated[str | None, _shown("HOST", "Where to listen. [default: 127.0.0.1]")] = None,
     port: Annotated[

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import math
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -65,13 +66,18 @@ class ControlLink:
     def __init__(
         self,
         client: httpx.AsyncClient,
+        url: str,
         hello: SyncServiceHello,
         adopt: Callable[[Membership], Awaitable[None]],
         reports: ReportQueue,
         snapshot: Path,
         votes: Callable[[], list[PhaseVote]] = list,
     ) -> None:
-        """``votes`` go with every hello; ``hurry`` says that there are others."""
+        """``votes`` go with every hello; ``hurry`` says that there are others.
+
+        ``url`` may be several, with commas between: the first is asked for as long as it answers.
+        """
+        self._url, self._urls = url, deque(url.split(","))
         self._client, self._hello, self._adopt, self._votes = client, hello, adopt, votes
         self._hurry = asyncio.Event()
         self._welcome = asyncio.Event()
@@ -162,7 +168,8 @@ class ControlLink:
                 # Whatever is answered: silence says the same a little later.
                 with contextlib.suppress(httpx.HTTPError, OSError):
                     await self._client.delete(
-                        f"/v1/sync-services/{me.name}", params={"instance": me.instance}
+                        f"{self._urls[0]}/v1/sync-services/{me.name}",
+                        params={"instance": me.instance},
                     )
         except (TimeoutError, Forbidden):
             if self._reports:
@@ -180,12 +187,15 @@ class ControlLink:
         )
         path = f"/v1/runs/{run}/reports"
         try:
-            answer = await self._try(
-                "POST", path, reports.model_dump_json(), failures_max=REPORT_TRIES
-            )
+            answer = await self._try("POST", path, _text(reports), failures_max=REPORT_TRIES)
         except (asyncio.CancelledError, Forbidden):
             self._reports.put_back(run, batch)
             raise
+        if answer.status_code == 413 and len(batch) > 1:
+            half = len(batch) // 2
+            self._reports.put_back(run, batch[half:])
+            await self._send(run, batch[:half])
+            return
         self._reports.settle()
         if answer.is_success:
             self._reports.taken()
@@ -200,7 +210,8 @@ class ControlLink:
     ) -> httpx.Response:
         """Call until it answers; an answer that refuses is logged and taken as one.
 
-        So is the last of ``failures_max`` answers that tell of a failure of its own (5xx).
+        So is the last of ``failures_max`` answers that tell of a failure of its own (5xx, but
+        for those that ask for patience). Where there are several, the next is asked next.
 
         Raises:
             Forbidden: it asks for another token than ours.
@@ -208,10 +219,11 @@ class ControlLink:
         """
         pause_s, failures = RETRY_S[0], 0
         while True:
+            url = self._urls[0]
             try:
                 answer = await self._client.request(
                     method,
-                    path,
+                    url + path,
                     content=body,
                     headers={"content-type": "application/json"},
                     timeout=timeout_s,
@@ -222,12 +234,12 @@ class ControlLink:
                     return answer
                 if answer.status_code in (401, 403):
                     raise Forbidden(
-                        f"The control plane at {self._client.base_url} refuses our token: set "
+                        f"The control plane at {self._url} refuses our token: set "
                         "SYNCLINE_SYNC_TOKEN to its own."
                     )
                 if self._is_first(method):
                     self._check(answer)
-                failures += answer.status_code >= 500
+                failures += answer.status_code >= 500 and answer.status_code not in AWAY
                 # 408 and 429 ask for patience, they refuse nothing.
                 passing = answer.status_code in (408, 429)
                 refused = answer.status_code < 500 and not passing and method != "GET"
@@ -245,6 +257,8 @@ class ControlLink:
                 if not none_left(error):
                     raise
                 self._gone(str(error))
+            if url == self._urls[0]:  # nobody has gone on to the next meanwhile
+                self._urls.rotate(-1)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2.0 * pause_s, RETRY_S[1])
 
@@ -268,7 +282,7 @@ class ControlLink:
 
     def _stranger(self, what: str) -> ConfigError:
         return ConfigError(
-            f"{self._client.base_url} is not a Syncline control plane of this version: it answered "
+            f"{self._url} is not a Syncline control plane of this version: it answered "
             f"{what}. Check the address (--control, SYNCLINE_SYNC_CONTROL)."
         )
 
@@ -277,12 +291,17 @@ class ControlLink:
             self._connected = False
             what = "control plane away; going on with the last membership"
             what = what if self._heard else "waiting for the control plane"
-            log.warning(what, url=str(self._client.base_url), why=why)
+            log.warning(what, url=self._url, why=why)
 
     def _answered(self) -> None:
         if not self._connected:
             self._connected = True
-            log.info("connected to the control plane", url=str(self._client.base_url))
+            log.info("connected to the control plane", url=self._url)
+
+
+def _text(reports: Reports) -> str:
+    """Without what goes without saying: most of a large batch."""
+    return reports.model_dump_json(exclude_defaults=True)
 
 
 def _words_of(answer: httpx.Response) -> str:

@@ -17,6 +17,7 @@ newest revision is ever without its file. Pushes fold into the third array meanw
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -180,7 +181,8 @@ class Holding:
         else:
             await self._read_newest_from_file()
             source, self._spare = await self._compute(sent_of, self._parameters, codec, self._spare)
-        self.revisions.put(saved.revision, Published(saved, codec, source, difference))
+        value = Published(saved, codec, source, difference, published_s=time.monotonic())
+        self.revisions.put(saved.revision, value)
 
     def _see_written(self, writing: asyncio.Task[None]) -> None:
         error = None if writing.cancelled() else writing.exception()

@@ -17,6 +17,7 @@ from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged, StoreErro
 from syncline_proto.names import RUN_DAMAGED
 from syncline_proto.rest import (
     EventIn,
+    FragmentData,
     Membership,
     Origin,
     PhaseVote,
@@ -310,6 +311,11 @@ class Host:
                     seconds=0.0,
                     committed_tokens=runner.latest.committed_tokens,
                     closed_by="offer",
+                    fragments=host.fragments,
+                    data=FragmentData(
+                        trained=list(runner.latest.trained),
+                        excluded=list(runner.latest.excluded),
+                    ),
                 ),
             )
 

@@ -108,11 +108,10 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         instance=host.instance,
     )
     headers = {"authorization": f"Bearer {settings.token}"} if settings.token else {}
-    async with httpx.AsyncClient(
-        base_url=settings.control, headers=headers, trust_env=False
-    ) as client:
+    async with httpx.AsyncClient(headers=headers, trust_env=False) as client:
         snapshot = settings.data / "membership.json"
-        link = ControlLink(client, hello, host.follow, reports, snapshot, host.votes)
+        url = settings.control
+        link = ControlLink(client, url, hello, host.follow, reports, snapshot, host.votes)
         if settings.fall_back:
             await host.fall_back(settings.fall_back)
         await link.adopt_snapshot()

@@ -69,9 +69,14 @@ class Published:
         codec: pb.Codec.ValueType,
         source: Source,
         difference: Difference | None = None,
+        published_s: float | None = None,
     ) -> None:
-        """``difference`` is the one to the revision before, for who holds that."""
+        """``difference`` is the one to the revision before, for who holds that.
+
+        ``published_s``: when that was, on the clock that ``header`` is told; None: nobody knows.
+        """
         self.saved, self.codec, self.difference = saved, codec, difference
+        self._published_s = published_s
         self._source, self._in_memory = source, difference
         """The difference until its memory is given back; ``difference`` is None once nobody may
         begin to read it."""
@@ -88,7 +93,9 @@ class Published:
         is_wanted = held == wanted and is_worth_it(where.span_count, where.elements)
         return self.difference if is_wanted else None
 
-    def header(self, elements: int, whose: Whose, difference_from: str = "") -> pb.PullHeader:
+    def header(
+        self, elements: int, whose: Whose, now_s: float, difference_from: str = ""
+    ) -> pb.PullHeader:
         """What goes before the chunks of ``elements``.
 
         ``difference_from`` names the value to which they are a difference, where they are one.
@@ -104,6 +111,7 @@ class Published:
             instance=whose.instance,
             value=whose.value(self.saved),
             difference_from=difference_from,
+            published_ago_s=0.0 if self._published_s is None else now_s - self._published_s,
         )
 
     def cuts(self, where: Extent) -> Iterator[Spans]:

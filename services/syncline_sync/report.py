@@ -17,6 +17,7 @@ def round_report(
     outcome: Outcome | None,
     seconds: float,
     committed_at: float,
+    fragments: int,
 ) -> RoundReport:
     """The control plane's view of a committed round."""
     return RoundReport(
@@ -33,6 +34,7 @@ def round_report(
         merged_norm=_finite(outcome.merged_norm) if outcome else None,
         clip_factor=_finite(outcome.clip) if outcome else None,
         contributions=[_view(c) for c in closing.saved.contributions],
+        fragments=fragments,
     )
 
 
@@ -47,6 +49,7 @@ def _view(c: Contribution) -> ContributionView:
         inner_steps=c.inner_steps,
         tokens=c.tokens,
         reason=c.reason,
+        data=list(c.data),
     )
 
 

@@ -25,7 +25,7 @@ FLUSH_MAX_S = 1.0
 """How long they wait at most, where they keep coming."""
 
 QUEUE_MAX = 20_000
-BATCH_MAX = 500
+BATCH_MAX = 128
 
 
 class ReportQueue:

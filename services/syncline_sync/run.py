@@ -220,6 +220,11 @@ class RunHost:
                 f"{difference(self.layout, layout)} Train the run's model, or start another run."
             )
 
+    @property
+    def fragments(self) -> int:
+        """How many the run's layout has, whoever owns them; 0 before there is one."""
+        return len(self.layout.fragments) if self.layout else 0
+
     def states(self, life: tuple[str, int] = ("", 0)) -> list[pb.FragmentState]:
         """Where each of our fragments stands, as published; what a (replica, incarnation) has."""
         return [
@@ -277,6 +282,7 @@ class RunHost:
         self._ending.hear(*self._phase)
         around = Surroundings(
             run=self.name,
+            fragments=len(layout.fragments),
             staging=self.staging,
             pool=self._shared.pool,
             disk=self._shared.disk,

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from syncline_proto.errors import InvalidRequest
+from syncline_proto.ranges import Range
 from syncline_proto.rest import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -54,6 +55,8 @@ class Surroundings:
     """What a fragment needs of its run and process."""
 
     run: str
+    fragments: int
+    """Of the whole run, whoever owns them."""
     staging: Staging
     pool: ThreadPoolExecutor
     disk: Disk
@@ -239,7 +242,9 @@ class Runner:
     def _report(self, closing: Closing, outcome: Outcome | None) -> RoundReport:
         """The round as it is now, before its commit."""
         seconds = time.monotonic() - closing.opened_s
-        return round_report(self.number, self.name, closing, outcome, seconds, time.time())
+        return round_report(
+            self.number, self.name, closing, outcome, seconds, time.time(), self._around.fragments
+        )
 
     def _tell_round(self, report: RoundReport) -> None:
         self._untold.told(self._around.tell_round(report), report.model_dump_json())
@@ -271,4 +276,5 @@ def _whole_push(staged: Staged) -> WholePush:
         tokens=header.tokens,
         first_step=header.first_step,
         last_step=header.last_step,
+        data=tuple(Range(one.epoch, one.start, one.stop) for one in header.data),
     )

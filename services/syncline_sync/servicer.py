@@ -7,6 +7,7 @@ send, since its reader may be slow.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TypeAlias, TypeVar, cast
@@ -172,7 +173,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         value = await shelf.get(number)
         whose = Whose(self._host.instance, run.name, request.fragment)
         difference = value.difference_to(request.held, whose, where) if request.held else None
-        header = value.header(where.elements, whose, request.held if difference else "")
+        difference_from = request.held if difference else ""
+        header = value.header(where.elements, whose, time.monotonic(), difference_from)
         head = pb.PullResponse(header=header).SerializeToString()
         if request.header_only:
             await write(head)

@@ -15,6 +15,8 @@ from syncline_proto.codec import check_chunk, codec_of
 from syncline_proto.codec.base import UInt8
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.parts import Chunk
+from syncline_proto.ranges import Range
+from syncline_proto.ranges import check as check_ranges
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import Payload
@@ -139,6 +141,7 @@ def shard_of(places: Places, header: pb.PushHeader, slabs: Slabs) -> Shard:
         raise InvalidRequest("gradient_step: counts from 1.")
     if header.first_step > header.last_step:
         raise InvalidRequest("first_step: is after last_step.")
+    check_ranges([Range(one.epoch, one.start, one.stop) for one in header.data], "data")
     codec_of(header.codec)
     found = places.of(header.fragment, header.boxes)
     return Shard(_without_boxes(header), found, slabs)
@@ -148,6 +151,8 @@ def _without_boxes(header: pb.PushHeader) -> pb.PushHeader:
     """A copy of what else a header says: a push may wait long, and boxes may be many."""
     slim = pb.PushHeader()
     for named, value in header.ListFields():
-        if named.name != "boxes":
+        if named.name == "data":
+            slim.data.extend(value)
+        elif named.name != "boxes":
             setattr(slim, named.name, value)
     return slim

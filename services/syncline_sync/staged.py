@@ -144,6 +144,12 @@ class Staged:
                     f"{ours.rank} of the same push said {getattr(ours, name)}."
                 )
 
+        if ours.data != theirs.data:
+            raise InvalidRequest(
+                f"data: rank {theirs.rank} names other sequences than rank {ours.rank} did of the "
+                "same push."
+            )
+
     def not_come(self, still_s: float, refusals: int = 0) -> str:
         """What a push is told that lacks ranks which have sent nothing for ``still_s``.
 

@@ -10,7 +10,8 @@ import pytest
 
 from syncline_control.state import State
 from syncline_testing.cluster import Cluster
-from syncline_testing.control import Clock, client_of
+from syncline_testing.control import SQLITE, Clock, client_of
+from syncline_testing.postgres import NoServer, Server, server
 from syncline_testing.training import tiny_data
 
 
@@ -24,9 +25,22 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """A PostgreSQL server, for all tests of this process."""
+    try:
+        with server() as one:
+            yield one
+    except NoServer as why:
+        pytest.skip(str(why))
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> str:
-    return str(tmp_path / "control.db")
+def database(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """An empty database; a file that is ``on_both`` has its tests once with each kind."""
+    if getattr(request, "param", SQLITE) == SQLITE:
+        return str(tmp_path / "control.db")
+    return request.getfixturevalue("postgres").database()
 
 
 @pytest.fixture

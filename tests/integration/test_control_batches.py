@@ -13,8 +13,9 @@ from syncline_control.state import BATCH_MAX, State
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import RunConflict, StoreError
 from syncline_proto.rest import RunCreate
+from syncline_testing.control import on_both
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, on_both]
 
 
 class Torn(BaseException):

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from syncline_control import body, intake
+from syncline_proto.ranges import Range
 from syncline_proto.rest import ContributionView, Reports, RoundReport
+from syncline_sync.report_queue import BATCH_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -107,19 +109,20 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
 
 
 def test_the_largest_batch_of_a_sync_service_is_within_both_bounds() -> None:
-    """500 rounds, each with as many contributions as a body has bytes for."""
+    """Rounds of 96 replicas, each of which has read from three ranges of the data."""
     count = 96
     push = ContributionView(replica="replica-12", incarnation=1, verdict="accepted",
                             weight=1 / count, norm=1.2345678, z=0.1234567, inner_steps=64,
-                            tokens=131_072)  # fmt: skip
+                            tokens=131_072,
+                            data=[Range(2, 1_234_567, 1_234_631)] * 3)  # fmt: skip
     one = RoundReport(fragment=3, fragment_name="block-3", kind="pseudo-gradient", revision=123,
                       committed_at=1_767_225_600.0, seconds=0.5, effective_sample_size=96.0,
                       merged_norm=1.2345678901, clip_factor=1.0,
                       contributions=[push] * count)  # fmt: skip
     text = one.model_dump_json().encode() + b","
-    assert 0.97 * intake.BODY_BYTES_MAX < 500 * len(text) < 1.01 * intake.BODY_BYTES_MAX
-    assert 500 * values(text) <= intake.VALUES_MAX
-    assert 500 * groups(text) <= intake.GROUPS_MAX
+    assert BATCH_MAX * len(text) < intake.BODY_BYTES_MAX
+    assert BATCH_MAX * values(text) <= intake.VALUES_MAX
+    assert 0.9 * intake.GROUPS_MAX < BATCH_MAX * groups(text) <= intake.GROUPS_MAX
 
 
 async def test_an_object_of_too_many_keys_is_refused_by_its_name(api: httpx.AsyncClient) -> None:

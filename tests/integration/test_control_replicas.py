@@ -14,9 +14,9 @@ from syncline_control.core.leases import Lease
 from syncline_control.operations import replicas
 from syncline_control.state import State
 from syncline_proto.rest import WHY_CHARACTERS_MAX, ReplicaRegister
-from syncline_testing.control import Clock, client_of, pass_time
+from syncline_testing.control import Clock, client_of, on_both, pass_time
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, on_both]
 
 LEASE_S = 4.0
 

@@ -11,11 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from syncline_control import transaction
 from syncline_control.operations import points, reports
 from syncline_control.state import State
-from syncline_proto import layout
 from syncline_proto.rest import RoundReport
-from syncline_testing.control import Clock
+from syncline_testing.control import Clock, on_both
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, on_both]
 
 
 @pytest.fixture
@@ -198,10 +197,6 @@ async def test_a_report_of_what_cannot_be_moves_nothing(
     assert (await run(api))["fragment_rounds"] == 0
     assert (await report(api, round_of(0, 1, committed_at=1.0))).status_code == 204
     assert (await run(api))["revision"] == 1
-
-
-def test_a_run_may_have_as_many_fragments_as_a_layout() -> None:
-    assert reports.FRAGMENTS_MAX == layout.FRAGMENTS_MAX
 
 
 async def test_what_is_reported_after_the_end_still_counts(api: httpx.AsyncClient) -> None:

@@ -13,10 +13,10 @@ from syncline_control.app import create_app
 from syncline_control.intake import BODY_BYTES_MAX
 from syncline_control.operations import runs
 from syncline_control.state import State
-from syncline_proto import rest
-from syncline_testing.control import Clock
+from syncline_proto import leased, rest
+from syncline_testing.control import Clock, on_both
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, on_both]
 
 
 def problem_of(answer: httpx.Response, status: int, code: str) -> str:
@@ -208,7 +208,8 @@ async def test_openapi_shows_examples_that_work_and_documents_problems(
                     of = schema.get("items", schema).get("$ref", "").rpartition("/")[2]
                     if of != "":
                         shown = content["example"][0] if "items" in schema else content["example"]
-                        assert getattr(rest, of).model_validate(shown, extra="forbid")
+                        kind = getattr(rest, of, None) or getattr(leased, of)
+                        assert kind.model_validate(shown, extra="forbid")
                         answers.add(of)
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             for example in body.get("examples", {}).values():

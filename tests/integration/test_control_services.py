@@ -9,9 +9,9 @@ import pytest
 
 from syncline_control.operations import services
 from syncline_control.state import State
-from syncline_testing.control import Clock
+from syncline_testing.control import Clock, on_both
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, on_both]
 
 
 async def test_of_a_run_are_events_of_services_too_from_its_creation_to_its_end(

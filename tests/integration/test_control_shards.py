@@ -9,9 +9,9 @@ import pytest
 
 from syncline_control.operations import services
 from syncline_control.state import State
-from syncline_testing.control import Clock, pass_time
+from syncline_testing.control import Clock, on_both, pass_time
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, on_both]
 
 
 @pytest.fixture

@@ -80,6 +80,15 @@ BAD_BOXES = st.one_of(
     st.just(BOXES[:1]),  # one is missing
     st.just([box(0, [0, 0], [50, 49]), BOXES[1]]),  # a column is missing
 )
+BAD_DATA = [
+    [pb.DataRange(start=3, stop=3)],
+    [pb.DataRange(start=0, stop=2**60)],
+    [pb.DataRange(epoch=2**64 - 1, stop=1)],
+    [pb.DataRange(start=0, stop=4), pb.DataRange(start=4, stop=5)],
+    [pb.DataRange(epoch=1, stop=4), pb.DataRange(epoch=0, stop=4)],
+    [pb.DataRange(start=2 * at, stop=2 * at + 1) for at in range(257)],
+]
+
 BAD_FIELDS: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries({"run": BAD_NAMES}),
     st.fixed_dictionaries({"replica": BAD_NAMES.filter(lambda n: not valid_name(n))}),
@@ -99,6 +108,7 @@ BAD_FIELDS: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries({"first_step": st.just(5), "last_step": st.just(4)}),
     st.fixed_dictionaries({"kind": st.just(pb.PUSH_KIND_GRADIENT), "gradient_step": st.just(0)}),
     st.fixed_dictionaries({"boxes": BAD_BOXES}),
+    st.fixed_dictionaries({"data": st.sampled_from(BAD_DATA)}),
 )
 
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import httpx
+import pytest
 
 from syncline_control.app import create_app
 from syncline_control.state import State
+
+SQLITE, POSTGRES = "sqlite", "postgres"
+
+on_both = pytest.mark.parametrize("database", [SQLITE, POSTGRES], indirect=True)
+"""For a file whose tests hold whichever database the control plane has."""
 
 
 @dataclass(slots=True)

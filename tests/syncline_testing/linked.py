@@ -30,12 +30,13 @@ async def link_to(
     adopt: Callable[[Membership], Awaitable[None]] = nobody,
     reports: ReportQueue | None = None,
     snapshot: Path = Path("membership.json"),
+    url: str = "http://control",
 ) -> AsyncIterator[ControlLink]:
     """A link that does not run yet."""
     transport = httpx.MockTransport(handler)  # pyright: ignore[reportArgumentType]
-    async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
+    async with httpx.AsyncClient(transport=transport) as client:
         queue = ReportQueue() if reports is None else reports
-        yield ControlLink(client, HELLO, adopt, queue, snapshot)
+        yield ControlLink(client, url, HELLO, adopt, queue, snapshot)
 
 
 @asynccontextmanager

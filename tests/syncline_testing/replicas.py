@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -210,6 +211,7 @@ def main(path: Path) -> None:
         control=job["control"],
     )
     probe: tuple[float, float] | None = None
+    pace_s = job.get("pace_s", [0.0] * dist.get_world_size())[rank]
     with replica:
         for step in range(job["steps"]):
             if replica.done:
@@ -221,6 +223,7 @@ def main(path: Path) -> None:
             loss_of(model, tokens).backward()
             optimizer.step()
             optimizer.zero_grad()
+            time.sleep(pace_s)
     whole = {name: p.full_tensor().contiguous() for name, p in model.state_dict().items()}
     if rank == 0:
         save_file(whole, path.with_suffix(".safetensors"))

@@ -200,6 +200,8 @@ CONFIGURATION = [
     "{penalty.ratio_min:g}, outer {outer.lr:g} / {outer.momentum:g} |".format(
         **dict(RunSettings(strategy="edit-paper"))
     ),
+    "| `a-edit` | as `edit` by time: `sync_seconds` {sync_seconds:g} as in the paper, `step_power` "
+    "{penalty.step_power:g} |".format(**dict(RunSettings(strategy="a-edit"))),
     "| `local-sgd` | outer lr {outer.lr:g}, momentum {outer.momentum:g}, no clip".format(
         outer=RunSettings(strategy="local-sgd").outer
     ),

@@ -67,9 +67,10 @@ class Boundary:
         """
         tally = self._rounds.tally
         while True:
-            act, tokens = self._helm.decide(
+            act, due, tokens = self._helm.decide(
                 self._pushes.steps_since,
-                self._pushes.is_due,
+                self._pushes.due,
+                self._pushes.must_be,
                 self._synchronous.is_on,
                 self._version,
                 self._rounds.tokens.take_step(),
@@ -84,10 +85,11 @@ class Boundary:
                 raise RunOver
             if act & Act.SYNC:
                 self._rounds.merge_landed()
+                self._pushes.make_way(due)
                 self.see_budget()
                 if self.done:
                     return
-                self._pushes.push(everything=bool(act & Act.LEAVE))
+                self._pushes.push(due, everything=bool(act & Act.LEAVE))
                 self.see_budget()  # where the end is known, this merges what was just pushed
                 if self.done:
                     return

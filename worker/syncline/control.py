@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from syncline.rest import Rest, below_v1
 from syncline_proto.errors import ConfigError, InvalidRequest, Unreachable
+from syncline_proto.leased import DataAsk, DataGrant
 from syncline_proto.rest import (
     WHY_CHARACTERS_MAX,
     Heartbeat,
@@ -60,6 +61,11 @@ class ControlClient:
     def heartbeat(self, run: str, replica: str, body: Heartbeat) -> HeartbeatAnswer:
         path = below_v1("runs", run, "replicas", replica, "heartbeat")
         return self._rest.call("POST", path, HeartbeatAnswer, body=_json(body))
+
+    def lease_data(self, run: str, replica: str, body: DataAsk) -> DataGrant:
+        """Ask for sequences; a call whose answer was lost is safe to repeat."""
+        path = below_v1("runs", run, "replicas", replica, "data")
+        return self._rest.call("POST", path, DataGrant, body=_json(body))
 
     def leave(self, run: str, replica: str, incarnation: int, why: str) -> None:
         """Give the lease back; ``why`` goes into the run's log, in one line, unless it is empty.

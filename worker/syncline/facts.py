@@ -87,6 +87,7 @@ class Facts:
     def run_tokens(self) -> int:
         """What schedules count: committed tokens, plus this replica's since times the replicas.
 
+        By time (``sync_seconds``): times what all brought to the last round for each of its own.
         Counts whole inner steps, and is equal on all ranks.
         """
         return self._session.run_tokens

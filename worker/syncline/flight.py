@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from syncline.carrier import Fetched
 from syncline.push import Outcome, Push
 from syncline_proto.codec import Float32
+from syncline_proto.ranges import NOTHING, Ranges, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +20,21 @@ class Unpushed:
 
     first_step: int = 0
     tokens: int = 0
+    data: Ranges = NOTHING
+    """Sequences of leased data that no push has named."""
 
-    def more(self, tokens: int) -> Unpushed:
-        """With so many tokens more."""
-        return Unpushed(self.first_step, self.tokens + tokens)
+    def more(self, tokens: int, data: Ranges) -> Unpushed:
+        """With so many tokens more, of these sequences."""
+        return Unpushed(self.first_step, self.tokens + tokens, joined(self.data, data))
 
     def after(self, push: Push) -> Unpushed:
         """With what a push held that came late: it is progress again."""
-        return Unpushed(push.first_step, push.tokens + self.tokens)
+        data = joined(push.data, self.data)
+        return Unpushed(push.first_step, push.tokens + self.tokens, data)
+
+    def forgotten(self, step: int) -> Unpushed:
+        """Without the steps up to this one; what they have read has been read."""
+        return Unpushed(step, data=self.data)
 
 
 @dataclass(frozen=True, slots=True)

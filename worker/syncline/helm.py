@@ -70,20 +70,21 @@ class Helm:
         self._ending = False
 
     def decide(
-        self, steps: int, is_due: bool, warming: bool, version: int, tokens: int
-    ) -> tuple[Act, int]:
-        """Rank 0's decision after an inner step, and how many tokens that step had.
+        self, steps: int, due: int, must: bool, warming: bool, version: int, tokens: int
+    ) -> tuple[Act, int, int]:
+        """Rank 0's decision after an inner step: what, and how many groups are due.
 
-        ``steps`` are those since the last push; ``is_due`` whether another one is.
+        With it comes how many tokens that step had. ``steps`` are those since the last push;
+        ``must``: another one is to be made even where nothing is ``due``.
 
         With several ranks these are rank 0's tokens times the ranks, so that a schedule that
         counts them is equal on all; a push adds up what each really had.
         """
         act = Act.NOTHING
         if self._ranks.first:
-            act = after_step(steps, is_due, warming, self._heard(version))
-        decided, counted = self._ranks.of_first([act, tokens * self._ranks.count])
-        return Act(decided), counted
+            act = after_step(steps, due > 0 or must, warming, self._heard(version))
+        decided, due, counted = self._ranks.of_first([act, due, tokens * self._ranks.count])
+        return Act(decided), due, counted
 
     def order(self) -> Order:
         """What rank 0 wants of a wait, after what it has heard meanwhile; asked on rank 0 only."""

@@ -10,9 +10,11 @@ from syncline.anchors import Anchors
 from syncline.carrier import Fetched
 from syncline.core.agreement import Conclusion
 from syncline.core.feedback import Residuals, action_for
+from syncline.core.timed import Publication
 from syncline.flight import Flight
 from syncline.hooks import Hooks
 from syncline.payload import Values
+from syncline.pulled import Pulled
 from syncline.push import Outcome, Push
 from syncline.tally import Tally
 from syncline_proto.v1 import sync_pb2 as pb
@@ -22,12 +24,20 @@ class Landing:
     """Writes into the fragments of one replica."""
 
     def __init__(
-        self, anchors: Anchors, hooks: Hooks, tally: Tally, overlap_mix: float | None
+        self,
+        anchors: Anchors,
+        hooks: Hooks,
+        tally: Tally,
+        overlap_mix: float | None,
+        replica: str,
     ) -> None:
+        """``replica`` is this one's name."""
+        self.newest: Publication | None = None
+        """The last fragment's revision that was written last, and when it was published."""
         self.residuals = Residuals()
         """What codecs have lost, for the pushes that follow."""
         self._anchors, self._hooks, self._tally = anchors, hooks, tally
-        self._overlap_mix = overlap_mix
+        self._overlap_mix, self._replica = overlap_mix, replica
 
     def settle(self, push: Push, conclusion: Conclusion, outcome: Outcome) -> None:
         """Keep what the codec lost of a push, or what was owed before it, or nothing."""
@@ -47,7 +57,7 @@ class Landing:
                 self._anchors.adopt(fragment, values, header)
             else:
                 self._anchors.advance(fragment, values, header, start, self._overlap_mix)
-        self._see_header(fragment, header)
+        self._see(fragment, outcome.pulled)
 
     def rebase(self, flight: Flight, outcome: Outcome) -> None:
         """It came late: move the progress onto the newest anchor."""
@@ -56,21 +66,26 @@ class Landing:
         with self._hooks.writing(fragment):
             header = outcome.pulled.header
             self._anchors.rebase(fragment, outcome.pulled.values, header, flight.back)
-        self._see_header(fragment, outcome.pulled.header)
+        self._see(fragment, outcome.pulled)
 
     def restore(self, fragment: int) -> None:
         """Go back to the anchor."""
         with self._hooks.writing(fragment):
             self._anchors.restore(fragment)
 
-    def _see_header(self, fragment: int, header: pb.PullHeader) -> None:
+    def _see(self, fragment: int, pulled: Pulled) -> None:
         """Take what comes with a new anchor.
 
         The last fragment in forward order is the one whose tokens count for the run.
         """
+        header = pulled.header
         self.residuals.see_epoch(fragment, header.epoch)
         if fragment == len(self._anchors.revisions) - 1:
             self._tally.growth = header.committed_tokens - self._tally.committed
             self._tally.committed = header.committed_tokens
-            counted = (c for c in header.contributions if c.verdict == pb.VERDICT_ACCEPTED)
+            counted = [c for c in header.contributions if c.verdict == pb.VERDICT_ACCEPTED]
             self._tally.of_round = sum(c.tokens for c in counted)
+            own = (c.tokens for c in counted if c.replica == self._replica)
+            self._tally.own_of_round = sum(own)
+            steps = sum(c.inner_steps for c in header.contributions if c.replica != self._replica)
+            self.newest = Publication(header.revision, pulled.published_s, steps)

@@ -56,6 +56,6 @@ class Leaving:
             self._rounds.heal()
             if is_at_end() or not self._rounds.are_unpushed:
                 return
-            self._pushes.push(everything=True)
+            self._pushes.push(0, everything=True)
         self._rounds.merge_all(until)
         is_at_end()

@@ -20,7 +20,9 @@ from syncline.boundary import Boundary
 from syncline.buffers import Buffers
 from syncline.control import ControlClient
 from syncline.core.ramp import Ramp
+from syncline.core.supply import Supply
 from syncline.council import Council
+from syncline.data.order import SequenceStream
 from syncline.eager import Eager
 from syncline.ending import RunEnd
 from syncline.entry import Entry
@@ -33,6 +35,8 @@ from syncline.hooks import Hooks
 from syncline.join import Joined, Wish, found_run, open_run, register
 from syncline.landing import Landing
 from syncline.layout import ModelLayout, outline
+from syncline.leased import Leased
+from syncline.leases import Leases
 from syncline.leaving import Leaving
 from syncline.optim import WSAM
 from syncline.push import Identity
@@ -50,6 +54,7 @@ from syncline.verdicts import Verdicts
 from syncline.voice import voice
 from syncline.waiting import Waiting
 from syncline_proto.errors import ConfigError, LeaseLost, SynclineError
+from syncline_proto.leased import Dataset
 from syncline_proto.rest import Progress, Registration
 from syncline_proto.settings import RunSettings
 
@@ -82,6 +87,9 @@ class Life:
         self._wish, self._progress, self._recall = wish, progress, recall
         self._ramp_steps = ramp_steps
         self._client: ControlClient | None = None
+        self._tokens: Tokens | None = None
+        self._leases: Leases | None = None
+        self._leased: Leased | None = None
         self._exchange: Exchange | None = None
         self._hooks: Hooks | None = None
         self._ranks: Ranks | None = None
@@ -113,7 +121,7 @@ class Life:
             self.pulse = self._heartbeat(registration)
         joined = open_run(wish, registration, ranks, described.layout, self._recall)
         say, me = voice(ranks.index), registration.replica
-        page = f"{wish.control}/#{wish.run}"
+        page = f"{wish.control.partition(',')[0]}/#{wish.run}"
         say.info("replica.joined", run=wish.run, replica=me, ranks=ranks.count, page=page)
         return self._session(joined, model, optimizer, described, ranks)
 
@@ -133,12 +141,46 @@ class Life:
                 after(self._client.close)
                 why = why_of(error) if error else ""
                 after(self._leave, self._client, self.registration, why)
+            after(self._close_leases, isinstance(error, LeaseLost))
             if self.pulse is not None:
                 after(self.pulse.close, tell=not failed)
             if self._exchange is not None:
                 after(self._exchange.close)
             if self._hooks is not None:
                 after(self._hooks.remove)
+
+    def lease(self, dataset: Dataset, batch: int, round_: int) -> Leased:
+        """Read this dataset by leases, ``batch`` sequences at a time; on all ranks.
+
+        ``round_`` is how many are read between two pushes.
+
+        Raises:
+            ConfigError: it reads another already.
+            DataError: the dataset is too small.
+        """
+        ranks, me, tokens = self._ranks, self.registration, self._tokens
+        assert ranks is not None and me is not None and tokens is not None
+        if self._leased is not None:
+            raise ConfigError("A replica reads one leased dataset, and has begun with one already.")
+        settings = me.run.settings
+        size, replicas, connect_s = (
+            dataset.sequences,
+            settings.replicas,
+            settings.timeouts.connect_s,
+        )
+        own = SequenceStream(size, dataset.seed, me.ordinal % replicas, replicas)
+        if ranks.first:
+            client = ControlClient(self._wish.control, self._wish.token, connect_s)
+            supply = Supply.of(size, replicas, batch, round_)
+            self._leases = Leases(client, me, dataset, supply)
+        self._leased = Leased(
+            ranks, tokens, self._leases, dataset, own, 2 * connect_s, voice(ranks.index)
+        )
+        return self._leased
+
+    def _close_leases(self, is_lost: bool) -> None:
+        if self._leases is not None and self._leased is not None:
+            self._leases.close(None if is_lost else self._leased.unread)
 
     def _leave(self, client: ControlClient, me: Registration, why: str) -> None:
         try:
@@ -172,17 +214,18 @@ class Life:
         self._hooks = Hooks(model, described)
         helm = self._helm(joined, ranks, say)
         waiting = Waiting(Council(ranks, exchange, helm.order), helm, tally)
+        tokens = self._tokens = Tokens(ranks)
         names = [fragment.name for fragment in described.layout.fragments]
         rounds = Rounds(
             names,
             anchors,
             exchange,
             waiting,
-            Landing(anchors, self._hooks, tally, settings.overlap_mix),
+            Landing(anchors, self._hooks, tally, settings.overlap_mix, joined.registration.replica),
             optimizer,
             settings,
             tally,
-            Tokens(ranks),
+            tokens,
             Verdicts(names, tally, say),
             Eager(anchors, self._hooks, settings),
             say,

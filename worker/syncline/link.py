@@ -34,6 +34,9 @@ MESSAGE_BYTES_MAX = 8 << 20
 
 PUSH, PULL = "/syncline.sync.v1.SyncService/Push", "/syncline.sync.v1.SyncService/Pull"
 
+AGO_S_MAX = 1e9
+"""A revision is no older than that."""
+
 CLOSE_S = 5.0
 """How long the end of the thread that looks after calls is waited for."""
 
@@ -159,6 +162,7 @@ class Link:
             stream: Any = self._pull(request, metadata=self._metadata)
             watched.begin(stream)
             header = pb.PullResponse.FromString(next(stream)).header
+            published_s = time.monotonic() - min(max(0.0, header.published_ago_s), AGO_S_MAX)
             if elements is not None and header.elements != elements:
                 raise InvalidRequest(f"pull: {header.elements} elements came, not {elements}.")
             if header.difference_from not in ("", request.held):
@@ -175,7 +179,7 @@ class Link:
         if filled != values.size:
             raise InvalidRequest(f"pull: {filled} of {values.size} elements came.")
         self.instance = header.instance
-        return Pulled(header, values)
+        return Pulled(header, values, published_s)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

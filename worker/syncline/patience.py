@@ -116,7 +116,7 @@ class RoundPatience:
             raise Unreachable(
                 f"Revisions of {what} were replaced before they could be fetched, for "
                 f"{self.limit_s:g} s; the line to the sync service is too slow for this "
-                "sync_every: raise it, then start this replica again."
+                "sync_every or sync_seconds: raise it, then start this replica again."
             )
 
     def _is_over(self) -> bool:

@@ -35,6 +35,8 @@ class Pulled:
     header: pb.PullHeader
     values: Float32 | UInt16
     """fp32, or bf16 as its bits."""
+    published_s: float
+    """When it was, on this process's clock (``time.monotonic``)."""
 
 
 @dataclass(frozen=True, slots=True)

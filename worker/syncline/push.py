@@ -14,6 +14,7 @@ from syncline.pulled import Held, Pulled
 from syncline_proto.codec import CODEC_BY_NAME, Float32
 from syncline_proto.errors import SynclineError
 from syncline_proto.layout import Box
+from syncline_proto.ranges import NOTHING, Ranges
 from syncline_proto.v1 import sync_pb2 as pb
 
 
@@ -47,6 +48,8 @@ class Push:
     tokens: int = 0
     first_step: int = 0
     last_step: int = 0
+    data: Ranges = NOTHING
+    """Sequences of leased data that were read in those steps."""
     held: Held | None = None
 
 
@@ -96,6 +99,7 @@ def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[Box]) -> pb.Pu
         tokens=push.tokens,
         first_step=push.first_step,
         last_step=push.last_step,
+        data=[pb.DataRange(epoch=e, start=start, stop=stop) for e, start, stop in push.data],
     )
 
 

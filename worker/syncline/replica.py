@@ -11,7 +11,7 @@ The public face of the worker: says what a loop may ask and do. What happens is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Self, SupportsIndex
 
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncline.alone import Alone
-from syncline.batches import Batch, Counting, Untaken, dealt, ranks_among, whole_number
-from syncline.facts import Facts
+from syncline.batches import Untaken
 from syncline.faults import plainly
 from syncline.fitting import Claim, check_trains
 from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
 from syncline.optim.followed import followed
+from syncline.reading import Reading
 from syncline.recall import OWN, Recall
 from syncline.returning import has_run_out
 from syncline.settings import run_settings
@@ -36,7 +36,7 @@ from syncline_proto.rest import LossPoint, Progress
 from syncline_proto.settings import RunSettings
 
 
-class Replica(Facts):
+class Replica(Reading):
     """One copy of the model in training, as a member of a run.
 
     It follows exactly one optimizer, which holds everything that is trained and whose ``step``
@@ -78,7 +78,8 @@ class Replica(Facts):
             job: kept with the run, for export and for people.
             check_job: called with the run's name and the job that it keeps, before this replica
                 joins it; may raise a ``SynclineError`` where that is another.
-            control: address of the control plane, else SYNCLINE_CONTROL.
+            control: address of the control plane (of several processes: theirs, with commas
+                between), else SYNCLINE_CONTROL.
             tokens_of: counts a batch's tokens, where ``input_ids`` or its first integer tensor
                 is not the measure.
             join_ramp_steps: over so many first steps ``lr_factor`` grows to 1 where this replica
@@ -95,12 +96,9 @@ class Replica(Facts):
         self._recall = Recall()
         self._alone = Alone(given or RunSettings(), model, self._optimizer, self._recall)
         wish = wished(control, run, name, given, job or {}, check_job)
-        super().__init__(wish, self._alone)
-        self._tokens_in = Counting(tokens_of)
-        self._untaken = Untaken()
+        super().__init__(wish, self._alone, tokens_of)
         self._odd_losses = OddLosses()
         self._ramp_steps = join_ramp_steps
-        self._stage: Literal["new", "live", "closed"] = "new"
         self._claim = Claim(model)
 
     def __enter__(self) -> Self:
@@ -111,46 +109,6 @@ class Replica(Facts):
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         self._close(failed=kind is not None, error=error)
-
-    def shard(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield this rank's batches of a loader that gives every replica and rank the same order.
-
-        Batch i is for ordinal i mod ``settings.replicas``, and the replica's ranks take turns.
-        Where the loader has a ``DistributedSampler``, that has dealt among the ranks already.
-        Counts their tokens; ends with the loader, or when the replica is done.
-        """
-        self._check_live()
-        replicas = self.settings.replicas if self.active else 1
-        rank, ranks = ranks_among(loader)
-        alive = self._registration.run.replicas_alive if self._registration else 0
-        if alive > replicas:
-            why = f"batches are dealt among {replicas} replicas, and {alive} are alive"
-            so = "some train on the same ones; create the run with more expected_replicas"
-            voice(own_rank()).warning("data.shared", why=why, so=so)
-        own = dealt(
-            loader, replica=self.ordinal % replicas, replicas=replicas, rank=rank, ranks=ranks
-        )
-        for batch in own:
-            if self.done:
-                return
-            self.count_batch(batch)
-            yield batch
-            if self.last_round:
-                self.finish()
-
-    def count_batch(self, batch: Any) -> None:
-        """Count the tokens of a batch that ``shard`` did not give, as it would."""
-        self._tokens_in.see(self._session.tally, self.settings.token_budget, voice(own_rank()))
-        self.count_tokens(self._tokens_in(batch))
-
-    @plainly
-    def count_tokens(self, tokens: SupportsIndex) -> None:
-        """Say how many tokens, 0 or more, this rank trains on before the next optimizer step."""
-        self._check_live()
-        number = whole_number(tokens)
-        if not self.done:
-            self._untaken.see(self._session.tally, number, self.settings.token_budget)
-        self._session.count(number)
 
     @plainly
     def report(
@@ -329,17 +287,6 @@ class Replica(Facts):
             raise
         finally:
             self._life.release(failed, error)
-
-    def _check_live(self) -> None:
-        if self._stage == "closed":
-            raise ConfigError(
-                "The replica is closed, and counts and merges no more: stay inside its `with` "
-                "block, or start it again."
-            )
-        if self.active and self._stage == "new":
-            raise ConfigError(
-                "The replica has not joined its run: start it, or use it in a `with` block."
-            )
 
     def _progress(self) -> Progress:
         """What the next heartbeat says; called on the heartbeat's thread."""

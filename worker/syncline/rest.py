@@ -1,13 +1,16 @@
 """One call to a control plane: what is sent, and what each way to answer means.
 
 Every call is made once and has a bound in time and size; who may repeat one knows whether that is
-safe. What answers may be somebody else: then the error says so, and never repeats what came.
-Proxies of the environment are not used, since services are spoken to directly.
+safe. A control plane of several processes has several addresses: the first that can be reached is
+asked, and goes on being asked until it does not answer. What answers may be somebody else: then the
+error says so, and never repeats what came. Proxies of the environment are not used, since services
+are spoken to directly.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
@@ -46,6 +49,8 @@ def below_v1(*parts: str) -> str:
 class Rest:
     """REST calls to one control plane, from one thread.
 
+    Invariant: who is asked next is the first of ``_clients``, one for each address.
+
     Raises (every call):
         Unreachable: no answer in time, or a gateway's.
         ConfigError: what answers is no control plane of this version.
@@ -53,7 +58,9 @@ class Rest:
     """
 
     def __init__(self, url: str, token: str | None, call_s: float, connect_s: float) -> None:
-        """``call_s`` is how long an answer may stand still, and twice that how long it may take.
+        """``url`` may be several, with commas between.
+
+        ``call_s`` is how long an answer may stand still, and twice that how long it may take.
 
         Raises:
             ConfigError: the address or the token cannot be used.
@@ -66,14 +73,16 @@ class Rest:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         timeout = httpx.Timeout(call_s, connect=min(connect_s, call_s))
         try:
-            self._http = httpx.Client(
-                base_url=self.url, headers=headers, timeout=timeout, trust_env=False
+            self._clients = deque(
+                httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+                for url in self.url.split(",")
             )
         except httpx.InvalidURL as error:
             raise ConfigError(f"{self.url} is not an address ({error}).") from None
 
     def close(self) -> None:
-        self._http.close()
+        for client in self._clients:
+            client.close()
 
     def call(
         self, method: str, path: str, shape: type[Shape], *, body: Any = None, query: Any = None
@@ -94,7 +103,7 @@ class Rest:
         self, method: str, path: str, *, body: Any = None, query: Any = None
     ) -> httpx.Response:
         """Return an answer of success, whatever is in it."""
-        with self._sent(self._http.build_request(method, path, json=body, params=query)) as answer:
+        with self._sent(method, path, json=body, params=query) as answer:
             return self._whole(answer)
 
     @contextmanager
@@ -103,19 +112,16 @@ class Rest:
     ) -> Iterator[Iterator[str]]:
         """Yield the lines of a stream of server-sent events as they come."""
         timeout = httpx.Timeout(self._call_s, read=silence_s)
-        request = self._http.build_request(
-            "GET", path, params=query, headers=headers, timeout=timeout
-        )
-        with self._sent(request) as answer:
+        with self._sent("GET", path, params=query, headers=headers, timeout=timeout) as answer:
             if not answer.headers.get("content-type", "").startswith("text/event-stream"):
                 raise self._stranger(f"{answer.status_code} and no stream of events")
             yield answer.iter_lines()
 
     @contextmanager
-    def _sent(self, request: httpx.Request) -> Iterator[httpx.Response]:
+    def _sent(self, method: str, path: str, **what: Any) -> Iterator[httpx.Response]:
         """Yield an answer of success, not read yet; what fails while it is read, too, is ours."""
         try:
-            answer = self._http.send(request, stream=True)
+            answer = self._begun(method, path, what)
             try:
                 if not answer.is_success:
                     self._refuse(self._whole(answer))
@@ -128,6 +134,19 @@ class Rest:
             raise self._stranger("with no HTTP, or by hanging up") from None
         except httpx.RequestError as error:
             raise self._away(error) from None
+
+    def _begun(self, method: str, path: str, what: dict[str, Any]) -> httpx.Response:
+        """Send a request to who is asked, or else to the first that can be reached."""
+        left = len(self._clients)
+        while True:
+            request = self._clients[0].build_request(method, path, **what)
+            try:
+                return self._clients[0].send(request, stream=True)
+            except (httpx.ConnectError, httpx.ConnectTimeout):  # it has not been sent
+                left -= 1
+                if not left:
+                    raise
+                self._clients.rotate(-1)
 
     def _whole(self, answer: httpx.Response) -> httpx.Response:
         """Return the answer with its body, within the bounds."""
@@ -142,6 +161,8 @@ class Rest:
 
     def _refuse(self, answer: httpx.Response) -> NoReturn:
         """Raise the control plane's own error, if it is one that answered."""
+        if answer.status_code in GATEWAY:
+            self._clients.rotate(-1)
         try:
             problem = Problem.model_validate_json(answer.content)
         except ValidationError:
@@ -163,6 +184,7 @@ class Rest:
         )
 
     def _away(self, error: httpx.RequestError) -> Unreachable:
+        self._clients.rotate(-1)  # the next call goes to the next
         timed_out = isinstance(error, httpx.TimeoutException)
         reason = "timed out" if timed_out else str(error) or type(error).__name__
         return Unreachable(

@@ -20,6 +20,7 @@ from syncline.batches import check_counted
 from syncline.core.agreement import Step
 from syncline.core.feedback import has_feedback
 from syncline.core.goal import goal
+from syncline.core.timed import Publication
 from syncline.core.turns import Turns
 from syncline.eager import Eager
 from syncline.exchange import Exchange
@@ -32,6 +33,7 @@ from syncline.tokens import Tokens
 from syncline.verdicts import Verdicts
 from syncline.voice import of_waiting
 from syncline.waiting import Waiting
+from syncline_proto.ranges import RANGES_MAX, without
 from syncline_proto.settings import CodecName, RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -99,6 +101,16 @@ class Rounds:
         return any(held.first_step < self.tally.inner_step for held in self._unpushed)
 
     @property
+    def steps_held(self) -> int:
+        """Inner steps of the last fragment that no push holds."""
+        return self.tally.inner_step - self._unpushed[-1].first_step
+
+    @property
+    def newest(self) -> Publication | None:
+        """The last fragment's revision that was merged last; None before the first."""
+        return self._landing.newest
+
+    @property
     def last_is_pending(self) -> bool:
         """Whether the fragment is that comes last, and whose tokens count for the run."""
         return self.fragments[-1] in self._pending
@@ -122,7 +134,8 @@ class Rounds:
         self._landing.residuals.clear()
         self._turns.start_over()
         self.eager.clear()
-        self._unpushed = [Unpushed(self.tally.inner_step) for _ in self._names]
+        step = self.tally.inner_step
+        self._unpushed = [held.forgotten(step) for held in self._unpushed]
 
     def begin(self, pushes: Iterable[Push], overlap_steps: int = 0) -> None:
         """Push; what comes back will be merged after so many inner steps."""
@@ -134,7 +147,8 @@ class Rounds:
             if start is not None and self.eager.is_on:
                 back = self.eager.move(push.fragment, start.here())
             self._pending[push.fragment] = Flight(push, result, lands_at, start, back)
-            self._unpushed[push.fragment] = Unpushed(push.last_step)
+            unnamed = without(self._unpushed[push.fragment].data, push.data)
+            self._unpushed[push.fragment] = Unpushed(push.last_step, data=unnamed)
 
     def push(self, codec: CodecName, groups: int | None) -> list[list[int]]:
         """Push the progress of so many groups, or of all; the fragments that were, by group.
@@ -158,9 +172,9 @@ class Rounds:
             self.tally.since_sync, self.tally.pushed = 0, self._pending[last].push.tokens
 
     def _count_tokens(self) -> None:
-        tokens = self.tokens.take()
+        tokens, data = self.tokens.take(), self.tokens.take_read()
         check_counted(self.tally, tokens, self._settings.token_budget)
-        self._unpushed = [held.more(tokens) for held in self._unpushed]
+        self._unpushed = [held.more(tokens, data) for held in self._unpushed]
 
     def _ready(self) -> list[int]:
         """Fragments that hold progress, are not pending, and have another revision to come."""
@@ -185,6 +199,7 @@ class Rounds:
             tokens=held.tokens,
             first_step=held.first_step,
             last_step=last_step,
+            data=held.data[:RANGES_MAX],
             held=self._anchors.held(fragment),
         )
 
@@ -211,6 +226,12 @@ class Rounds:
             flight = self._pending.get(fragment)
             if flight is not None and flight.lands_at <= self.tally.inner_step:
                 self.merge(fragment)
+
+    def make_way(self, groups: int) -> None:
+        """Merge before its time what the next push of so many groups would come after."""
+        revisions, pending = self._anchors.revisions, self._pending
+        for fragment in self._turns.in_the_way(revisions, pending, groups):
+            self.merge(fragment)
 
     def before_step(self) -> None:
         """The optimizer may change the parameters from now on."""
@@ -257,7 +278,7 @@ class Rounds:
 
     def _forget_steps(self, fragment: int) -> None:
         """What was trained with values that are not finite is no progress, nor fit for the next."""
-        self._unpushed[fragment] = Unpushed(self.tally.inner_step)
+        self._unpushed[fragment] = self._unpushed[fragment].forgotten(self.tally.inner_step)
         for parameter in self._anchors.parameters_of(fragment):
             self._optimizer.state.pop(parameter, None)
 

@@ -93,9 +93,9 @@ class Session:
 
     @property
     def run_tokens(self) -> int:
-        """Tokens of finished inner steps, taking the other replicas to do as much as this one."""
+        """Tokens of finished inner steps, with what the other replicas are taken to do."""
         tally = self.tally
-        return tally.committed + (tally.pushed + tally.since_sync) * self.settings.replicas
+        return tally.committed + self._pushes.of_everybody(tally.pushed + tally.since_sync)
 
     @property
     def revision(self) -> int:

@@ -87,12 +87,14 @@ class Synchronous:
         self._averaged.check_dense()
         tokens = self._rounds.tokens.sum_step()
         self._averaged.settle()
-        committed = warm_up.average(tally.inner_step, tokens)
+        data = self._rounds.tokens.take_read()
+        committed = warm_up.average(tally.inner_step, tokens, data)
         self._rounds.tokens.drop()
         if committed is not None:
             tally.tokens += tokens
             tally.committed = committed
             return True
+        self._rounds.tokens.read(data)  # the next push names it
         why = "the synchronous phase went on without this replica"
         self._log.warning("warm_up.missed", why=why)
         drop_gradients(self._optimizer)

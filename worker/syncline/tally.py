@@ -34,6 +34,8 @@ class Tally:
     """Tokens of the whole run, at the revision that was merged last."""
     of_round: int = 0
     """Those of the round that made that revision."""
+    own_of_round: int = 0
+    """Of these, this replica's."""
     growth: int = 0
     """What the last merge added to ``committed``."""
     exposed_s: float = 0.0

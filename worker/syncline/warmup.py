@@ -13,6 +13,7 @@ from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
 from syncline.exchange import Exchange
 from syncline.push import Outcome, Push
+from syncline_proto.ranges import Ranges
 from syncline_proto.v1 import sync_pb2 as pb
 
 Settled = Callable[[int, Future[Outcome]], tuple[Conclusion, Outcome]]
@@ -32,12 +33,13 @@ class WarmUp:
     def is_over(self) -> bool:
         return self.step >= self._steps
 
-    def average(self, inner_step: int, tokens: int) -> int | None:
+    def average(self, inner_step: int, tokens: int, data: Ranges) -> int | None:
         """Replace the gradients by the mean over all replicas.
 
         Args:
             inner_step: this replica's steps before this one.
             tokens: of this step, of the whole replica.
+            data: sequences of leased data that it has read.
 
         Returns:
             Tokens committed by everyone, this step included; None if the phase went on without
@@ -45,7 +47,7 @@ class WarmUp:
         """
         self.step += 1
         fragments = range(len(self._anchors.shards))
-        pushes = [self._push(fragment, inner_step, tokens) for fragment in fragments]
+        pushes = [self._push(fragment, inner_step, tokens, data) for fragment in fragments]
         futures = [self._exchange.begin(push) for push in pushes]
         ends = [self._settled(fragment, future) for fragment, future in enumerate(futures)]
         for push in pushes:
@@ -73,7 +75,7 @@ class WarmUp:
             for fragment in range(len(self._anchors.shards))
         ]
 
-    def _push(self, fragment: int, inner_step: int, tokens: int) -> Push:
+    def _push(self, fragment: int, inner_step: int, tokens: int, data: Ranges) -> Push:
         return Push(
             fragment=fragment,
             kind=pb.PUSH_KIND_GRADIENT,
@@ -82,4 +84,5 @@ class WarmUp:
             tokens=tokens,
             first_step=inner_step,
             last_step=inner_step + 1,
+            data=data,
         )

@@ -416,6 +416,7 @@ class PushHeader(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     FIRST_STEP_FIELD_NUMBER: _builtins.int
     LAST_STEP_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     epoch: _builtins.int
     replica: _builtins.str
@@ -441,6 +442,12 @@ class PushHeader(_message.Message):
     def boxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Box]:
         """The rank's shard. May be empty; then no chunks follow."""
 
+    @_builtins.property
+    def data(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataRange]:
+        """Sequences that were read in those steps, of data that is leased; the same on all ranks. At most
+        256, sorted, with gaps in between; empty where the data is not leased.
+        """
+
     def __init__(
         self,
         *,
@@ -461,16 +468,44 @@ class PushHeader(_message.Message):
         tokens: _builtins.int = ...,
         first_step: _builtins.int = ...,
         last_step: _builtins.int = ...,
+        data: _abc.Iterable[Global___DataRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_revision", b"_base_revision", "base_revision", b"base_revision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_revision", b"_base_revision", "base_revision", b"base_revision", "boxes", b"boxes", "codec", b"codec", "epoch", b"epoch", "first_step", b"first_step", "fragment", b"fragment", "gradient_step", b"gradient_step", "incarnation", b"incarnation", "inner_steps", b"inner_steps", "kind", b"kind", "last_step", b"last_step", "rank", b"rank", "ranks", b"ranks", "replica", b"replica", "run", b"run", "seq", b"seq", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_revision", b"_base_revision", "base_revision", b"base_revision", "boxes", b"boxes", "codec", b"codec", "data", b"data", "epoch", b"epoch", "first_step", b"first_step", "fragment", b"fragment", "gradient_step", b"gradient_step", "incarnation", b"incarnation", "inner_steps", b"inner_steps", "kind", b"kind", "last_step", b"last_step", "rank", b"rank", "ranks", b"ranks", "replica", b"replica", "run", b"run", "seq", b"seq", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_revision: _TypeAlias = _typing.Literal["base_revision"]  # noqa: Y015
     _WhichOneofArgType__base_revision: _TypeAlias = _typing.Literal["_base_revision", b"_base_revision"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__base_revision) -> _WhichOneofReturnType__base_revision | None: ...
 
 Global___PushHeader: _TypeAlias = PushHeader  # noqa: Y015
+
+@_typing.final
+class DataRange(_message.Message):
+    """Positions `start` to `stop` - 1 of the order in which an epoch walks the dataset."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    start: _builtins.int
+    stop: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        start: _builtins.int = ...,
+        stop: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DataRange: _TypeAlias = DataRange  # noqa: Y015
 
 @_typing.final
 class Chunk(_message.Message):
@@ -703,6 +738,7 @@ class PullHeader(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     DIFFERENCE_FROM_FIELD_NUMBER: _builtins.int
+    PUBLISHED_AGO_S_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     revision: _builtins.int
     gradient_step: _builtins.int
@@ -719,6 +755,10 @@ class PullHeader(_message.Message):
     difference_from: _builtins.str
     """If set, it is the request's `held`, and the chunks are an int8 difference to that value, in
     CODEC_INT8 but for where blocks begin: see docs/protocol.md. Empty: they are the value itself.
+    """
+    published_ago_s: _builtins.float
+    """How long ago this revision was published, in seconds of the service's own clock, when the header
+    was made. 0 where nobody knows: another process published it; and for mean gradients.
     """
     @_builtins.property
     def contributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Contribution]:
@@ -737,10 +777,11 @@ class PullHeader(_message.Message):
         instance: _builtins.str = ...,
         value: _builtins.str = ...,
         difference_from: _builtins.str = ...,
+        published_ago_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "committed_tokens", b"committed_tokens", "contributions", b"contributions", "difference_from", b"difference_from", "elements", b"elements", "epoch", b"epoch", "gradient_step", b"gradient_step", "instance", b"instance", "revision", b"revision", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "committed_tokens", b"committed_tokens", "contributions", b"contributions", "difference_from", b"difference_from", "elements", b"elements", "epoch", b"epoch", "gradient_step", b"gradient_step", "instance", b"instance", "published_ago_s", b"published_ago_s", "revision", b"revision", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,8 +10,9 @@ from sqlalchemy import func, select
 from syncline_control.core.leases import HELD
 from syncline_control.core.runs import ENDED
 from syncline_control.database import Replica, Run
-from syncline_control.operations import replicas, runs
+from syncline_control.operations import data, replicas, runs
 from syncline_control.transaction import Transaction
+from syncline_proto.leased import DataView
 from syncline_proto.rest import ReplicaView, RunView
 
 SHOWN_AFTER_END_S = 900.0
@@ -22,6 +23,7 @@ SHOWN_AFTER_END_S = 900.0
 class ShownRun:
     view: RunView
     leases_lost: int
+    data: DataView
     replicas: list[ReplicaView]
     """The ones that are alive or draining."""
 
@@ -39,7 +41,12 @@ def snapshot(tx: Transaction) -> Snapshot:
     fresh = Run.state.not_in(ENDED) | (Run.ended_at > tx.now - SHOWN_AFTER_END_S)
     rows = tx.session.scalars(select(Run).where(fresh).order_by(Run.name)).all()
     shown = [
-        ShownRun(view=view, leases_lost=row.leases_lost, replicas=_held(tx, row))
+        ShownRun(
+            view=view,
+            leases_lost=row.leases_lost,
+            data=data.view(tx, row.name),
+            replicas=_held(tx, row),
+        )
         for row, view in zip(rows, runs.views(tx, rows), strict=True)
     ]
     return Snapshot(states={state: count for state, count in counts}, runs=shown)
@@ -47,4 +54,5 @@ def snapshot(tx: Transaction) -> Snapshot:
 
 def _held(tx: Transaction, row: Run) -> list[ReplicaView]:
     query = select(Replica).where(Replica.run_id == row.id, Replica.state.in_(HELD))
-    return [replicas.view(tx, replica) for replica in tx.session.scalars(query)]
+    rows = tx.session.scalars(query.order_by(Replica.ordinal))
+    return [replicas.view(tx, replica) for replica in rows]

@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from syncline_control.core.leases import HELD
 from syncline_control.core.runs import ENDED
-from syncline_control.database import Plane, Replica, Run
+from syncline_control.database import Plane, Replica, Run, Watch
 from syncline_control.operations import runs
 from syncline_control.transaction import Transaction
 from syncline_proto.rest import Member, Membership, RunMembership, RunState
@@ -26,7 +26,9 @@ def view(tx: Transaction, run: str | None = None) -> Membership:
     else:
         rows = [runs.find(tx, run)]
     members = _members(tx, [row.id for row in rows])
+    newest = select(Watch.instance).order_by(Watch.since.desc(), Watch.instance).limit(1)
     return Membership(
+        instance=tx.session.scalar(newest) or "",
         version=tx.session.get_one(Plane, 1).membership_version,
         runs=[
             RunMembership(

@@ -16,7 +16,7 @@ from syncline_proto.rest import SyncServiceHello
 def take(tx: Transaction, body: SyncServiceHello) -> None:
     """Count a service's votes; all services hear of what follows. Unknown runs are passed over."""
     votes = {vote.run: vote for vote in body.votes}
-    for row in tx.session.scalars(select(Run).where(Run.name.in_(votes))):
+    for row in tx.session.scalars(select(Run).where(Run.name.in_(votes)).order_by(Run.id)):
         vote, before = votes[row.name], of(row)
         now = phases.after(before, body.index, body.shards, vote.phase, vote.offered)
         if now == before:

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from syncline_control.core import leases
 from syncline_control.core.leases import Lease
 from syncline_control.database import Replica, Run
-from syncline_control.operations import runs, services
+from syncline_control.operations import books, runs, services
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import LayoutMismatch, Overloaded, ReplicaUnknown
 from syncline_proto.rest import (
@@ -67,6 +67,7 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
             replica=body.replica,
         )
     tx.bump()
+    books.see_lives(tx, run_row)
     tx.session.flush()
     return Registration(
         replica=row.name,
@@ -143,6 +144,7 @@ def lose(tx: Transaction, run_row: Run, row: Replica) -> None:
         replica=row.name,
     )
     tx.bump()
+    books.see_lives(tx, run_row)
     runs.finish_if_done(tx, run_row)
 
 
@@ -195,6 +197,7 @@ def _end_or_drain(tx: Transaction, run_row: Run, row: Replica, lease: Lease, mes
     tx.bump()
     if not lease.held:
         row.taking_part = False
+        books.see_lives(tx, run_row)
         runs.finish_if_done(tx, run_row)
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import delete, select
 
 from syncline_control.core.leases import HELD
 from syncline_control.database import Fragment, Replica, Round, Run
-from syncline_control.operations import runs
+from syncline_control.operations import data, runs
 from syncline_control.operations.checks import finite
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import InvalidRequest
@@ -57,6 +57,7 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
         row.number: row
         for row in tx.session.scalars(select(Fragment).where(Fragment.run_id == run_row.id))
     }
+    stood = {number: row.committed_at for number, row in fragments.items()}
     known = _known(tx, run_row, reports)
     for report in reports:
         row = fragments.get(report.fragment)
@@ -77,8 +78,14 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
     for row in replicas.values():
         row.taking_part = row.state in HELD and (row.name, row.incarnation) in present
     tx.session.flush()
+    # Where a fragment stood before what was told since says nothing of what it has lost.
+    data.told(tx, run_row, [one for one in reports if one.data is None or _is_newest(stood, one)])
     _forget_old_rounds(tx, run_row)
     runs.finish_if_done(tx, run_row)
+
+
+def _is_newest(stood: dict[int, float], report: RoundReport) -> bool:
+    return report.committed_at >= stood.get(report.fragment, -math.inf)
 
 
 def _refuse_what_cannot_be(tx: Transaction, where: str, report: RoundReport) -> None:
@@ -95,6 +102,10 @@ def _refuse_what_cannot_be(tx: Transaction, where: str, report: RoundReport) -> 
     for name, count in counts.items():
         if not 0 <= count <= COUNT_MAX:
             raise InvalidRequest(f"{name} is {count}; a count is from 0 to {COUNT_MAX}.")
+    if report.fragments > FRAGMENTS_MAX:
+        raise InvalidRequest(f"{where}.fragments: a run has at most {FRAGMENTS_MAX}.")
+    if report.fragments and report.fragment >= report.fragments:
+        raise InvalidRequest(f"{where}.fragment: there are {report.fragments}, counted from 0.")
     if report.seconds < 0:
         raise InvalidRequest(f"{where}.seconds is {report.seconds:g}; no round takes less than 0.")
     # It may be behind: who was cut off tells of it late.
@@ -153,7 +164,7 @@ def _row(run_row: Run, report: RoundReport) -> Round:
         revision=revision,
         gradient_step=gradient_step,
         committed_at=committed_at,
-        report=report.model_dump_json(),
+        report=report.model_dump_json(exclude={"data"}),
     )
 
 

@@ -79,16 +79,21 @@ def endpoints(tx: Transaction) -> list[SyncEndpoint]:
 
 
 def review(tx: Transaction) -> None:
-    """Mark the services whose lease has ended, or extend it if we come late; forget old ones."""
+    """Mark the services whose lease has ended, or extend all if we come late; forget old ones."""
+    if tx.late_s > LEASE_S / 2:
+        extend_all(tx)
     ended = select(SyncService).where(SyncService.alive, SyncService.lease_until <= tx.now)
     for row in tx.session.scalars(ended):
-        if tx.late_s > LEASE_S / 2:
-            row.lease_until = tx.now + LEASE_S
-        else:
-            row.alive = False
-            tx.record("sync.lost", f"Sync service {row.name} has not answered for {LEASE_S:g} s.")
+        row.alive = False
+        tx.record("sync.lost", f"Sync service {row.name} has not answered for {LEASE_S:g} s.")
     gone = SyncService.lease_until <= tx.now - FORGET_S
     tx.session.execute(delete(SyncService).where(~SyncService.alive, gone))
+
+
+def lengths_s(tx: Transaction) -> list[float]:
+    """Return how long the leases are that services hold, each length once."""
+    alive = select(func.count()).select_from(SyncService).where(SyncService.alive)
+    return [LEASE_S] if tx.session.scalar(alive) else []
 
 
 def _make_room(tx: Transaction, body: SyncServiceHello) -> None:

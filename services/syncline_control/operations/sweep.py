@@ -1,20 +1,32 @@
-"""Looking after leases: what runs out is marked, and nobody pays for our own absence."""
+"""Looking after leases: what runs out is marked, and nobody pays for our own absence.
+
+Nor for that of another control plane on the database: each says when it is to look again, and
+who has not by then is away, with the heartbeats that were on their way to it.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy import or_, select
+from collections.abc import Sequence
+
+from sqlalchemy import delete, or_, select, update
 
 from syncline_control.core import leases
-from syncline_control.core.leases import HELD
-from syncline_control.database import Replica, Run
-from syncline_control.operations import replicas, services
+from syncline_control.core.leases import HELD, REVIEW_S_MAX
+from syncline_control.database import Replica, Run, Watch
+from syncline_control.operations import books, replicas, services
 from syncline_control.transaction import Transaction
 
 
-def review_leases(tx: Transaction) -> float:
+def review_leases(tx: Transaction, instance: str) -> float:
     """Judge every lease that may have ended; return the seconds until the next review."""
-    services.review(tx)
     held = Replica.state.in_(HELD)
+    lengths_s = tx.session.scalars(select(Replica.lease_s).where(held).distinct()).all()
+    others = tx.session.scalars(select(Watch).where(Watch.instance != instance)).all()
+    if others:
+        _wait_for(tx, others, max([*lengths_s, *services.lengths_s(tx)], default=0.0))
+    services.review(tx)
+    if tx.late_s > services.LEASE_S / 2:
+        books.hold_back(tx)
     query = select(Replica, Run).join(Run, Run.id == Replica.run_id).where(held)
     # Only these can change; in a large fleet that is nearly nobody, unless we were held up.
     query = query.where(
@@ -29,16 +41,43 @@ def review_leases(tx: Transaction) -> float:
         row.lease_until = lease.until
         if not lease.held:
             replicas.lose(tx, run_row, row)
-    return leases.review_every_s(tx.session.scalars(select(Replica.lease_s).where(held).distinct()))
+    every_s = leases.review_every_s(lengths_s)
+    if others:
+        tx.session.merge(_watch(tx, instance, every_s))
+    return every_s
 
 
-def welcome_back(tx: Transaction) -> None:
-    """Give every held lease a full length: called once, when the control plane starts.
+def begin(tx: Transaction, instance: str, *, alone: bool) -> None:
+    """Give every held lease a full length: called once, when a control plane starts.
 
     The database may be a new one, or an old copy: from now on the membership has versions that
-    nobody has seen.
+    nobody has seen. ``alone``: nobody else can be on it.
     """
     tx.bump(least=int(tx.now))
     for row in tx.session.scalars(select(Replica).where(Replica.state.in_(HELD))):
         row.lease_until = tx.now + row.lease_s
     services.extend_all(tx)
+    books.hold_back(tx)
+    if alone:
+        tx.session.execute(delete(Watch))
+    # Who was alone has not said so far when it looks again.
+    tx.session.execute(update(Watch).values(due=tx.now + 2 * REVIEW_S_MAX))
+    tx.session.add(_watch(tx, instance, 2 * REVIEW_S_MAX))
+
+
+def _watch(tx: Transaction, instance: str, every_s: float) -> Watch:
+    there = tx.session.get(Watch, instance)
+    since = there.since if there else tx.now
+    return Watch(instance=instance, since=since, due=tx.now + every_s)
+
+
+def _wait_for(tx: Transaction, others: Sequence[Watch], longest_s: float) -> None:
+    """Be as late as the latest of all control planes; who is away for longer is forgotten.
+
+    By then every lease has been given a full length for it, none of them over ``longest_s``.
+    """
+    for watch in others:
+        late_s = tx.now - watch.due
+        tx.late_s = max(tx.late_s, late_s)
+        if late_s > longest_s / 2:
+            tx.session.delete(watch)

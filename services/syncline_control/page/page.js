@@ -32,6 +32,7 @@ async function refresh() {
     drawRounds(now.rounds);
   }
   head(run);
+  data(await get(path(run.name, "/data")));
   figures(run);
   replicas(run);
   if (now.turn++ % CURVES_EVERY === 0) await curves(run);
@@ -87,13 +88,23 @@ function head(run) {
   byId("state").textContent = run.state;
   byId("state").className = `chip ${run.state}`;
   const s = run.settings;
-  const facts = [s.strategy, `synchronised every ${s.sync_every} inner steps`, `outer lr ${s.outer.lr}, momentum ${s.outer.momentum}`, `${s.codec.up} up, ${s.codec.down} down`];
+  const every = s.sync_seconds ? `${s.sync_seconds} s` : `${s.sync_every} inner steps`;
+  const facts = [s.strategy, `synchronised every ${every}`, `outer lr ${s.outer.lr}, momentum ${s.outer.momentum}`, `${s.codec.up} up, ${s.codec.down} down`];
   byId("about").textContent = facts.join(" · ");
   byId("since").textContent = since(run);
   byId("pause").hidden = run.state !== "running";
   byId("resume").hidden = run.state !== "paused";
   byId("stop").hidden = ended(run);
   document.title = `${run.name} · Syncline`;
+}
+
+function data(read) {
+  const epoch = read.epochs.find((one) => one.epoch === read.epoch);
+  const part = (number) => percent(number / read.dataset.sequences);
+  const excluded = read.excluded ? ` · ${count(read.excluded)} sequences excluded so far` : "";
+  byId("data").textContent = epoch
+    ? `data: epoch ${read.epoch}, ${part(epoch.trained + epoch.excluded)} done, ${part(epoch.leased)} leased${excluded}`
+    : "";
 }
 
 const ended = (run) => run.state === "stopped" || run.state === "finished";

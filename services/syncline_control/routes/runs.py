@@ -74,7 +74,10 @@ async def patch_settings(
     run: RunName,
     body: Annotated[SettingsPatch, Body(openapi_examples=LIVE_CHANGE)],
 ) -> RunView:
-    """Change live settings (sync_every, outer, penalty, codec) from the next round on."""
+    """Change live settings from the next round on.
+
+    These are sync_every, sync_seconds, min_round_steps, outer, penalty and codec.
+    """
     return await state.do(runs.patch_settings, run, body)
 
 

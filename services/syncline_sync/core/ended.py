@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from syncline_proto.ranges import joined
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import detector
@@ -36,18 +37,22 @@ def after(
         statistics, told = detector.closed(statistics, settings.penalty, seen)
     pushes = {c.replica: LastPush.of(c, round_.result) for c in contributions}
     inside = [c.replica for c in contributions]
-    tokens = sum(c.tokens for c in contributions if c.verdict == pb.VERDICT_ACCEPTED)
+    counted = [c for c in contributions if c.verdict == pb.VERDICT_ACCEPTED]
     gradient = round_.kind is Kind.GRADIENT
     saved = replace(
         before,
         revision=before.revision if gradient else round_.result,
         gradient_step=round_.result if gradient else before.gradient_step,
-        committed_tokens=before.committed_tokens + tokens,
+        committed_tokens=before.committed_tokens + sum(c.tokens for c in counted),
         statistics=replace(statistics, replicas=remembered(statistics.replicas, inside, members)),
         last=remembered({**before.last, **pushes}, inside, members),
         contributions=contributions,
         down=settings.codec.down,
         taking_part=dict(taking_part),
+        trained=joined(before.trained, *(c.data for c in counted)),
+        excluded=joined(
+            before.excluded, *(c.data for c in contributions if c.verdict == pb.VERDICT_ANOMALOUS)
+        ),
     )
     return saved, told
 

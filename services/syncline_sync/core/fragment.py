@@ -241,7 +241,7 @@ class Fragment:
         if self.saved.measured == measured:
             return ()
         self.saved = replace(self.saved, statistics=detector.Statistics(), measured=measured)
-        return ("codec, sync_every or strategy changed: norms are learnt anew",)
+        return ("codec, interval or strategy changed: norms are learnt anew",)
 
     def _alive(self, replicas: Mapping[str, int]) -> dict[str, int]:
         """Those of ``replicas`` (-> incarnation) that hold their lease."""
@@ -364,4 +364,5 @@ class Fragment:
 
 def _measured(settings: RunSettings) -> str:
     """What norms depend on: those of pushes that differ in it cannot be compared."""
-    return f"{settings.codec.up} {settings.sync_every} {settings.strategy}"
+    every = settings.sync_every if settings.sync_seconds is None else f"{settings.sync_seconds:g}s"
+    return f"{settings.codec.up} {every} {settings.strategy}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
+from syncline_proto.ranges import NOTHING, Ranges
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Statistics, is_finite
@@ -59,6 +60,8 @@ class WholePush:
     tokens: int
     first_step: int
     last_step: int
+    data: Ranges = NOTHING
+    """Sequences that it was trained on, where the data is leased."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,7 @@ class Contribution:
     first_step: int
     last_step: int
     reason: str = ""
+    data: Ranges = NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +150,7 @@ class Saved:
     committed_tokens: int = 0
     statistics: Statistics = Statistics()
     measured: str = ""
-    """Codec, sync_every and strategy under which the statistics were learnt."""
+    """Codec, interval and strategy under which the statistics were learnt."""
     last: Mapping[str, LastPush] = field(default_factory=dict[str, LastPush])
     contributions: tuple[Contribution, ...] = ()
     """Of the round that made this revision (or gradient step)."""
@@ -156,6 +160,10 @@ class Saved:
     """Replica -> incarnation of those whose push was accepted and who have not gone since."""
     phase: int = 0
     """How often the synchronous phase has started again before this."""
+    trained: Ranges = NOTHING
+    """Sequences of leased data that accepted pushes were trained on, since the run began."""
+    excluded: Ranges = NOTHING
+    """Those of pushes that were judged anomalous."""
 
     @property
     def is_by_difference(self) -> bool:

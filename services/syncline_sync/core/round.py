@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from syncline_proto.ranges import NOTHING
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import weights
@@ -73,6 +74,7 @@ class Round:
             first_step=push.first_step,
             last_step=push.last_step,
             reason=finding.reason,
+            data=NOTHING if push.kind is Kind.PARAMETERS else push.data,
         )
         self.arrived[push.replica] = entered
         return entered

@@ -31,6 +31,7 @@ COMMANDS = (
     "replicas kick",
     "data prepare",
     "data inspect",
+    "data status",
     "checkpoints save",
     "checkpoints ls",
     "checkpoints restore",

@@ -25,10 +25,11 @@ SCHEMAS = {
     "report": ["RoundReport"],
     "curve": ["MetricSeries"],
     "problem": ["Problem"],
+    "read": ["DataView"],
     # Lists are walked by ``one``, whatever they are of.
     "one": [
         *("RunView", "ReplicaView", "SyncEndpoint"),
-        *("RoundReport", "ContributionView", "MetricSeries"),
+        *("RoundReport", "ContributionView", "MetricSeries", "EpochView"),
     ],
 }
 """What the page's variables hold."""

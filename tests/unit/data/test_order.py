@@ -1,6 +1,8 @@
 """The replicas' sequences: disjoint, complete, shuffled, and resumable at any point."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,3 +124,11 @@ def test_a_position_that_does_not_exist_is_refused() -> None:
     partial: StreamState = {"epoch": 0}  # type: ignore[typeddict-item]
     with pytest.raises(DataError, match="lacks count"):
         stream.load_state_dict(partial)
+
+
+def test_the_page_of_the_protocol_tells_the_order_truly() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+    told = re.search(r"N = 10, seed = 7 and e = 0 [^,]*?are the sequences ([\d, ]+)\.", page)
+    assert told is not None
+    expected = [int(number) for number in told[1].split(",")]
+    assert permuted(np.arange(10), 10, 7, 0).tolist() == expected

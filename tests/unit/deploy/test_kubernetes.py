@@ -116,6 +116,24 @@ def test_the_gpu_overlay_keeps_what_it_does_not_change() -> None:
     assert {"/dev/shm", "/checkpoints", "/jobs", "/data", "/tmp"} == mounts
 
 
+def test_with_postgres_no_control_plane_keeps_anything() -> None:
+    documents = rendered(K8S / "overlays" / "postgres")
+    (control,) = [
+        doc for doc in documents if pod_spec(doc) and doc["metadata"]["name"] == "control"
+    ]
+    assert control["spec"]["replicas"] == 2
+    assert control["spec"]["strategy"]["type"] == "RollingUpdate"
+    spec = pod_spec(control)
+    (container,) = spec["containers"]
+    variables = {one["name"] for one in container["env"]}
+    assert variables == {"SYNCLINE_CONTROL_TOKEN", "SYNCLINE_CONTROL_DATABASE"}
+    assert [volume["name"] for volume in spec["volumes"]] == ["tmp"]
+    assert [mount["name"] for mount in container["volumeMounts"]] == ["tmp"]
+    assert ("PersistentVolumeClaim", "control") not in {
+        (doc["kind"], doc["metadata"]["name"]) for doc in documents
+    }
+
+
 def test_a_job_of_one_s_own_goes_in_as_the_documentation_says(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "deployment.md").read_text()
     lines = re.search(r"`kustomization.yaml`, which gains:\n\n((?: {4}.*\n)+)", text)

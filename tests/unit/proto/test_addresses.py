@@ -17,6 +17,7 @@ from syncline_proto.errors import ConfigError
         ("https://a.example/syncline/", "https://a.example/syncline"),
         ("[::1]:8500", "http://[::1]:8500"),
         ("http://sync_control:1", "http://sync_control:1"),
+        ("a:1/, https://b", "http://a:1,https://b"),
     ],
 )
 def test_an_address_gets_a_scheme_and_loses_its_last_slash(text: str, url: str) -> None:
@@ -32,6 +33,7 @@ def test_an_address_gets_a_scheme_and_loses_its_last_slash(text: str, url: str) 
         ("http://:8500", "the host is missing"),
         ("http://", "the host is missing"),
         ("", "the host is missing"),
+        ("http://a,", "the host is missing"),
         ("http://a..b:8500", "the host is wrong"),
         ("http://" + "a" * 64, "the host is wrong"),
         ("http://[::1:8500", "the host is wrong"),

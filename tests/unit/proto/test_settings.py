@@ -79,11 +79,13 @@ def test_a_patch_is_partial_and_checked() -> None:
         ({"outer": {"lr": -1}}, "outer.lr must be at least 0, not -1."),
         ({"outer": {"momentun": 0}}, "outer.momentun is not a setting; did you mean momentum?"),
         ({"outer": {"rl": 0.5}}, "outer.rl is not a setting; did you mean lr?"),
-        ({"nosuch": 1}, "nosuch is not a setting. Known here: codec, outer, penalty, sync_every."),
+        ({"nosuch": 1}, "nosuch is not a setting. Known here: codec, min_round_steps, outer, "),
         ({"lr": 1}, "lr is not a setting; did you mean outer.lr?"),
         ({"sync_evry": 1}, "sync_evry is not a setting; did you mean sync_every?"),
         ({"outer": 3}, "outer must be a group of keys, not 3."),
         ({"token_budget": 5}, "token_budget is settled when a run is created"),
+        ({"sync_seconds": 0}, "sync_seconds must be at least 0.1, not 0"),
+        ({"min_round_steps": 5}, "min_round_steps (5) is for rounds by time: set sync_seconds."),
     ],
 )
 def test_a_wrong_patch_is_refused_in_one_sentence(patch: dict[str, Any], says: str) -> None:

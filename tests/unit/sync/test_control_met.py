@@ -93,8 +93,10 @@ def met(
                 await asyncio.Event().wait()
 
         transport = httpx.MockTransport(answer)
-        async with httpx.AsyncClient(base_url="http://control", transport=transport) as client:
-            link = ControlLink(client, HELLO, adopt, ReportQueue(), tmp_path / "membership.json")
+        async with httpx.AsyncClient(transport=transport) as client:
+            link = ControlLink(
+                client, "http://control", HELLO, adopt, ReportQueue(), tmp_path / "membership.json"
+            )
             await link.adopt_snapshot()
             await follow(link, last)
 
@@ -187,8 +189,10 @@ def test_a_forwarder_with_nobody_behind_it_is_waited_for(
 
         server = await asyncio.start_server(forward, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server, httpx.AsyncClient(base_url=url, trust_env=False) as client:
-            link = ControlLink(client, HELLO, adopt, ReportQueue(), tmp_path / "membership.json")
+        async with server, httpx.AsyncClient(trust_env=False) as client:
+            link = ControlLink(
+                client, url, HELLO, adopt, ReportQueue(), tmp_path / "membership.json"
+            )
             await follow(link, arrived)
             assert arrived.is_set()
 

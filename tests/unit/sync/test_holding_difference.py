@@ -136,7 +136,7 @@ def test_only_who_names_the_value_before_is_told_a_difference(tmp_path: Path) ->
         await f.round(values(3, 0.01))
         value = await f.value()
         before = f"{NAME}/1/1"
-        assert value.header(1, ME).value == f"{NAME}/1/2"
+        assert value.header(1, ME, 0.0).value == f"{NAME}/1/2"
         assert value.difference_to(before, ME, ALL) is value.difference is not None
         for held in (f"{NAME}/1/0", f"{NAME}/1/2", f"{NAME}/2/1", ""):
             assert value.difference_to(held, ME, ALL) is None

@@ -34,6 +34,7 @@ from syncline_sync.published import (
     NewestNamed,
     Published,
     Shelf,
+    Whose,
 )
 from syncline_sync.sources import FEW_SPANS, Difference, Plain, Sent, Source
 from syncline_testing.service import service
@@ -235,3 +236,13 @@ def test_a_shard_in_very_many_spans_is_worked_on_in_the_pool(
     assert np.array_equal(asyncio.run(scenario()), VALUES[1::2][:ROWS])
     assert len(at_work) == 2
     assert threading.main_thread() not in at_work
+
+
+def test_a_header_tells_how_long_ago_the_revision_was_published_where_that_is_known() -> None:
+    whose, source = (
+        Whose("instance", "r", 0),
+        Sent(encode(VALUES[:8], pb.CODEC_FP32), pb.CODEC_FP32),
+    )
+    known = Published(Saved(), pb.CODEC_FP32, source, published_s=100.0)
+    assert known.header(8, whose, 102.5).published_ago_s == 2.5
+    assert sent(pb.CODEC_BF16).header(8, whose, 102.5).published_ago_s == 0.0

@@ -99,6 +99,7 @@ def test_a_header_that_breaks_a_rule_is_refused_and_takes_no_room(
         {"tokens": 2},
         {"first_step": 1, "last_step": 1},
         {"last_step": 2},
+        {"data": [pb.DataRange(stop=3)]},
         {"ranks": 3},
     ],
     ids=str,

@@ -67,7 +67,7 @@ class Shelf:
 def done(answer: Answer, revision: int, epoch: int = 1) -> Future[Outcome]:
     future: Future[Outcome] = Future()
     header = pb.PullHeader(revision=revision, epoch=epoch)
-    future.set_result(Outcome(answer=answer, pulled=Pulled(header, np.zeros(1, np.float32))))
+    future.set_result(Outcome(answer=answer, pulled=Pulled(header, np.zeros(1, np.float32), 0.0)))
     return future
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.core.plan import Act, Heard, after_step, reaches_budget
+from syncline.core.plan import Act, Heard, after_step, of_everybody, reaches_budget
 
 
 @given(steps=st.integers(0, 5), is_due=st.booleans(), warming=st.booleans())
@@ -42,7 +42,13 @@ def test_settings_heard_while_a_round_was_waited_for_count_from_its_merge() -> N
 
 
 def test_the_last_round_is_foreseen() -> None:
-    assert not reaches_budget(100, 10, 2, 0, None)
-    assert not reaches_budget(100, 10, 2, 0, 121)
-    assert reaches_budget(100, 10, 2, 0, 120)
-    assert reaches_budget(100, 10, 2, 40, 140), "as much as the last round brought"
+    assert not reaches_budget(100, 20, 0, None)
+    assert not reaches_budget(100, 20, 0, 121)
+    assert reaches_budget(100, 20, 0, 120)
+    assert reaches_budget(100, 20, 40, 140), "as much as the last round brought"
+
+
+def test_the_others_are_taken_to_do_as_much_or_as_much_as_in_the_last_round() -> None:
+    assert of_everybody(10, 4) == 40
+    assert of_everybody(10, 4, of_round=325, own_of_round=25) == 130, "it is the slow one"
+    assert of_everybody(10, 4, of_round=300) == 40, "it was in none"

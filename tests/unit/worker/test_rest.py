@@ -203,3 +203,44 @@ def test_a_name_that_can_be_none_is_told_before_anybody_is_asked(name: str) -> N
         for act in (operator.kick, operator.drain):
             with pytest.raises(ConfigError, match="name of a run or replica"):
                 act("run", name)
+
+
+RUNS = http("200 OK", b"[]", "application/json")
+NOT_READY = http("503 Not Ready", b"", "text/plain")
+
+
+def nobody() -> str:
+    """An address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_of_several_addresses_the_first_that_can_be_reached_is_asked_again() -> None:
+    asked: list[bytes] = []
+    with answering(RUNS, asked=asked) as url, OperatorClient(f"{nobody()},{url}") as operator:
+        for _ in range(3):
+            assert operator.runs() == []
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("then", [b"", NOT_READY], ids=["hangs up", "not ready"])
+def test_one_that_was_asked_and_is_away_is_not_asked_next(then: bytes) -> None:
+    """The call itself is not made twice: who knows how far it came."""
+    asked: list[bytes] = []
+    with (
+        answering(RUNS, then) as first,
+        answering(RUNS, asked=asked) as second,
+        OperatorClient(f"{first},{second}") as operator,
+    ):
+        assert operator.runs() == []
+        with pytest.raises(Unreachable):
+            operator.runs()
+        assert not asked
+        assert operator.runs() == []
+        assert len(asked) == 1
+
+
+def test_with_nobody_at_any_address_all_are_named() -> None:
+    urls = f"{nobody()},{nobody()}"
+    with OperatorClient(urls) as operator, pytest.raises(Unreachable, match=urls):
+        operator.runs()

@@ -173,8 +173,9 @@ def _nobody(control: str, away: Unreachable, *, is_named: bool) -> Finding:
     """
     from syncline.launch.ports import LOOPBACK, require_free
 
-    address = urlsplit(control)
-    if address.hostname in (LOOPBACK, "localhost") and address.port:
+    first, *others = control.split(",")
+    address = urlsplit(first)
+    if not others and address.hostname in (LOOPBACK, "localhost") and address.port:
         try:
             require_free(address.port, "--port")
         except SynclineError as taken:

@@ -1,4 +1,4 @@
-"""``syncline data``: from text to token shards, and a look at them."""
+"""``syncline data``: from text to token shards, a look at them, and how far a run is in its own."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from syncline.cli import output
-from syncline.cli.options import Json
+from syncline.cli.options import DEFAULT_CONTROL, Control, Json, RunName, Token, connect
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from syncline.data.prepare import Summary
+    from syncline_proto.leased import DataView
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="""Turn text into token shards, and look at them.
+    help="""Turn text into token shards, and see how far a run has come.
 
     \b
     Examples:
       syncline data prepare builtin --out data/python
       syncline data inspect data/python
+      syncline data status my-run
     """,
 )
 
@@ -92,6 +94,67 @@ def inspect_data(
 
     found = inspect(folder, progress=not as_json)
     output.show(found.as_dict(), as_json, lambda: _picture(found))
+
+
+@app.command("status")
+def show_status(
+    run: RunName, control: Control = DEFAULT_CONTROL, token: Token = None, as_json: Json = False
+) -> None:
+    """Show how far a run has come in its data.
+
+    Trained: a push of it counted. Excluded: all pushes of it were judged anomalous. Leased: a
+    replica reads it, or has read it and its push is under way. Free: it waits for a replica.
+
+    \b
+    Examples:
+      syncline data status my-run
+      syncline data status my-run --json
+    """
+    with connect(control, token) as client:
+        found = client.data(run)
+    output.show(found, as_json, lambda: _coverage(found))
+
+
+BAR = 24
+"""Characters of an epoch's bar."""
+
+
+def _coverage(found: DataView) -> RenderableType:
+    from rich.console import Group
+
+    if found.dataset is None:
+        return "Nothing is leased in this run: its data is streamed, or dealt among the replicas."
+    size = found.dataset.sequences
+    columns = ("epoch", "", ">done", ">trained", ">excluded", ">leased", ">free")
+    rows = (
+        (
+            one.epoch,
+            _bar((one.trained + one.excluded) / size, one.leased / size),
+            output.share((one.trained + one.excluded) / size),
+            *(f"{number:,}" for number in (one.trained, one.excluded, one.leased, one.free)),
+        )
+        for one in found.epochs
+    )
+    holders = ((one.replica, f"{one.sequences:,}") for one in found.holders)
+    facts = output.facts(
+        [
+            ("dataset", f"{size:,} sequences, seed {found.dataset.seed}"),
+            ("trained", f"{found.trained:,} sequences, over all epochs"),
+        ]
+    )
+    return Group(
+        facts,
+        "",
+        output.table(columns, rows, empty="Nothing was given out yet."),
+        "",
+        output.table(("replica", ">leased"), holders, empty="Nobody holds any."),
+    )
+
+
+def _bar(done: float, leased: float) -> str:
+    full = int(done * BAR)
+    half = min(BAR - full, round(leased * BAR))
+    return "█" * full + "▒" * half + "░" * (BAR - full - half)
 
 
 def _picture(summary: Summary) -> RenderableType:

@@ -21,7 +21,10 @@ def _set(words: str) -> Any:
 Control = Annotated[
     str,
     typer.Option(
-        "--control", envvar="SYNCLINE_CONTROL", metavar="URL", help="The control plane's address."
+        "--control",
+        envvar="SYNCLINE_CONTROL",
+        metavar="URL",
+        help="The control plane's address, or several with commas between.",
     ),
 ]
 Token = Annotated[

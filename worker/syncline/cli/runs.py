@@ -149,13 +149,15 @@ def change_settings(
 ) -> None:
     """Change live settings of a run, from its next round on.
 
-    What may change: sync_every, outer.*, penalty.*, codec.*; all else is settled when the run is
-    created. A job's file has them in [run], and so run. may stand before each.
+    What may change: sync_every, sync_seconds, min_round_steps, outer.*, penalty.*, codec.*; all
+    else is settled when the run is created. A job's file has them in [run], and so run. may stand
+    before each.
 
     \b
     Examples:
       syncline runs set my-run outer.lr=0.5
       syncline runs set my-run sync_every=128 penalty.z_max=4
+      syncline runs set my-run sync_seconds=300
     """
     from syncline.cli.creating import values_of
 

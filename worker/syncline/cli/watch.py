@@ -143,7 +143,7 @@ def _picture(seen: dict[str, Any]) -> RenderableType:
         _services_table(seen["sync_services"]),
         *_away(seen["sync_services"]),
         "",
-        Text(f"The live page is at {seen['control']}/"),
+        Text(f"The live page is at {seen['control'].partition(',')[0]}/"),
     )
 
 

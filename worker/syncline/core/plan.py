@@ -86,11 +86,18 @@ def in_step(revisions: Sequence[int], ready: Collection[int]) -> list[int]:
     return [fragment for fragment in sorted(ready) if revisions[fragment] == oldest]
 
 
-def reaches_budget(
-    committed: int, pushed: int, replicas: int, last_growth: int, budget: int | None
-) -> bool:
+def of_everybody(own: int, replicas: int, of_round: int = 0, own_of_round: int = 0) -> int:
+    """How many tokens all replicas have had while this one had ``own``.
+
+    By inner steps everybody is taken to do as much; by time, to be as fast as in the last round,
+    in which all had ``of_round``. Without a part in one nobody knows.
+    """
+    return own * of_round // own_of_round if own_of_round else own * replicas
+
+
+def reaches_budget(committed: int, pushed: int, last_growth: int, budget: int | None) -> bool:
     """Whether the round just pushed to is expected to commit the run's last tokens.
 
-    Everybody is taken to push as much as we did, or as much as the last round brought.
+    That is with what everybody is taken to push, or with as much as the last round brought.
     """
-    return budget is not None and committed + max(pushed * replicas, last_growth) >= budget
+    return budget is not None and committed + max(pushed, last_growth) >= budget

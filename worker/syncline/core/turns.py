@@ -48,6 +48,19 @@ class Turns:
         self._late.add(fragment)
         return self._late.issuperset(next(group for group in self.groups if fragment in group))
 
+    def in_the_way(
+        self, revisions: Sequence[int], pending: Collection[int], count: int
+    ) -> list[int]:
+        """The fragments whose rounds must be over before so many groups can be pushed."""
+        stands = [revision + (f in pending) for f, revision in enumerate(revisions)]
+        found: set[int] = set()
+        for _ in range(count):
+            group = min(self.groups, key=lambda group: min(stands[f] for f in group))
+            found.update(f for f in group if f in pending)
+            for fragment in in_step(stands, group):
+                stands[fragment] += 1
+        return sorted(found)
+
     def following(
         self,
         revisions: Sequence[int],

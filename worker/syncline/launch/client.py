@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from syncline.rest import Rest, below_v1
 from syncline_proto.errors import SynclineError, Unreachable
+from syncline_proto.leased import DataView
 from syncline_proto.rest import (
     Event,
     EventIn,
@@ -93,6 +94,9 @@ class OperatorClient:
 
     def replicas(self, run: str) -> list[ReplicaView]:
         return self._rest.call("GET", below_v1("runs", run, "replicas"), list[ReplicaView])
+
+    def data(self, run: str) -> DataView:
+        return self._rest.call("GET", below_v1("runs", run, "data"), DataView)
 
     def drain(self, run: str, replica: str) -> None:
         self._rest.send("POST", below_v1("runs", run, "replicas", replica, "drain"))

@@ -105,6 +105,9 @@ class DataSection(Section):
     """Where sources are prepared; None: the user's cache folder."""
     sequence_length: int = Field(default=1024, ge=2, le=1 << 20)
     seed: int = Field(default=0, ge=0)
+    leased: bool = True
+    """The control plane leases each sequence to one replica; false where each replica has data of
+    its own, or for a slice of each epoch that is settled when it joins."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

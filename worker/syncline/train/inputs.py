@@ -1,7 +1,8 @@
-"""What this rank reads: its own micro-batches of its replica's slice of the data.
+"""What this rank reads: its own micro-batches of what its replica reads of the data.
 
-A replica's slice of the data is one stream; its ranks deal each batch among themselves. So slices
-stay disjoint whatever the number of ranks, and a replica may come back with another number.
+That is what the control plane leases to the replica, or a slice of each epoch; its ranks deal each
+batch among themselves. So replicas stay apart whatever the number of ranks, and one may come back
+with another number.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 
 from syncline.data import SequenceStream
 from syncline.data.order import StreamState
+from syncline.leased import Order, Unleased
 from syncline.ranks import Ranks
 from syncline.streamed import STREAMED
 from syncline.train.config import DataSection
@@ -48,8 +50,10 @@ class Feed:
     def __init__(
         self, dataset: Sequences, length: int, stream: SequenceStream, ranks: RankGroup
     ) -> None:
+        """``stream`` is read until something else is followed."""
         self._dataset, self._length = dataset, length
         self._stream = stream
+        self._order: Order = Unleased(stream)
         self._ranks = ranks
 
     @classmethod
@@ -74,9 +78,13 @@ class Feed:
 
         Of prepared data that is ``input_ids`` and ``labels``, int64 [micro_batch, length].
         """
-        indices, _ = self._stream.next(micro_batch * self._ranks.count)
+        indices, _ = self._order.next(micro_batch * self._ranks.count)
         start = self._ranks.index * micro_batch
         return collated(self._dataset, indices[start : start + micro_batch], self._ranks.device)
+
+    def follow(self, order: Order) -> None:
+        """Read in this order from here on."""
+        self._order = order
 
     def skip_to(self, tokens: int) -> None:
         """Go on as if the replica had trained ``tokens`` of its slice: where a joiner starts."""

@@ -25,6 +25,7 @@ from syncline.train.exported import CHOOSE, Origin, check_free
 from syncline.train.flops import tokens_at_peak
 from syncline.train.inputs import Batch, Feed
 from syncline.train.keeping import Keeping
+from syncline.train.leasing import lease
 from syncline.train.losses import loss_of
 from syncline.train.made import check_made, made_model
 from syncline.train.model import shard_model
@@ -183,6 +184,7 @@ class Trainer:
     def _go_on(self) -> None:
         """After joining again: what was read and learnt goes on, with the run's parameters."""
         self.optimizer.zero_grad()
+        lease(self._feed, self.job, self._sets, self.replica, ranks=self.ranks.count)
         self._local = self._merged = None
 
     def _served(self) -> AbstractContextManager[None]:
@@ -211,6 +213,7 @@ class Trainer:
             self._tokens, self._books.inner_step = self._position.tokens, self._position.inner_step
         elif active:
             self._feed.skip_to(self.replica.committed_tokens // self._replicas)
+        lease(self._feed, self.job, self._sets, self.replica, ranks=self.ranks.count)
         self._schedule = Schedule.of(self.job.optimizer, self.settings.token_budget)
         self._every_evaluation = self._every(self.job.evaluate)
         self._every_checkpoint = self._every(self.job.checkpoint)
@@ -286,11 +289,7 @@ class Trainer:
             state = full_state(self.model)
             if self.ranks.first:
                 export_state(
-                    state,
-                    self.job,
-                    exported,
-                    frozen_sha256=NONE_LACKING,
-                    origin=self._origin,
+                    state, self.job, exported, frozen_sha256=NONE_LACKING, origin=self._origin
                 )
         return self._books.ending(
             self._reason(spent),

@@ -24,6 +24,8 @@ class Sets(NamedTuple):
     bytes_per_token: float
     """Of the training split; 0 where nobody counted."""
     held_out_bytes_per_token: float
+    content: str = ""
+    """Names what is trained on: equal names, equal sequences."""
 
 
 def sets_of(job: JobConfig, *, ranks: int) -> Sets:
@@ -46,6 +48,7 @@ def sets_of(job: JobConfig, *, ranks: int) -> Sets:
         Vocabulary(manifest.tokenizer.vocab_size, manifest.tokenizer.eos_id),
         bytes_per_token=split.bytes / max(1, split.tokens),
         held_out_bytes_per_token=held_out.shards.bytes_per_token,
+        content=f"{manifest.fingerprint}:{length}",
     )
 
 
@@ -58,7 +61,7 @@ def _made(job: JobConfig, named: str, ranks: int) -> Sets:
 
     train = split(TRAIN)
     check_enough(job, len(train), f"of {named}", ranks=ranks)
-    return Sets(train, split(HELD_OUT), NO_TOKENIZER, 0.0, 0.0)
+    return Sets(train, split(HELD_OUT), NO_TOKENIZER, 0.0, 0.0, f"{named}:{length}"[-128:])
 
 
 class _Rows:

@@ -1,0 +1,183 @@
+"""A run's ledger of leased data, as its rows have it, and back into them. Decides nothing."""
+
+from __future__ import annotations
+
+import json
+
+from sqlalchemy import delete, insert, select, update
+
+from syncline_control.core.leases import HELD
+from syncline_control.core.ledger import Done, Ledger, Life, Span
+from syncline_control.database import DataEpoch, DataSpan, Replica, Run
+from syncline_control.operations import runs
+from syncline_control.transaction import Transaction
+from syncline_proto.leased import Dataset
+from syncline_proto.ranges import Range, Ranges, count
+from syncline_proto.rest import RunState
+
+HEARD_S = 15.0
+"""Sync services ask again within 5 s, and tell at once what waits."""
+
+
+class Book:
+    """Opened with a transaction, and closed before its end if anything is to be kept."""
+
+    def __init__(self, tx: Transaction, run_row: Run, life: Life | None = None) -> None:
+        """The run has a dataset.
+
+        With a ``life`` all is left out that others hold, who are there: enough to give it more, and
+        far less where many are.
+        """
+        assert run_row.dataset is not None
+        self._tx, self._run = tx, run_row
+        self._spans = _spans(tx, run_row, life)
+        self._done = _done(tx, run_row) if life is None else {}
+        self.ledger = Ledger(
+            Dataset.model_validate_json(run_row.dataset).sequences,
+            run_row.fragments,
+            (run_row.data_epoch, run_row.data_position),
+            self._spans,
+            self._done,
+        )
+        self._freed = 0
+
+    def see_lives(self) -> None:
+        """Free what lost replicas held, once that is time."""
+        tx, run_row = self._tx, self._run
+        alive = _alive(tx, run_row)
+        enough = len(alive) >= runs.settings_of(run_row).min_replicas
+        self._freed = self.ledger.see_lives(
+            alive,
+            tx.now,
+            settle_s(run_row),
+            rounds_close=enough and run_row.state == RunState.RUNNING,
+        )
+
+    def close(self) -> None:
+        """Write down what has changed, and tell of what people wait for."""
+        tx, run_row, ledger = self._tx, self._run, self.ledger
+        run_row.data_epoch, run_row.data_position = ledger.next
+        before, now = set(self._spans), set(ledger.spans)
+        gone = [(span.range.epoch, span.range.start) for span in before - now]
+        for epoch, start in gone:
+            key = (DataSpan.epoch == epoch) & (DataSpan.start == start)
+            tx.session.execute(delete(DataSpan).where(DataSpan.run_id == run_row.id, key))
+        if new := [_row(run_row, span) for span in now - before]:
+            tx.session.execute(insert(DataSpan), new)
+        for epoch, done in ledger.done.items():
+            if done != self._done.get(epoch):
+                row = DataEpoch(
+                    run_id=run_row.id,
+                    epoch=epoch,
+                    trained=_text(done.trained),
+                    excluded=_text(done.excluded),
+                )
+                tx.session.merge(row)
+        if self._freed:
+            message = f"{self._freed} sequences of lost replicas can be read again."
+            tx.record("data.returned", message, run=run_row.name)
+        self._tell_epochs()
+
+    def _tell_epochs(self) -> None:
+        """Tell of epochs that are done now."""
+        assert self._run.dataset is not None
+        size = Dataset.model_validate_json(self._run.dataset).sequences
+        for epoch, done in self.ledger.done.items():
+            was = self._done.get(epoch, Done())
+            trained, excluded = count(done.trained), count(done.excluded)
+            if trained + excluded < size or count(was.trained) + count(was.excluded) == size:
+                continue
+            message = f"Epoch {epoch} of the data is done: {trained} sequences were trained"
+            message += f", and {excluded} excluded." if excluded else "."
+            self._tx.record("data.epoch", message, run=self._run.name)
+
+
+def hold_back(tx: Transaction) -> None:
+    """We were away: what settles goes on to, until sync services have told what came of it."""
+    until = tx.now + HEARD_S
+    tx.session.execute(update(DataSpan).where(DataSpan.until < until).values(until=until))
+
+
+def see_lives(tx: Transaction, run_row: Run) -> None:
+    """A life has ended: what it held settles from now on."""
+    if run_row.dataset is not None:
+        tx.session.flush()
+        book = Book(tx, run_row)
+        book.see_lives()
+        book.close()
+
+
+def settle_s(run_row: Run) -> float:
+    """How long a round may be open once a life that has pushed to it is known to be gone.
+
+    In a run that is not paused, and has its ``min_replicas``; else it may be open for ever.
+    """
+    timeouts = runs.settings_of(run_row).timeouts
+    return timeouts.round_deadline_s + timeouts.lease_s
+
+
+def _alive(tx: Transaction, run_row: Run) -> dict[str, int]:
+    query = select(Replica.name, Replica.incarnation)
+    held = query.where(Replica.run_id == run_row.id, Replica.state.in_(HELD))
+    return {name: incarnation for name, incarnation in tx.session.execute(held)}
+
+
+def _spans(tx: Transaction, run_row: Run, life: Life | None) -> list[Span]:
+    columns = select(
+        DataSpan.epoch,
+        DataSpan.start,
+        DataSpan.stop,
+        DataSpan.replica,
+        DataSpan.incarnation,
+        DataSpan.number,
+        DataSpan.covered,
+        DataSpan.folded,
+        DataSpan.until,
+    ).where(DataSpan.run_id == run_row.id)
+    if life is not None:
+        is_nobodys = DataSpan.replica.is_(None) | DataSpan.until.is_not(None)
+        columns = columns.where(is_nobodys | (DataSpan.replica == life.replica))
+    return [
+        Span(
+            Range(epoch, start, stop),
+            Life(replica, incarnation) if replica is not None else None,
+            number,
+            int(covered, 16),
+            folded,
+            until,
+        )
+        for epoch, start, stop, replica, incarnation, number, covered, folded, until in (
+            tx.session.execute(columns)
+        )
+    ]
+
+
+def _row(run_row: Run, span: Span) -> dict[str, object]:
+    return {
+        "run_id": run_row.id,
+        "epoch": span.range.epoch,
+        "start": span.range.start,
+        "stop": span.range.stop,
+        "replica": span.life.replica if span.life else None,
+        "incarnation": span.life.incarnation if span.life else 0,
+        "number": span.grant,
+        "covered": f"{span.covered:x}",
+        "folded": span.folded,
+        "until": span.until,
+    }
+
+
+def _done(tx: Transaction, run_row: Run) -> dict[int, Done]:
+    rows = tx.session.scalars(select(DataEpoch).where(DataEpoch.run_id == run_row.id))
+    return {
+        row.epoch: Done(_read(row.epoch, row.trained), _read(row.epoch, row.excluded))
+        for row in rows
+    }
+
+
+def _read(epoch: int, text: str) -> Ranges:
+    return tuple(Range(epoch, start, stop) for start, stop in json.loads(text))
+
+
+def _text(ranges: Ranges) -> str:
+    return json.dumps([[start, stop] for _, start, stop in ranges])

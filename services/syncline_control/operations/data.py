@@ -1,0 +1,181 @@
+"""Leased data: sequences asked for, given back, and done as sync services tell of rounds.
+
+The core's ledger decides; rows remember. It holds all of a run's data that is under way, which is a
+few ranges for each replica (``books``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+
+from sqlalchemy import select
+
+from syncline_control.core.ledger import Life, Push, counts
+from syncline_control.database import Fragment, Run
+from syncline_control.operations import replicas, runs
+from syncline_control.operations.books import Book, settle_s
+from syncline_control.transaction import Transaction
+from syncline_proto.errors import DataMismatch
+from syncline_proto.leased import (
+    DataAsk,
+    DataGrant,
+    Dataset,
+    DataView,
+    EpochView,
+    HolderView,
+)
+from syncline_proto.ranges import NOTHING, Range, Ranges, check, count, joined
+from syncline_proto.rest import RoundReport
+
+EPOCHS_SHOWN = 100
+
+
+def ask(tx: Transaction, run: str, replica: str, body: DataAsk) -> DataGrant:
+    """Lease sequences to a replica that holds its lease, which this renews.
+
+    Raises:
+        RunUnknown, ReplicaUnknown, RunConflict: there is no such run or replica, or it has ended.
+        LeaseLost: this incarnation does not hold its lease any more.
+        DataMismatch: the run's data is another.
+        InvalidRequest: what is returned is no set of ranges.
+    """
+    run_row, row = replicas.find(tx, run, replica)
+    if body.want:
+        runs.refuse_if_ended(run_row)
+    replicas.renew(tx, row, body.incarnation)
+    check(body.returned, "returned")
+    _fix_dataset(tx, run_row, body.dataset)
+    life = Life(replica, body.incarnation)
+    book = Book(tx, run_row, life)
+    book.see_lives()
+    book.ledger.take_back(life, tuple(body.returned))
+    number, ranges = book.ledger.granted(life, body.after)
+    if not ranges and body.want:
+        number = body.after + 1
+        ranges = book.ledger.grant(life, number, body.want)
+    book.close()
+    return DataGrant(number=number, ranges=list(ranges))
+
+
+def told(tx: Transaction, run_row: Run, reports: Iterable[RoundReport]) -> None:
+    """Take in what sync services tell of data; telling it again changes nothing."""
+    reports = list(reports)
+    fragments = max((report.fragments for report in reports), default=0)
+    if fragments and not run_row.fragments:
+        run_row.fragments = fragments
+    if not any(_has_data(report) for report in reports):
+        return
+    if run_row.dataset is None:
+        _keep_for_later(tx, run_row, reports)
+        return
+    book = Book(tx, run_row)
+    until = tx.now + settle_s(run_row)
+    covered: dict[tuple[Ranges, bool], int] = defaultdict(int)
+
+    def cover() -> None:
+        """Together: most fragments tell the same, as what a replica has read goes into all."""
+        pushes = (Push(bits, ranges, folded) for (ranges, folded), bits in covered.items())
+        book.ledger.cover(pushes, until)
+        covered.clear()
+
+    for report in reports:
+        bit = 1 << report.fragment
+        for one in report.contributions:
+            if one.data:
+                covered[joined(one.data), one.verdict == "accepted"] |= bit
+        if report.data is not None:
+            cover()
+            trained, excluded = joined(report.data.trained), joined(report.data.excluded)
+            book.ledger.stands(bit, trained, excluded, until)
+    cover()
+    book.see_lives()  # not before: what came in time is not free
+    book.close()
+
+
+def view(tx: Transaction, run: str) -> DataView:
+    """Return how far the run has come in its data."""
+    run_row = runs.find(tx, run)
+    if run_row.dataset is None:
+        return DataView()
+    dataset = Dataset.model_validate_json(run_row.dataset)
+    book = Book(tx, run_row)
+    book.see_lives()
+    ledger = book.ledger
+    epochs = [EpochView(**one._asdict()) for one in counts(ledger, dataset.sequences)]
+    holders: dict[str, int] = defaultdict(int)
+    for span in ledger.spans:
+        if span.life is not None:
+            holders[span.life.replica] += count((span.range,))
+    return DataView(
+        dataset=dataset,
+        epoch=ledger.epoch,
+        trained=sum(epoch.trained for epoch in epochs),
+        excluded=sum(epoch.excluded for epoch in epochs),
+        leased=sum(epoch.leased for epoch in epochs),
+        epochs=epochs[-EPOCHS_SHOWN:],
+        holders=[
+            HolderView(replica=replica, sequences=held) for replica, held in sorted(holders.items())
+        ],
+    )
+
+
+def _fix_dataset(tx: Transaction, run_row: Run, asked: Dataset) -> None:
+    """The first who asks fixes what the run's data is.
+
+    Raises:
+        DataMismatch: somebody has said otherwise.
+    """
+    if run_row.dataset is not None:
+        ours = Dataset.model_validate_json(run_row.dataset)
+        for what, mine, theirs in (
+            ("sequences", ours.sequences, asked.sequences),
+            ("seed", ours.seed, asked.seed),
+            ("content", ours.content, asked.content),
+        ):
+            if mine != theirs and not (what == "content" and not (mine and theirs)):
+                raise DataMismatch(
+                    f"The data of run {run_row.name} is another: {what} is {mine} there, and "
+                    f"{theirs} here. Give every replica the same data, or, where each has data of "
+                    "its own, set data.leased = false."
+                )
+        return
+    run_row.dataset = asked.model_dump_json()
+    rows = tx.session.scalars(select(Fragment).where(Fragment.run_id == run_row.id)).all()
+    book = Book(tx, run_row)
+    for row in rows:
+        if row.data is not None:
+            trained, excluded = _kept(row)
+            book.ledger.stands(1 << row.number, trained, excluded, tx.now)
+            row.data = None
+    book.close()
+    tx.session.flush()
+
+
+def _keep_for_later(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> None:
+    """Nobody has said yet what the data is: remember what of it is in each fragment."""
+    for report in reports:
+        row = tx.session.get(Fragment, (run_row.id, report.fragment))
+        if row is None or not _has_data(report):
+            continue
+        trained, excluded = _kept(row)
+        if report.data is not None:
+            trained, excluded = joined(report.data.trained), joined(report.data.excluded)
+        for one in report.contributions:
+            if one.verdict == "accepted":
+                trained = joined(trained, one.data)
+            else:
+                excluded = joined(excluded, one.data)
+        row.data = json.dumps([trained, excluded])
+
+
+def _has_data(report: RoundReport) -> bool:
+    return report.data is not None or any(one.data for one in report.contributions)
+
+
+def _kept(row: Fragment) -> tuple[Ranges, Ranges]:
+    if row.data is None:
+        return NOTHING, NOTHING
+    trained, excluded = json.loads(row.data)
+    return joined(Range(*one) for one in trained), joined(Range(*one) for one in excluded)

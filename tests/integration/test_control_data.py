@@ -1,0 +1,202 @@
+"""Leased data through the control plane: who gets which sequences, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from syncline_control.state import State
+from syncline_testing.control import Clock, on_both, pass_time
+
+pytestmark = [pytest.mark.anyio, on_both]
+
+DATASET = {"sequences": 100, "seed": 7, "content": "abc"}
+SETTLE_S = 120.0 + 10.0
+"""The round deadline and the lease of the profile lan."""
+
+
+@pytest.fixture
+async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
+    """A run of replicas a and b, and of two fragments."""
+    await api.post("/v1/runs", json={"name": "r"})
+    for name in ("a", "b"):
+        await api.post("/v1/runs/r/replicas", json={"replica": name})
+    return api
+
+
+async def asked(api: httpx.AsyncClient, replica: str, **body: Any) -> httpx.Response:
+    body = {"incarnation": 1, "dataset": DATASET, **body}
+    return await api.post(f"/v1/runs/r/replicas/{replica}/data", json=body)
+
+
+async def given(api: httpx.AsyncClient, replica: str, want: int, **body: Any) -> list[list[int]]:
+    answer = await asked(api, replica, want=want, **body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["ranges"]
+
+
+def round_of(fragment: int, *pushes: tuple[str, list[list[int]], str], **more: Any) -> Any:
+    return {
+        "fragment": fragment,
+        "fragment_name": f"block {fragment}",
+        "kind": "pseudo-gradient",
+        "revision": 1,
+        "committed_at": 1000.0,
+        "seconds": 0.5,
+        "fragments": 2,
+        "contributions": [
+            {"replica": who, "incarnation": 1, "verdict": verdict, "weight": 0.5, "data": data}
+            for who, data, verdict in pushes
+        ],
+        **more,
+    }
+
+
+async def report(api: httpx.AsyncClient, *rounds: Any) -> None:
+    answer = await api.post("/v1/runs/r/reports", json={"rounds": list(rounds)})
+    assert answer.status_code == 204, answer.text
+
+
+async def view(api: httpx.AsyncClient) -> dict[str, Any]:
+    return (await api.get("/v1/runs/r/data")).json()
+
+
+async def beat(api: httpx.AsyncClient, replica: str) -> None:
+    await api.post(f"/v1/runs/r/replicas/{replica}/heartbeat", json={"incarnation": 1})
+
+
+async def test_sequences_are_given_once_and_done_when_every_fragment_has_them(
+    api: httpx.AsyncClient,
+) -> None:
+    assert await given(api, "a", 30) == [[0, 0, 30]]
+    assert await given(api, "b", 20) == [[0, 30, 50]]
+    pushes = (("a", [[0, 0, 10]], "accepted"), ("b", [[0, 30, 40]], "anomalous"))
+    await report(api, round_of(0, *pushes))
+    assert (await view(api))["trained"] == 0
+    await report(api, round_of(1, *pushes), round_of(1, *pushes))
+    seen = await view(api)
+    assert seen["epochs"] == [{"epoch": 0, "trained": 10, "excluded": 10, "leased": 30, "free": 50}]
+    assert seen["holders"] == [
+        {"replica": "a", "sequences": 20},
+        {"replica": "b", "sequences": 10},
+    ]
+
+
+async def test_an_unheard_answer_comes_again_and_a_heard_one_does_not(
+    api: httpx.AsyncClient,
+) -> None:
+    first = (await asked(api, "a", want=10)).json()
+    assert (await asked(api, "a", want=10)).json() == first
+    after = first["number"]
+    assert (await asked(api, "a", want=10, after=after)).json() == {
+        "number": after + 1,
+        "ranges": [[0, 10, 20]],
+    }
+
+
+async def test_what_is_given_back_goes_to_the_next_who_asks(api: httpx.AsyncClient) -> None:
+    await given(api, "a", 30)
+    assert (await asked(api, "a", after=1, returned=[[0, 5, 9]])).json()["ranges"] == []
+    assert await given(api, "b", 10) == [[0, 5, 9], [0, 30, 36]]
+
+
+async def test_a_lost_life_keeps_its_data_for_as_long_as_a_round_may_be_open(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    await given(api, "a", 10)
+    await given(api, "b", 10)
+    await api.delete("/v1/runs/r/replicas/a?incarnation=1")
+    assert await given(api, "b", 2, after=1) == [[0, 20, 22]]
+    for _ in range(int(SETTLE_S // 5)):
+        await pass_time(state, clock, 5.0)
+        await beat(api, "b")
+    await report(api, *(round_of(f, ("a", [[0, 0, 4]], "accepted")) for f in (0, 1)))
+    assert await given(api, "b", 8, after=2) == [[0, 4, 10], [0, 22, 24]]
+    assert (await view(api))["trained"] == 4
+    events = (await api.get("/v1/events?run=r")).json()
+    assert "6 sequences" in next(e["message"] for e in events if e["kind"] == "data.returned")
+
+
+async def test_a_new_life_is_given_what_the_older_one_had_only_once_that_is_free(
+    api: httpx.AsyncClient,
+) -> None:
+    await given(api, "a", 10)
+    await api.post("/v1/runs/r/replicas", json={"replica": "a"})
+    assert (await asked(api, "a", want=4)).json()["code"] == "LEASE_LOST"
+    assert await given(api, "a", 4, incarnation=2) == [[0, 10, 14]]
+
+
+async def test_the_next_epoch_begins_when_nothing_is_left_of_this_one(
+    api: httpx.AsyncClient,
+) -> None:
+    data = await given(api, "a", 110)
+    assert data == [[0, 0, 100], [1, 0, 10]]
+    await report(api, *(round_of(f, ("a", data, "accepted")) for f in (0, 1)))
+    seen = await view(api)
+    assert (seen["epoch"], seen["trained"], seen["leased"]) == (1, 110, 0)
+    events = (await api.get("/v1/events?run=r")).json()
+    assert any(event["kind"] == "data.epoch" and "100 seq" in event["message"] for event in events)
+
+
+@pytest.mark.parametrize(
+    "other", [{"sequences": 99}, {"seed": 8}, {"content": "abd"}], ids=lambda one: next(iter(one))
+)
+async def test_other_data_is_refused_by_name(api: httpx.AsyncClient, other: Any) -> None:
+    await given(api, "a", 1)
+    answer = await asked(api, "b", want=1, dataset={**DATASET, **other})
+    assert (answer.status_code, answer.json()["code"]) == (409, "DATA_MISMATCH")
+    assert next(iter(other)) in answer.json()["detail"]
+    assert await given(api, "b", 1, dataset={**DATASET, "content": ""}) == [[0, 1, 2]]
+
+
+async def test_a_run_from_a_checkpoint_goes_on_behind_what_its_fragments_have(
+    api: httpx.AsyncClient,
+) -> None:
+    """So does one whose control plane has another database: its services tell where they stand."""
+    for fragment, trained in ((0, [[0, 0, 60]]), (1, [[0, 0, 40], [0, 50, 60]])):
+        data = {"trained": trained, "excluded": [[0, 60, 62]]}
+        await report(api, round_of(fragment, kind="parameters", data=data))
+    assert (await view(api))["dataset"] is None
+    assert await given(api, "a", 15) == [[0, 40, 50], [0, 62, 67]]
+    assert (await view(api))["epochs"] == [
+        {"epoch": 0, "trained": 50, "excluded": 2, "leased": 15, "free": 33}
+    ]
+
+
+async def test_data_that_was_told_before_anybody_asked_counts(api: httpx.AsyncClient) -> None:
+    pushes = (("a", [[0, 0, 4]], "accepted"), ("b", [[0, 4, 6]], "anomalous"))
+    await report(api, round_of(0, *pushes), round_of(1, *pushes))
+    assert await given(api, "a", 2) == [[0, 6, 8]]
+    assert (await view(api))["epochs"][0]["trained"] == 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"want": -1},
+        {"want": 1 << 40},
+        {"returned": [[0, 5, 5]]},
+        {"returned": [[0, 5, 9], [0, 9, 12]]},
+        {"returned": [[0, 5]]},
+        {"dataset": {"sequences": 0, "seed": 1}},
+        {"dataset": {"sequences": 5}},
+        {"more": 1},
+    ],
+    ids=str,
+)
+async def test_a_malformed_ask_is_refused_and_changes_nothing(
+    api: httpx.AsyncClient, body: Any
+) -> None:
+    answer = await asked(api, "a", **body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_REQUEST")
+    assert (await view(api))["dataset"] is None
+
+
+async def test_a_report_of_what_nobody_can_have_read_spoils_nothing(api: httpx.AsyncClient) -> None:
+    await given(api, "a", 10)
+    far = [[0, 90, 1 << 40], [1 << 50, 0, 1]]
+    await report(api, *(round_of(f, ("a", far, "accepted")) for f in (0, 1)))
+    seen = await view(api)
+    assert (seen["trained"], seen["leased"]) == (10, 10)

@@ -1,0 +1,232 @@
+"""Leased data through a whole run: what is trained, by the ledger and by who trained it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from syncline_proto.errors import ConfigError, DataMismatch
+from syncline_testing.cluster import Cluster
+from syncline_testing.replicas import (
+    BATCH,
+    LENGTH,
+    QUICK,
+    VOCABULARY,
+    Trial,
+    joined,
+    loss_of,
+    together,
+)
+from syncline_testing.waiting import wait_until
+
+SIZE = 96
+ROUND = QUICK["sync_every"] * BATCH
+IMPATIENT = {**QUICK, "timeouts": {"lease": 1.0, "round_deadline": 2.0}}
+SETTLED_S = 20.0
+"""By when a lost replica's data is free again: lease and deadline, and some patience."""
+
+
+class Examples:
+    """Each begins with its own number, so that a batch tells which it is of."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Tensor:
+        rest = torch.arange(index, index + LENGTH - 1) % VOCABULARY
+        return torch.cat([torch.tensor([index // VOCABULARY, index % VOCABULARY]), rest])
+
+
+class Reader(Trial):
+    """A trial that reads leased examples, and knows which it has trained on."""
+
+    def __init__(self, *args: Any, size: int = SIZE, **how: Any) -> None:
+        super().__init__(*args, tokens_of=lambda batch: batch[:, 1:].numel(), **how)
+        self.read: list[int] = []
+        self._size = size
+        self._batches: Iterator[Tensor] | None = None
+
+    def step(self, count: int = 1) -> Reader:
+        if self._batches is None:
+            self._batches = self.replica.leased(Examples(self._size), BATCH, seed=5)
+        for _ in range(count):
+            batch = next(self._batches, None)
+            if batch is None:
+                break
+            self.read += [int(row[0]) * VOCABULARY + int(row[1]) for row in batch]
+            loss_of(self.model, batch).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return self
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def told(cluster: Cluster, run: str, trained: int) -> dict[str, Any]:
+    """How the run's data stands, once so much of it was told to be trained."""
+    wait_until(lambda: view(cluster, run)["trained"] >= trained, 20, f"{trained} are trained")
+    return view(cluster, run)
+
+
+def view(cluster: Cluster, run: str) -> dict[str, Any]:
+    return cluster.get(f"/runs/{run}/data")
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"warmup_steps": 3}, {"fragment_groups": 3, "overlap_steps": 2}]
+)
+def test_every_example_of_an_epoch_is_trained_once(cluster: Cluster, how: dict[str, Any]) -> None:
+    run = f"once-{len(how)}-{how.get('warmup_steps', 0)}"
+    budget = 3 * SIZE * LENGTH
+    settings = {**QUICK, **how, "min_replicas": 2, "token_budget": budget}
+    a, b = (Reader(cluster.control_url, run, seed, settings=settings) for seed in range(2))
+    with joined(a, b):
+        together(lambda: a.step(1000), lambda: b.step(1000))
+        assert a.replica.done and b.replica.done
+        committed = a.replica.committed_tokens
+    seen = told(cluster, run, committed // LENGTH)
+    assert seen["trained"] == committed // LENGTH >= 3 * SIZE
+    assert (seen["excluded"], seen["leased"]) == (0, 0), "nobody is there any more"
+    whole = [epoch for epoch in seen["epochs"] if epoch["trained"] == SIZE]
+    assert len(whole) >= 2
+    # Whoever is ahead reads the next epoch while others still have some of this one.
+    times = Counter([*a.read, *b.read])
+    assert max(times.values()) - min(times.values()) <= 1
+
+
+def test_what_a_replica_left_unread_others_read(cluster: Cluster) -> None:
+    settings = {**QUICK, "token_budget": SIZE * LENGTH}
+    a, b = (Reader(cluster.control_url, "leaves", seed, settings=settings) for seed in range(2))
+    with joined(a):
+        a.step(2)
+        a.replica.request_drain()
+        a.step(1)
+        assert a.replica.drained
+    assert told(cluster, "leaves", 3 * BATCH)["leased"] == 0, "what it had unread is free at once"
+    with joined(b):
+        b.step(1000)
+        assert b.replica.done
+    assert Counter([*a.read, *b.read][:SIZE]) == dict.fromkeys(range(SIZE), 1)
+    assert told(cluster, "leaves", SIZE)["epochs"][0]["trained"] == SIZE
+
+
+def test_what_a_lost_replica_did_not_bring_in_others_read(cluster: Cluster) -> None:
+    settings = {**IMPATIENT, "token_budget": SIZE * LENGTH}
+    a = Reader(cluster.control_url, "lost", 0, settings=settings)
+    a.replica.start()
+    a.step(QUICK["sync_every"] + 2)
+    assert told(cluster, "lost", ROUND)["trained"] == ROUND
+    a.replica.close(failed=True)
+    unread = view(cluster, "lost")["leased"]
+    assert unread == 2 * BATCH, "what it had read, and nobody knows what came of it"
+    b = Reader(cluster.control_url, "lost", 1, settings=settings)
+    with joined(b):
+        b.step(3)
+
+        def is_free() -> bool:
+            return "replica-0" not in {one["replica"] for one in view(cluster, "lost")["holders"]}
+
+        wait_until(is_free, SETTLED_S, "no round can have it")
+        b.step(1000)
+        assert b.replica.done
+    brought_in = [*a.read[:ROUND], *b.read]
+    assert Counter(brought_in[:SIZE]) == dict.fromkeys(range(SIZE), 1)
+
+
+def test_training_goes_on_without_the_control_plane(tmp_path: Path) -> None:
+    """First with what is leased, then with examples of its own, which nobody counts."""
+    settings = {**QUICK, "timeouts": {"lease": 30.0, "round_deadline": 60.0}}
+    with Cluster(tmp_path) as cluster:
+        a = Reader(cluster.control_url, "away", 0, settings=settings, size=4 * SIZE)
+        with joined(a):
+            a.step(2)
+            cluster.control.kill()
+            with capture_logs() as logs:
+                a.step(SIZE // BATCH + 8)
+            assert [line["event"] for line in logs].count("data.unleased") == 1
+            cluster.control.start()
+            a._batches.close()  # type: ignore[union-attr]
+            life = a.replica._life
+            assert life is not None and life._leases is not None
+            leases = life._leases
+            wait_until(lambda: bool(leases.take(1, 1.0)), 20, "it is leased some again")
+
+
+def test_examples_are_loaded_ahead_and_count_when_they_are_read(cluster: Cluster) -> None:
+    settings = {**QUICK, "token_budget": SIZE * LENGTH}
+    a = Trial(
+        cluster.control_url,
+        "ahead",
+        0,
+        settings=settings,
+        tokens_of=lambda batch: batch[:, 1:].numel(),
+    )
+    with joined(a):
+        workers: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 4}
+        for batch in a.replica.leased(Examples(), BATCH, **workers):
+            loss_of(a.model, batch).backward()
+            a.optimizer.step()
+            a.optimizer.zero_grad()
+            if a.replica.inner_step == ROUND // BATCH:
+                assert told(cluster, "ahead", ROUND)["trained"] == ROUND
+        assert a.replica.done
+    seen = told(cluster, "ahead", SIZE)
+    assert (seen["trained"], seen["leased"]) == (SIZE, 0)
+
+
+def test_other_data_is_refused_and_a_second_dataset_too(cluster: Cluster) -> None:
+    a, b = (
+        Reader(cluster.control_url, "other", seed, settings=QUICK, size=SIZE + seed)
+        for seed in range(2)
+    )
+    with joined(a):
+        a.step(1)
+        with pytest.raises(ConfigError, match="one leased dataset"):
+            next(a.replica.leased(Examples(), BATCH))
+        with pytest.raises(
+            DataMismatch, match=r"sequences is 96 there, and 97 here.*leased = false"
+        ):
+            b.replica.start()
+            b.step(1)
+        b.replica.close(failed=True)
+
+
+def test_alone_a_replica_reads_each_example_once_an_epoch() -> None:
+    a = Reader(None, "alone", 0, settings={"token_budget": 2 * SIZE * LENGTH})
+    with a.replica:
+        a.step(1000)
+    assert Counter(a.read) == dict.fromkeys(range(SIZE), 2)
+    assert sorted(a.read[:SIZE]) == list(range(SIZE))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "how", "why"),
+    [
+        ([], {}, "is empty"),
+        (DataLoader(Examples()), {}, "not a DataLoader"),  # pyright: ignore[reportArgumentType]
+        (iter([1]), {}, "read a stream with replica.shard"),
+        (Examples(), {"seed": 2**70}, "seed"),
+    ],
+    ids=["empty", "loader", "stream", "seed"],
+)
+def test_what_cannot_be_leased_is_refused_before_anybody_is_asked(
+    dataset: Any, how: dict[str, Any], why: str
+) -> None:
+    a = Trial(None, "wrong", 0, settings=QUICK)
+    with a.replica, pytest.raises(ConfigError, match=why):
+        next(a.replica.leased(dataset, BATCH, **how))

@@ -1,0 +1,248 @@
+"""Rounds by time: replicas of different speed are in the same rounds, each with its own steps."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from syncline_testing.cluster import Cluster
+from syncline_testing.replicas import (
+    QUICK,
+    STEP_TOKENS,
+    Trial,
+    joined,
+    published,
+    ranks,
+    together,
+)
+from syncline_testing.waiting import wait_until
+
+FAST_S, SLOW_S = 0.01, 0.06
+BUDGET = 150 * STEP_TOKENS
+TIMED: dict[str, Any] = {
+    **QUICK,
+    "strategy": "a-edit",
+    "sync_seconds": 0.4,
+    "min_replicas": 2,
+    "token_budget": BUDGET,
+}
+ENOUGH = 10_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def paced(trial: Trial, step_s: float, steps: int = ENOUGH) -> None:
+    """Make so many inner steps, or fewer if the replica is done."""
+    for _ in range(steps):
+        if trial.replica.done:
+            return
+        trial.step()
+        time.sleep(step_s)
+
+
+def pair(cluster: Cluster, run: str, **more: Any) -> tuple[Trial, Trial]:
+    how = {**TIMED, **more}
+    fast, slow = (Trial(cluster.control_url, run, seed, settings=how) for seed in range(2))
+    return fast, slow
+
+
+def train_to_the_end(fast: Trial, slow: Trial) -> None:
+    together(lambda: paced(fast, FAST_S), lambda: paced(slow, SLOW_S))
+    assert fast.replica.done and slow.replica.done
+
+
+def ends_with_what_is_published(cluster: Cluster, run: str, *trials: Trial) -> None:
+    values, revision = published(cluster.sync_address, run)
+    for trial in trials:
+        assert trial.replica.revision == revision
+        for name, value in trial.parameters().items():
+            assert np.array_equal(value.numpy(), values[name]), name
+
+
+def rounds(cluster: Cluster, run: str, fragment: int = 0) -> list[dict[str, dict[str, Any]]]:
+    """What replicas brought to each round of a fragment, oldest first, once all are told."""
+    newest, found = published(cluster.sync_address, run)[1], dict[int, Any]()
+
+    def all_told() -> bool:
+        for told in cluster.get(f"/runs/{run}/rounds?limit=1000"):
+            if told["fragment"] == fragment:
+                found[told["revision"]] = {c["replica"]: c for c in told["contributions"]}
+        return len(found) == newest + 1
+
+    wait_until(all_told, 20, "every round is told")
+    return [found[revision] for revision in range(1, newest + 1)]
+
+
+def test_both_are_in_every_round_with_their_own_steps(cluster: Cluster) -> None:
+    fast, slow = pair(cluster, "both")
+    with joined(fast, slow):
+        train_to_the_end(fast, slow)
+    ends_with_what_is_published(cluster, "both", fast, slow)
+    told = rounds(cluster, "both")
+    assert len(told) >= 2
+    for both in told:
+        assert both.keys() == {"replica-0", "replica-1"}
+        assert {one["verdict"] for one in both.values()} == {"accepted"}
+        assert all(one["inner_steps"] >= 1 for one in both.values())
+    steps = [sum(both[f"replica-{n}"]["inner_steps"] for both in told) for n in range(2)]
+    assert steps[0] > steps[1], "who is faster makes more of them"
+    assert sum(steps) * STEP_TOKENS == fast.replica.committed_tokens >= BUDGET
+    assert fast.replica.stats.stale == slow.replica.stats.stale == 0
+
+
+@pytest.mark.parametrize(
+    ("overlap", "groups"), [(3, 1), (0, 3), (2, 10)], ids=["overlap", "groups", "streaming"]
+)
+def test_with_overlap_and_in_groups_all_end_with_what_is_published(
+    cluster: Cluster, overlap: int, groups: int
+) -> None:
+    run = f"ways-{overlap}-{groups}"
+    fast, slow = pair(cluster, run, overlap_steps=overlap, fragment_groups=groups)
+    with joined(fast, slow):
+        train_to_the_end(fast, slow)
+    ends_with_what_is_published(cluster, run, fast, slow)
+    assert all(len(both) == 2 for both in rounds(cluster, run))
+
+
+def test_intervals_begin_after_the_synchronous_phase(cluster: Cluster) -> None:
+    fast, slow = pair(cluster, "warm", warmup_steps=3)
+    with joined(fast, slow):
+        together(lambda: paced(fast, FAST_S, 3), lambda: paced(slow, SLOW_S, 3))
+        assert fast.replica.revision == slow.replica.revision == 0
+        train_to_the_end(fast, slow)
+    ends_with_what_is_published(cluster, "warm", fast, slow)
+    told = rounds(cluster, "warm")[1:]
+    assert told and all(len(both) == 2 for both in told)
+    steps = [sum(both[f"replica-{n}"]["inner_steps"] for both in told) for n in range(2)]
+    assert fast.replica.committed_tokens == (sum(steps) + 2 * 3) * STEP_TOKENS
+
+
+def test_who_has_no_more_data_holds_up_nobody(cluster: Cluster) -> None:
+    fast, slow = pair(cluster, "ends", min_replicas=1, expected_replicas=2, token_budget=2 * BUDGET)
+
+    def leave_early() -> None:
+        with joined(slow):
+            paced(slow, SLOW_S, 9)
+
+    def go_on() -> None:
+        with joined(fast):
+            paced(fast, FAST_S)
+
+    together(leave_early, go_on)
+    assert fast.replica.done
+    ends_with_what_is_published(cluster, "ends", fast)
+    told = rounds(cluster, "ends")
+    assert sum(one["replica-1"]["inner_steps"] for one in told if "replica-1" in one) == 9
+    assert set(told[-1]) == {"replica-0"}
+
+
+def test_a_joiner_is_soon_in_every_round(cluster: Cluster) -> None:
+    fast, slow = pair(cluster, "joiner", min_replicas=1, token_budget=3 * BUDGET)
+    with joined(fast):
+        paced(fast, FAST_S, 20)
+
+        def join() -> None:
+            with joined(slow):
+                paced(slow, SLOW_S)
+
+        together(lambda: paced(fast, FAST_S), join)
+    ends_with_what_is_published(cluster, "joiner", fast, slow)
+    told = [len(one) for one in rounds(cluster, "joiner")]
+    assert told == sorted(told) and told[-1] == 2, "and from then on"
+
+
+def test_an_interval_changes_while_the_run_goes_on(cluster: Cluster) -> None:
+    """From by time to by steps, and to another time, in either order of who hears first."""
+    fast, slow = pair(cluster, "live", token_budget=6 * BUDGET)
+
+    def change() -> None:
+        for patch in ({"sync_seconds": None}, {"sync_seconds": 0.2}, {"sync_seconds": 0.3}):
+            before = fast.replica.revision
+            cluster.http.patch("/runs/live/settings", json={"settings": patch}).raise_for_status()
+            wait_until(
+                lambda want=patch["sync_seconds"], before=before: (
+                    (fast.replica.settings.sync_seconds == want and fast.replica.revision > before)
+                    or fast.replica.done
+                ),
+                30,
+                "a round by it",
+            )
+
+    with joined(fast, slow):
+        together(lambda: train_to_the_end(fast, slow), change)
+    ends_with_what_is_published(cluster, "live", fast, slow)
+    assert all(len(both) == 2 for both in rounds(cluster, "live"))
+
+
+def test_a_paused_run_goes_on_by_time(cluster: Cluster) -> None:
+    fast, slow = pair(cluster, "pause", token_budget=4 * BUDGET)
+
+    def pause() -> None:
+        wait_until(lambda: fast.replica.revision >= 2, 30, "a round")
+        cluster.post("/runs/pause/pause")
+        trials = (fast, slow)
+        wait_until(lambda: any(t.replica.phase == "paused" for t in trials), 30, "it pauses")
+        time.sleep(TIMED["sync_seconds"])  # an interval ends meanwhile
+        cluster.post("/runs/pause/resume")
+
+    with joined(fast, slow):
+        together(lambda: train_to_the_end(fast, slow), pause)
+    ends_with_what_is_published(cluster, "pause", fast, slow)
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_what_is_not_finite_heals(cluster: Cluster, overlap: int) -> None:
+    run = f"heals-{overlap}"
+    # Nobody is waited for who has yet to make a step.
+    how = {"overlap_steps": overlap, "token_budget": 3 * BUDGET, "min_replicas": 1}
+    fast, slow = pair(cluster, run, **how)
+    with joined(fast, slow):
+        together(lambda: paced(fast, FAST_S, 5), lambda: paced(slow, SLOW_S, 2))
+        with torch.no_grad():
+            fast.model.head.weight[0, 0] = torch.nan
+        train_to_the_end(fast, slow)
+        assert fast.replica.stats.anomalous > 0
+        assert slow.replica.stats.anomalous == 0
+        assert all(value.isfinite().all() for value in fast.parameters().values())
+    ends_with_what_is_published(cluster, run, fast, slow)
+
+
+def test_all_ranks_of_a_replica_push_as_its_first_one_says(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Their clocks and their paces differ; what is due comes from one of them."""
+    job = {
+        "control": cluster.control_url,
+        "run": "ranks",
+        "name": "wide",
+        "seed": 3,
+        "settings": {**TIMED, "fragment_groups": 2, "overlap_steps": 1},
+        "steps": ENOUGH,
+        "probe": -1,
+        "pace_s": [FAST_S, 3 * FAST_S],
+    }
+    with ranks(tmp_path, job, 2) as processes:
+        trial = Trial(cluster.control_url, "ranks", 5, settings=job["settings"])
+        with joined(trial):
+            paced(trial, SLOW_S)
+            assert trial.replica.done
+        codes = [process.wait(60) for process in processes]
+    assert codes == [0, 0], [log.read_text() for log in sorted(tmp_path.glob("*.log"))]
+    values, revision = published(cluster.sync_address, "ranks")
+    told = json.loads((tmp_path / "wide.out.json").read_text())
+    assert (told["revision"], told["stale"]) == (revision, 0)
+    whole = load_file(tmp_path / "wide.safetensors")
+    assert all(np.array_equal(whole[name], value) for name, value in values.items())
+    ends_with_what_is_published(cluster, "ranks", trial)

@@ -1,0 +1,271 @@
+"""Replicas without models, and a service, on a simulated clock and a simulated network.
+
+The service's real decisions and the worker's real rules meet here; the network's delays shuffle the
+pushes of different fragments. No round has a deadline, so replicas that wait for one another in a
+ring wait for ever. Pushes are due by inner steps, or by time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from syncline.core.cadence import Cadence
+from syncline.core.goal import goal
+from syncline.core.timed import Instant, Publication, Timed
+from syncline.core.turns import Turns
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.fragment import Fragment
+from syncline_sync.core.record import Kind, Saved
+from syncline_testing.pure import whole_push
+
+FRAGMENTS = 5
+SYNC_EVERY = 4
+SETTINGS = RunSettings(sync_every=SYNC_EVERY)
+
+
+@dataclass
+class Place:
+    """A clock, a network with delays, and one service with its fragments."""
+
+    seed: int
+    now_s: float = 0.0
+    members: dict[str, int] = field(default_factory=dict)
+
+    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._waiting: list[list[Callable[[], None]]] = [[] for _ in range(FRAGMENTS)]
+        self.rounds: list[list[tuple[float, int]]] = [[] for _ in range(FRAGMENTS)]
+        """By fragment: when each round closed, and how many had pushed."""
+        self.newest = Publication(0, 0.0)
+        """Of the last fragment."""
+        self.cores = [Fragment(SETTINGS) for _ in range(FRAGMENTS)]
+        for core in self.cores:
+            core.adopt(0.0, {"founder": 1}, SETTINGS, True)
+            core.judge(0.0, whole_push("founder", kind=Kind.PARAMETERS, base=None))
+            closed_by = core.due(0.0)
+            assert closed_by is not None
+            core.close(closed_by)
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now_s + seconds, next(self._order), act))
+
+    def send(self, act: Callable[[], None]) -> None:
+        self.after(self.random.uniform(0.001, 0.03), act)
+
+    def adopt(self) -> None:
+        for fragment, core in enumerate(self.cores):
+            core.adopt(self.now_s, self.members, SETTINGS, True)
+            self.close(fragment)
+
+    def close(self, fragment: int) -> None:
+        core = self.cores[fragment]
+        while (closed_by := core.due(self.now_s)) is not None:
+            closing = core.close(closed_by)
+            self.rounds[fragment].append((self.now_s, len(closing.saved.contributions)))
+            if fragment == FRAGMENTS - 1:
+                self.newest = Publication(closing.saved.revision, self.now_s)
+            waiting, self._waiting[fragment] = self._waiting[fragment], []
+            for told in waiting:
+                self.send(told)
+
+    def push(self, replica: Replica, fragment: int, steps: int) -> None:
+        core = self.cores[fragment]
+        push = whole_push(
+            replica.name,
+            seq=replica.next_seq(),
+            base=replica.revisions[fragment],
+            inner_steps=steps,
+            tokens=steps,
+            last_step=steps,
+        )
+        verdict = core.judge(self.now_s, push).verdict
+        if verdict == pb.VERDICT_STALE:
+            newest, published = core.saved, self.newest
+            self.send(lambda: replica.heard(fragment, newest, published, late=True))
+        elif verdict != pb.VERDICT_FENCED:
+            told = lambda: replica.heard(  # noqa: E731
+                fragment, core.saved, self.newest, late=False
+            )
+            self._waiting[fragment].append(told)
+        self.close(fragment)
+
+    def run(self, until_s: float) -> None:
+        while self._events and self._events[0][0] < until_s:
+            self.now_s, _, act = heapq.heappop(self._events)
+            act()
+        self.now_s = until_s
+
+
+@dataclass
+class Flight:
+    """A push under way, and what came of it: what is newest, and whether it was late for that."""
+
+    steps: int
+    lands_at: int
+    outcome: tuple[Saved, Publication, bool] | None = None
+
+
+class Replica:
+    """What the worker does after each inner step, without a model."""
+
+    def __init__(
+        self,
+        name: str,
+        step_s: float,
+        place: Place,
+        groups: int,
+        overlap: int,
+        seconds: float | None = None,
+    ) -> None:
+        """``seconds``: pushes are due by time; None: by inner steps."""
+        self.name, self.step_s, self.place = name, step_s, place
+        self.revisions = [core.saved.revision for core in place.cores]
+        self.turns, self.overlap = Turns(FRAGMENTS, groups), overlap
+        self.cadence = Cadence(len(self.turns.groups), SYNC_EVERY)
+        self.timed: Timed | None = None
+        if seconds is not None:
+            self.timed = Timed(len(self.turns.groups), seconds, 0, place.now_s)
+            self.timed.start_over(place.now_s, place.newest)
+        self.step, self.steps = 0, [0] * FRAGMENTS
+        """The inner step; and by fragment, how many no push holds."""
+        self._seqs = itertools.count(1)
+        self._pending: dict[int, Flight] = {}
+        self._training, self._owed = False, 0
+        self._decided = 0
+        """The step after which it was last seen to what is due."""
+        self.goal = self.goal_by(place.cores[-1].saved)
+        """With which revision of all fragments it is done, once it knows."""
+        self.is_done = False
+        self.alive = True
+        place.members[name] = 1
+        place.adopt()
+        self.train()
+
+    def next_seq(self) -> int:
+        return next(self._seqs)
+
+    def die(self) -> None:
+        self.alive = False
+        del self.place.members[self.name]
+        self.place.adopt()
+
+    def train(self) -> None:
+        self._training = True
+        self.place.after(self.step_s * self.place.random.uniform(0.8, 1.2), self.trained)
+
+    def trained(self) -> None:
+        self._training, self.step = False, self.step + 1
+        self.steps = [steps + 1 for steps in self.steps]
+        self.go_on()
+
+    def heard(self, fragment: int, saved: Saved, published: Publication, *, late: bool) -> None:
+        self._pending[fragment].outcome = saved, published, late
+        self.go_on()
+
+    @property
+    def _instant(self) -> Instant:
+        return Instant(self.place.now_s, self.steps[-1], self.step_s)
+
+    def due(self) -> int:
+        by_time = self.timed
+        return max(
+            0, self.cadence.due(self.step) if by_time is None else by_time.due(self._instant)
+        )
+
+    def make_way(self, due: int) -> None:
+        if self.timed is not None:
+            for fragment in self.turns.in_the_way(self.revisions, self._pending, due):
+                self._pending[fragment].lands_at = self.step
+
+    def pushed(self, chosen: list[list[int]], due: int) -> None:
+        if self.timed is None:
+            self.cadence.pushed(min(len(chosen), due), self.step)
+            return
+        last = [FRAGMENTS - 1 in group for group in chosen]
+        after_last = len(chosen) - 1 - last.index(True) if any(last) else None
+        self.timed.pushed(len(chosen), self._instant, after_last)
+
+    def go_on(self) -> None:
+        """Merge, push, and train on, unless something must be waited for."""
+        if self._training or not self.alive:
+            return
+        if self._decided < self.step:
+            due = self.due()
+            if due or self._owed or self.goal is not None:
+                self.make_way(due)
+                if not self.merge():
+                    return
+                if self.ends():
+                    return
+                owed, self._owed = self._owed, 0
+                self.pushed(self.push(due + owed), due)
+            self._decided = self.step
+        if self.merge() and not self.ends():
+            self.train()
+
+    def ends(self) -> bool:
+        """Leave with the run's last revisions, if these are there or under way."""
+        if self.goal is None or self.is_done:
+            return self.is_done
+        for flight in self._pending.values():
+            flight.lands_at = self.step
+        if not self.merge():
+            return True  # comes back when it has heard more
+        if min(self.revisions) >= self.goal:
+            self.is_done = True
+            self.die()
+        return self.is_done
+
+    def merge(self) -> bool:
+        """Take in what has landed; False where some of it has not come."""
+        while landed := [f for f, flight in self._pending.items() if flight.lands_at <= self.step]:
+            if any(self._pending[fragment].outcome is None for fragment in landed):
+                return False
+            for fragment in landed:
+                self.take(fragment)
+        return True
+
+    def take(self, fragment: int) -> None:
+        flight = self._pending.pop(fragment)
+        assert flight.outcome is not None
+        saved, published, late = flight.outcome
+        self.revisions[fragment] = saved.revision
+        if fragment == FRAGMENTS - 1:
+            self.goal = self.goal_by(saved)
+            if self.timed is not None:
+                self.timed.see(published)
+        if late:
+            self.steps[fragment] += flight.steps
+            is_whole = self.turns.came_late(fragment)
+            self._owed += is_whole and self.timed is None
+
+    def goal_by(self, last: Saved) -> int | None:
+        """What a revision of the last fragment tells."""
+        of_round = sum(c.tokens for c in last.contributions)
+        groups = len(self.turns.groups)
+        return goal(last.revision, last.committed_tokens, of_round, self.place.budget, groups)
+
+    def push(self, count: int) -> list[list[int]]:
+        end = self.goal
+        ready = [
+            f
+            for f in range(FRAGMENTS)
+            if self.steps[f] and f not in self._pending and (end is None or self.revisions[f] < end)
+        ]
+        count = count if end is None else len(self.turns.groups)
+        chosen = self.turns.following(self.revisions, self._pending, ready, count)
+        for fragment in itertools.chain(*chosen):
+            steps, self.steps[fragment] = self.steps[fragment], 0
+            self._pending[fragment] = Flight(steps, self.step + self.overlap)
+            self.turns.pushed([fragment])
+            self.place.send(lambda f=fragment, n=steps: self.place.push(self, f, n))
+        return chosen

@@ -1,0 +1,148 @@
+"""When a replica pushes: by its steps or by its clock, and never by what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from syncline import trigger
+from syncline.core.timed import Publication
+from syncline.rounds import Rounds
+from syncline.tally import Tally
+from syncline.trigger import Stride, Trigger
+from syncline_proto.settings import RunSettings
+
+
+@dataclass
+class FakeRounds:
+    """What a trigger asks of them."""
+
+    tally: Tally = field(default_factory=Tally)
+    fragments: range = range(4)
+    newest: Publication | None = None
+    pushed_at: int = 0
+
+    @property
+    def steps_held(self) -> int:
+        return self.tally.inner_step - self.pushed_at
+
+
+class Bench:
+    """A trigger, its rounds, and a clock that a test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.now_s, self.rounds = 1000.0, FakeRounds()
+        monkeypatch.setattr(trigger.time, "monotonic", lambda: self.now_s)
+        self.settings = RunSettings.model_validate(settings)
+        self.trigger = Trigger(cast(Rounds, self.rounds), self.settings)
+
+    def step(self, took_s: float = 1.0, waited_s: float = 0.0) -> int:
+        """Make an inner step; what is due after it."""
+        self.now_s += took_s + waited_s
+        self.rounds.tally.inner_step += 1
+        self.rounds.tally.exposed_s += waited_s
+        return self.trigger.due()
+
+    def steps(self, count: int) -> list[int]:
+        """What is due after each of so many steps, if that is pushed."""
+        found = list[int]()
+        for _ in range(count):
+            found.append(due := self.step())
+            if due:
+                self.push(due)
+        return found
+
+    def push(self, due: int, *groups: list[int]) -> None:
+        """Push these groups; none given: the one that all fragments are in."""
+        self.trigger.pushed(groups or [list(self.rounds.fragments)], due)
+        self.rounds.pushed_at = self.rounds.tally.inner_step
+
+
+def test_by_steps_nothing_depends_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, sync_every=3)
+    assert not bench.trigger.is_by_time
+    bench.now_s += 1e6
+    assert bench.steps(6) == [0, 0, 1, 0, 0, 1]
+
+
+def test_by_time_a_push_goes_out_before_the_step_that_would_be_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, sync_seconds=4.5)
+    assert bench.trigger.is_by_time
+    assert bench.steps(4) == [0, 0, 0, 1]
+    bench.rounds.newest = Publication(1, bench.now_s)
+    assert [bench.step(2.0) for _ in range(2)] == [0, 1]
+
+
+def test_groups_are_spread_over_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, sync_seconds=8.0, fragment_groups=100)
+    assert sum(bench.steps(8)) == 4, "each fragment alone, once"
+
+
+def test_what_is_pushed_after_the_last_group_is_of_the_interval_that_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, sync_seconds=40.0, fragment_groups=2)
+    bench.now_s += 41.0
+    bench.push(bench.step(), [3], [0])
+    bench.rounds.newest = Publication(1, bench.now_s)
+    assert [bench.step(took_s) for took_s in (20.0, 19.0, 1.0)] == [0, 1, 1]
+
+
+def test_a_new_interval_is_taken_up_and_so_are_steps_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, sync_every=2)
+    bench.rounds.newest = Publication(1, bench.now_s)
+    bench.step()
+    bench.trigger.adopt(bench.settings.model_copy(update={"sync_seconds": 3.0}))
+    assert bench.steps(2) == [0, 1]
+    bench.rounds.newest = Publication(2, bench.now_s)
+    bench.trigger.adopt(bench.settings.model_copy(update={"sync_seconds": 5.0}))
+    assert bench.steps(5)[:4] == [0, 0, 0, 1]
+    bench.trigger.adopt(bench.settings)
+    assert not bench.trigger.is_by_time
+    assert bench.steps(4) == [0, 1, 0, 1]
+
+
+def test_the_least_total_counts_steps_that_no_push_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, sync_seconds=3.0, min_round_steps=6)
+    assert bench.steps(7) == [0, 0, 0, 0, 0, 1, 0]
+    bench.rounds.newest = Publication(1, bench.now_s - 1.0, others=9)  # 3 in a second
+    assert bench.steps(1) == [1], "one of ours before, and one since"
+
+
+def test_nothing_is_due_of_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for settings in ({"sync_every": 3}, {"sync_seconds": 3.0}):
+        bench = Bench(monkeypatch, **settings)
+        bench.step()
+        bench.step()
+        bench.now_s += 100.0
+        bench.rounds.newest = Publication(4, bench.now_s - 50.0)
+        bench.trigger.start_over()
+        assert bench.trigger.due() == 0
+
+
+def test_a_step_takes_as_long_as_the_shorter_of_the_last_two_and_no_wait_counts() -> None:
+    tally, now_s = Tally(), 5.0
+    stride = Stride(tally)
+    assert stride.seconds(now_s) == 0.0
+    found = list[float]()
+    for took_s, waited_s in ((60.0, 0.0), (1.0, 30.0), (1.5, 0.0), (45.0, 2.0), (1.25, 0.0)):
+        now_s += took_s + waited_s
+        tally.exposed_s, tally.inner_step = tally.exposed_s + waited_s, tally.inner_step + 1
+        found.append(stride.seconds(now_s))
+        assert stride.seconds(now_s + 99.0) == found[-1], "it is told once a step"
+    assert found == [0.0, 1.0, 1.0, 1.5, 1.25]
+
+
+def test_a_pause_between_two_steps_is_no_step() -> None:
+    tally = Tally()
+    stride = Stride(tally)
+    stride.seconds(0.0)
+    for step in range(1, 4):
+        tally.inner_step, tally.paused_s = step, 100.0 * step
+        assert stride.seconds(101.0 * step) == (1.0 if step > 1 else 0.0)

@@ -1,0 +1,107 @@
+"""When a replica's groups of fragments are due: by its inner steps, or by its clock.
+
+Runs on the training thread. Every rank counts, and rank 0's word is everybody's: what it says is
+due, all push (``Helm.decide``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from syncline.core.cadence import Cadence
+from syncline.core.timed import Instant, Timed
+from syncline.rounds import Rounds
+from syncline.tally import Tally
+from syncline_proto.settings import RunSettings
+
+
+class Trigger:
+    """Counts one replica's pushes against what is due, as its run's settings have it."""
+
+    def __init__(self, rounds: Rounds, settings: RunSettings) -> None:
+        self._rounds = rounds
+        self.groups = min(settings.fragment_groups, len(rounds.fragments))
+        self._stride = Stride(rounds.tally)
+        self._cadence = Cadence(self.groups, settings.sync_every)
+        self._timed = self._by_time(settings)
+
+    @property
+    def is_by_time(self) -> bool:
+        return self._timed is not None
+
+    def due(self) -> int:
+        """The number of groups that are to be pushed after this inner step."""
+        if self._timed is None:
+            return max(0, self._cadence.due(self._step))
+        return max(0, self._timed.due(self._seen(self._timed)))
+
+    def pushed(self, groups: Sequence[Sequence[int]], due: int) -> None:
+        """These were pushed, one after another; ``due`` of them for what was due."""
+        if self._timed is None:
+            self._cadence.pushed(due, self._step)
+            return
+        last = self._rounds.fragments[-1]
+        after_last = next((n for n, group in enumerate(reversed(groups)) if last in group), None)
+        self._timed.pushed(due, self._seen(self._timed), after_last)
+
+    def start_over(self) -> None:
+        """Nothing is due of what was before."""
+        self._cadence.start_over(self._step)
+        if self._timed is not None:
+            self._timed.start_over(time.monotonic(), self._rounds.newest)
+
+    def adopt(self, settings: RunSettings) -> None:
+        """Go by these from now on."""
+        if self._timed is None or settings.sync_seconds is None:
+            was_by_time, self._timed = self.is_by_time, self._by_time(settings)
+            if was_by_time:
+                self._cadence.start_over(self._step)
+        else:
+            now_s = time.monotonic()
+            self._timed.adopt(settings.sync_seconds, settings.min_round_steps, now_s)
+        self._cadence.adopt(settings.sync_every, self._step)
+
+    @property
+    def _step(self) -> int:
+        return self._rounds.tally.inner_step
+
+    def _by_time(self, settings: RunSettings) -> Timed | None:
+        if settings.sync_seconds is None:
+            return None
+        now_s = time.monotonic()
+        timed = Timed(self.groups, settings.sync_seconds, settings.min_round_steps, now_s)
+        timed.start_over(now_s, self._rounds.newest)
+        return timed
+
+    def _seen(self, timed: Timed) -> Instant:
+        """Where this replica stands, after ``timed`` has seen what was merged last."""
+        if self._rounds.newest is not None:
+            timed.see(self._rounds.newest)
+        now_s = time.monotonic()
+        return Instant(now_s, self._rounds.steps_held, self._stride.seconds(now_s))
+
+
+class Stride:
+    """How long an inner step of this replica takes, without what it waits for.
+
+    The shorter of the last two: what comes now and then beside a step, as a checkpoint or an
+    evaluation does, is none; and the first ones, in which much is made, are soon forgotten.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._step, self._idle_s = tally.inner_step, 0.0
+        self._since_s: float | None = None
+        self._last_s: tuple[float, ...] = ()
+
+    def seconds(self, now_s: float) -> float:
+        """Of the next one; 0 while nobody knows. Ask after each step."""
+        tally = self._tally
+        idle_s, steps = tally.exposed_s + tally.paused_s, tally.inner_step - self._step
+        if steps and self._since_s is not None:
+            took_s = now_s - self._since_s - (idle_s - self._idle_s)
+            self._last_s = (*self._last_s[-1:], max(0.0, took_s / steps))
+        if steps or self._since_s is None:
+            self._step, self._idle_s, self._since_s = tally.inner_step, idle_s, now_s
+        return min(self._last_s) if len(self._last_s) > 1 else 0.0
