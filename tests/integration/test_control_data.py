@@ -96,6 +96,35 @@ async def test_an_unheard_answer_comes_again_and_a_heard_one_does_not(
     }
 
 
+async def test_a_run_takes_other_data_until_it_has_trained_on_some(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    async def settles() -> None:
+        for _ in range(int(SETTLE_S // 5) + 1):
+            await pass_time(state, clock, 5.0)
+            await beat(api, "b")
+
+    other = {"sequences": 50, "seed": 7}
+    await given(api, "a", 30)
+    assert (await asked(api, "b", want=5, dataset=other)).status_code == 409
+    await api.delete("/v1/runs/r/replicas/a?incarnation=1")
+    assert (await asked(api, "b", want=5, dataset=other)).status_code == 409, "it settles"
+    await settles()
+    assert await given(api, "b", 5, dataset=other) == [[0, 0, 5]]
+    events = (await api.get("/v1/events?run=r")).json()
+    assert "50 sequences now, and not 100" in next(
+        e["message"] for e in events if e["kind"] == "data.changed"
+    )
+    pushes = (("b", [[0, 0, 5]], "accepted"),)
+    await report(api, round_of(0, *pushes))
+    await api.delete("/v1/runs/r/replicas/b?incarnation=1")
+    await settles()
+    await api.post("/v1/runs/r/replicas", json={"replica": "a"})
+    refused = await asked(api, "a", want=5, incarnation=2)
+    assert refused.status_code == 409
+    assert "has trained on" in refused.json()["detail"]
+
+
 async def test_what_is_given_back_goes_to_the_next_who_asks(api: httpx.AsyncClient) -> None:
     await given(api, "a", 30)
     assert (await asked(api, "a", after=1, returned=[[0, 5, 9]])).json()["ranges"] == []

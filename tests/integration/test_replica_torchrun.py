@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 SCRIPT = """
-import json, sys, torch, syncline
+import json, os, sys, torch, syncline
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.fsdp import fully_shard
@@ -53,6 +53,10 @@ whole = {name: p.full_tensor().contiguous() for name, p in model.state_dict().it
 if dist.get_rank() == 0:
     save_file(whole, out)
 dist.destroy_process_group()
+# Threads of gloo outlive their group; before Python 3.14 one that still lets go of a tensor while
+# the interpreter ends makes a SIGABRT of it.
+sys.stdout.flush()
+os._exit(0)
 """
 
 

@@ -89,11 +89,15 @@ class Leased:
         """``leases`` are rank 0's; ``own`` is read where there are none; ``log`` is silent on all
         ranks but the first."""
         self._ranks, self._tokens, self._leases = ranks, tokens, leases
-        self._dataset, self._own, self._wait_s, self._log = dataset, own, wait_s, log
+        self.dataset, self._own, self._wait_s, self._log = dataset, own, wait_s, log
         self._queue: Ranges = NOTHING
         self._drawn: Ranges = NOTHING
         """Given to nobody yet: whoever loads batches ahead has them."""
         self._has_said = False
+
+    def again(self) -> None:
+        """What was drawn, and was given to no step, is drawn once more; on all ranks."""
+        self._queue, self._drawn = self.unread, NOTHING
 
     @property
     def unread(self) -> Ranges:
@@ -144,7 +148,7 @@ class Leased:
         return Drawn(sequences, NOTHING, epoch)
 
     def _sequences(self, ranges: Ranges) -> np.ndarray:
-        size, seed = self._dataset.sequences, self._dataset.seed
+        size, seed = self.dataset.sequences, self.dataset.seed
         parts = [
             permuted(np.arange(start, stop, dtype=np.int64), size, seed, epoch)
             for epoch, start, stop in ranges

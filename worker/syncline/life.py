@@ -152,7 +152,8 @@ class Life:
     def lease(self, dataset: Dataset, batch: int, round_: int) -> Leased:
         """Read this dataset by leases, ``batch`` sequences at a time; on all ranks.
 
-        ``round_`` is how many are read between two pushes.
+        ``round_`` is how many are read between two pushes. Once more it goes on with what nobody
+        has read.
 
         Raises:
             ConfigError: it reads another already.
@@ -161,7 +162,13 @@ class Life:
         ranks, me, tokens = self._ranks, self.registration, self._tokens
         assert ranks is not None and me is not None and tokens is not None
         if self._leased is not None:
-            raise ConfigError("A replica reads one leased dataset, and has begun with one already.")
+            if self._leased.dataset != dataset:
+                raise ConfigError(
+                    "A replica reads one leased dataset for as long as it is in its run, and has "
+                    "begun with another: read that one, or begin another run."
+                )
+            self._leased.again()
+            return self._leased
         settings = me.run.settings
         size, replicas, connect_s = (
             dataset.sequences,

@@ -5,8 +5,11 @@ What is counted becomes part of the next push; when that is, ``session`` knows.
 
 from __future__ import annotations
 
+import inspect
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
 from typing import Any, Literal, Protocol, SupportsIndex
 
 from pydantic import ValidationError
@@ -23,6 +26,9 @@ from syncline.voice import own_rank, voice
 from syncline_proto.errors import ConfigError
 from syncline_proto.leased import Dataset as Named
 from syncline_proto.words import sentence
+
+OURS = frozenset({"dataset", "batch_sampler", "sampler", "shuffle", "drop_last"})
+"""Arguments of a DataLoader that say what the leases decide."""
 
 
 class MapStyle(Protocol):
@@ -47,6 +53,7 @@ class Reading(Facts):
         self._stage: Literal["new", "live", "closed"] = "new"
         self._tokens_in = Counting(tokens_of)
         self._untaken = Untaken()
+        self._sampler: Sampler | None = None
         self._has_said = False
 
     def shard(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -89,35 +96,39 @@ class Reading(Facts):
         Each epoch walks the dataset in another order, and the control plane leases each example to
         one replica: what a replica has not brought in when it leaves or is lost, others read.
         Counts tokens; ends when the replica is done. Without a run, all of it is this replica's.
+        Called again it goes on with what was not read, and what it gave before ends.
 
         Args:
-            dataset: the same for all replicas of the run, or they are refused (DataMismatch).
+            dataset: the same for all replicas of the run, or they are refused (DataMismatch) where
+                its length, ``seed`` or ``content`` tells.
             batch_size: of this rank.
             seed: of the orders; the same for all.
             content: names what the examples are, if that is known: a version, or a hash.
             loader: goes to PyTorch's DataLoader: num_workers, collate_fn, pin_memory and such.
 
         Raises:
-            ConfigError: dataset or batch size is none, or the replica reads by leases already.
+            ConfigError: dataset, batch size or another argument is none, or it reads another one.
             DataError: the dataset has fewer examples than the run has replicas.
             DataMismatch: the run's data is another.
         """
         self._check_live()
-        if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}; it must be 1 or more.")
+        batch_size = _batch_size(batch_size)
         _check_map_style(dataset)
-        rank, ranks = ranks_among([])
+        _check_loader(loader)
         if self.done:
-            return
+            return iter(())
+        rank, ranks = ranks_among([])
         whole = batch_size * ranks
         try:
             named = Named(sequences=len(dataset), seed=seed, content=content)
         except ValidationError as error:
             raise ConfigError(f"leased: {sentence(error)}") from None
         order = self.order(named, whole, self.settings.sync_every * whole)
-        sampler = Sampler(order, batch_size, rank, ranks)
+        if self._sampler is not None:
+            self._sampler.end()
+        self._sampler = sampler = Sampler(order, batch_size, rank, ranks)
         batches: Any = DataLoader(_Numbered(dataset), batch_sampler=sampler, **loader)
-        yield from self._read(batches, sampler.taken)
+        return self._read(batches, sampler.taken)
 
     def order(self, dataset: Named, batch: int, round_: int) -> Order:
         """For trainers: the numbers that this replica reads of a dataset; the same on all ranks.
@@ -183,17 +194,60 @@ class Sampler:
         self._order, self._batch, self._rank, self._ranks = order, batch, rank, ranks
         self._ahead: deque[Drawn] = deque()
         """Batches that are being loaded, in order."""
+        self._is_over = False
 
     def __iter__(self) -> Iterator[list[int]]:
-        while True:
+        while not self._is_over:
             drawn = self._order.draw(self._batch * self._ranks)
             self._ahead.append(drawn)
             begin = self._rank * self._batch
             yield drawn.sequences[begin : begin + self._batch].tolist()
 
     def taken(self) -> None:
-        """The loop has the next batch: it counts as read."""
+        """The loop has the next batch: it counts as read.
+
+        Raises:
+            ConfigError: another has taken over.
+        """
+        if self._is_over:
+            raise ConfigError("leased was called again: go on with what it gave last.")
         self._order.read(self._ahead.popleft())
+
+    def end(self) -> None:
+        """Another takes over what was drawn, and is not taken."""
+        self._is_over = True
+
+
+def _batch_size(given: SupportsIndex) -> int:
+    """
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ConfigError(f"batch_size is {given!r}; it must be a whole number, 1 or more.")
+    return number
+
+
+def _check_loader(loader: dict[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: no DataLoader takes one of these, or it would say what ``leased`` says.
+    """
+    takes = inspect.signature(DataLoader.__init__).parameters
+    for name in loader:
+        if name in OURS:
+            raise ConfigError(
+                f"leased takes no {name}: which examples are read next, and by whom, is what is "
+                "leased; seed chooses another order."
+            )
+        if name not in takes:
+            likely = get_close_matches(name, takes, 1)
+            hint = f"; is {likely[0]} meant?" if likely else "."
+            raise ConfigError(f"leased: PyTorch's DataLoader takes no {name}{hint}")
 
 
 def _check_map_style(dataset: Any) -> None:

@@ -108,6 +108,11 @@ class Ledger:
         """The lowest epoch of which not everything is done."""
         return min((span.range.epoch for span in self.spans), default=self.next[0])
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing is done, nor can be: nobody holds any."""
+        return not self.done and all(s.is_free and not s.covered for s in self.spans)
+
     def see_lives(
         self, alive: Mapping[str, int], now: float, settle_s: float, *, rounds_close: bool = True
     ) -> int:

@@ -78,6 +78,13 @@ class Book:
             tx.record("data.returned", message, run=run_row.name)
         self._tell_epochs()
 
+    def forget(self) -> None:
+        """Forget the run's data: nobody holds or has trained any."""
+        run_row = self._run
+        for table in (DataSpan, DataEpoch):
+            self._tx.session.execute(delete(table).where(table.run_id == run_row.id))
+        run_row.dataset, run_row.data_epoch, run_row.data_position = None, 0, 0
+
     def _tell_epochs(self) -> None:
         """Tell of epochs that are done now."""
         assert self._run.dataset is not None

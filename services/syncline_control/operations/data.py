@@ -127,7 +127,7 @@ def _fix_dataset(tx: Transaction, run_row: Run, asked: Dataset) -> None:
     Raises:
         DataMismatch: somebody has said otherwise.
     """
-    if run_row.dataset is not None:
+    if run_row.dataset is not None and not _gives_way(tx, run_row, asked):
         ours = Dataset.model_validate_json(run_row.dataset)
         for what, mine, theirs in (
             ("sequences", ours.sequences, asked.sequences),
@@ -137,8 +137,9 @@ def _fix_dataset(tx: Transaction, run_row: Run, asked: Dataset) -> None:
             if mine != theirs and not (what == "content" and not (mine and theirs)):
                 raise DataMismatch(
                     f"The data of run {run_row.name} is another: {what} is {mine} there, and "
-                    f"{theirs} here. Give every replica the same data, or, where each has data of "
-                    "its own, set data.leased = false."
+                    f"{theirs} here. Give every replica the same data, or let each read data of "
+                    "its own (replica.shard; in a job data.leased = false). A run keeps the data "
+                    "that it has trained on; before that it takes other data once nobody holds any."
                 )
         return
     run_row.dataset = asked.model_dump_json()
@@ -151,6 +152,29 @@ def _fix_dataset(tx: Transaction, run_row: Run, asked: Dataset) -> None:
             row.data = None
     book.close()
     tx.session.flush()
+
+
+def _gives_way(tx: Transaction, run_row: Run, asked: Dataset) -> bool:
+    """Whether the run takes other data than it was begun with; what it had is forgotten then."""
+    if run_row.dataset == asked.model_dump_json() or _is_committed(tx, run_row):
+        return False
+    book = Book(tx, run_row)
+    book.see_lives()
+    book.close()
+    if not book.ledger.is_untouched:
+        return False
+    was = Dataset.model_validate_json(run_row.dataset or "")
+    message = f"The run's data is {asked.sequences} sequences now, and not {was.sequences}; "
+    tx.record("data.changed", message + "nothing of it was trained.", run=run_row.name)
+    book.forget()
+    return True
+
+
+def _is_committed(tx: Transaction, run_row: Run) -> bool:
+    """Whether any fragment has a push in it; then its service may tell of data at any time."""
+    has_push = (Fragment.revision > 0) | (Fragment.committed_tokens > 0)
+    query = select(Fragment.number).where(Fragment.run_id == run_row.id, has_push).limit(1)
+    return tx.session.scalar(query) is not None
 
 
 def _keep_for_later(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> None:

@@ -123,7 +123,10 @@ def _coverage(found: DataView) -> RenderableType:
     from rich.console import Group
 
     if found.dataset is None:
-        return "Nothing is leased in this run: its data is streamed, or dealt among the replicas."
+        return (
+            "Nobody has asked for leased data in this run: its replicas have not begun to read, or "
+            "their data is streamed, dealt, or each one's own."
+        )
     size = found.dataset.sequences
     columns = ("epoch", "", ">done", ">trained", ">excluded", ">leased", ">free")
     rows = (
