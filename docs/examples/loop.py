@@ -4,7 +4,6 @@ SYNCLINE_CONTROL=http://127.0.0.1:8500 python docs/examples/loop.py
 """
 
 import torch
-from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import syncline
@@ -30,20 +29,17 @@ model = LlamaForCausalLM(
     )
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-# The same order for every replica: the batches are dealt among them.
-order = torch.Generator().manual_seed(0)
-loader = DataLoader(sequences(), batch_size=8, shuffle=True, generator=order)
 
 with syncline.Replica(model, optimizer, run="loop", settings=SETTINGS) as replica:
-    while not replica.done:
-        for batch in replica.shard(loader):
-            loss = model(**batch).loss
-            loss.backward()
-            replica.synchronize()  # clips the mean, where the run has a synchronous phase
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            replica.report(loss=loss)
+    # Each example of an epoch is leased to one replica, whoever comes and goes.
+    for batch in replica.leased(sequences(), batch_size=8):
+        loss = model(**batch).loss
+        loss.backward()
+        replica.synchronize()  # clips the mean, where the run has a synchronous phase
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        replica.report(loss=loss)
     print(f"{replica.name}: {replica.run_tokens} tokens, loss {loss.item():.2f}")
 
 model.save_pretrained(f"loop-{replica.name}")

@@ -23,6 +23,7 @@ made ``bare`` first.
     ├─ DataMismatch            DATA_MISMATCH        24  no     other data than the run's
     ├─ Unreachable             UNREACHABLE          30  yes    a service does not answer
     ├─ Overloaded              OVERLOADED           31  yes    out of room for now
+    │  └─ RunFull              RUN_FULL             33  yes    all of the run's places are taken
     ├─ StoreError              STORE                40  no     the disk refused; we must stop
     │  └─ StoreDamaged         STORE_DAMAGED        41  no     a stored file fails its checksum
     ├─ CheckpointError         CHECKPOINT           42  no     where checkpoints are refuses
@@ -179,6 +180,12 @@ class Overloaded(SynclineError):
     """The service has no room for this now."""
 
     code, exit_code, retry, http_status = "OVERLOADED", 31, True, 429
+
+
+class RunFull(Overloaded):
+    """The run has as many replicas as it may have; there is a place when one of them has left."""
+
+    code, exit_code = "RUN_FULL", 33
 
 
 class StoreError(SynclineError):

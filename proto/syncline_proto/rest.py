@@ -99,6 +99,8 @@ class RunView(Answer):
     ended_at: float | None = None
     replicas_alive: int = 0
     replicas_taking_part: int = 0
+    replicas_wanted: int | None = None
+    """How many there should be (``PUT …/scale``); None: nobody has said."""
     revision: int = 0
     """The smallest revision over the run's fragments."""
     fragment_rounds: int = 0
@@ -114,6 +116,12 @@ class RunView(Answer):
     once the run has ended. A run without a token budget waits like this for as long as it takes."""
     waits_for: WaitsFor | None = None
     """Why nothing goes on in a run that has not ended: nobody is alive in it, or it is paused."""
+
+
+class Scale(Request):
+    """How many replicas there should be; whoever starts and ends them acts on it."""
+
+    replicas: int | None = Field(ge=1, le=10_000, examples=[4], description="None: nobody says.")
 
 
 class SettingsPatch(Request):

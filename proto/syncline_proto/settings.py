@@ -171,6 +171,9 @@ class RunSettings(Section):
     expected_replicas: int | None = Field(default=None, ge=1, le=10_000)
     """How many replicas share the token budget; the first round waits for so many, as long as its
     deadline allows. None: min_replicas."""
+    max_replicas: int | None = Field(default=None, ge=1, le=10_000)
+    """No more replicas have a lease at a time; who comes then waits for a place. None: any number.
+    """
     token_budget: int | None = Field(default=None, ge=1)
     """The run ends at the round in which this many tokens are committed."""
     durability: Durability = "commit"
@@ -194,6 +197,16 @@ class RunSettings(Section):
                 f"overlap_steps ({self.overlap_steps}) must be at most sync_every "
                 f"({self.sync_every}): a fragment has one round under way at a time."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_in_order(self) -> Self:
+        most = self.max_replicas
+        for name in ("min_replicas", "expected_replicas"):
+            if most is not None and (getattr(self, name) or 0) > most:
+                raise ValueError(
+                    f"max_replicas ({most}) must be at least {name} ({getattr(self, name)})."
+                )
         return self
 
     @model_validator(mode="after")

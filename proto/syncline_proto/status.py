@@ -36,6 +36,7 @@ STATUS: dict[type[errors.SynclineError], grpc.StatusCode] = {
     errors.CalledOff: grpc.StatusCode.ABORTED,
     errors.Unreachable: grpc.StatusCode.UNAVAILABLE,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.RunFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StoreError: grpc.StatusCode.INTERNAL,
     errors.StoreDamaged: grpc.StatusCode.DATA_LOSS,
     errors.CheckpointError: grpc.StatusCode.FAILED_PRECONDITION,

@@ -32,7 +32,7 @@ from syncline_control import postgres
 from syncline_proto import locks
 from syncline_proto.errors import ConfigError, StoreError
 
-SCHEMA = 5
+SCHEMA = 6
 """Grows when the tables change; another number is refused rather than guessed at."""
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")
@@ -78,6 +78,7 @@ class Run(Table):
     created_at: Mapped[float]
     ended_at: Mapped[float | None]
     replicas_seen: Mapped[int] = mapped_column(default=0)
+    replicas_wanted: Mapped[int | None]
     """How many names have come; the next one's ordinal."""
     revision: Mapped[int] = mapped_column(default=0)
     rounds: Mapped[int] = mapped_column(default=0)

@@ -81,7 +81,7 @@ class _Fleet(Collector):
         )
         count = GaugeMetricFamily(
             "syncline_replicas",
-            "Replicas: alive (draining ones too), taking part in the last round, draining.",
+            "Replicas: alive (draining ones too), taking part in the last round, draining, wanted.",
             labels=["run", "state"],
         )
         data = GaugeMetricFamily(
@@ -98,6 +98,8 @@ class _Fleet(Collector):
             count.add_metric([name, "alive"], len(run.replicas))
             count.add_metric([name, "taking_part"], run.view.replicas_taking_part)
             count.add_metric([name, "draining"], draining)
+            if run.view.replicas_wanted is not None:
+                count.add_metric([name, "wanted"], run.view.replicas_wanted)
             if run.data.dataset is not None:
                 data.add_metric([name, "trained"], run.data.trained)
                 data.add_metric([name, "excluded"], run.data.excluded)

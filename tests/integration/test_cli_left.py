@@ -75,3 +75,24 @@ def test_a_run_that_everybody_left_is_told_as_it_stands(tmp_path: Path) -> None:
     assert (told["revision"], told["tokens"]) == (stands.revision, stands.committed_tokens)
     assert told["rounds"] == told["revision"] >= 2
     assert told["held_out_merged"] is None and told["has_ended"] is False
+
+
+@pytest.mark.timeout(240)
+def test_a_launch_has_as_many_replicas_as_are_wanted(tmp_path: Path) -> None:
+    run = {"sync_every": 2, "timeouts": {"lease": 2.0}, "max_replicas": 3}
+    job = tmp_path / "job.toml"
+    job.write_text(to_toml(tiny_job(tiny_data(tmp_path / "tokens"), steps=ENDLESS, run=run)))
+    with up(job) as (started, client):
+        until_training(client, {"replica-0", "replica-1"}, revision=2)
+        client.scale("tiny", 1)
+        until_training(client, {"replica-0"}, revision=3)
+        client.scale("tiny", 3)
+        until_training(client, {"replica-0", "replica-1", "replica-2"}, revision=4)
+        left = [event.message for event in client.events("tiny", None, 100, "replica.left")]
+        client.move_run("tiny", "stop")
+        out, err = started.communicate(timeout=WAIT_S)
+    assert started.returncode == 0, err
+    assert "replica-1 leaves: 1 replica is wanted." in err
+    assert "Starting replica-1, replica-2: 3 replicas are wanted." in err
+    assert len(left) == 1 and left[0].startswith("replica-1 left")
+    assert json.loads(out)["replicas"].keys() == {"replica-0", "replica-1", "replica-2"}

@@ -27,13 +27,16 @@ from syncline.settings import Environment, checked_name, default_replica
 from syncline.standing import owners_of
 from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.differing import in_words
-from syncline_proto.errors import CalledOff, RunConflict, RunUnknown, Unreachable
+from syncline_proto.errors import CalledOff, RunConflict, RunFull, RunUnknown, Unreachable
 from syncline_proto.layout import Layout
 from syncline_proto.rest import Registration, ReplicaRegister, RunCreate, RunView, SyncEndpoint
 from syncline_proto.settings import LIVE, RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
 Told = TypeVar("Told")
+
+PLACE_S = 2.0
+"""Between two questions for a place in a run that is full."""
 
 log = structlog.get_logger()
 
@@ -128,6 +131,8 @@ def register(
 ) -> Registration:
     """Ask for a lease in the run that was found, which has these ``timeouts``; on all ranks.
 
+    Where the run has all the replicas that it may have it waits for a place.
+
     Raises:
         CalledOff: ``recall`` was set on rank 0. A lease that is on its way then runs out.
         RunConflict: the run has ended.
@@ -142,13 +147,28 @@ def register(
         fingerprint=fingerprint,
     )
 
+    def ask(client: ControlClient) -> dict[str, Any]:
+        try:
+            return client.register(wish.run, body).model_dump(mode="json")
+        except RunFull as full:
+            if recall.is_set():
+                raise CalledOff(CALLED_OFF) from None
+            return {"full": full.message}
+
     def registered() -> dict[str, Any]:
         # If an answer is lost, the lease that it carried is fenced by the next.
-        lease = _answered(wish, timeouts, recall, lambda client: client.register(wish.run, body))
-        return lease.model_dump(mode="json")
+        return _answered(wish, timeouts, recall, ask)
 
-    told = ranks.share(lambda: unless_recalled(registered, recall))
-    return Registration.model_validate(told)
+    has_said = False
+    while True:
+        # The other ranks wait no longer than for one answer.
+        told = ranks.share(lambda: unless_recalled(registered, recall))
+        if "full" not in told:
+            return Registration.model_validate(told)
+        if ranks.first and not has_said:
+            log.warning("replica.waits", why=told["full"], so="it joins when there is a place")
+        has_said = True
+        recall.wait(PLACE_S)
 
 
 def open_run(

@@ -86,6 +86,18 @@ def patched(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
         raise InvalidRequest(f"settings.{error.message}") from None
 
 
+def check_scale(run: str, settings: RunSettings, replicas: int | None) -> None:
+    """Raises:
+    InvalidRequest: the run may not have so many.
+    """
+    least, most = settings.min_replicas, settings.max_replicas
+    if replicas is None or least <= replicas <= (most or replicas):
+        return
+    bounds = f"min_replicas {least}" if replicas < least else f"max_replicas {most}"
+    instead = "; to train nothing for a while pause the run." if replicas < least else "."
+    raise InvalidRequest(f"replicas: {replicas} is beyond {bounds} of run {run}{instead}")
+
+
 def check_equal(run: str, has: RunSettings, asked: RunSettings) -> None:
     """Raises:
     RunConflict: the run ``has`` other settings than those asked for; all are named.

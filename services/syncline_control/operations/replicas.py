@@ -11,7 +11,7 @@ from syncline_control.core.leases import Lease
 from syncline_control.database import Replica, Run
 from syncline_control.operations import books, runs, services
 from syncline_control.transaction import Transaction
-from syncline_proto.errors import LayoutMismatch, Overloaded, ReplicaUnknown
+from syncline_proto.errors import LayoutMismatch, Overloaded, ReplicaUnknown, RunFull
 from syncline_proto.rest import (
     Progress,
     Registration,
@@ -30,7 +30,8 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
         RunUnknown, RunConflict: there is no such run, or it has ended.
         LayoutMismatch: the older life is at work on another model, and goes on.
         LeaseLost: an operator removed the replica.
-        Overloaded: the run has too many replicas.
+        Overloaded: the run has had too many replicas.
+        RunFull: its ``max_replicas`` are here.
     """
     run_row = runs.find(tx, run)
     runs.refuse_if_ended(run_row)
@@ -39,6 +40,8 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
     if row is not None:
         _refuse_another_model(run_row, row, body.fingerprint)
     older = lease_of(row) if row else None
+    if not (older and older.held):
+        _refuse_where_full(tx, run_row)
     lease = leases.grant(older, tx.now, timeouts.lease_s)
     if row is None:
         row = _new_row(tx, run_row, body.replica)
@@ -216,6 +219,19 @@ def _refuse_another_model(run_row: Run, older: Replica, fingerprint: str) -> Non
         raise LayoutMismatch(
             f"This model is not the one of run {run_row.name}, on which {older.name} is at work: "
             "train the run's model, or start another run."
+        )
+
+
+def _refuse_where_full(tx: Transaction, run_row: Run) -> None:
+    """
+    Raises:
+        RunFull: as many replicas are here as may be.
+    """
+    most = runs.settings_of(run_row).max_replicas
+    if most is not None and runs.alive(tx, run_row) >= most:
+        raise RunFull(
+            f"Run {run_row.name} has its {most} replicas (max_replicas); there is a place when one "
+            "of them has left."
         )
 
 

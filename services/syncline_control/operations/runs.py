@@ -16,7 +16,7 @@ from syncline_control.database import Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.differing import changes
 from syncline_proto.errors import InvalidRequest, Overloaded, RunConflict, RunUnknown
-from syncline_proto.rest import Origin, RunCreate, RunState, RunView, SettingsPatch
+from syncline_proto.rest import Origin, RunCreate, RunState, RunView, Scale, SettingsPatch
 from syncline_proto.settings import RunSettings
 
 RUNS_MAX = 10_000
@@ -98,7 +98,7 @@ def finish_if_done(tx: Transaction, row: Run) -> None:
     budget = settings_of(row).token_budget
     # Before revision 1 there is no model to end with; and a run that nobody joined ends by nobody.
     is_done = budget is not None and row.revision > 0 and row.committed_tokens >= budget
-    if is_done and row.state not in life.ENDED and row.replicas_seen and not _alive(tx, row):
+    if is_done and row.state not in life.ENDED and row.replicas_seen and not alive(tx, row):
         _move(tx, row, life.Act.FINISH)
 
 
@@ -117,7 +117,7 @@ def _move(tx: Transaction, row: Run, what: life.Act) -> None:
         tx.bump()
 
 
-def _alive(tx: Transaction, row: Run) -> int:
+def alive(tx: Transaction, row: Run) -> int:
     """Count the leases that are held."""
     held = select(func.count()).where(Replica.run_id == row.id, Replica.state.in_(HELD))
     return tx.session.scalar(held) or 0
@@ -140,6 +140,25 @@ def patch_settings(tx: Transaction, run: str, body: SettingsPatch) -> RunView:
         row.settings_version += 1
         tx.record("settings.changed", f"From the next round on, {what}.", run=run)
         tx.bump()
+    return view(tx, row)
+
+
+def scale(tx: Transaction, run: str, body: Scale) -> RunView:
+    """Say how many replicas there should be; scalers look at it.
+
+    Raises:
+        InvalidRequest: the run's settings do not allow so many, or so few.
+        RunConflict: the run has ended.
+    """
+    row = find(tx, run)
+    refuse_if_ended(row)
+    life.check_scale(run, settings_of(row), body.replicas)
+    if row.replicas_wanted != body.replicas:
+        row.replicas_wanted = body.replicas
+        told = f"{run} should have {body.replicas} replicas."
+        if body.replicas is None:
+            told = f"{run} has as many replicas as come."
+        tx.record("run.scaled", told, run=run)
     return view(tx, row)
 
 
@@ -227,6 +246,7 @@ def _view(row: Run, crowd: Crowd) -> RunView:
         ended_at=row.ended_at,
         replicas_alive=crowd.alive,
         replicas_taking_part=crowd.taking_part,
+        replicas_wanted=row.replicas_wanted,
         revision=row.revision,
         fragment_rounds=row.rounds,
         exclusions=row.exclusions,

@@ -151,7 +151,7 @@ function figures(run) {
     ),
     figure("Tokens/s", speed ? count(speed) : "–"),
     figure("Loss", fixed(run.loss, 3), run.loss === null ? "" : "nats"),
-    figure("Alive", String(run.replicas_alive)),
+    figure("Alive", run.replicas_wanted === null ? String(run.replicas_alive) : `${run.replicas_alive} of ${run.replicas_wanted}`),
     figure("Taking part", String(run.replicas_taking_part), "", run.fragment_rounds && run.replicas_taking_part < run.replicas_alive ? "warn" : ""),
     Object.assign(figure("Rounds", count(outerRounds(run))), { title: "Of each fragment" }),
     figure("Revision", count(run.revision)),

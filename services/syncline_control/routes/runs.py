@@ -11,7 +11,7 @@ from syncline_control.body import StrictRoute
 from syncline_control.core.runs import Act
 from syncline_control.operations import runs
 from syncline_control.routes.asking import Control, RunName
-from syncline_proto.rest import RunCreate, RunView, SettingsPatch
+from syncline_proto.rest import RunCreate, RunView, Scale, SettingsPatch
 
 router = APIRouter(prefix="/v1", tags=["runs"], route_class=StrictRoute)
 
@@ -79,6 +79,12 @@ async def patch_settings(
     These are sync_every, sync_seconds, min_round_steps, outer, penalty and codec.
     """
     return await state.do(runs.patch_settings, run, body)
+
+
+@router.put("/runs/{run}/scale")
+async def scale_run(state: Control, run: RunName, body: Scale) -> RunView:
+    """Say how many replicas there should be; who starts and ends them makes it so."""
+    return await state.do(runs.scale, run, body)
 
 
 @router.post("/runs/{run}/pause")

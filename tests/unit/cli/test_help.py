@@ -24,6 +24,7 @@ COMMANDS = (
     "runs pause",
     "runs resume",
     "runs stop",
+    "runs scale",
     "runs set",
     "runs events",
     "replicas ls",

@@ -117,14 +117,17 @@ def test_wrong_jobs_are_told_before_anything_starts(job: str, tmp_path: Path) ->
 
 
 def test_gpus_are_dealt_out_without_giving_one_twice_to_a_replica() -> None:
-    assert devices(2, 1, []) == [{}, {}]
-    assert devices(2, 2, ["0", "1", "2", "3"]) == [
+    def dealt(replicas: int, ranks: int, gpus: list[str]) -> list[dict[str, str]]:
+        return [devices(place, ranks, gpus) for place in range(replicas)]
+
+    assert dealt(2, 1, []) == [{}, {}]
+    assert dealt(2, 2, ["0", "1", "2", "3"]) == [
         {"CUDA_VISIBLE_DEVICES": "0,1"},
         {"CUDA_VISIBLE_DEVICES": "2,3"},
     ]
-    assert devices(3, 1, ["a", "b"]) == [{"CUDA_VISIBLE_DEVICES": name} for name in "aba"]
-    assert devices(1, 2, ["0"]) == [{}]
-    for given in devices(5, 3, ["0", "1", "2", "3"]):
+    assert dealt(3, 1, ["a", "b"]) == [{"CUDA_VISIBLE_DEVICES": name} for name in "aba"]
+    assert dealt(1, 2, ["0"]) == [{}]
+    for given in dealt(5, 3, ["0", "1", "2", "3"]):
         names = given["CUDA_VISIBLE_DEVICES"].split(",")
         assert len(set(names)) == 3
 

@@ -10,7 +10,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from syncline import Replica
-from syncline.launch.commands import metrics_ports
+from syncline.launch.commands import metrics_port
 from syncline.metrics import serve
 from syncline_proto.errors import ConfigError, PortInUse
 from syncline_testing.cluster import free_ports
@@ -70,15 +70,14 @@ def test_rank_0_alone_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_replicas_of_one_machine_get_ports_of_their_own() -> None:
-    names = ["replica-0", "replica-2"]
-    assert metrics_ports(names, 0) == {"replica-0": [], "replica-2": []}
-    assert metrics_ports(names, 9103) == {
-        "replica-0": ["log.metrics_port=9103"],
-        "replica-2": ["log.metrics_port=9104"],
-    }
-    assert metrics_ports(names, 65534)["replica-2"] == ["log.metrics_port=65535"]
+    assert metrics_port(1, 0) == []
+    assert [metrics_port(place, 9103) for place in (0, 1)] == [
+        ["log.metrics_port=9103"],
+        ["log.metrics_port=9104"],
+    ]
+    assert metrics_port(1, 65534) == ["log.metrics_port=65535"]
     with pytest.raises(ConfigError, match="metrics_port 65535 leaves no room for 2 replicas"):
-        metrics_ports(names, 65535)
+        metrics_port(1, 65535)
 
 
 def test_heartbeats_carry_only_what_they_have_a_place_for() -> None:

@@ -137,6 +137,39 @@ for _act, _what in (
     app.command(_act, help=example(_what, f"syncline runs {_act} my-run"))(_moving(_act))
 
 
+@app.command("scale")
+def scale_run(
+    run: RunName,
+    replicas: Annotated[
+        int | None,
+        typer.Argument(metavar="[REPLICAS]", min=1, max=10_000, help="How many there should be."),
+    ] = None,
+    whoever_comes: Annotated[
+        bool, typer.Option("--any", help="Nobody says any more: as many as come.")
+    ] = False,
+    control: Control = DEFAULT_CONTROL,
+    token: Token = None,
+    as_json: Json = False,
+) -> None:
+    """Say how many replicas a run should have.
+
+    From its min_replicas to its max_replicas. `syncline up` starts and ends its own to make it so:
+    those that are too many push what they did, give their data back and leave.
+
+    \b
+    Examples:
+      syncline runs scale my-run 4
+      syncline runs scale my-run --any
+    """
+    from syncline_proto.errors import ConfigError
+
+    if (replicas is None) is not whoever_comes:
+        raise ConfigError("Say how many replicas there should be, or --any.")
+    with connect(control, token) as client:
+        view = client.scale(run, replicas)
+    output.show(view, as_json, lambda: _wanted(view))
+
+
 @app.command("set")
 def change_settings(
     run: RunName,
@@ -166,6 +199,12 @@ def change_settings(
         before = client.run(run)
         view = client.change_settings(run, patch)
     output.show(view, as_json, lambda: _what_changed(before, view))
+
+
+def _wanted(run: RunView) -> str:
+    if run.replicas_wanted is None:
+        return f"{run.name} has as many replicas as come; {run.replicas_alive} are alive."
+    return f"{run.name} should have {run.replicas_wanted} replicas; {run.replicas_alive} are alive."
 
 
 def runs_table(runs: Sequence[RunView]) -> RenderableType:
@@ -206,7 +245,7 @@ def run_facts(run: RunView) -> list[tuple[str, object]]:
     facts: list[tuple[str, object]] = [
         ("run", run.name),
         ("state", f"{state}; {way_on(run.name)}" if _is_paused(run) else state),
-        ("replicas", f"{run.replicas_alive} alive, {run.replicas_taking_part} taking part"),
+        ("replicas", _replicas(run)),
         ("tokens", output.count(run.committed_tokens) + of_budget),
         ("revision", run.revision),
         ("rounds", f"{outer_rounds(run.revision, run.settings.warmup_steps)} of each fragment"),
@@ -241,6 +280,11 @@ def state_of(run: RunView) -> str:
         return f"{run.state.value}, idle since {output.clock(run.idle_since)}"
     waits = run.waits_for == "replicas"
     return f"{run.state.value}, waits for replicas" if waits else run.state.value
+
+
+def _replicas(run: RunView) -> str:
+    there = f"{run.replicas_alive} alive, {run.replicas_taking_part} taking part"
+    return there if run.replicas_wanted is None else f"{there}, {run.replicas_wanted} wanted"
 
 
 def _is_paused(run: RunView) -> bool:

@@ -21,6 +21,7 @@ from syncline_proto.rest import (
     RoundReport,
     RunCreate,
     RunView,
+    Scale,
     SettingsPatch,
     SyncEndpoint,
 )
@@ -91,6 +92,11 @@ class OperatorClient:
         changed(self.run(name).settings, settings)
         body = SettingsPatch(settings=settings).model_dump(mode="json")
         return self._rest.call("PATCH", below_v1("runs", name, "settings"), RunView, body=body)
+
+    def scale(self, name: str, replicas: int | None) -> RunView:
+        """Say how many replicas a run should have; None: nobody says."""
+        body = Scale(replicas=replicas).model_dump(mode="json")
+        return self._rest.call("PUT", below_v1("runs", name, "scale"), RunView, body=body)
 
     def replicas(self, run: str) -> list[ReplicaView]:
         return self._rest.call("GET", below_v1("runs", run, "replicas"), list[ReplicaView])

@@ -150,24 +150,21 @@ def replica_names(replicas: int, kicked: Collection[str]) -> list[str]:
     return list(islice((name for name in numbered if name not in kicked), replicas))
 
 
-def devices(replicas: int, ranks: int, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Deal the GPUs out, going round when there are fewer than ranks of all replicas.
+def devices(place: int, ranks: int, gpus: Sequence[str]) -> dict[str, str]:
+    """Deal GPUs to the replica at a place, counted from 0, going round when there are too few.
 
-    ``gpus`` are the names that CUDA_VISIBLE_DEVICES takes; the answer is each replica's
+    ``gpus`` are the names that CUDA_VISIBLE_DEVICES takes; the answer is the replica's
     environment. A replica never gets one GPU twice: where its ranks are too many for that, the
     trainer refuses in its own words.
     """
     if len(gpus) < ranks:  # none at all above all
-        return [{} for _ in range(replicas)]
-    dealt = [
-        [gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks)]
-        for number in range(replicas)
-    ]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(names)} for names in dealt]
+        return {}
+    dealt = [gpus[(place * ranks + rank) % len(gpus)] for rank in range(ranks)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(dealt)}
 
 
-def metrics_ports(replicas: Sequence[str], first: int) -> dict[str, list[str]]:
-    """Give each replica of this machine a port of its own for its metrics: what overrides its job.
+def metrics_port(place: int, first: int) -> list[str]:
+    """Give the replica at a place a port of its own for its metrics: what overrides its job.
 
     ``first`` is the job's, and the first replica's; 0: nobody has one.
 
@@ -175,10 +172,10 @@ def metrics_ports(replicas: Sequence[str], first: int) -> dict[str, list[str]]:
         ConfigError: there are not so many ports.
     """
     if not first:
-        return {name: [] for name in replicas}
-    if first + len(replicas) - 1 > PORT_MAX:
-        raise ConfigError(f"log.metrics_port {first} leaves no room for {len(replicas)} replicas.")
-    return {name: [f"log.metrics_port={first + i}"] for i, name in enumerate(replicas)}
+        return []
+    if first + place > PORT_MAX:
+        raise ConfigError(f"log.metrics_port {first} leaves no room for {place + 1} replicas.")
+    return [f"log.metrics_port={first + place}"]
 
 
 def visible_gpus() -> list[str]:

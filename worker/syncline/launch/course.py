@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from syncline.launch import commands
 from syncline.launch.client import OperatorClient
 from syncline.launch.keeper import HOPELESS, Keeper
 from syncline.launch.plan import Launch
@@ -20,6 +21,7 @@ STATE_S = 1.0
 """Between two questions to the control plane."""
 
 UNDER_WAY = ("starting", "training")
+HELD = (ReplicaState.ALIVE, ReplicaState.DRAINING)
 
 
 class Course:
@@ -36,6 +38,8 @@ class Course:
         """Which replica was the first to end with these words: all are told them once."""
         self._is_cut_short = False
         """The time was up before anybody trained."""
+        self._wanted: int | None = None
+        """How many replicas the run should have, as far as that was seen to."""
         self._state_at = 0.0
         self._began = time.monotonic()
 
@@ -53,6 +57,7 @@ class Course:
         if time.monotonic() - self._state_at > STATE_S:
             self.ask_state()
             self._stop_if_due()
+            self._scale()
 
     def conclude(self, logs: Path) -> Result:
         """Return how it ended, once nobody is under way.
@@ -85,6 +90,33 @@ class Course:
             self._view.state = self._client.run(self._view.run)
         except SynclineError:
             return  # not created yet, or the control plane is on its way back
+
+    def _scale(self) -> None:
+        """Once somebody wants more replicas or fewer: start some here, or let the newest leave."""
+        state = self._view.state
+        wanted = state.replicas_wanted if state is not None else None
+        if wanted == self._wanted or self._is_cut_short or self._view.has_ended:
+            return
+        try:
+            known = self._client.replicas(self._view.run)
+        except SynclineError:
+            return  # asked again with the next question
+        self._wanted = wanted
+        if wanted is None:
+            return
+        ours = self._view.replicas
+        elsewhere = sum(one.state in HELD and one.replica not in ours for one in known)
+        here = [name for name, now in ours.items() if now.stage in UNDER_WAY]
+        many = "1 replica is" if wanted == 1 else f"{wanted} replicas are"
+        for name in here[max(0, wanted - elsewhere) :]:
+            self._screen.say(f"{name} leaves: {many} wanted.")
+            self._keeper.end_replica(name)
+        if (lacking := wanted - elsewhere - len(here)) > 0:
+            taken = {one.replica for one in known if one.state is ReplicaState.KICKED} | {*here}
+            names = commands.replica_names(lacking, taken)
+            self._screen.say(f"Starting {', '.join(names)}: {many} wanted.")
+            ours.update({name: ReplicaNow(name=name) for name in names})
+            self._keeper.start_replicas(names)
 
     def _replica_ended(self, now: ReplicaNow, code: int) -> None:
         """Take note of a replica's end; start it again where that helps."""

@@ -40,8 +40,8 @@ class Keeper:
         """By name; one that has ended stays until it is started again."""
         self._launch, self._place, self._crew, self._screen = launch, place, crew, screen
         self._services: dict[str, Process] = {}
-        self._devices: dict[str, dict[str, str]] = {}
-        self._ports: dict[str, list[str]] = {}
+        self._places: dict[str, int] = {}
+        """Of replicas that were ever started: each has its GPUs and its port by that."""
         self._restarts: dict[str, int] = {}
 
     @property
@@ -63,12 +63,22 @@ class Keeper:
         wait_ready(process, is_ready)
 
     def start_replicas(self, names: Collection[str]) -> None:
-        """Start replicas of these names, and deal this machine's GPUs and ports out to them."""
-        self._ports = commands.metrics_ports(list(names), self._launch.job.log.metrics_port)
-        devices = commands.devices(len(names), self._launch.ranks, commands.visible_gpus())
-        self._devices = dict(zip(names, devices, strict=True))
+        """Start replicas of these names; each has its part of this machine's GPUs and ports.
+
+        Raises:
+            ConfigError: there are not so many ports; nothing is started.
+        """
+        last = len(self._places.keys() | set(names)) - 1
+        commands.metrics_port(last, self._launch.job.log.metrics_port)
         for name in names:
+            self._places.setdefault(name, len(self._places))
+            if name in self.replicas:
+                self._crew.remove(self.replicas[name])
             self._start_replica(name)
+
+    def end_replica(self, name: str) -> None:
+        """Ask a replica to push what it did and leave."""
+        self.replicas[name].terminate()
 
     def restarted(self, name: str, code: int) -> bool:
         """Start a replica that ended with ``code`` again; False if it may not be any more."""
@@ -132,15 +142,17 @@ class Keeper:
         return told
 
     def _start_replica(self, name: str) -> None:
-        launch = self._launch
+        launch, place = self._launch, self._places[name]
+        port = commands.metrics_port(place, launch.job.log.metrics_port)
+        devices = commands.devices(place, launch.ranks, commands.visible_gpus())
         argv = commands.trainer(
             launch.job_file,
             replica=name,
             ranks=launch.ranks,
-            overrides=[*launch.overrides, *self._ports[name]],
+            overrides=[*launch.overrides, *port],
             resume=self._has_checkpoint(name),
         )
-        env = {"OMP_NUM_THREADS": launch.threads, **self._devices[name]}
+        env = {"OMP_NUM_THREADS": launch.threads, **devices}
         command = commands.replica(self._place, name, argv, grace_s=launch.grace_s, env=env)
         self.replicas[name] = self._crew.start(command)
 

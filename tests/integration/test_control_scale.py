@@ -1,0 +1,65 @@
+"""How many replicas a run should have, and how many it may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from syncline_testing.control import on_both
+
+pytestmark = [pytest.mark.anyio, on_both]
+
+
+@pytest.fixture
+async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
+    """A run of one to three replicas."""
+    settings = {"min_replicas": 1, "max_replicas": 3}
+    await api.post("/v1/runs", json={"name": "r", "settings": settings})
+    return api
+
+
+async def scaled(api: httpx.AsyncClient, replicas: Any) -> httpx.Response:
+    return await api.put("/v1/runs/r/scale", json={"replicas": replicas})
+
+
+async def test_what_is_wanted_is_kept_and_told(api: httpx.AsyncClient) -> None:
+    assert (await api.get("/v1/runs/r")).json()["replicas_wanted"] is None
+    assert (await scaled(api, 2)).json()["replicas_wanted"] == 2
+    assert (await scaled(api, 2)).status_code == 200
+    assert (await api.get("/v1/runs/r")).json()["replicas_wanted"] == 2
+    assert 'syncline_replicas{run="r",state="wanted"} 2.0' in (await api.get("/metrics")).text
+    assert (await scaled(api, None)).json()["replicas_wanted"] is None
+    events = (await api.get("/v1/events?run=r")).json()
+    told = [event["message"] for event in events if event["kind"] == "run.scaled"]
+    assert told == ["r should have 2 replicas.", "r has as many replicas as come."]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "why"), [(4, "max_replicas 3"), (0, "replicas"), ("many", "replicas")]
+)
+async def test_what_the_run_may_not_have_is_refused(
+    api: httpx.AsyncClient, replicas: Any, why: str
+) -> None:
+    refused = await scaled(api, replicas)
+    assert refused.status_code in (400, 422) and why in refused.text
+    assert (await api.get("/v1/runs/r")).json()["replicas_wanted"] is None
+
+
+async def test_a_run_that_has_ended_is_not_scaled(api: httpx.AsyncClient) -> None:
+    await api.post("/v1/runs/r/stop")
+    assert (await scaled(api, 2)).json()["code"] == "RUN_CONFLICT"
+
+
+async def test_who_comes_to_a_full_run_waits_for_a_place(api: httpx.AsyncClient) -> None:
+    async def comes(name: str) -> httpx.Response:
+        return await api.post("/v1/runs/r/replicas", json={"replica": name})
+
+    for name in "abc":
+        assert (await comes(name)).is_success
+    full = await comes("d")
+    assert full.json()["code"] == "RUN_FULL" and "max_replicas" in full.json()["detail"]
+    assert (await comes("a")).is_success, "a new life of one that is here takes no place"
+    await api.delete("/v1/runs/r/replicas/b?incarnation=1")
+    assert (await comes("d")).is_success
