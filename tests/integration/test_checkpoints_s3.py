@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from syncline.launch.kept import listed
 from syncline_proto.depot import Depot
 from syncline_proto.errors import CheckpointError
 from syncline_proto.settings import RunSettings
+from syncline_testing import buckets
 from syncline_testing.keeping import begin, copied, fetch, same, save, stored
 from syncline_testing.service import code_of, flat_layout, service
 
@@ -36,19 +36,8 @@ LAYOUT = flat_layout(SIZE, 2)
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """An empty bucket; credentials and the server's address are in the environment."""
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        made = urllib.request.Request(f"http://{host}:{port}/kept", method="PUT")
-        urllib.request.urlopen(made, timeout=20).close()
-        yield "s3://kept"
-    running.stop()
+    with buckets.bucket(server, "kept") as url:
+        yield url
 
 
 def values(seed: int) -> np.ndarray:

@@ -86,16 +86,25 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} is not prepared data (no readable {MANIFEST_FILE}: {error.strerror}); "
             "make it with: syncline data prepare."
         ) from error
+    return parsed(data, str(path))
+
+
+def parsed(data: bytes, where: str) -> Manifest:
+    """The manifest in a file's bytes; ``where`` names the file.
+
+    Raises:
+        DataError: it is damaged or too new.
+    """
     try:
         manifest = TypeAdapter(Manifest).validate_json(data)
     except ValidationError as error:
-        raise DataError(f"{path} is damaged: {sentence(error)}") from None
+        raise DataError(f"{where} is damaged: {sentence(error)}") from None
     if manifest.version != VERSION:
         raise DataError(
-            f"{path} is of format version {manifest.version}, this program reads {VERSION}; "
+            f"{where} is of format version {manifest.version}, this program reads {VERSION}; "
             "prepare the data again."
         )
     for name, split in manifest.splits.items():
         if split.tokens != sum(shard.tokens for shard in split.shards):
-            raise DataError(f"{path} is damaged: the shards of {name} do not add up.")
+            raise DataError(f"{where} is damaged: the shards of {name} do not add up.")
     return manifest

@@ -209,9 +209,12 @@ class LocalRun:
 
     def _prepare_data(self) -> None:
         data = self._launch.job.data
-        if data.source is None:
+        if data.url is not None:
+            self._screen.say(f"Fetching the data ({data.url}), as far as it is not here.")
+        elif data.source is not None:
+            self._screen.say(f"Preparing the data ({', '.join(data.source)}).")
+        else:
             return
-        self._screen.say(f"Preparing the data ({', '.join(data.source)}).")
         folder = prepared_folder(data, progress=True)
         check_sequences(self._launch.job, folder, ranks=self._launch.ranks)
 

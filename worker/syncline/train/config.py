@@ -89,9 +89,12 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """What is read: a prepared folder, sources that are prepared on first use, or a factory's."""
+    """What is read: a prepared folder, here or elsewhere, sources that are prepared on first use,
+    or a factory's."""
 
     path: Path | None = None
+    url: str | None = Field(default=None, min_length=1, max_length=2048)
+    """Prepared data on shared or object storage, which is copied to ``cache`` and read there."""
     source: list[str] | None = None
     """Text, JSON lines or Parquet files, folders or globs of such, ``builtin``, or ``hf:NAME``."""
     factory: Factory | None = None
@@ -102,7 +105,7 @@ class DataSection(Section):
     text_field: str = "text"
     held_out_fraction: float = Field(default=0.05, gt=0, lt=1)
     cache: Path | None = None
-    """Where sources are prepared; None: the user's cache folder."""
+    """Where sources are prepared, and copies lie; None: the user's cache folder."""
     sequence_length: int = Field(default=1024, ge=2, le=1 << 20)
     seed: int = Field(default=0, ge=0)
     leased: bool = True
@@ -111,8 +114,8 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        if [self.path, self.source, self.factory].count(None) != 2:
-            raise ValueError("give one of path (a prepared folder), source and factory")
+        if [self.path, self.url, self.source, self.factory].count(None) != 3:
+            raise ValueError("give one of path (a prepared folder), url, source and factory")
         if self.arguments and self.factory is None:
             raise ValueError("arguments are a factory's")
         return self

@@ -20,12 +20,13 @@ from transformers import PreTrainedModel
 
 from syncline.control import ControlClient
 from syncline.data import Tokenizer, load_tokenizer
+from syncline.data.cache import tokenizer_at
 from syncline.data.errors import DataError
 from syncline.layout import frozen_tensors, persistent_buffers, tensors_sha256, whole
 from syncline.train.config import DataSection, JobConfig, ModelSection
 from syncline.train.exported import Origin, check_free
 from syncline.train.exporting import exporting
-from syncline.train.folder import NO_TOKENIZER, Vocabulary, prepared_folder
+from syncline.train.folder import NO_TOKENIZER, Vocabulary, cache_of, prepared_folder
 from syncline.train.model import build_config, first_model, without_bars
 from syncline.train.observe import newest_cut
 from syncline.train.plain import write_parameters
@@ -91,9 +92,11 @@ def tokenizer_of(data: DataSection) -> Tokenizer | None:
     """
     if data.factory is not None:
         return None
-    if data.path is None and data.tokenizer == "byte":
+    if data.source is not None and data.tokenizer == "byte":
         return load_tokenizer("byte")
     try:
+        if data.url is not None:
+            return load_tokenizer(tokenizer_at(data.url, cache_of(data)))
         return load_tokenizer(prepared_folder(data))
     except DataError as error:
         raise DataError(

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from syncline.data.cache import cached, manifest_at
 from syncline.data.errors import DataError
 from syncline.data.manifest import MANIFEST_FILE, read_manifest
 from syncline.data.sources import resolve
@@ -34,13 +35,18 @@ NO_TOKENIZER = Vocabulary(0, None)
 def prepared_folder(section: DataSection, *, progress: bool = False) -> Path:
     """The job's prepared data; sources are prepared on first use and found again afterwards.
 
+    So is what lies elsewhere, of which a copy is made.
+
     Raises:
         DataError: a source or the folder cannot be used.
+        Unreachable: the store that has it has broken off too often.
     """
     if section.path is not None:
         return section.path
+    if section.url is not None:
+        return cached(section.url, cache_of(section), progress=progress)
     assert section.source is not None
-    folder = (section.cache or _user_cache()) / _cache_name(section)
+    folder = cache_of(section) / _cache_name(section)
     if (folder / MANIFEST_FILE).is_file():
         return folder
     from syncline.data.prepare import prepare  # pyarrow is slow to import, and seldom needed
@@ -74,6 +80,9 @@ def vocabulary_of(section: DataSection) -> Vocabulary:
     if section.path is not None:
         tokenizer = read_manifest(section.path).tokenizer
         return Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)
+    if section.url is not None:
+        tokenizer = manifest_at(section.url).tokenizer
+        return Vocabulary(tokenizer.vocab_size, tokenizer.eos_id)
     kind, _, size = section.tokenizer.partition(":")
     if kind == "bpe":
         return Vocabulary(int(size) if size.isdecimal() else 1, 0)
@@ -81,7 +90,10 @@ def vocabulary_of(section: DataSection) -> Vocabulary:
     return Vocabulary(made.vocab_size, made.eos_id)
 
 
-def _user_cache() -> Path:
+def cache_of(section: DataSection) -> Path:
+    """The folder on this machine in which prepared data is found again."""
+    if section.cache is not None:
+        return section.cache
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "syncline" / "data"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from syncline.data.cache import manifest_at
 from syncline.data.shards import TokenShards
 from syncline.data.sources import resolve
 from syncline.train.config import DataSection, JobConfig, TrainSection
@@ -46,6 +47,8 @@ def check_data(job: JobConfig, *, ranks: int) -> None:
     """
     if job.data.factory is not None:
         found(job.data.factory, OF_DATA)
+    elif job.data.url is not None:
+        manifest_at(job.data.url)
     elif job.data.path is None:
         resolve(job.data.source or [])
     else:
