@@ -86,13 +86,16 @@ def test_a_launch_has_as_many_replicas_as_are_wanted(tmp_path: Path) -> None:
         until_training(client, {"replica-0", "replica-1"}, revision=2)
         client.scale("tiny", 1)
         until_training(client, {"replica-0"}, revision=3)
+        line = next(line for line in started.stderr or () if "leaves" in line)
+        assert line == "replica-1 leaves: 1 replica is wanted.\n"
         client.scale("tiny", 3)
-        until_training(client, {"replica-0", "replica-1", "replica-2"}, revision=4)
+        # replica-1's name is free once its process has ended, and another is taken before that.
+        wait_until(lambda: client.run("tiny").replicas_taking_part == 3, WAIT_S, "three take part")
         left = [event.message for event in client.events("tiny", None, 100, "replica.left")]
         client.move_run("tiny", "stop")
         out, err = started.communicate(timeout=WAIT_S)
     assert started.returncode == 0, err
-    assert "replica-1 leaves: 1 replica is wanted." in err
-    assert "Starting replica-1, replica-2: 3 replicas are wanted." in err
+    assert ": 3 replicas are wanted." in err
     assert len(left) == 1 and left[0].startswith("replica-1 left")
-    assert json.loads(out)["replicas"].keys() == {"replica-0", "replica-1", "replica-2"}
+    assert {"replica-0", "replica-2"} < json.loads(out)["replicas"].keys()
+    assert not json.loads(out)["failed"]

@@ -40,6 +40,8 @@ class Course:
         """The time was up before anybody trained."""
         self._wanted: int | None = None
         """How many replicas the run should have, as far as that was seen to."""
+        self._leaving: set[str] = set()
+        """Replicas that were too many, and have not ended yet."""
         self._state_at = 0.0
         self._began = time.monotonic()
 
@@ -106,14 +108,16 @@ class Course:
             return
         ours = self._view.replicas
         elsewhere = sum(one.state in HELD and one.replica not in ours for one in known)
-        here = [name for name, now in ours.items() if now.stage in UNDER_WAY]
+        under_way = {name for name, now in ours.items() if now.stage in UNDER_WAY}
+        here = [name for name in ours if name in under_way - self._leaving]
         many = "1 replica is" if wanted == 1 else f"{wanted} replicas are"
         for name in here[max(0, wanted - elsewhere) :]:
             self._screen.say(f"{name} leaves: {many} wanted.")
             self._keeper.end_replica(name)
+            self._leaving.add(name)
         if (lacking := wanted - elsewhere - len(here)) > 0:
-            taken = {one.replica for one in known if one.state is ReplicaState.KICKED} | {*here}
-            names = commands.replica_names(lacking, taken)
+            kicked = {one.replica for one in known if one.state is ReplicaState.KICKED}
+            names = commands.replica_names(lacking, kicked | under_way)
             self._screen.say(f"Starting {', '.join(names)}: {many} wanted.")
             ours.update({name: ReplicaNow(name=name) for name in names})
             self._keeper.start_replicas(names)
@@ -121,7 +125,8 @@ class Course:
     def _replica_ended(self, now: ReplicaNow, code: int) -> None:
         """Take note of a replica's end; start it again where that helps."""
         name, process = now.name, self._keeper.replicas[now.name]
-        if self._is_cut_short:
+        if self._is_cut_short or name in self._leaving:
+            self._leaving.discard(name)
             now.stage = "ended"
             return
         if code in (0, CalledOff.exit_code):
