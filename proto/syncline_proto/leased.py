@@ -32,7 +32,7 @@ class DataAsk(Request):
     dataset: Dataset
     want: int = Field(default=0, ge=0, le=WANT_MAX)
     """Sequences to lease with this call."""
-    after: Place = 0
+    after: int = Field(default=0, ge=0, lt=POSITION_MAX)
     """The number of the last grant that was heard; 0 before the first."""
     returned: Annotated[list[Range], FailFast()] = Field(
         default_factory=list[Range], max_length=RANGES_MAX

@@ -112,7 +112,7 @@ async def test_a_run_takes_other_data_until_it_has_trained_on_some(
     await settles()
     assert await given(api, "b", 5, dataset=other) == [[0, 0, 5]]
     events = (await api.get("/v1/events?run=r")).json()
-    assert "50 sequences now, and not 100" in next(
+    assert "(sequences is 50, and was 100)" in next(
         e["message"] for e in events if e["kind"] == "data.changed"
     )
     pushes = (("b", [[0, 0, 5]], "accepted"),)
@@ -123,6 +123,25 @@ async def test_a_run_takes_other_data_until_it_has_trained_on_some(
     refused = await asked(api, "a", want=5, incarnation=2)
     assert refused.status_code == 409
     assert "has trained on" in refused.json()["detail"]
+
+
+async def test_data_without_a_name_is_any_and_a_name_once_given_stays(
+    api: httpx.AsyncClient,
+) -> None:
+    nameless = {**DATASET, "content": ""}
+    assert (await asked(api, "a", dataset=nameless)).is_success
+    assert (await asked(api, "a")).is_success
+    assert (await asked(api, "b", dataset=nameless)).is_success
+    assert (await view(api))["dataset"] == DATASET
+    events = (await api.get("/v1/events?run=r")).json()
+    assert "data.changed" not in {event["kind"] for event in events}
+    await given(api, "a", 1)
+    other = await asked(api, "b", dataset={**DATASET, "content": "zzz"})
+    assert other.status_code == 409 and "content is abc there" in other.json()["detail"]
+
+
+async def test_no_number_of_a_grant_is_beyond_what_can_be_told(api: httpx.AsyncClient) -> None:
+    assert (await asked(api, "a", want=1, after=(1 << 53) - 1)).status_code == 422
 
 
 async def test_what_is_given_back_goes_to_the_next_who_asks(api: httpx.AsyncClient) -> None:

@@ -223,6 +223,18 @@ def test_a_loop_that_was_left_goes_on_where_it_was(cluster: Cluster) -> None:
     assert Counter(a.read[:SIZE]) == dict.fromkeys(range(SIZE), 1)
 
 
+def test_larger_batches_than_before_are_waited_for_no_longer(cluster: Cluster) -> None:
+    """The stock grows with them; a stock as it was would never be as large."""
+    a = Reader(cluster.control_url, "larger", 0, settings=QUICK)
+    with joined(a):
+        a.step(1)
+        with capture_logs() as logs:
+            larger = a.replica.leased(Examples(), SIZE // 2, seed=5)
+            for _ in range(3):
+                assert len(next(larger)) == SIZE // 2
+    assert "data.unleased" not in {line["event"] for line in logs}
+
+
 def test_alone_a_replica_reads_each_example_once_an_epoch() -> None:
     a = Reader(None, "alone", 0, settings={"token_budget": 2 * SIZE * LENGTH})
     with a.replica:

@@ -54,6 +54,12 @@ class Leases:
         self._thread = threading.Thread(target=self._keep_up, name="syncline-data", daemon=True)
         self._thread.start()
 
+    def expect(self, supply: Supply) -> None:
+        """Keep so much ahead from now on."""
+        with self._changed:
+            self._supply = supply
+            self._changed.notify_all()
+
     def take(self, least: int, wait_s: float) -> Ranges:
         """Take all there is; waits until that is ``least``, if somebody answers, or ``wait_s``.
 

@@ -161,6 +161,9 @@ class Life:
         """
         ranks, me, tokens = self._ranks, self.registration, self._tokens
         assert ranks is not None and me is not None and tokens is not None
+        settings, size = me.run.settings, dataset.sequences
+        replicas, connect_s = settings.replicas, settings.timeouts.connect_s
+        supply = Supply.of(size, replicas, batch, round_)
         if self._leased is not None:
             if self._leased.dataset != dataset:
                 raise ConfigError(
@@ -168,17 +171,12 @@ class Life:
                     "begun with another: read that one, or begin another run."
                 )
             self._leased.again()
+            if self._leases is not None:
+                self._leases.expect(supply)
             return self._leased
-        settings = me.run.settings
-        size, replicas, connect_s = (
-            dataset.sequences,
-            settings.replicas,
-            settings.timeouts.connect_s,
-        )
         own = SequenceStream(size, dataset.seed, me.ordinal % replicas, replicas)
         if ranks.first:
             client = ControlClient(self._wish.control, self._wish.token, connect_s)
-            supply = Supply.of(size, replicas, batch, round_)
             self._leases = Leases(client, me, dataset, supply)
         self._leased = Leased(
             ranks, tokens, self._leases, dataset, own, 2 * connect_s, voice(ranks.index)

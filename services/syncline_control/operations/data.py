@@ -127,21 +127,21 @@ def _fix_dataset(tx: Transaction, run_row: Run, asked: Dataset) -> None:
     Raises:
         DataMismatch: somebody has said otherwise.
     """
-    if run_row.dataset is not None and not _gives_way(tx, run_row, asked):
+    if run_row.dataset is not None:
         ours = Dataset.model_validate_json(run_row.dataset)
-        for what, mine, theirs in (
-            ("sequences", ours.sequences, asked.sequences),
-            ("seed", ours.seed, asked.seed),
-            ("content", ours.content, asked.content),
-        ):
-            if mine != theirs and not (what == "content" and not (mine and theirs)):
-                raise DataMismatch(
-                    f"The data of run {run_row.name} is another: {what} is {mine} there, and "
-                    f"{theirs} here. Give every replica the same data, or let each read data of "
-                    "its own (replica.shard; in a job data.leased = false). A run keeps the data "
-                    "that it has trained on; before that it takes other data once nobody holds any."
-                )
-        return
+        difference = _difference(ours, asked)
+        if difference is None:
+            if asked.content and not ours.content:
+                run_row.dataset = asked.model_dump_json()  # it has a name now
+            return
+        what, mine, theirs = difference
+        if not _gives_way(tx, run_row, f"{what} is {theirs}, and was {mine}"):
+            raise DataMismatch(
+                f"The data of run {run_row.name} is another: {what} is {mine} there, and "
+                f"{theirs} here. Give every replica the same data, or let each read data of "
+                "its own (replica.shard; in a job data.leased = false). A run keeps the data "
+                "that it has trained on; before that it takes other data once nobody holds any."
+            )
     run_row.dataset = asked.model_dump_json()
     rows = tx.session.scalars(select(Fragment).where(Fragment.run_id == run_row.id)).all()
     book = Book(tx, run_row)
@@ -154,18 +154,26 @@ def _fix_dataset(tx: Transaction, run_row: Run, asked: Dataset) -> None:
     tx.session.flush()
 
 
-def _gives_way(tx: Transaction, run_row: Run, asked: Dataset) -> bool:
+def _difference(ours: Dataset, asked: Dataset) -> tuple[str, object, object] | None:
+    """What of two datasets is first to differ, and how; content, where both name it."""
+    for what in ("sequences", "seed", "content"):
+        mine, theirs = getattr(ours, what), getattr(asked, what)
+        if mine != theirs and (what != "content" or (mine and theirs)):
+            return what, mine, theirs
+    return None
+
+
+def _gives_way(tx: Transaction, run_row: Run, how: str) -> bool:
     """Whether the run takes other data than it was begun with; what it had is forgotten then."""
-    if run_row.dataset == asked.model_dump_json() or _is_committed(tx, run_row):
+    if _is_committed(tx, run_row):
         return False
     book = Book(tx, run_row)
     book.see_lives()
     book.close()
     if not book.ledger.is_untouched:
         return False
-    was = Dataset.model_validate_json(run_row.dataset or "")
-    message = f"The run's data is {asked.sequences} sequences now, and not {was.sequences}; "
-    tx.record("data.changed", message + "nothing of it was trained.", run=run_row.name)
+    message = f"The run's data is another now ({how}); nothing of the old was trained."
+    tx.record("data.changed", message, run=run_row.name)
     book.forget()
     return True
 

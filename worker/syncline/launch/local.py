@@ -126,7 +126,8 @@ class LocalRun:
                 lambda at=ports.health_address: grpc_serving(at),
             )
         count = len(self.view.replicas)
-        self._screen.say(f"Starting {count} replicas; loading PyTorch takes some seconds.")
+        replicas = "1 replica" if count == 1 else f"{count} replicas"
+        self._screen.say(f"Starting {replicas}; loading PyTorch takes some seconds.")
         self._keeper.start_replicas(self.view.replicas)
 
     def follow(self) -> Result:
