@@ -150,7 +150,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(
         (["run.token_budget=none"], 'optimizer.schedule "cosine" needs an end'),
         (["optimizer.warmup_tokens=1000"], "must be below run.token_budget (1000)"),
         (["optimizer.name=wsam", "run.warmup_steps=4"], "run.warmup_steps averages one"),
-        (["data.path=here"], "data: give one of path (a prepared folder), source and"),
+        (["data.path=here"], "data: give one of path (a prepared folder), url, source"),
         (["model.path=here"], "model: give one of config, path and factory"),
         (["model.config={}"], "config needs a model_type"),
     ],
