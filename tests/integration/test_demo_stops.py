@@ -102,7 +102,7 @@ def interrupt(job: Path, folder: Path, flags: tuple[str, ...], words: str) -> No
     ("flags", "words", "code"),
     [
         ((*SHORT, "--prompt", "the "), "Loading the export", 0),
-        ((*ONE, *TOO_LONG), "Starting 1 replicas", 13),
+        ((*ONE, *TOO_LONG), "Starting 1 replica;", 13),
     ],
 )
 def test_ctrl_c_as_the_services_end_hurries_them_and_the_end_stays_what_it_was(
