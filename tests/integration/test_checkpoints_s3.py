@@ -21,12 +21,7 @@ from syncline_testing.service import code_of, flat_layout, service
 pytest.importorskip("s3fs", reason="s3fs is not installed")
 server = pytest.importorskip("moto.server", reason="moto is not installed")
 
-# boto's and the server's own, not ours.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = buckets.QUIET
 
 SIZE = 2_000_000
 """Elements: a file of 16 MB, so that it goes up in several parts."""

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from syncline_control.state import State
-from syncline_testing.control import Clock, on_both, pass_time
+from syncline_testing.control import Clock, on_both, pass_time, with_replicas
 
 pytestmark = [pytest.mark.anyio, on_both]
 
@@ -20,10 +20,7 @@ SETTLE_S = 120.0 + 10.0
 @pytest.fixture
 async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
     """A run of replicas a and b, and of two fragments."""
-    await api.post("/v1/runs", json={"name": "r"})
-    for name in ("a", "b"):
-        await api.post("/v1/runs/r/replicas", json={"replica": name})
-    return api
+    return await with_replicas(api, "a", "b")
 
 
 async def asked(api: httpx.AsyncClient, replica: str, **body: Any) -> httpx.Response:

@@ -12,7 +12,7 @@ from syncline_control import transaction
 from syncline_control.operations import points, reports
 from syncline_control.state import State
 from syncline_proto.rest import RoundReport
-from syncline_testing.control import Clock, on_both
+from syncline_testing.control import Clock, on_both, with_replicas
 
 pytestmark = [pytest.mark.anyio, on_both]
 
@@ -20,10 +20,7 @@ pytestmark = [pytest.mark.anyio, on_both]
 @pytest.fixture
 async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
     """A run of replicas a and b."""
-    await api.post("/v1/runs", json={"name": "r"})
-    for name in ("a", "b"):
-        await api.post("/v1/runs/r/replicas", json={"replica": name})
-    return api
+    return await with_replicas(api, "a", "b")
 
 
 def push(replica: str, weight: float, z: float | None = None, **more: Any) -> dict[str, Any]:

@@ -17,12 +17,7 @@ from syncline_testing.training import tiny_data
 pytest.importorskip("s3fs", reason="s3fs is not installed")
 server = pytest.importorskip("moto.server", reason="moto is not installed")
 
-# boto's and the server's own, not ours.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = buckets.QUIET
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,13 @@ from typing import Any
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 
+QUIET = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+"""For what asks one: these are boto's and the server's own, not ours."""
+
 
 @contextmanager
 def bucket(server: Any, name: str) -> Iterator[str]:

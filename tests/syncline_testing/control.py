@@ -37,3 +37,11 @@ async def pass_time(state: State, clock: Clock, seconds: float) -> None:
     for _ in range(round(seconds / 0.25)):
         clock.now += 0.25
         await state.review_leases()
+
+
+async def with_replicas(api: httpx.AsyncClient, *names: str) -> httpx.AsyncClient:
+    """The client, of a run ``r`` that these replicas have joined."""
+    await api.post("/v1/runs", json={"name": "r"})
+    for name in names:
+        await api.post("/v1/runs/r/replicas", json={"replica": name})
+    return api

@@ -158,10 +158,6 @@ class Reading(Facts):
             self._untaken.see(self._session.tally, number, self.settings.token_budget)
         self._session.count(number)
 
-    def finish(self) -> None:
-        """Wait for everything that was pushed, and merge it."""
-        raise NotImplementedError
-
     def _read(
         self, batches: Iterable[Batch], taken: Callable[[], None] = lambda: None
     ) -> Iterator[Batch]:
@@ -173,7 +169,7 @@ class Reading(Facts):
             self.count_batch(batch)
             yield batch
             if self.last_round:
-                self.finish()
+                self._session.finish()
 
     def _check_live(self) -> None:
         if self._stage == "closed":

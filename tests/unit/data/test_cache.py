@@ -47,7 +47,6 @@ def test_a_job_reads_it_by_its_address(shared: Path, tmp_path: Path) -> None:
     assert vocabulary_of(section).vocab_size == 257
     assert not (tmp_path / "cache").exists(), "only the manifest is asked for"
     folder = prepared_folder(section)
-    shutil.rmtree(shared / "nothing", ignore_errors=True)
     assert folder.parent == tmp_path / "cache" and TokenShards.open(folder).tokens > 0
     with pytest.raises(ValueError, match="one of path"):
         DataSection(url=str(shared), source=["builtin"])
