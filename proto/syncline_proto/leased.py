@@ -38,6 +38,9 @@ class DataAsk(Request):
         default_factory=list[Range], max_length=RANGES_MAX
     )
     """Leased sequences of which nothing was pushed, nor will be; sorted, with gaps in between."""
+    begun: bool = False
+    """Whether the asker holds a published value of the run. Its fragments may then have pushes that
+    this control plane was never told of: it leases once it knows where all of them stand."""
 
 
 class DataGrant(Answer):

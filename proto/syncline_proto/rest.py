@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, FiniteFloat
 
-from syncline_proto.names import KIND_PATTERN, LINE_PATTERN, NAME_PATTERN
+from syncline_proto.names import LINE_PATTERN, NAME_PATTERN
 from syncline_proto.owners import SHARDS_MAX
-from syncline_proto.ranges import RANGES_MAX, Range
 from syncline_proto.settings import RunSettings
 
 WHY_CHARACTERS_MAX = 300
@@ -35,7 +34,7 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-def _strictly(kind: type[Answer]) -> BeforeValidator:
+def strictly(kind: type[Answer]) -> BeforeValidator:
     """Inside a request, refuse the keys that readers of this answer would ignore."""
     return BeforeValidator(lambda value: kind.model_validate(value, extra="forbid"))
 
@@ -82,7 +81,7 @@ class RunCreate(Request):
     settings: RunSettings = RunSettings()
     job: dict[str, Any] = Field(default_factory=dict)
     """What the trainer was asked to do (model, data, optimizer), for export and for people."""
-    origin: Annotated[Origin, _strictly(Origin)] | None = None
+    origin: Annotated[Origin, strictly(Origin)] | None = None
     """Set by who restores a checkpoint, once the sync services have fetched it; 409 if the run is
     there without it. Whoever leaves it out finds the run whatever its origin."""
 
@@ -201,7 +200,7 @@ class Progress(Answer):
 
 class Heartbeat(Request):
     incarnation: int
-    progress: Annotated[Progress, _strictly(Progress)] = Progress()
+    progress: Annotated[Progress, strictly(Progress)] = Progress()
     points: Annotated[list[LossPoint], FailFast()] = Field(
         default_factory=list[LossPoint], max_length=1000
     )
@@ -298,77 +297,6 @@ class SyncServiceHello(Request):
 
 class SyncServiceAnswer(Answer):
     lease_s: float
-
-
-class ContributionView(Answer):
-    """What became of one replica's push in a round."""
-
-    replica: str
-    incarnation: int
-    verdict: Literal["accepted", "anomalous"]
-    weight: FiniteFloat
-    norm: float | None = None
-    """None if it was not finite."""
-    z: float | None = None
-    inner_steps: int = 0
-    tokens: int = 0
-    reason: str = ""
-    data: Annotated[list[Range], FailFast()] = Field(
-        default_factory=list[Range], max_length=RANGES_MAX
-    )
-    """Sequences that the push was trained on, where the run's data is leased."""
-
-
-class FragmentData(Answer):
-    """All sequences of leased data that pushes to a fragment were trained on, since it began."""
-
-    trained: Annotated[list[Range], FailFast()] = Field(default_factory=list[Range])
-    excluded: Annotated[list[Range], FailFast()] = Field(default_factory=list[Range])
-    """Of those that were judged anomalous."""
-
-
-class RoundReport(Answer):
-    """One committed round of one fragment."""
-
-    fragment: Count
-    fragment_name: str
-    kind: Literal["pseudo-gradient", "gradient", "parameters"]
-    revision: Count
-    gradient_step: Count = 0
-    committed_at: FiniteFloat
-    seconds: FiniteFloat
-    """From the round's first push to its publication."""
-    committed_tokens: Count = 0
-    closed_by: Literal["everyone", "deadline", "loss", "offer"] = "everyone"
-    effective_sample_size: float | None = None
-    merged_norm: float | None = None
-    clip_factor: float | None = None
-    contributions: Annotated[list[ContributionView], FailFast()] = Field(
-        default_factory=list[ContributionView]
-    )
-    fragments: Count = 0
-    """How many the run has; 0: not told."""
-    data: FragmentData | None = None
-    """Told with where a fragment stands."""
-
-
-class EventIn(Request):
-    """Something worth a line in the run's log, in plain words."""
-
-    kind: str = Field(max_length=64, pattern=KIND_PATTERN, examples=["replica.joined"])
-    message: str
-    replica: str | None = Field(default=None, max_length=63)
-
-
-class Reports(Request):
-    """What a sync service tells of a run, in one batch."""
-
-    rounds: Annotated[list[Annotated[RoundReport, _strictly(RoundReport)]], FailFast()] = Field(
-        default_factory=list[RoundReport], max_length=10_000
-    )
-    events: Annotated[list[EventIn], FailFast()] = Field(
-        default_factory=list[EventIn], max_length=10_000
-    )
 
 
 class Event(Answer):

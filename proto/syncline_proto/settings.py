@@ -27,6 +27,9 @@ DownCodecName = Literal["fp32", "bf16", "int8"]
 Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper", "a-edit", "streaming"]
 Durability = Literal["commit", "async"]
 
+LATE_AGE_MAX = 2
+"""Of a late push where rounds close without everyone; a base much older leads elsewhere."""
+
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the host; a name other than localhost counts as not."""
@@ -81,6 +84,21 @@ class PenaltySettings(Section):
     kappa: float = Field(default=0.5, gt=0)
     step_power: float = Field(default=0.0, ge=0, le=2)
     """rho: weights also grow with (inner steps / sync_every) ** rho."""
+
+
+class LateSettings(Section):
+    """Pushes whose round has closed without them, and which count in a later one."""
+
+    age_max: int | None = Field(default=None, ge=0, le=1_000)
+    """S: so many revisions may a push's base lie behind; older ones are moved onto the newest
+    revision by their replica. None: 2 where rounds close without everyone (``quorum``), else 0."""
+    power: float = Field(default=0.5, ge=0, le=10)
+    """p of (1 + age)^-p, what is left of a push's weight (FedAsync's polynomial rule, 1903.03934).
+    """
+
+    def factor(self, age: int) -> float:
+        """What is left of the weight of a push of this age, in revisions: 1 at age 0."""
+        return (1.0 + age) ** -self.power
 
 
 class CodecSettings(Section):
@@ -168,6 +186,12 @@ class RunSettings(Section):
     """Inner steps of the synchronous phase before the first local one."""
     min_replicas: int = Field(default=1, ge=1, le=10_000)
     """No round closes with fewer pushes."""
+    quorum: int | None = Field(default=None, ge=1, le=10_000)
+    """A round closes once so many replicas have pushed in time, after ``grace_seconds``; who comes
+    later counts in the next (``late``). None: it waits for everyone who takes part."""
+    grace_seconds: float | None = Field(default=None, ge=0, le=86400)
+    """How long a round with its quorum goes on waiting for the others. None: for half of what
+    ``overlap_steps`` hides of it, so that it costs nobody time; without overlap not at all."""
     expected_replicas: int | None = Field(default=None, ge=1, le=10_000)
     """How many replicas share the token budget; the first round waits for so many, as long as its
     deadline allows. None: min_replicas."""
@@ -182,6 +206,7 @@ class RunSettings(Section):
     """
     outer: OuterSettings = OuterSettings()
     penalty: PenaltySettings = PenaltySettings()
+    late: LateSettings = LateSettings()
     codec: CodecSettings = CodecSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
 
@@ -189,6 +214,13 @@ class RunSettings(Section):
     def replicas(self) -> int:
         """The number of replicas that schedules count with."""
         return self.expected_replicas or self.min_replicas
+
+    @property
+    def age_max(self) -> int:
+        """Revisions that a push's base may lie behind (S)."""
+        if self.late.age_max is not None:
+            return self.late.age_max
+        return 0 if self.quorum is None else LATE_AGE_MAX
 
     @model_validator(mode="after")
     def _overlap_within_a_round(self) -> Self:
@@ -202,11 +234,19 @@ class RunSettings(Section):
     @model_validator(mode="after")
     def _replicas_in_order(self) -> Self:
         most = self.max_replicas
-        for name in ("min_replicas", "expected_replicas"):
+        for name in ("min_replicas", "quorum", "expected_replicas"):
             if most is not None and (getattr(self, name) or 0) > most:
                 raise ValueError(
                     f"max_replicas ({most}) must be at least {name} ({getattr(self, name)})."
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _grace_after_a_quorum(self) -> Self:
+        if self.quorum is None and self.grace_seconds is not None:
+            raise ValueError(
+                f"grace_seconds ({self.grace_seconds:g}) begins when the quorum is in: set quorum."
+            )
         return self
 
     @model_validator(mode="after")
@@ -265,7 +305,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 LIVE: frozenset[str] = frozenset(
-    {"sync_every", "sync_seconds", "min_round_steps", "outer", "penalty", "codec"}
+    {
+        "sync_every",
+        "sync_seconds",
+        "min_round_steps",
+        "quorum",
+        "grace_seconds",
+        "late",
+        "outer",
+        "penalty",
+        "codec",
+    }
 )
 """What may change while the run goes on, from the next round."""
 

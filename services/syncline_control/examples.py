@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from syncline_proto import leased, rest
+from syncline_proto import leased, reports, rest
 from syncline_proto.ranges import Range
 from syncline_proto.settings import RunSettings
 
@@ -15,7 +15,7 @@ RUN = rest.RunView(name="my-run", state=rest.RunState.RUNNING, settings=RunSetti
 SERVICE = rest.SyncEndpoint(name="sync-0", address="10.0.0.5:50051")
 SET: dict[str, Any] = {"settings": RUN.settings, "settings_version": 1}
 WHO: dict[str, Any] = {"replica": "replica-0", "incarnation": 1}
-PUSH = rest.ContributionView(**WHO, verdict="accepted", weight=1.0, norm=0.42, tokens=131_072)
+PUSH = reports.ContributionView(**WHO, verdict="accepted", weight=1.0, norm=0.42, tokens=131_072)
 MEMBERS = rest.RunMembership(run="my-run", state=RUN.state, members=[rest.Member(**WHO)], **SET)
 ALL = (
     RUN, SERVICE, rest.SyncServiceAnswer(lease_s=10.0),
@@ -24,7 +24,7 @@ ALL = (
     rest.HeartbeatAnswer(lease_s=10.0, run_state=RUN.state, **SET),
     rest.ReplicaView(**WHO, state=rest.ReplicaState.ALIVE, host="gpu-17", joined_at=AT),
     rest.Membership(version=12, runs=[MEMBERS]),
-    rest.RoundReport(fragment=0, fragment_name="embeddings", kind="pseudo-gradient", revision=7,
+    reports.RoundReport(fragment=0, fragment_name="embeddings", kind="pseudo-gradient", revision=7,
                      committed_at=AT, seconds=0.8, committed_tokens=917_504, contributions=[PUSH]),
     rest.MetricSeries(replica="replica-0", kind="train", tokens=[131_072], loss=[3.1], time=[AT]),
     rest.Event(id=3, time=AT, run="my-run", replica="replica-0", kind="replica.joined",

@@ -29,7 +29,7 @@ from syncline_proto.errors import (
 )
 from syncline_proto.manifest import MANIFEST, Entry, Manifest, manifest_of, sealed
 from syncline_proto.names import NAME_WORDS, valid_name
-from syncline_proto.rest import EventIn
+from syncline_proto.reports import EventIn
 from syncline_proto.v1 import checkpoints_pb2 as pb
 from syncline_proto.v1 import checkpoints_pb2_grpc
 from syncline_sync.aside import Aside, sweep_aside

@@ -23,13 +23,11 @@ import structlog
 from pydantic import ValidationError
 
 from syncline_proto.errors import ConfigError, Forbidden, InvalidRequest
+from syncline_proto.reports import EventIn, Reports, RoundReport
 from syncline_proto.rest import (
-    EventIn,
     Membership,
     PhaseVote,
     Problem,
-    Reports,
-    RoundReport,
     SyncServiceHello,
 )
 from syncline_sync.descriptors import none_left

@@ -18,7 +18,7 @@ import structlog
 
 from syncline_proto.codec import Float32, UInt16
 from syncline_proto.errors import CheckpointError, RevisionGone, StoreDamaged
-from syncline_proto.rest import RoundReport
+from syncline_proto.reports import RoundReport
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
 from syncline_sync.files import (

@@ -15,13 +15,11 @@ import structlog
 
 from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged, StoreError, bare
 from syncline_proto.names import RUN_DAMAGED
+from syncline_proto.reports import EventIn, FragmentData, RoundReport
 from syncline_proto.rest import (
-    EventIn,
-    FragmentData,
     Membership,
     Origin,
     PhaseVote,
-    RoundReport,
     RunMembership,
 )
 from syncline_proto.settings import RunSettings

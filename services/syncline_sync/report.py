@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from syncline_proto.rest import ContributionView, RoundReport
+from syncline_proto.reports import ContributionView, RoundReport
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import Outcome
 from syncline_sync.core.record import Closing, Contribution, Saved
@@ -49,6 +49,7 @@ def _view(c: Contribution) -> ContributionView:
         inner_steps=c.inner_steps,
         tokens=c.tokens,
         reason=c.reason,
+        age=c.age,
         data=list(c.data),
     )
 
@@ -72,6 +73,7 @@ def pushed(saved: Saved) -> list[pb.Contribution]:
             tokens=c.tokens,
             first_step=c.first_step,
             last_step=c.last_step,
+            age=c.age,
         )
         for c in saved.contributions
     ]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from syncline_proto.rest import EventIn, RoundReport
+from syncline_proto.reports import EventIn, RoundReport
 
 log = structlog.get_logger()
 

@@ -20,7 +20,12 @@ from syncline_proto.codec import codec_of
 from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError, Unreachable
 from syncline_proto.layout import Layout, difference
 from syncline_proto.owners import Seat
-from syncline_proto.rest import EventIn, PhaseVote, RoundReport, RunMembership, RunState
+from syncline_proto.reports import EventIn, RoundReport
+from syncline_proto.rest import (
+    PhaseVote,
+    RunMembership,
+    RunState,
+)
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget

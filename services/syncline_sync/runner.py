@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.ranges import Range
-from syncline_proto.rest import EventIn, RoundReport
+from syncline_proto.reports import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.ending import Ending
@@ -168,13 +168,14 @@ class Runner:
             self._around.fail(error)
 
     async def _next(self) -> Staged | Adopt | None:
-        """The next event; None when the round's deadline has come."""
-        deadline, now_s = self.core.deadline_s, time.monotonic()
+        """The next event; None when the round may close by itself."""
+        now_s = time.monotonic()
         if self.core.due(now_s) is not None:
             return None
-        if deadline is None:
+        look_at_s = self.core.look_at_s(now_s)
+        if look_at_s is None:
             return await self._inbox.get()
-        left = deadline - now_s
+        left = look_at_s - now_s
         # Past the deadline and still short of the minimum: only an event can change that.
         timeout = left if left > 0.0 else None
         try:
@@ -222,7 +223,7 @@ class Runner:
 
     async def _close(self, closed_by: ClosedBy) -> None:
         """Finish the open round: outer step, store, publish, report."""
-        closing = self.core.close(closed_by)
+        closing, since_s = self.core.close(closed_by), time.monotonic()
         made: list[RoundReport] = []
 
         def reports(outcome: Outcome | None) -> Sequence[str]:
@@ -231,6 +232,7 @@ class Runner:
 
         await self.holding.finish(closing, reports)
         self.latest = closing.saved
+        self.core.published(time.monotonic() - since_s)
         if self.latest.revision > 0:
             self._end_gradients()
         seconds = time.monotonic() - closing.opened_s

@@ -17,7 +17,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from syncline_proto.codec import CODEC_BY_NAME
-from syncline_proto.rest import RoundReport
+from syncline_proto.reports import RoundReport
 from syncline_sync.core.record import Saved
 from syncline_sync.files import VERSION
 

@@ -268,6 +268,7 @@ def _response(judgement: Judgement, runner: Runner) -> pb.PushResponse:
         residual=_RESIDUAL[judged],
         judged=judged,
         non_finite=judgement.non_finite,
+        counts_in=judgement.counts_in,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt16, codec_of, encode
-from syncline_proto.rest import RoundReport
+from syncline_proto.reports import RoundReport
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Saved
 from syncline_sync.fragment_store import FragmentStore

@@ -19,7 +19,11 @@ from syncline.train.exported import PARAMETERS
 from syncline_proto.depot import Depot
 from syncline_proto.manifest import Manifest
 from syncline_proto.owners import Seat
-from syncline_proto.rest import EventIn, RoundReport, RunState, RunView
+from syncline_proto.reports import EventIn, RoundReport
+from syncline_proto.rest import (
+    RunState,
+    RunView,
+)
 from syncline_proto.settings import changed
 from syncline_proto.v1 import checkpoints_pb2
 from syncline_proto.v1 import sync_pb2 as pb

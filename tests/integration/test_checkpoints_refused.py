@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from syncline.launch.kept import listed
-from syncline_proto.rest import EventIn
+from syncline_proto.reports import EventIn
 from syncline_proto.v1 import checkpoints_pb2
 from syncline_sync.checkpoints import CALLS_MAX
 from syncline_sync.pins import sweep_pins

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from syncline_control import body, intake
 from syncline_proto.ranges import Range
-from syncline_proto.rest import ContributionView, Reports, RoundReport
+from syncline_proto.reports import ContributionView, Reports, RoundReport
 from syncline_sync.report_queue import BATCH_MAX
 
 pytestmark = pytest.mark.anyio

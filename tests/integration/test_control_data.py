@@ -60,6 +60,21 @@ async def view(api: httpx.AsyncClient) -> dict[str, Any]:
     return (await api.get("/v1/runs/r/data")).json()
 
 
+async def test_nothing_is_leased_again_before_it_is_known_what_the_fragments_have(
+    api: httpx.AsyncClient,
+) -> None:
+    """As after the loss of the database: replicas may come back before sync services do."""
+    for told in ([], [0]):
+        for fragment in told:
+            await report(api, round_of(fragment, data={"trained": [[0, 0, 40]], "excluded": []}))
+        answer = await asked(api, "a", want=10, begun=True)
+        assert (answer.status_code, answer.json()["code"]) == (429, "OVERLOADED")
+        assert f"of {len(told)}" in answer.json()["detail"]
+    assert (await asked(api, "a", begun=True)).status_code == 200, "what asks for nothing may"
+    await report(api, round_of(1, data={"trained": [[0, 0, 40]], "excluded": []}))
+    assert await given(api, "a", 10, begun=True) == [[0, 40, 50]]
+
+
 async def beat(api: httpx.AsyncClient, replica: str) -> None:
     await api.post(f"/v1/runs/r/replicas/{replica}/heartbeat", json={"incarnation": 1})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from syncline_proto.rest import ContributionView, EventIn, RoundReport
+from syncline_proto.reports import ContributionView, EventIn, RoundReport
 from syncline_testing import browser
 from syncline_testing.browser import Browser
 from syncline_testing.cluster import Cluster

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from syncline_control import transaction
 from syncline_control.operations import points, reports
 from syncline_control.state import State
-from syncline_proto.rest import RoundReport
+from syncline_proto.reports import RoundReport
 from syncline_testing.control import Clock, on_both, with_replicas
 
 pytestmark = [pytest.mark.anyio, on_both]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline_proto.rest import EventIn, RoundReport
+from syncline_proto.reports import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.disk import DISK_THREADS

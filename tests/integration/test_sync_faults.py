@@ -18,7 +18,10 @@ import numpy as np
 import pytest
 
 from syncline_proto.errors import LayoutMismatch, StoreError
-from syncline_proto.rest import EventIn, Membership, RoundReport
+from syncline_proto.reports import EventIn, RoundReport
+from syncline_proto.rest import (
+    Membership,
+)
 from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import servicer

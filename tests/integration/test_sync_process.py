@@ -19,7 +19,10 @@ import grpc
 import numpy as np
 import pytest
 
-from syncline_proto.rest import Membership, Reports
+from syncline_proto.reports import Reports
+from syncline_proto.rest import (
+    Membership,
+)
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.settings import SyncSettings
 from syncline_testing.cluster import free_ports

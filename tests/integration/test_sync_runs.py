@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from syncline_proto.errors import StoreDamaged, Unreachable
-from syncline_proto.rest import EventIn, Member, Membership, RunMembership, RunState
+from syncline_proto.reports import EventIn
+from syncline_proto.rest import (
+    Member,
+    Membership,
+    RunMembership,
+    RunState,
+)
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import host

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from syncline_proto.owners import Seat
-from syncline_proto.rest import EventIn, PhaseVote, RoundReport
+from syncline_proto.reports import EventIn, RoundReport
+from syncline_proto.rest import (
+    PhaseVote,
+)
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.keeping import begin, copied, fetch, manifest_of, seal

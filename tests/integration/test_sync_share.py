@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline_proto.rest import EventIn
+from syncline_proto.reports import EventIn
 from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.service import flat_layout, service

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from syncline_proto.rest import RoundReport
+from syncline_proto.reports import RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_testing.service import Service, flat_layout, service
 

@@ -86,10 +86,12 @@ class PureFragment:
             last_step=steps,
         )
 
-    def push(self, replica: str, values: Float32, steps: int = 1) -> Judgement:
-        """Push a pseudo-gradient against the current revision and fold it as told."""
+    def push(
+        self, replica: str, values: Float32, steps: int = 1, base: int | None = None
+    ) -> Judgement:
+        """Push a pseudo-gradient, against the current revision or ``base``, and fold it as told."""
         values = values.astype(np.float32)
-        base = self.core.saved.revision
+        base = self.core.saved.revision if base is None else base
         judgement = self.core.judge(
             self.now_s, self._push(replica, Kind.PSEUDO_GRADIENT, values, base, steps)
         )

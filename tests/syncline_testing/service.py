@@ -18,12 +18,11 @@ from syncline_proto.codec import Float32, chunks, decode, encode
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.owners import Seat
 from syncline_proto.parts import write_chunk
+from syncline_proto.reports import EventIn, RoundReport
 from syncline_proto.rest import (
-    EventIn,
     Member,
     Membership,
     Origin,
-    RoundReport,
     RunMembership,
     RunState,
 )

@@ -25,7 +25,9 @@ from syncline_testing.pure import whole_push
 
 FRAGMENTS = 5
 SYNC_EVERY = 4
-SETTINGS = RunSettings(sync_every=SYNC_EVERY)
+SETTINGS = RunSettings.model_validate(
+    {"sync_every": SYNC_EVERY, "timeouts": {"round_deadline": 86_400}}
+)
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Place:
     members: dict[str, int] = field(default_factory=dict)
 
     budget: int | None = None
+    settings: RunSettings = SETTINGS
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -47,9 +50,11 @@ class Place:
         """By fragment: when each round closed, and how many had pushed."""
         self.newest = Publication(0, 0.0)
         """Of the last fragment."""
-        self.cores = [Fragment(SETTINGS) for _ in range(FRAGMENTS)]
+        self.accepted = [0] * FRAGMENTS
+        """By fragment: inner steps of pushes that were accepted."""
+        self.cores = [Fragment(self.settings) for _ in range(FRAGMENTS)]
         for core in self.cores:
-            core.adopt(0.0, {"founder": 1}, SETTINGS, True)
+            core.adopt(0.0, {"founder": 1}, self.settings, True)
             core.judge(0.0, whole_push("founder", kind=Kind.PARAMETERS, base=None))
             closed_by = core.due(0.0)
             assert closed_by is not None
@@ -63,7 +68,7 @@ class Place:
 
     def adopt(self) -> None:
         for fragment, core in enumerate(self.cores):
-            core.adopt(self.now_s, self.members, SETTINGS, True)
+            core.adopt(self.now_s, self.members, self.settings, True)
             self.close(fragment)
 
     def close(self, fragment: int) -> None:
@@ -76,6 +81,9 @@ class Place:
             waiting, self._waiting[fragment] = self._waiting[fragment], []
             for told in waiting:
                 self.send(told)
+        look_at_s = core.look_at_s(self.now_s)
+        if look_at_s is not None and look_at_s > self.now_s:
+            self.after(look_at_s - self.now_s, lambda: self.close(fragment))
 
     def push(self, replica: Replica, fragment: int, steps: int) -> None:
         core = self.cores[fragment]
@@ -87,11 +95,14 @@ class Place:
             tokens=steps,
             last_step=steps,
         )
-        verdict = core.judge(self.now_s, push).verdict
-        if verdict == pb.VERDICT_STALE:
+        judgement = core.judge(self.now_s, push)
+        stale = judgement.verdict == pb.VERDICT_STALE
+        if judgement.verdict == pb.VERDICT_ACCEPTED:
+            self.accepted[fragment] += steps
+        if stale or judgement.counts_in:
             newest, published = core.saved, self.newest
-            self.send(lambda: replica.heard(fragment, newest, published, late=True))
-        elif verdict != pb.VERDICT_FENCED:
+            self.send(lambda: replica.heard(fragment, newest, published, late=stale))
+        elif judgement.verdict != pb.VERDICT_FENCED:
             told = lambda: replica.heard(  # noqa: E731
                 fragment, core.saved, self.newest, late=False
             )

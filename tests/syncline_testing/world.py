@@ -54,6 +54,12 @@ class World:
         assert self.core.due(self.now_s) == closed_by
         return self.core.close(closed_by)
 
+    def round_of_two(self) -> Closing:
+        """A round that closes with a and b, who are its quorum."""
+        for replica in ("a", "b"):
+            assert self.push(replica).verdict == pb.VERDICT_ACCEPTED
+        return self.closes(ClosedBy.QUORUM)
+
     def round(self, *replicas: str) -> Closing:
         for replica in replicas:
             assert self.push(replica).verdict == pb.VERDICT_ACCEPTED

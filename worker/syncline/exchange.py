@@ -22,6 +22,7 @@ import structlog
 
 from syncline.background import in_background
 from syncline.core.agreement import Answer
+from syncline.late import LatePushes
 from syncline.layout import RankShard
 from syncline.line import Place, PushLine
 from syncline.link import Link, Stalled
@@ -105,6 +106,7 @@ class Exchange:
         self._seqs = list(seqs)
         self._judged_pushes: set[int] = set()
         """Fragments whose newest push was judged: what is missing is the result."""
+        self._late = LatePushes(scratch)
         self._line = PushLine(PUSHES_MAX, IDLE_SHARE * timeouts.call_s)
         self._stop = threading.Event()
         self._services = Services(identity, layout, links, epochs, timeouts, self._stop)
@@ -194,7 +196,25 @@ class Exchange:
                     log.info("push.again", fragment=name, seq=header.seq, why=pulled)
                 self._stop.wait(AGAIN_S)
                 continue
-            return outcome_of(push, answer, pulled, loss)
+            self._see_late(push.fragment, pulled.header)
+            is_kept = self._late.keep(push, header, answer, instance)
+            return replace(outcome_of(push, answer, pulled, loss), is_kept=is_kept)
+
+    def _see_late(self, fragment: int, header: pb.PullHeader) -> None:
+        """Send the last push again if it came late, and its service has forgotten it since."""
+        late = self._late.lost(fragment, header)
+        if late is None:
+            return
+        place = self._line.join()
+        try:
+            answer, instance = self._judged(late.push, late.header, place)
+        finally:
+            self._line.leave(place)
+        if not self._late.keep(late.push, late.header, answer, instance):
+            self._late.drop(fragment)
+            if verdict_of(answer) == pb.VERDICT_STALE:
+                name, so = self._name(fragment), "what it holds is left out"
+                log.warning("push.lost", fragment=name, why=answer.reason, so=so)
 
     def _judged(
         self, push: Push, header: pb.PushHeader, place: Place

@@ -127,7 +127,11 @@ class Leases:
     def _ask(self, want: int) -> None:
         me = self._me
         body = DataAsk(
-            incarnation=me.incarnation, dataset=self._dataset, want=want, after=self._after
+            incarnation=me.incarnation,
+            dataset=self._dataset,
+            want=want,
+            after=self._after,
+            begun=True,  # whoever reads has joined
         )
         grant = self._client.lease_data(me.run.name, me.replica, body)
         with self._changed:

@@ -66,6 +66,8 @@ class Outcome:
     anomalous: bool = False
     non_finite: bool = False
     reason: str = ""
+    is_kept: bool = False
+    """It came late and counts: its payload may have to be sent again after this."""
     error: SynclineError | None = None
 
 

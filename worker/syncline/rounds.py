@@ -256,14 +256,14 @@ class Rounds:
             self.eager.forget(fragment)
         if conclusion.step is Step.REBASE:
             self._landing.rebase(flight, outcome)
-            self._landed(push)
+            self._landed(push, outcome)
             self._came_late(push)
             self._verdicts.barren(fragment, conclusion, outcome)
             return
         # Where nothing was trained meanwhile, the value itself: a sum would round it.
         is_kept = self.tally.inner_step > push.last_step and not conclusion.non_finite
         self._landing.adopt(fragment, outcome, flight.start if is_kept else None)
-        self._landed(push)
+        self._landed(push, outcome)
         if conclusion.non_finite:
             self._forget_steps(fragment)
             self._is_sick = self._settings.overlap_steps > 0 or self._settings.fragment_groups > 1
@@ -271,10 +271,11 @@ class Rounds:
         self._verdicts.judged(fragment, outcome)
         self._verdicts.barren(fragment, conclusion, outcome)
 
-    def _landed(self, push: Push) -> None:
+    def _landed(self, push: Push, outcome: Outcome) -> None:
         """It is written. Not before: who goes on without memory for that is to find it pending."""
         del self._pending[push.fragment]
-        self._anchors.scratch.give_back(push.payload.memory)
+        if not outcome.is_kept:
+            self._anchors.scratch.give_back(push.payload.memory)
 
     def _forget_steps(self, fragment: int) -> None:
         """What was trained with values that are not finite is no progress, nor fit for the next."""

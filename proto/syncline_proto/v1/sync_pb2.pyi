@@ -95,11 +95,14 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     DESCRIPTOR: _descriptor.EnumDescriptor
     VERDICT_UNSPECIFIED: _Verdict.ValueType  # 0
     VERDICT_ACCEPTED: _Verdict.ValueType  # 1
-    """Folded into the open round. Not yet durable: keep the payload until `result_revision` is out."""
+    """Folded into the open round. Not yet durable: keep the payload until `result_revision` is out,
+    or `counts_in` where that is set.
+    """
     VERDICT_DUPLICATE: _Verdict.ValueType  # 2
     """Already judged; `judged` says how. Nothing has changed."""
     VERDICT_STALE: _Verdict.ValueType  # 3
-    """Its base is too old, or of another epoch. Pull `result_revision`, move the progress onto it,
+    """Its base is too old (over `age_max` revisions), or of another epoch. Pull `result_revision`,
+    move the progress onto it,
     push again under the next seq.
     """
     VERDICT_ANOMALOUS: _Verdict.ValueType  # 4
@@ -111,11 +114,14 @@ class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper): ...
 
 VERDICT_UNSPECIFIED: Verdict.ValueType  # 0
 VERDICT_ACCEPTED: Verdict.ValueType  # 1
-"""Folded into the open round. Not yet durable: keep the payload until `result_revision` is out."""
+"""Folded into the open round. Not yet durable: keep the payload until `result_revision` is out,
+or `counts_in` where that is set.
+"""
 VERDICT_DUPLICATE: Verdict.ValueType  # 2
 """Already judged; `judged` says how. Nothing has changed."""
 VERDICT_STALE: Verdict.ValueType  # 3
-"""Its base is too old, or of another epoch. Pull `result_revision`, move the progress onto it,
+"""Its base is too old (over `age_max` revisions), or of another epoch. Pull `result_revision`,
+move the progress onto it,
 push again under the next seq.
 """
 VERDICT_ANOMALOUS: Verdict.ValueType  # 4
@@ -573,13 +579,15 @@ class PushResponse(_message.Message):
     RESIDUAL_FIELD_NUMBER: _builtins.int
     JUDGED_FIELD_NUMBER: _builtins.int
     NON_FINITE_FIELD_NUMBER: _builtins.int
+    COUNTS_IN_FIELD_NUMBER: _builtins.int
     verdict: Global___Verdict.ValueType
     reason: _builtins.str
     """One sentence for a log."""
     epoch: _builtins.int
     result_revision: _builtins.int
-    """The revision to pull: the one that will contain this push. After STALE the newest, or the
-    open round's if that holds a push of this replica already.
+    """The revision to pull: the one that will contain this push, or the newest if it came late
+    (`counts_in`). After STALE the newest, or the open round's if that holds a push of this replica
+    already.
     For a gradient push: the gradient step to pull.
     """
     residual: Global___ResidualAction.ValueType
@@ -588,6 +596,10 @@ class PushResponse(_message.Message):
     """For DUPLICATE, the verdict given the first time; otherwise equal to `verdict`."""
     non_finite: _builtins.bool
     """The push was not finite: overwrite the parameters and reset the inner optimizer's state."""
+    counts_in: _builtins.int
+    """Set where the push came late and counts with its age: the revision that will contain it. The
+    replica goes on from `result_revision` as if that did. 0: it was in time.
+    """
     def __init__(
         self,
         *,
@@ -598,10 +610,11 @@ class PushResponse(_message.Message):
         residual: Global___ResidualAction.ValueType = ...,
         judged: Global___Verdict.ValueType = ...,
         non_finite: _builtins.bool = ...,
+        counts_in: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "judged", b"judged", "non_finite", b"non_finite", "reason", b"reason", "residual", b"residual", "result_revision", b"result_revision", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts_in", b"counts_in", "epoch", b"epoch", "judged", b"judged", "non_finite", b"non_finite", "reason", b"reason", "residual", b"residual", "result_revision", b"result_revision", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -689,18 +702,23 @@ class Contribution(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     FIRST_STEP_FIELD_NUMBER: _builtins.int
     LAST_STEP_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     incarnation: _builtins.int
     seq: _builtins.int
     verdict: Global___Verdict.ValueType
     weight: _builtins.float
-    """Its part of the merge, 0 to 1; those of a round sum to 1, or are all 0."""
+    """Its part of the merge, 0 to 1; those of a round sum to 1, to less where some have an `age`, or
+    are all 0.
+    """
     norm: _builtins.float
     z: _builtins.float
     inner_steps: _builtins.int
     tokens: _builtins.int
     first_step: _builtins.int
     last_step: _builtins.int
+    age: _builtins.int
+    """Revisions between the push's base and the one that the round began from; 0: it was in time."""
     def __init__(
         self,
         *,
@@ -715,10 +733,11 @@ class Contribution(_message.Message):
         tokens: _builtins.int = ...,
         first_step: _builtins.int = ...,
         last_step: _builtins.int = ...,
+        age: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_step", b"first_step", "incarnation", b"incarnation", "inner_steps", b"inner_steps", "last_step", b"last_step", "norm", b"norm", "replica", b"replica", "seq", b"seq", "tokens", b"tokens", "verdict", b"verdict", "weight", b"weight", "z", b"z"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "first_step", b"first_step", "incarnation", b"incarnation", "inner_steps", b"inner_steps", "last_step", b"last_step", "norm", b"norm", "replica", b"replica", "seq", b"seq", "tokens", b"tokens", "verdict", b"verdict", "weight", b"weight", "z", b"z"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

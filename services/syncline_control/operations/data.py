@@ -10,14 +10,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from syncline_control.core.ledger import Life, Push, counts
 from syncline_control.database import Fragment, Run
 from syncline_control.operations import replicas, runs
 from syncline_control.operations.books import Book, settle_s
 from syncline_control.transaction import Transaction
-from syncline_proto.errors import DataMismatch
+from syncline_proto.errors import DataMismatch, Overloaded
 from syncline_proto.leased import (
     DataAsk,
     DataGrant,
@@ -27,7 +27,7 @@ from syncline_proto.leased import (
     HolderView,
 )
 from syncline_proto.ranges import NOTHING, Range, Ranges, check, count, joined
-from syncline_proto.rest import RoundReport
+from syncline_proto.reports import RoundReport
 
 EPOCHS_SHOWN = 100
 
@@ -40,6 +40,7 @@ def ask(tx: Transaction, run: str, replica: str, body: DataAsk) -> DataGrant:
         LeaseLost: this incarnation does not hold its lease any more.
         DataMismatch: the run's data is another.
         InvalidRequest: what is returned is no set of ranges.
+        Overloaded: the run has begun, and what its fragments have is not known here yet.
     """
     run_row, row = replicas.find(tx, run, replica)
     if body.want:
@@ -53,10 +54,28 @@ def ask(tx: Transaction, run: str, replica: str, body: DataAsk) -> DataGrant:
     book.ledger.take_back(life, tuple(body.returned))
     number, ranges = book.ledger.granted(life, body.after)
     if not ranges and body.want:
+        if body.begun:
+            _refuse_until_told(tx, run_row)
         number = body.after + 1
         ranges = book.ledger.grant(life, number, body.want)
     book.close()
     return DataGrant(number=number, ranges=list(ranges))
+
+
+def _refuse_until_told(tx: Transaction, run_row: Run) -> None:
+    """A database that is new to a run must not lease again what the run's fragments have.
+
+    Raises:
+        Overloaded: sync services have not told of every fragment; they do within seconds.
+    """
+    query = select(func.count()).select_from(Fragment).where(Fragment.run_id == run_row.id)
+    known = tx.session.scalar(query) or 0
+    if not run_row.fragments or known < run_row.fragments:
+        of = f" of {run_row.fragments}" if run_row.fragments else ""
+        raise Overloaded(
+            f"Sync services have told of {known}{of} fragments of run {run_row.name} so far, and "
+            "what the others were trained on is not known; ask again in a second."
+        )
 
 
 def told(tx: Transaction, run_row: Run, reports: Iterable[RoundReport]) -> None:

@@ -15,7 +15,7 @@ from syncline_control.transaction import Transaction
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import FRAGMENTS_MAX
 from syncline_proto.names import AHEAD_S_MAX, ROUNDS_MAX
-from syncline_proto.rest import ContributionView, Reports, RoundReport
+from syncline_proto.reports import ContributionView, Reports, RoundReport
 from syncline_proto.tokens import run_tokens
 
 ROUNDS_KEPT = ROUNDS_MAX

@@ -10,7 +10,10 @@ from fastapi.openapi.models import Example
 from syncline_control.body import StrictRoute
 from syncline_control.operations import points, reports
 from syncline_control.routes.asking import Control, RunName
-from syncline_proto.rest import MetricSeries, Reports, RoundReport
+from syncline_proto.reports import Reports, RoundReport
+from syncline_proto.rest import (
+    MetricSeries,
+)
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["reports"], route_class=StrictRoute)
 

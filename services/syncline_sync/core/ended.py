@@ -35,8 +35,13 @@ def after(
             for c in contributions
         ]
         statistics, told = detector.closed(statistics, settings.penalty, seen)
-    pushes = {c.replica: LastPush.of(c, round_.result) for c in contributions}
-    inside = [c.replica for c in contributions]
+    last = dict(before.last)
+    for c in contributions:
+        known = last.get(c.replica)
+        new = LastPush.of(c, round_.result)
+        gaps = settings.age_max > 0
+        last[c.replica] = known.after(c, round_.result, gaps) if known else new
+    inside = list(dict.fromkeys(c.replica for c in contributions))
     counted = [c for c in contributions if c.verdict == pb.VERDICT_ACCEPTED]
     gradient = round_.kind is Kind.GRADIENT
     saved = replace(
@@ -45,7 +50,7 @@ def after(
         gradient_step=round_.result if gradient else before.gradient_step,
         committed_tokens=before.committed_tokens + sum(c.tokens for c in counted),
         statistics=replace(statistics, replicas=remembered(statistics.replicas, inside, members)),
-        last=remembered({**before.last, **pushes}, inside, members),
+        last=remembered(last, inside, members),
         contributions=contributions,
         down=settings.codec.down,
         taking_part=dict(taking_part),

@@ -1,7 +1,8 @@
 """One fragment's rounds: which push is taken, who is waited for, when a round closes.
 
 Pure: callers hand in ``now_s``, seconds on a clock that never runs backward. The caller keeps
-the order judge -> fold -> (due -> close -> outer step -> store -> publish), one at a time.
+the order judge -> fold -> (due -> close -> outer step -> store -> publish -> ``published``), one at
+a time.
 
 Invariants:
     - revision and gradient_step only grow (but for a synchronous phase that starts anew);
@@ -18,7 +19,7 @@ from dataclasses import replace
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core import detector, ended, refusals, weights
+from syncline_sync.core import detector, ended, policy, refusals, weights
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.record import ClosedBy, Closing, Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
@@ -53,6 +54,7 @@ class Fragment:
         self.running = True
         self._next_settings = settings
         self._round: Round | None = None
+        self._pace = policy.Pace()
         self._taking_part: dict[str, int] = dict(self.saved.taking_part)
         self._gone: set[str] = set()
         """Who came before the first round closed, and has lost its lease or left before it."""
@@ -90,12 +92,11 @@ class Fragment:
         """The offer is stored; from now on it counts."""
         self._ending.offered(self._number, self.saved.phase)
 
-    @property
-    def deadline_s(self) -> float | None:
-        """When the open round should be looked at again; None while nothing is pending."""
+    def look_at_s(self, now_s: float) -> float | None:
+        """When the open round may close by itself; None while only an event can bring that."""
         if self._round is None or not self.running:
             return None
-        return self._round.waits_from_s + self.settings.timeouts.round_deadline_s
+        return policy.look_at_s(self._round, self.settings, self._pace, now_s)
 
     def adopt(
         self, now_s: float, members: Mapping[str, int], settings: RunSettings, running: bool
@@ -115,7 +116,7 @@ class Fragment:
         r = self._round
         if r is not None:
             r.lose(r.expected - self._taking_part.keys())
-            r.waits_from_s = now_s if goes_on else r.waits_from_s
+            r.resumed_s = now_s if goes_on else r.resumed_s
         if self._phase_is_lost():
             self._ending.lost(self.saved.phase)
         if self.synchronous and self.saved.phase < self._ending.phase:
@@ -134,20 +135,23 @@ class Fragment:
 
     def known(self, replica: str, incarnation: int, seq: int) -> Judgement | None:
         """DUPLICATE for a push that the open round or a committed one contains; else None."""
-        inside = self._round.arrived.get(replica) if self._round else None
-        if inside and inside.incarnation == incarnation and seq <= inside.seq:
-            assert self._round is not None
-            if seq < inside.seq:
+        r, gaps = self._round, self.settings.age_max > 0
+        for inside in r.of(replica, incarnation) if r else ():
+            assert r is not None
+            if seq == inside.seq:
+                non_finite = not detector.is_finite(inside.norm)
+                known = refusals.duplicate(inside.verdict, r.result, non_finite)
+                return self._answered_late(known) if inside.age else known
+            if seq < inside.seq and not gaps:
                 return refusals.duplicate(ACCEPTED, self.saved.revision, non_finite=False)
-            non_finite = not detector.is_finite(inside.norm)
-            return refusals.duplicate(inside.verdict, self._round.result, non_finite)
-        return refusals.known(self.saved, replica, incarnation, seq)
+        return refusals.known(self.saved, replica, incarnation, seq, gaps)
 
     def last_seq(self, replica: str, incarnation: int) -> int:
         """The largest ``seq`` of this life's pushes that are in a round; 0 without any."""
-        inside = self._round.arrived.get(replica) if self._round else None
-        last = inside or self.saved.last.get(replica)
-        return last.seq if last is not None and last.incarnation == incarnation else 0
+        inside = self._round.of(replica, incarnation) if self._round else []
+        last = self.saved.last.get(replica)
+        committed = [last.seq] if last and last.incarnation == incarnation else []
+        return max((*(c.seq for c in inside), *committed), default=0)
 
     def of_another_epoch(self, epoch: int) -> Judgement | None:
         """STALE for progress since a revision of another ``epoch``; None if it is of this one.
@@ -196,14 +200,11 @@ class Fragment:
             return None
         if r.kind is Kind.PARAMETERS:
             return ClosedBy.OFFER if r.result == 0 or self._ending.decided else None
-        if len(r.arrived) < self._needed(r):
-            return None
-        wished = self._wished(r)
-        if len(r.arrived.keys() | self._gone) >= wished and r.expected <= r.arrived.keys():
-            lost = r.lost or len(r.arrived) < wished
-            return ClosedBy.LOSS if lost else ClosedBy.EVERYONE
-        deadline = self.deadline_s
-        return ClosedBy.DEADLINE if deadline is not None and now_s >= deadline else None
+        under_way = r.kind is Kind.GRADIENT and self.saved.gradient_step > 0
+        wishes = policy.wishes(
+            self.settings, self._begins, len(self._taking_part) if under_way else None, self._gone
+        )
+        return policy.due(r, self.settings, wishes, self._pace, now_s, self.running)
 
     def close(self, closed_by: ClosedBy) -> Closing:
         """End the open round; the fragment now stands at its result, which is yet to be stored."""
@@ -213,6 +214,7 @@ class Fragment:
             # Who has lost its lease since it pushed must not be waited for in the next round.
             accepted = [c for c in r.contributions() if c.verdict == ACCEPTED]
             self._taking_part |= self._alive({c.replica: c.incarnation for c in accepted})
+            self._pace = self._pace.after(r)
         self.saved, told = ended.after(
             self.saved, r, self.settings, self.members, self._taking_part
         )
@@ -233,6 +235,10 @@ class Fragment:
             behind=behind,
             told=told,
         )
+
+    def published(self, seconds: float) -> None:
+        """What ``close`` returned is published, so long after that."""
+        self._pace = replace(self._pace, publication_s=seconds)
 
     def _take_settings(self) -> tuple[str, ...]:
         """Let new settings count, between two rounds; statistics that they spoil start anew."""
@@ -258,45 +264,37 @@ class Fragment:
         inside = {c.replica: c.incarnation for c in arrived.values() if c.verdict == ACCEPTED}
         return not (self._taking_part or self._alive(inside))
 
-    def _needed(self, r: Round) -> int:
-        """Pushes without which the open round does not close: ``min_replicas``.
-
-        But nobody can join a synchronous phase that is under way, so there those who are left
-        need nobody else: waiting for a joiner that itself waits for us would never end.
-        """
-        if r.kind is Kind.GRADIENT and self.saved.gradient_step:
-            return max(1, min(self.settings.min_replicas, len(self._taking_part)))
-        return self.settings.min_replicas
-
-    def _wished(self, r: Round) -> int:
-        """Replicas that the open round waits for until its deadline, besides those it expects.
-
-        Only the very first round has any, of a run that begins from a checkpoint, too: who starts
-        together shall train together, and nobody is known by a push yet. Those who came to the run
-        and are gone count as if they had pushed.
-        """
-        under_way = r.kind is Kind.GRADIENT and self.saved.gradient_step > 0
-        return self.settings.replicas if self._begins and not under_way else 0
-
     def _late(self, push: WholePush) -> Judgement | None:
         """STALE for a push whose round has closed, or that already has a push in the open one."""
-        late = refusals.late(self.saved, self.settings.warmup_steps, push)
-        if late is None and self._round and push.replica in self._round.arrived:
-            why = f"round {self._round.result} has a push of {push.replica} already"
-            return refusals.stale(why, self._round.result)
+        settings, r = self.settings, self._round
+        late = refusals.late(self.saved, settings.warmup_steps, settings.age_max, push)
+        age = self._age(push)
+        if late is None and r and (push.replica, age > 0) in r.entries:
+            why = f"round {r.result} has a{' late' if age else ''} push of {push.replica} already"
+            return refusals.stale(why, self.saved.revision if age else r.result)
         return late
 
+    def _age(self, push: WholePush) -> int:
+        """Revisions between a push's base and the one that the open round starts from."""
+        if push.kind is not Kind.PSEUDO_GRADIENT or push.base is None:
+            return 0
+        return self.saved.revision - push.base
+
+    def _answered_late(self, judgement: Judgement) -> Judgement:
+        """It counts in the open round, and its replica goes on at once, from what is published."""
+        return replace(judgement, counts_in=judgement.result, result=self.saved.revision)
+
     def _enter(self, now_s: float, push: WholePush) -> Judgement:
-        """Judge a timely push by its norm, weigh it, and put it into the round."""
-        r = self._opened(now_s, push.kind)
+        """Judge a push by its norm, weigh it, and put it into the round."""
+        r, age = self._opened(now_s, push.kind), self._age(push)
         statistics, rules = self.saved.statistics, self.settings.penalty
         if push.kind is Kind.GRADIENT:
             why = detector.unfit(push.norm)
             finding = detector.Finding(bool(why), 0.0, why)
         else:
             finding = detector.inspect(statistics, rules, push.replica, push.norm, push.inner_steps)
-        entered = r.enter(push, finding, self.settings)
-        return Judgement(
+        entered = r.enter(now_s, push, finding, self.settings, age)
+        judgement = Judgement(
             verdict=entered.verdict,
             judged=entered.verdict,
             result=r.result,
@@ -305,6 +303,7 @@ class Fragment:
             rescale=entered.rescale,
             non_finite=not detector.is_finite(push.norm),
         )
+        return self._answered_late(judgement) if age else judgement
 
     def _judge_offer(self, now_s: float, push: WholePush) -> Judgement:
         """PARAMETERS: revision 0 from nothing, or revision 1 when the synchronous phase ends."""
@@ -326,7 +325,7 @@ class Fragment:
             why = detector.unfit(push.norm)
             raise InvalidRequest(f"push: {why}; such parameters are refused.")
         r = self._round = self._new_round(now_s, push.kind, 0 if first else 1)
-        r.enter(push, detector.Finding(False, 0.0), self.settings)
+        r.enter(now_s, push, detector.Finding(False, 0.0), self.settings)
         return Judgement(verdict=ACCEPTED, judged=ACCEPTED, result=r.result, sets=True)
 
     def _take_up_offer(self, now_s: float) -> None:
@@ -336,7 +335,7 @@ class Fragment:
             return
         if (offer.phase, offer.gradient_step) == (self.saved.phase, self.saved.gradient_step):
             r = self._round = self._new_round(now_s, Kind.PARAMETERS, 1)
-            r.arrived, r.total = {c.replica: c for c in offer.contributions}, 1.0
+            r.entries, r.total = {(c.replica, False): c for c in offer.contributions}, 1.0
             self.keep_offer()
 
     def _opened(self, now_s: float, kind: Kind) -> Round:
@@ -353,7 +352,6 @@ class Fragment:
             kind=kind,
             result=result,
             opened_s=now_s,
-            waits_from_s=now_s,
             expected=frozenset() if offer else frozenset(self._taking_part),
             scale=weights.scale_of(self.saved.statistics, self.settings.penalty),
         )

@@ -19,6 +19,9 @@ from syncline_sync.core.detector import Statistics, is_finite
 STRANGERS_MAX = 1_000
 """Replicas that are remembered (norms, last push) although they hold no lease: the newest."""
 
+SEQS_KEPT = 16
+"""Committed pushes of a replica that are remembered one by one, beside its newest."""
+
 KEPT = 2
 """Revisions (and gradient steps) of a fragment that are kept: on disk and for pulls alike."""
 
@@ -37,6 +40,8 @@ class ClosedBy(StrEnum):
     """Why a round ended."""
 
     EVERYONE = "everyone"
+    QUORUM = "quorum"
+    """Enough were in, and who was still missing had its grace."""
     DEADLINE = "deadline"
     LOSS = "loss"
     """Whoever was still missing lost its lease."""
@@ -81,6 +86,8 @@ class Judgement:
     rescale: float = 1.0
     sets: bool = False
     non_finite: bool = False
+    counts_in: int = 0
+    """The revision that will contain it, where that is not ``result``: of a late push."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +103,7 @@ class Contribution:
     rescale: float
     """What the accumulator was multiplied by just before."""
     weight: float
-    """Its part of the merge; from the round's close on, weights sum to 1."""
+    """Its part of the merge; from the round's close on, weights sum to 1, or to less with age."""
     norm: float
     z: float
     inner_steps: int
@@ -105,17 +112,41 @@ class Contribution:
     last_step: int
     reason: str = ""
     data: Ranges = NOTHING
+    age: int = 0
+    """Revisions between its base and the one that its round starts from; 0: it was timely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastPush:
-    """The newest committed push of a replica: enough to know every older one as a duplicate."""
+    """A replica's newest committed push, and which older ones are committed, too."""
 
     incarnation: int
     seq: int
     verdict: pb.Verdict.ValueType
     result: int
     non_finite: bool = False
+    before: tuple[int, ...] = ()
+    """``seq`` of the ``SEQS_KEPT`` before it, ascending."""
+
+    def holds(self, seq: int, with_gaps: bool) -> bool:
+        """Whether a push is committed, or older than all that could still be.
+
+        ``with_gaps``: a push may be committed after one that was made later. Else whatever is
+        older than the newest is known to be dealt with.
+        """
+        if seq >= self.seq:
+            return seq == self.seq
+        forgotten = len(self.before) == SEQS_KEPT and seq < self.before[0]
+        return not with_gaps or seq in self.before or forgotten
+
+    def after(self, c: Contribution, result: int, with_gaps: bool) -> LastPush:
+        """With one more of a round; ``with_gaps`` as in ``holds``."""
+        new = LastPush.of(c, result)
+        if c.incarnation != self.incarnation or not with_gaps:
+            return new
+        newest = new if c.seq > self.seq else self
+        others = sorted({*self.before, self.seq, c.seq} - {newest.seq})
+        return replace(newest, before=tuple(others[-SEQS_KEPT:]))
 
     @classmethod
     def of(cls, c: Contribution, result: int) -> LastPush:

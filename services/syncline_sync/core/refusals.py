@@ -39,10 +39,15 @@ def duplicate(verdict: pb.Verdict.ValueType, result: int, non_finite: bool) -> J
     )
 
 
-def known(saved: Saved, replica: str, incarnation: int, seq: int) -> Judgement | None:
-    """DUPLICATE for a push that a committed round contains, or that is older; else None."""
+def known(
+    saved: Saved, replica: str, incarnation: int, seq: int, with_gaps: bool
+) -> Judgement | None:
+    """DUPLICATE for a push that a committed round contains, or that is older; else None.
+
+    ``with_gaps`` as in ``LastPush.holds``.
+    """
     last = saved.last.get(replica)
-    if last is None or last.incarnation != incarnation or seq > last.seq:
+    if last is None or last.incarnation != incarnation or not last.holds(seq, with_gaps):
         return None
     if seq == last.seq:
         return duplicate(last.verdict, last.result, last.non_finite)
@@ -56,8 +61,10 @@ def stale(why: str, result: int) -> Judgement:
     )
 
 
-def late(saved: Saved, warmup_steps: int, push: WholePush) -> Judgement | None:
-    """STALE for a pseudo-gradient or gradient whose round has closed; None for a timely one.
+def late(saved: Saved, warmup_steps: int, age_max: int, push: WholePush) -> Judgement | None:
+    """STALE for a pseudo-gradient or gradient whose round has closed; None for one that counts.
+
+    ``age_max``: revisions that a pseudo-gradient's base may lie behind.
 
     Raises:
         InvalidRequest: a gradient of a step that is not next.
@@ -69,7 +76,7 @@ def late(saved: Saved, warmup_steps: int, push: WholePush) -> Judgement | None:
         return _late_gradient(saved, warmup_steps, push)
     if synchronous:
         return stale("the synchronous phase goes on; wait for revision 1", 1)
-    if push.base != saved.revision:
+    if push.base is None or not 0 <= saved.revision - push.base <= age_max:
         why = f"its base is revision {push.base}, the round starts from {saved.revision}"
         return stale(why, saved.revision)
     return None

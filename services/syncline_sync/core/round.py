@@ -3,15 +3,20 @@
 Pure data with its arithmetic; when to open it, whom to let in and when to close it is the
 fragment's to decide.
 
+A push is timely if its base is the revision that the round starts from. A late one, where the
+run takes those, has an age: it counts for less, and nobody's wait ends with it.
+
 Invariants:
     - ``expected`` is fixed when the round opens, and only shrinks;
-    - a replica is in ``arrived`` at most once; ``total`` is the sum of the weights in it.
+    - a replica has at most one timely and one late push in it; ``total`` is the sum of the weights
+      of all, without what age takes from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from syncline_proto.ranges import NOTHING
 from syncline_proto.settings import RunSettings
@@ -28,15 +33,45 @@ class Round:
     kind: Kind
     result: int
     opened_s: float
-    waits_from_s: float
-    """Where its deadline counts from: the first push, or the end of a pause."""
     expected: frozenset[str]
     scale: weights.Scale
     lost: bool = False
     """Whether somebody was waited for in vain."""
+    resumed_s: float | None = None
+    """When a pause ended in it."""
     total: float = 0.0
-    arrived: dict[str, Contribution] = field(default_factory=dict[str, Contribution])
-    """By replica, in the order of folding."""
+    timely_s: list[float] = field(default_factory=list[float])
+    """When its timely pushes came."""
+    entries: dict[tuple[str, bool], Contribution] = field(
+        default_factory=dict[tuple[str, bool], Contribution]
+    )
+    """By replica and whether it is late, in the order of folding."""
+
+    @property
+    def arrived(self) -> dict[str, Contribution]:
+        """The timely pushes, by replica."""
+        return {name: c for (name, is_late), c in self.entries.items() if not is_late}
+
+    @property
+    def replicas(self) -> frozenset[str]:
+        """Whoever has a push in it."""
+        return frozenset(name for name, _ in self.entries)
+
+    @property
+    def waits_from_s(self) -> float | None:
+        """Where its deadline counts from: the first timely push, or the end of a pause."""
+        if not self.timely_s:
+            return None
+        return max(self.timely_s[0], self.resumed_s or self.timely_s[0])
+
+    def quorum_s(self, quorum: int) -> float | None:
+        """When so many timely pushes were in; None before that."""
+        return next(islice(self.timely_s, quorum - 1, None), None)
+
+    def of(self, replica: str, incarnation: int) -> list[Contribution]:
+        """What this life has in it."""
+        mine = (self.entries.get((replica, is_late)) for is_late in (True, False))
+        return [c for c in mine if c is not None and c.incarnation == incarnation]
 
     def lose(self, gone: Collection[str]) -> None:
         """Wait no longer for those who are ``gone``; what they have pushed stays in."""
@@ -44,21 +79,26 @@ class Round:
         self.lost = self.lost or bool(missing - self.arrived.keys())
         self.expected -= missing
 
-    def enter(self, push: WholePush, finding: Finding, settings: RunSettings) -> Contribution:
+    def enter(
+        self, now_s: float, push: WholePush, finding: Finding, settings: RunSettings, age: int = 0
+    ) -> Contribution:
         """Take a push in and return how it counts: a bad one with weight 0.
 
-        ``push.norm`` is ||D||, and must be finite unless ``finding.bad``; its replica must not be
-        in the round yet. In what is returned ``folded`` is the push's weight w before any division
-        by W, and ``rescale`` the factor (1: none) by which all earlier weights, and so the
-        accumulator, have shrunk: multiply first, then add ``folded`` * D.
+        ``push.norm`` is ||D||, and must be finite unless ``finding.bad``; its replica must not have
+        one in the round yet that is timely, or late, like it. In what is returned ``folded`` is
+        the push's weight w * a before any division by W (a: what its ``age`` leaves of it), and
+        ``rescale`` the factor (1: none) by which all earlier weights, and so the accumulator, have
+        shrunk: multiply first, then add ``folded`` * D. W is the sum of the w: age makes a push
+        count for less, and the others not for more.
         """
         weight, rescale = 0.0, 1.0
         if not finding.bad:
             weight, rescale = self._weight(push, settings)
             if rescale != 1.0:
-                for name, c in self.arrived.items():
-                    self.arrived[name] = replace(c, weight=c.weight * rescale)
+                for key, c in self.entries.items():
+                    self.entries[key] = replace(c, weight=c.weight * rescale)
             self.total = self.total * rescale + weight
+            weight *= settings.late.factor(age)
         entered = Contribution(
             replica=push.replica,
             incarnation=push.incarnation,
@@ -75,15 +115,18 @@ class Round:
             last_step=push.last_step,
             reason=finding.reason,
             data=NOTHING if push.kind is Kind.PARAMETERS else push.data,
+            age=age,
         )
-        self.arrived[push.replica] = entered
+        self.entries[push.replica, age > 0] = entered
+        if age == 0:
+            self.timely_s.append(now_s)
         return entered
 
     def contributions(self) -> tuple[Contribution, ...]:
-        """Everyone in it, with weights that sum to 1 (or are all 0 if nobody counts)."""
+        """Everything in it, with weights that sum to 1, or to less where age has taken some."""
         return tuple(
             replace(c, weight=c.weight / self.total if self.total else 0.0)
-            for c in self.arrived.values()
+            for c in self.entries.values()
         )
 
     def _weight(self, push: WholePush, settings: RunSettings) -> tuple[float, float]:

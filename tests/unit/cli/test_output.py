@@ -13,7 +13,10 @@ from syncline.cli import output, watch
 from syncline.cli.about import exit_code_rows
 from syncline.cli.app import run
 from syncline_proto.errors import FileMissing, SynclineError, leaves
-from syncline_proto.rest import LossPoint, RoundReport
+from syncline_proto.reports import RoundReport
+from syncline_proto.rest import (
+    LossPoint,
+)
 
 
 @pytest.mark.parametrize(

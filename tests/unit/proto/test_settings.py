@@ -79,7 +79,7 @@ def test_a_patch_is_partial_and_checked() -> None:
         ({"outer": {"lr": -1}}, "outer.lr must be at least 0, not -1."),
         ({"outer": {"momentun": 0}}, "outer.momentun is not a setting; did you mean momentum?"),
         ({"outer": {"rl": 0.5}}, "outer.rl is not a setting; did you mean lr?"),
-        ({"nosuch": 1}, "nosuch is not a setting. Known here: codec, min_round_steps, outer, "),
+        ({"nosuch": 1}, "nosuch is not a setting. Known here: codec, grace_seconds, late, "),
         ({"lr": 1}, "lr is not a setting; did you mean outer.lr?"),
         ({"sync_evry": 1}, "sync_evry is not a setting; did you mean sync_every?"),
         ({"outer": 3}, "outer must be a group of keys, not 3."),

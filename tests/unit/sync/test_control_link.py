@@ -11,7 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import Forbidden, StoreDamaged
-from syncline_proto.rest import EventIn, Membership, RoundReport
+from syncline_proto.reports import EventIn, RoundReport
+from syncline_proto.rest import (
+    Membership,
+)
 from syncline_sync import control, report_queue
 from syncline_sync.report_queue import ReportQueue
 from syncline_testing.linked import link_to, running

@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from syncline_proto.rest import EventIn
+from syncline_proto.reports import EventIn
 from syncline_sync import control
 from syncline_sync.report_queue import ReportQueue
 from syncline_testing.linked import link_to, running

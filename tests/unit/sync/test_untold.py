@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncline_proto.rest import RoundReport
+from syncline_proto.reports import RoundReport
 from syncline_sync import report_queue
 from syncline_sync.core import untold
 from syncline_sync.core.untold import Untold

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from syncline.core.turns import Turns
-from syncline_testing.simulated import FRAGMENTS, SYNC_EVERY, Place, Replica
+from syncline_testing.simulated import FRAGMENTS, SETTINGS, SYNC_EVERY, Place, Replica
 
 
 def following(revisions: list[int], pending: set[int], groups: int, count: int) -> list[list[int]]:
@@ -155,3 +155,61 @@ def test_by_time_the_slowest_costs_the_others_next_to_nothing(way: tuple[int, in
     place.run(run_s)
     alone = sum(place.newest.at_s / step_s for step_s in steps_s)
     assert place.cores[-1].saved.committed_tokens >= 0.95 * alone
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    way=ways,
+    seconds=triggers,
+    steps_s=st.lists(step_seconds, min_size=2, max_size=4),
+    quorum=st.integers(1, 4),
+    grace_s=st.sampled_from([None, 0.0, 0.05]),
+    leaves_s=st.sampled_from([None, 0.3, 1.0]),
+)
+def test_with_a_quorum_rounds_go_on_and_what_is_accepted_is_committed(
+    seed: int,
+    way: tuple[int, int],
+    seconds: float | None,
+    steps_s: list[float],
+    quorum: int,
+    grace_s: float | None,
+    leaves_s: float | None,
+) -> None:
+    rules = SETTINGS.model_copy(
+        update={"quorum": quorum, "grace_seconds": grace_s, "overlap_steps": way[1]}
+    )
+    place = Place(seed, settings=rules)
+    replicas = [Replica(f"r{n}", step_s, place, *way, seconds) for n, step_s in enumerate(steps_s)]
+    place.run(leaves_s or 0.0)
+    if leaves_s is not None:
+        replicas.pop().die()
+    interval_s = SYNC_EVERY * (0.03 + max(steps_s)) + (seconds or 0.0)
+    place.run(place.now_s + 1.0 + 6 * interval_s)
+    settled_s = place.now_s
+    before = [list(replica.revisions) for replica in replicas]
+    place.run(settled_s + 1.0 + 6 * interval_s)
+    for fragment, rounds in enumerate(place.rounds):
+        assert len(later(rounds, settled_s)) >= 4, "rounds go on"
+        assert all(
+            r.revisions[fragment] > b[fragment] for r, b in zip(replicas, before, strict=True)
+        )
+        core = place.cores[fragment]
+        inside = sum(c.inner_steps for c in core._round.contributions()) if core._round else 0
+        assert core.saved.committed_tokens + inside == place.accepted[fragment]
+
+
+def test_with_a_quorum_the_slowest_costs_the_others_nothing() -> None:
+    """One of four is four times slower; overlap hides 300 ms, and the network takes up to 60."""
+    steps_s, run_s = [0.1, 0.1, 0.1, 0.4], 100.0
+    rules = SETTINGS.model_copy(update={"quorum": 3, "overlap_steps": 3})
+    place = Place(7, settings=rules)
+    for number, step_s in enumerate(steps_s):
+        Replica(f"r{number}", step_s, place, 1, 3)
+    place.run(run_s)
+    rounds = len(place.rounds[-1])
+    alone = Place(7, settings=rules.model_copy(update={"quorum": None}))
+    for number in range(3):
+        Replica(f"r{number}", 0.1, alone, 1, 3)
+    alone.run(run_s)
+    assert rounds >= 0.95 * len(alone.rounds[-1])

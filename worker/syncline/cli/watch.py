@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from syncline.launch.client import OperatorClient
-    from syncline_proto.rest import Event, RoundReport, RunView, SyncEndpoint
+    from syncline_proto.reports import RoundReport
+    from syncline_proto.rest import (
+        Event,
+        RunView,
+        SyncEndpoint,
+    )
 
 
 def status(

@@ -30,7 +30,12 @@ from syncline_proto.errors import (
 )
 from syncline_proto.layout import Layout, layout_to_json
 from syncline_proto.manifest import Entry, Manifest
-from syncline_proto.rest import EventIn, Origin, RunCreate, RunView
+from syncline_proto.reports import EventIn
+from syncline_proto.rest import (
+    Origin,
+    RunCreate,
+    RunView,
+)
 from syncline_proto.settings import overlaid
 from syncline_proto.tokens import run_tokens
 from syncline_proto.v1 import checkpoints_pb2 as pb

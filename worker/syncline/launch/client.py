@@ -13,12 +13,10 @@ from typing import Any, Self
 from syncline.rest import Rest, below_v1
 from syncline_proto.errors import SynclineError, Unreachable
 from syncline_proto.leased import DataView
+from syncline_proto.reports import EventIn, Reports, RoundReport
 from syncline_proto.rest import (
     Event,
-    EventIn,
     ReplicaView,
-    Reports,
-    RoundReport,
     RunCreate,
     RunView,
     Scale,
