@@ -61,6 +61,7 @@ class Manifest(Form):
     """Its own; a run that begins from it names it."""
     run: str = Field(pattern=NAME_PATTERN)
     revision: Count
+    """Of all fragments; of a run whose rounds do not wait, the smallest."""
     committed_tokens: Count
     """Of the run: those of its last fragment."""
     created_at: FiniteFloat
@@ -96,7 +97,10 @@ class Manifest(Form):
         fragments = [entry.fragment for entry in self.entries]
         if fragments != list(range(len(self.cut.fragments))):
             raise ValueError("it has not exactly one file for each fragment, in order")
-        if {entry.revision for entry in self.entries} != {self.revision}:
+        revisions = {entry.revision for entry in self.entries}
+        if min(revisions) != self.revision or (
+            len(revisions) > 1 and not self.settings.asynchronous
+        ):
             raise ValueError("its fragments are not of one revision")
         return self
 

@@ -56,7 +56,7 @@ class RoundReport(Answer):
     seconds: FiniteFloat
     """From the round's first push to its publication."""
     committed_tokens: Count = 0
-    closed_by: Literal["everyone", "quorum", "deadline", "loss", "offer"] = "everyone"
+    closed_by: Literal["everyone", "push", "quorum", "deadline", "loss", "offer"] = "everyone"
     effective_sample_size: float | None = None
     merged_norm: float | None = None
     clip_factor: float | None = None

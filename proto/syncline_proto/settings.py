@@ -20,11 +20,12 @@ from pydantic import (
 )
 
 from syncline_proto.errors import ConfigError
+from syncline_proto.presets import PRESETS, under
 from syncline_proto.words import paths_in, sentence, unknown
 
 CodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
 DownCodecName = Literal["fp32", "bf16", "int8"]
-Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper", "a-edit", "streaming"]
+Strategy = Literal["local-sgd", "diloco", "edit", "edit-paper", "a-edit", "streaming", "async"]
 Durability = Literal["commit", "async"]
 
 LATE_AGE_MAX = 2
@@ -61,6 +62,11 @@ class OuterSettings(Section):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     clip: float | None = Field(default=10.0, gt=0)
     """Upper bound of the merged pseudo-gradient's norm, per fragment (EDiT's phi); None: none."""
+    restart_every: int | None = Field(default=None, ge=1, le=1_000_000)
+    """The momentum begins anew, from 0, with every so many rounds; None: never."""
+    age_guard: float | None = Field(default=2.0, gt=0, le=100)
+    """kappa of the bound that the mean age of pushes sets the lr, where rounds do not wait
+    (``asynchronous``) and it is over one round; None: none."""
 
 
 class PenaltySettings(Section):
@@ -90,15 +96,14 @@ class LateSettings(Section):
     """Pushes whose round has closed without them, and which count in a later one."""
 
     age_max: int | None = Field(default=None, ge=0, le=1_000)
-    """S: so many revisions may a push's base lie behind; older ones are moved onto the newest
-    revision by their replica. None: 2 where rounds close without everyone (``quorum``), else 0."""
+    """S: so many rounds may a push's base lie behind; older ones are moved onto the newest
+    revision by their replica. None: 2 where rounds close without everyone (``quorum``,
+    ``asynchronous``), else 0."""
+    rule: Literal["polynomial", "cosine"] = "polynomial"
+    """What age leaves of a push's weight: (1 + age)^-power (FedAsync, 1903.03934), or
+    e^(-decay age) times a cosine that closes just past ``age_max`` (CGAD, 2605.09126)."""
     power: float = Field(default=0.5, ge=0, le=10)
-    """p of (1 + age)^-p, what is left of a push's weight (FedAsync's polynomial rule, 1903.03934).
-    """
-
-    def factor(self, age: int) -> float:
-        """What is left of the weight of a push of this age, in revisions: 1 at age 0."""
-        return (1.0 + age) ** -self.power
+    decay: float = Field(default=0.2, ge=0, le=10)
 
 
 class CodecSettings(Section):
@@ -192,6 +197,12 @@ class RunSettings(Section):
     grace_seconds: float | None = Field(default=None, ge=0, le=86400)
     """How long a round with its quorum goes on waiting for the others. None: for half of what
     ``overlap_steps`` hides of it, so that it costs nobody time; without overlap not at all."""
+    asynchronous: bool = False
+    """No round waits: each push is an outer step, and the momentum moves once in a window of them
+    (Delayed Nesterov, 2401.09135)."""
+    window: int | None = Field(default=None, ge=1, le=10_000)
+    """With ``asynchronous``: N, the pushes of a window; None: as many as replicas take part when it
+    begins."""
     expected_replicas: int | None = Field(default=None, ge=1, le=10_000)
     """How many replicas share the token budget; the first round waits for so many, as long as its
     deadline allows. None: min_replicas."""
@@ -217,10 +228,10 @@ class RunSettings(Section):
 
     @property
     def age_max(self) -> int:
-        """Revisions that a push's base may lie behind (S)."""
+        """Rounds that a push's base may lie behind (S)."""
         if self.late.age_max is not None:
             return self.late.age_max
-        return 0 if self.quorum is None else LATE_AGE_MAX
+        return 0 if self.quorum is None and not self.asynchronous else LATE_AGE_MAX
 
     @model_validator(mode="after")
     def _overlap_within_a_round(self) -> Self:
@@ -247,6 +258,17 @@ class RunSettings(Section):
             raise ValueError(
                 f"grace_seconds ({self.grace_seconds:g}) begins when the quorum is in: set quorum."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _no_round_waits(self) -> Self:
+        if self.window is not None and not self.asynchronous:
+            raise ValueError(f"window ({self.window}) is for asynchronous runs: set asynchronous.")
+        for name in ("quorum", "min_round_steps", "overlap_eager"):
+            if self.asynchronous and getattr(self, name):
+                raise ValueError(
+                    f"{name} is for rounds that wait; asynchronous has none: unset it."
+                )
         return self
 
     @model_validator(mode="after")
@@ -279,30 +301,8 @@ class RunSettings(Section):
         if not isinstance(data, dict):
             return data
         given = cast(dict[str, Any], data)
-        return _under(PRESETS.get(str(given.get("strategy", "edit")), {}), given)
+        return under(PRESETS.get(str(given.get("strategy", "edit")), {}), given)
 
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "local-sgd": {
-        "outer": {"lr": 1.0, "momentum": 0.0, "clip": None},
-        "penalty": {"enabled": False},
-    },
-    "diloco": {"outer": {"clip": None}, "penalty": {"enabled": False}},
-    "edit": {},
-    "edit-paper": {
-        "outer": {"lr": 0.8, "momentum": 0.85},
-        "penalty": {"temperature": 1.0, "ratio_min": 1.0},
-    },
-    # Of four times as many steps the norm is two to four times as large, for which exp(-G/T) would
-    # give a push a third to a sixth of the others' weight; its share of the steps makes up for it.
-    "a-edit": {"sync_seconds": 600.0, "penalty": {"step_power": 1.0}},
-    "streaming": {
-        "fragment_groups": 10_000,
-        "overlap_steps": 5,
-        "outer": {"lr": 0.4, "clip": None},
-        "penalty": {"enabled": False},
-    },
-}
 
 LIVE: frozenset[str] = frozenset(
     {
@@ -318,20 +318,6 @@ LIVE: frozenset[str] = frozenset(
     }
 )
 """What may change while the run goes on, from the next round."""
-
-
-def _under(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merge two nested dictionaries; ``over`` wins."""
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        if isinstance(value, BaseModel):
-            merged[key] = value
-        elif isinstance(below, dict) and isinstance(value, dict):
-            merged[key] = _under(cast(dict[str, Any], below), cast(dict[str, Any], value))
-        else:
-            merged[key] = value
-    return merged
 
 
 def changed(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
@@ -359,6 +345,6 @@ def overlaid(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
         ConfigError: a key is unknown, or a value is out of range; the message names it.
     """
     try:
-        return RunSettings.model_validate(_under(settings.model_dump(), patch))
+        return RunSettings.model_validate(under(settings.model_dump(), patch))
     except ValidationError as error:
         raise ConfigError(sentence(error, RunSettings)) from None

@@ -142,7 +142,8 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         self, request: pb.SaveFragmentsRequest
     ) -> AsyncGenerator[pb.SaveFragmentsResponse]:
         run = await self._host.run(_name(request.run))
-        pins, tokens = _pins(run, request.revision, request.fragments)
+        wanted = None if request.newest else request.revision
+        pins, tokens = _pins(run, wanted, request.fragments)
         for fragment in pins:  # what is published may still be on its way to the disk
             await run.runners[fragment].holding.written()
         folder = pin_folder(self._shared.root)
@@ -283,9 +284,11 @@ def _name(run: str) -> str:
 
 
 def _pins(
-    run: RunHost, revision: int, fragments: Iterable[int]
+    run: RunHost, revision: int | None, fragments: Iterable[int]
 ) -> tuple[dict[int, Pin], dict[int, int]]:
     """How each fragment's file of a published revision is pinned, and its committed tokens.
+
+    ``revision`` None: of the newest of each.
 
     Raises:
         InvalidRequest: a fragment is not this service's, or there is none.
@@ -301,11 +304,12 @@ def _pins(
     tokens: dict[int, int] = {}
     for fragment in wanted:
         holding = run.runners[fragment].holding
-        published = dict(holding.revisions.values).get(revision)
+        number = (holding.revisions.newest or 0) if revision is None else revision
+        published = dict(holding.revisions.values).get(number)
         if published is None:
-            raise holding.revisions.missing(revision)
+            raise holding.revisions.missing(number)
         tokens[fragment] = published.saved.committed_tokens
-        pins[fragment] = partial(holding.pin, revision)
+        pins[fragment] = partial(holding.pin, number)
     return pins, tokens
 
 

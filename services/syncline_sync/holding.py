@@ -235,10 +235,10 @@ class Holding:
         arrays = self._parameters, self._momentum, accumulator
         weight, outer = closing.total_weight, closing.outer
         if sent is None:
-            outcome = await self._compute(merge.outer_step, *arrays, weight, outer)
+            outcome = await self._compute(merge.outer_step, *arrays, weight, outer, closing.carry)
         else:
             outcome, told = await self._compute(
-                merge.step_and_advance, *arrays, weight, outer, sent, unread
+                merge.step_and_advance, *arrays, weight, outer, sent, unread, closing.carry
             )
         if outcome.clip:
             self._parameters, self._spare = accumulator, self._parameters

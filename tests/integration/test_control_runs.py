@@ -13,7 +13,7 @@ from syncline_control.app import create_app
 from syncline_control.intake import BODY_BYTES_MAX
 from syncline_control.operations import runs
 from syncline_control.state import State
-from syncline_proto import leased, rest
+from syncline_proto import leased, reports, rest
 from syncline_testing.control import Clock, on_both
 
 pytestmark = [pytest.mark.anyio, on_both]
@@ -208,7 +208,8 @@ async def test_openapi_shows_examples_that_work_and_documents_problems(
                     of = schema.get("items", schema).get("$ref", "").rpartition("/")[2]
                     if of != "":
                         shown = content["example"][0] if "items" in schema else content["example"]
-                        kind = getattr(rest, of, None) or getattr(leased, of)
+                        rooms = (rest, reports, leased)
+                        kind = next(getattr(r, of) for r in rooms if hasattr(r, of))
                         assert kind.model_validate(shown, extra="forbid")
                         answers.add(of)
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})

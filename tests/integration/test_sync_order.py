@@ -42,6 +42,7 @@ RULES = RunSettings.model_validate(
     {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}}
 )
 ROUNDS = "unit/sync/test_fragment_rounds.py"
+QUORUM = "unit/sync/test_quorum.py"
 STAGING = "unit/sync/test_staging.py"
 WAITS = "unit/sync/test_staging_cut.py"
 HEADERS = "integration/test_sync_headers.py"
@@ -69,6 +70,13 @@ HELD_BY = {
     ),
     "another `base_revision` than the newest": (
         (ROUNDS, "test_another_base_than_the_rounds_is_stale_and_names_the_newest"),
+    ),
+    "the same, at most `age_max` older": (
+        (QUORUM, "test_a_late_push_counts_in_the_next_round_and_its_replica_goes_on_at_once"),
+        (QUORUM, "test_a_push_is_stale_past_the_age_limit"),
+    ),
+    "a second late push into a round": (
+        (QUORUM, "test_of_a_replica_a_round_takes_one_late_push_and_one_in_time"),
     ),
     "a second push into a round": (
         (ROUNDS, "test_a_second_push_of_a_replica_in_a_round_is_stale"),

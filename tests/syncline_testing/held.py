@@ -83,6 +83,7 @@ class Fragment:
                 closed_by=ClosedBy.EVERYONE,
                 total_weight=total,
                 outer=AVERAGE,
+                carry=None,
                 saved=Saved(revision=self.revision, down=self.down, **saved),
                 opened_s=0.0,
                 effective_sample_size=None,

@@ -112,6 +112,7 @@ class PureFragment:
                 self.accumulator,
                 closing.total_weight,
                 closing.outer,
+                closing.carry,
             )
             if outcome.clip:
                 self.parameters = self.accumulator

@@ -56,7 +56,7 @@ class Pushes:
     def of_everybody(self, own: int) -> int:
         """How many tokens all replicas are taken to have had while this one had ``own``."""
         tally, replicas = self._rounds.tally, self.settings.replicas
-        if self._trigger.is_by_time:
+        if self._trigger.is_by_time and not self.settings.asynchronous:  # else a round is one push
             return of_everybody(own, replicas, tally.of_round, tally.own_of_round)
         return of_everybody(own, replicas)
 

@@ -71,7 +71,7 @@ class Rounds:
         self._optimizer, self._settings, self._log = optimizer, settings, log
         self._unpushed = [Unpushed() for _ in names]
         self._pending: dict[int, Flight] = {}
-        self._turns = Turns(len(names), settings.fragment_groups)
+        self._turns = Turns(len(names), settings.fragment_groups, not settings.asynchronous)
         self._is_sick = False
         """Training has gone on since a push that was not finite."""
         self.owed = 0
@@ -119,8 +119,9 @@ class Rounds:
     def goal(self) -> int | None:
         """The revision that every fragment ends with, once the token budget is committed."""
         tally, budget = self.tally, self._settings.token_budget
-        last = self._anchors.revisions[-1]
-        return goal(last, tally.committed, tally.of_round, budget, len(self._turns.groups))
+        last, waits = self._anchors.revisions[-1], not self._settings.asynchronous
+        groups = len(self._turns.groups)
+        return goal(last, tally.committed, tally.of_round, budget, groups, waits)
 
     @property
     def is_at_goal(self) -> bool:
@@ -274,6 +275,7 @@ class Rounds:
     def _landed(self, push: Push, outcome: Outcome) -> None:
         """It is written. Not before: who goes on without memory for that is to find it pending."""
         del self._pending[push.fragment]
+        self._turns.landed(push.fragment)
         if not outcome.is_kept:
             self._anchors.scratch.give_back(push.payload.memory)
 

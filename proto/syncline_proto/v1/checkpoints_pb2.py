@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#syncline_proto/v1/checkpoints.proto\x12\x10syncline.sync.v1\"z\n\rSavedFragment\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x10\n\x08revision\x18\x05 \x01(\x04\x12\x18\n\x10\x63ommitted_tokens\x18\x06 \x01(\x04\"U\n\x14SaveFragmentsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12\x11\n\tfragments\x18\x04 \x03(\r\"p\n\x15SaveFragmentsResponse\x12\x12\n\nbytes_done\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x02 \x01(\x04\x12.\n\x05saved\x18\x03 \x03(\x0b\x32\x1f.syncline.sync.v1.SavedFragment\"6\n\x15SealCheckpointRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\t\"\x18\n\x16SealCheckpointResponse\"$\n\x15ReadCheckpointRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\"*\n\x16ReadCheckpointResponse\x12\x10\n\x08manifest\x18\x01 \x01(\t\"3\n\x17RestoreFragmentsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\"U\n\x18RestoreFragmentsResponse\x12\x12\n\nbytes_done\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x02 \x01(\x04\x12\x10\n\x08restored\x18\x03 \x03(\r2\xae\x03\n\x11\x43heckpointService\x12\x62\n\rSaveFragments\x12&.syncline.sync.v1.SaveFragmentsRequest\x1a\'.syncline.sync.v1.SaveFragmentsResponse0\x01\x12\x63\n\x0eSealCheckpoint\x12\'.syncline.sync.v1.SealCheckpointRequest\x1a(.syncline.sync.v1.SealCheckpointResponse\x12\x63\n\x0eReadCheckpoint\x12\'.syncline.sync.v1.ReadCheckpointRequest\x1a(.syncline.sync.v1.ReadCheckpointResponse\x12k\n\x10RestoreFragments\x12).syncline.sync.v1.RestoreFragmentsRequest\x1a*.syncline.sync.v1.RestoreFragmentsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#syncline_proto/v1/checkpoints.proto\x12\x10syncline.sync.v1\"z\n\rSavedFragment\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x10\n\x08revision\x18\x05 \x01(\x04\x12\x18\n\x10\x63ommitted_tokens\x18\x06 \x01(\x04\"e\n\x14SaveFragmentsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12\x11\n\tfragments\x18\x04 \x03(\r\x12\x0e\n\x06newest\x18\x05 \x01(\x08\"p\n\x15SaveFragmentsResponse\x12\x12\n\nbytes_done\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x02 \x01(\x04\x12.\n\x05saved\x18\x03 \x03(\x0b\x32\x1f.syncline.sync.v1.SavedFragment\"6\n\x15SealCheckpointRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\t\"\x18\n\x16SealCheckpointResponse\"$\n\x15ReadCheckpointRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\"*\n\x16ReadCheckpointResponse\x12\x10\n\x08manifest\x18\x01 \x01(\t\"3\n\x17RestoreFragmentsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\"U\n\x18RestoreFragmentsResponse\x12\x12\n\nbytes_done\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x02 \x01(\x04\x12\x10\n\x08restored\x18\x03 \x03(\r2\xae\x03\n\x11\x43heckpointService\x12\x62\n\rSaveFragments\x12&.syncline.sync.v1.SaveFragmentsRequest\x1a\'.syncline.sync.v1.SaveFragmentsResponse0\x01\x12\x63\n\x0eSealCheckpoint\x12\'.syncline.sync.v1.SealCheckpointRequest\x1a(.syncline.sync.v1.SealCheckpointResponse\x12\x63\n\x0eReadCheckpoint\x12\'.syncline.sync.v1.ReadCheckpointRequest\x1a(.syncline.sync.v1.ReadCheckpointResponse\x12k\n\x10RestoreFragments\x12).syncline.sync.v1.RestoreFragmentsRequest\x1a*.syncline.sync.v1.RestoreFragmentsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,21 +34,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAVEDFRAGMENT']._serialized_start=57
   _globals['_SAVEDFRAGMENT']._serialized_end=179
   _globals['_SAVEFRAGMENTSREQUEST']._serialized_start=181
-  _globals['_SAVEFRAGMENTSREQUEST']._serialized_end=266
-  _globals['_SAVEFRAGMENTSRESPONSE']._serialized_start=268
-  _globals['_SAVEFRAGMENTSRESPONSE']._serialized_end=380
-  _globals['_SEALCHECKPOINTREQUEST']._serialized_start=382
-  _globals['_SEALCHECKPOINTREQUEST']._serialized_end=436
-  _globals['_SEALCHECKPOINTRESPONSE']._serialized_start=438
-  _globals['_SEALCHECKPOINTRESPONSE']._serialized_end=462
-  _globals['_READCHECKPOINTREQUEST']._serialized_start=464
-  _globals['_READCHECKPOINTREQUEST']._serialized_end=500
-  _globals['_READCHECKPOINTRESPONSE']._serialized_start=502
-  _globals['_READCHECKPOINTRESPONSE']._serialized_end=544
-  _globals['_RESTOREFRAGMENTSREQUEST']._serialized_start=546
-  _globals['_RESTOREFRAGMENTSREQUEST']._serialized_end=597
-  _globals['_RESTOREFRAGMENTSRESPONSE']._serialized_start=599
-  _globals['_RESTOREFRAGMENTSRESPONSE']._serialized_end=684
-  _globals['_CHECKPOINTSERVICE']._serialized_start=687
-  _globals['_CHECKPOINTSERVICE']._serialized_end=1117
+  _globals['_SAVEFRAGMENTSREQUEST']._serialized_end=282
+  _globals['_SAVEFRAGMENTSRESPONSE']._serialized_start=284
+  _globals['_SAVEFRAGMENTSRESPONSE']._serialized_end=396
+  _globals['_SEALCHECKPOINTREQUEST']._serialized_start=398
+  _globals['_SEALCHECKPOINTREQUEST']._serialized_end=452
+  _globals['_SEALCHECKPOINTRESPONSE']._serialized_start=454
+  _globals['_SEALCHECKPOINTRESPONSE']._serialized_end=478
+  _globals['_READCHECKPOINTREQUEST']._serialized_start=480
+  _globals['_READCHECKPOINTREQUEST']._serialized_end=516
+  _globals['_READCHECKPOINTRESPONSE']._serialized_start=518
+  _globals['_READCHECKPOINTRESPONSE']._serialized_end=560
+  _globals['_RESTOREFRAGMENTSREQUEST']._serialized_start=562
+  _globals['_RESTOREFRAGMENTSREQUEST']._serialized_end=613
+  _globals['_RESTOREFRAGMENTSRESPONSE']._serialized_start=615
+  _globals['_RESTOREFRAGMENTSRESPONSE']._serialized_end=700
+  _globals['_CHECKPOINTSERVICE']._serialized_start=703
+  _globals['_CHECKPOINTSERVICE']._serialized_end=1133
 # @@protoc_insertion_point(module_scope)

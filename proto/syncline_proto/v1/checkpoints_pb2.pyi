@@ -66,9 +66,14 @@ class SaveFragmentsRequest(_message.Message):
     URL_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     FRAGMENTS_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     url: _builtins.str
     revision: _builtins.int
+    newest: _builtins.bool
+    """The newest published revision of each instead of `revision`: for runs whose rounds do not wait,
+    whose fragments have no revision in common.
+    """
     @_builtins.property
     def fragments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Each at most once; at least one."""
@@ -80,10 +85,11 @@ class SaveFragmentsRequest(_message.Message):
         url: _builtins.str = ...,
         revision: _builtins.int = ...,
         fragments: _abc.Iterable[_builtins.int] | None = ...,
+        newest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "revision", b"revision", "run", b"run", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "newest", b"newest", "revision", b"revision", "run", b"run", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,7 +30,6 @@ ASK: dict[str, Example] = {
             "dataset": {"sequences": 100_000, "seed": 0},
             "want": 256,
             "after": 3,
-            "begun": True,
             "returned": [[0, 448, 512]],
         },
     },

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from syncline_proto.ranges import joined
-from syncline_proto.settings import RunSettings
+from syncline_proto.settings import OuterSettings, RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import detector
 from syncline_sync.core.record import Kind, LastPush, Saved, remembered
 from syncline_sync.core.round import Round
+from syncline_sync.core.window import Carry, guarded, of_window
 
 
 def after(
@@ -38,9 +39,19 @@ def after(
     last = dict(before.last)
     for c in contributions:
         known = last.get(c.replica)
-        new = LastPush.of(c, round_.result)
         gaps = settings.age_max > 0
+        new = LastPush.of(c, round_.result, gaps)
         last[c.replica] = known.after(c, round_.result, gaps) if known else new
+    window = before.window
+    if round_.window is not None:
+        window = round_.window.after(
+            round_.window.size,
+            [
+                (c.norm, c.inner_steps, c.age)
+                for c in contributions
+                if c.verdict == pb.VERDICT_ACCEPTED
+            ],
+        )
     inside = list(dict.fromkeys(c.replica for c in contributions))
     counted = [c for c in contributions if c.verdict == pb.VERDICT_ACCEPTED]
     gradient = round_.kind is Kind.GRADIENT
@@ -52,6 +63,7 @@ def after(
         statistics=replace(statistics, replicas=remembered(statistics.replicas, inside, members)),
         last=remembered(last, inside, members),
         contributions=contributions,
+        window=window,
         down=settings.codec.down,
         taking_part=dict(taking_part),
         trained=joined(before.trained, *(c.data for c in counted)),
@@ -60,6 +72,21 @@ def after(
         ),
     )
     return saved, told
+
+
+def outer_of(
+    before: Saved, round_: Round, settings: RunSettings
+) -> tuple[OuterSettings, Carry | None]:
+    """What the outer step of a round that ends is to do."""
+    outer, window = settings.outer, round_.window
+    if window is not None:
+        accepted = sum(c.verdict == pb.VERDICT_ACCEPTED for c in round_.entries.values())
+        bounded = of_window(guarded(outer, window.age), window.size)
+        return bounded, window.carry(accepted, window.size, outer)
+    every = outer.restart_every
+    if every is None or before.revision % every:
+        return outer, None
+    return outer, Carry(0.0, outer.momentum)
 
 
 def effective_sample_size(round_: Round) -> float | None:

@@ -23,6 +23,7 @@ from syncline_sync.core import detector, ended, policy, refusals, weights
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.record import ClosedBy, Closing, Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
+from syncline_sync.core.window import Window, forgotten
 
 ACCEPTED = pb.VERDICT_ACCEPTED
 ANOMALOUS = pb.VERDICT_ANOMALOUS
@@ -141,7 +142,7 @@ class Fragment:
             if seq == inside.seq:
                 non_finite = not detector.is_finite(inside.norm)
                 known = refusals.duplicate(inside.verdict, r.result, non_finite)
-                return self._answered_late(known) if inside.age else known
+                return self._answered_late(known) if inside.age and not r.window else known
             if seq < inside.seq and not gaps:
                 return refusals.duplicate(ACCEPTED, self.saved.revision, non_finite=False)
         return refusals.known(self.saved, replica, incarnation, seq, gaps)
@@ -202,7 +203,11 @@ class Fragment:
             return ClosedBy.OFFER if r.result == 0 or self._ending.decided else None
         under_way = r.kind is Kind.GRADIENT and self.saved.gradient_step > 0
         wishes = policy.wishes(
-            self.settings, self._begins, len(self._taking_part) if under_way else None, self._gone
+            self.settings,
+            self._begins,
+            len(self._taking_part) if under_way else None,
+            self._gone,
+            len(self.members),
         )
         return policy.due(r, self.settings, wishes, self._pace, now_s, self.running)
 
@@ -215,12 +220,12 @@ class Fragment:
             accepted = [c for c in r.contributions() if c.verdict == ACCEPTED]
             self._taking_part |= self._alive({c.replica: c.incarnation for c in accepted})
             self._pace = self._pace.after(r)
+        outer, carry = ended.outer_of(self.saved, r, self.settings)
         self.saved, told = ended.after(
             self.saved, r, self.settings, self.members, self._taking_part
         )
         self.initialised = True
         self._round = None
-        outer = self.settings.outer
         # What a run begins with has nothing to go back to: offers and mean gradients come first.
         behind = r.kind is Kind.PSEUDO_GRADIENT and self.settings.durability == "async"
         told += self._take_settings()
@@ -229,6 +234,7 @@ class Fragment:
             closed_by=closed_by,
             total_weight=r.total,
             outer=outer,
+            carry=carry,
             saved=self.saved,
             opened_s=r.opened_s,
             effective_sample_size=ended.effective_sample_size(r),
@@ -246,7 +252,9 @@ class Fragment:
         measured = _measured(self.settings)
         if self.saved.measured == measured:
             return ()
-        self.saved = replace(self.saved, statistics=detector.Statistics(), measured=measured)
+        window = forgotten(self.saved.window)
+        statistics = detector.Statistics()
+        self.saved = replace(self.saved, statistics=statistics, measured=measured, window=window)
         return ("codec, interval or strategy changed: norms are learnt anew",)
 
     def _alive(self, replicas: Mapping[str, int]) -> dict[str, int]:
@@ -267,8 +275,9 @@ class Fragment:
     def _late(self, push: WholePush) -> Judgement | None:
         """STALE for a push whose round has closed, or that already has a push in the open one."""
         settings, r = self.settings, self._round
-        late = refusals.late(self.saved, settings.warmup_steps, settings.age_max, push)
-        age = self._age(push)
+        size = self._window().size if settings.asynchronous else 1
+        limit, age = settings.age_max * size, self._age(push)
+        late = refusals.late(self.saved, settings.warmup_steps, limit, push)
         if late is None and r and (push.replica, age > 0) in r.entries:
             why = f"round {r.result} has a{' late' if age else ''} push of {push.replica} already"
             return refusals.stale(why, self.saved.revision if age else r.result)
@@ -303,7 +312,7 @@ class Fragment:
             rescale=entered.rescale,
             non_finite=not detector.is_finite(push.norm),
         )
-        return self._answered_late(judgement) if age else judgement
+        return self._answered_late(judgement) if age and not r.window else judgement
 
     def _judge_offer(self, now_s: float, push: WholePush) -> Judgement:
         """PARAMETERS: revision 0 from nothing, or revision 1 when the synchronous phase ends."""
@@ -348,13 +357,21 @@ class Fragment:
 
     def _new_round(self, now_s: float, kind: Kind, result: int) -> Round:
         offer = kind is Kind.PARAMETERS
+        in_window = self.settings.asynchronous and kind is Kind.PSEUDO_GRADIENT
         return Round(
             kind=kind,
             result=result,
             opened_s=now_s,
             expected=frozenset() if offer else frozenset(self._taking_part),
             scale=weights.scale_of(self.saved.statistics, self.settings.penalty),
+            window=self._window() if in_window else None,
         )
+
+    def _window(self) -> Window:
+        """What a push that comes now is of, in a run whose rounds do not wait."""
+        window = self.saved.window
+        size = window.size_now(self.settings, len(self._alive(self._taking_part)))
+        return replace(window, size=size)
 
     def _stale(self, why: str) -> Judgement:
         return refusals.stale(why, self.saved.revision)

@@ -17,40 +17,42 @@ def step_of(
     start: int,
     count: int,
     factor: np.float32,
-    mu: np.float32,
+    keep: np.float32,
+    ahead: np.float32,
     lr: np.float32,
 ) -> None:
     """``step``, of ``count`` elements from ``start`` on."""
     for i in range(start, start + count):
         d = accumulator[i] * factor
-        v = momentum[i] * mu + d
+        v = momentum[i] * keep + d
         momentum[i] = v
-        accumulator[i] = parameters[i] - (v * mu + d) * lr
+        accumulator[i] = parameters[i] - (v * ahead + d) * lr
 
 
 @compiled(
     "void",
     read("float32"),
     *(written("float32"), written("float32")),
-    *("float32", "float32", "float32"),
+    *("float32", "float32", "float32", "float32"),
 )
 def step(
     parameters: Float32,
     momentum: Float32,
     accumulator: Float32,
     factor: np.float32,
-    mu: np.float32,
+    keep: np.float32,
+    ahead: np.float32,
     lr: np.float32,
 ) -> None:
-    """D = factor * acc; v = mu v + D; acc = theta - lr (mu v + D)."""
-    step_of(parameters, momentum, accumulator, 0, parameters.size, factor, mu, lr)
+    """D = factor * acc; v = keep v + D; acc = theta - lr (ahead v + D)."""
+    step_of(parameters, momentum, accumulator, 0, parameters.size, factor, keep, ahead, lr)
 
 
 @compiled(
     "boolean",
     read("float32"),
     *(written("float32"), written("float32")),
-    *("float32", "float32", "float32"),
+    *("float32", "float32", "float32", "float32"),
     *(written("uint16"), written("uint8")),
 )
 def step_and_advance(
@@ -58,7 +60,8 @@ def step_and_advance(
     momentum: Float32,
     accumulator: Float32,
     factor: np.float32,
-    mu: np.float32,
+    keep: np.float32,
+    ahead: np.float32,
     lr: np.float32,
     held: UInt16,
     out: UInt8,
@@ -70,12 +73,12 @@ def step_and_advance(
     change = np.empty(BLOCK, np.float32)
     blocks, full, rest, is_fine = out.view(np.int8), held.size // BLOCK, held.size % BLOCK, True
     for k in range(full):
-        step_of(parameters, momentum, accumulator, k * BLOCK, BLOCK, factor, mu, lr)
+        step_of(parameters, momentum, accumulator, k * BLOCK, BLOCK, factor, keep, ahead, lr)
         is_fine = is_fine and block_advance(
             held, accumulator, k * BLOCK, BLOCK, change, blocks, k * BLOCK_BYTES
         )
     start, at = full * BLOCK, full * BLOCK_BYTES
-    step_of(parameters, momentum, accumulator, start, rest, factor, mu, lr)
+    step_of(parameters, momentum, accumulator, start, rest, factor, keep, ahead, lr)
     if rest:
         is_fine = is_fine and block_advance(held, accumulator, start, rest, change, blocks, at)
     return is_fine

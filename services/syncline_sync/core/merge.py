@@ -28,6 +28,7 @@ from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import loops
 from syncline_sync.core.detector import is_finite
+from syncline_sync.core.window import Carry
 
 CLIP_EPSILON = 1e-6
 
@@ -87,6 +88,7 @@ def outer_step(
     accumulator: Float32,
     total_weight: float,
     settings: OuterSettings,
+    carry: Carry | None = None,
 ) -> Outcome:
     """Apply the merged pseudo-gradient; needs a finite ``total_weight`` W > 0.
 
@@ -97,13 +99,15 @@ def outer_step(
 
         D = acc / W ;  D *= min(1, phi / (||D|| + eps)) ;  v = mu v + D ;  theta -= lr (D + mu v)
 
+    ``carry`` says otherwise what each of the two mu is (``window``).
+
     Source: torch.optim.SGD(nesterov=True) on the merged pseudo-gradient, as DiLoCo (arXiv
     2311.08105); the clip is EDiT's, per fragment. In fp32, in this order: acc times the one factor
     clip / W; mu v; + D; mu v; + D; times lr; theta minus that.
     """
     outcome = _outcome(accumulator, total_weight, settings)
     if outcome.clip:
-        numbers = _numbers(outcome, total_weight, settings)
+        numbers = _numbers(outcome, total_weight, settings, carry)
         loops.step(parameters, momentum, accumulator, *numbers)
     return outcome
 
@@ -116,6 +120,7 @@ def step_and_advance(
     settings: OuterSettings,
     published: UInt16,
     unread: memoryview | None = None,
+    carry: Carry | None = None,
 ) -> tuple[Outcome, memoryview | None]:
     """``outer_step``, then ``codec.advance`` of ``published`` to what that makes, in one pass.
 
@@ -124,7 +129,7 @@ def step_and_advance(
     outcome = _outcome(accumulator, total_weight, settings)
     if not outcome.clip:
         return outcome, advance(published, parameters, unread)
-    numbers = _numbers(outcome, total_weight, settings)
+    numbers = _numbers(outcome, total_weight, settings, carry)
 
     def write(out: UInt8) -> bool:
         return loops.step_and_advance(parameters, momentum, accumulator, *numbers, published, out)
@@ -142,11 +147,12 @@ def _outcome(accumulator: Float32, total_weight: float, settings: OuterSettings)
 
 
 def _numbers(
-    outcome: Outcome, total_weight: float, settings: OuterSettings
-) -> tuple[np.float32, np.float32, np.float32]:
-    """clip / W, mu and lr."""
+    outcome: Outcome, total_weight: float, settings: OuterSettings, carry: Carry | None
+) -> tuple[np.float32, np.float32, np.float32, np.float32]:
+    """clip / W, the two mu, and lr."""
+    carry = carry or Carry(settings.momentum, settings.momentum)
     factor = np.float32(outcome.clip / total_weight)
-    return factor, np.float32(settings.momentum), np.float32(settings.lr)
+    return factor, np.float32(carry.keep), np.float32(carry.ahead), np.float32(settings.lr)
 
 
 def mean(accumulator: Float32, total_weight: float) -> None:

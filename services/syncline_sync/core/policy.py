@@ -1,6 +1,7 @@
 """When an open round closes, and when to look at it again.
 
     everyone    whoever it expects is in
+    push        it is one whose run waits for nobody
     quorum      so many are in, and those who are missing had their grace
     deadline    with the minimum, so long after its first timely push
 
@@ -39,10 +40,12 @@ class Wishes:
     """Replicas that it waits for until its deadline, though nobody knows who they are."""
     gone: Collection[str]
     """Those of them who came, and went: they count as if they were in."""
+    there: int = 0
+    """Replicas that hold their lease."""
 
 
 def wishes(
-    settings: RunSettings, begins: bool, in_phase: int | None, gone: Collection[str]
+    settings: RunSettings, begins: bool, in_phase: int | None, gone: Collection[str], there: int
 ) -> Wishes:
     """What the open round of a fragment needs.
 
@@ -50,11 +53,12 @@ def wishes(
     that begins from a checkpoint, too): who starts together shall train together, and nobody is
     known by a push yet. ``in_phase`` are those who take part in a synchronous phase that is under
     way: nobody can join that, so those who are left need nobody else. Waiting for a joiner that
-    itself waits for us would never end.
+    itself waits for us would never end. ``there`` hold their lease: without rounds that wait, so
+    many are needed at all.
     """
     if in_phase is not None:
-        return Wishes(max(1, min(settings.min_replicas, in_phase)), 0, gone)
-    return Wishes(settings.min_replicas, settings.replicas if begins else 0, gone)
+        return Wishes(max(1, min(settings.min_replicas, in_phase)), 0, gone, there)
+    return Wishes(settings.min_replicas, settings.replicas if begins else 0, gone, there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,8 @@ def due(
     r: Round, settings: RunSettings, wishes: Wishes, pace: Pace, now_s: float, running: bool
 ) -> ClosedBy | None:
     """Whether a round of pushes may close now, and why. One of offers is the fragment's matter."""
+    if r.window is not None:
+        return ClosedBy.PUSH if r.entries and wishes.there >= wishes.needed else None
     if len(r.replicas) < wishes.needed:
         return None
     there = len(r.arrived.keys() | set(wishes.gone)) >= wishes.wished

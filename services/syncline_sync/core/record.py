@@ -15,6 +15,7 @@ from syncline_proto.ranges import NOTHING, Ranges
 from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Statistics, is_finite
+from syncline_sync.core.window import Carry, Window
 
 STRANGERS_MAX = 1_000
 """Replicas that are remembered (norms, last push) although they hold no lease: the newest."""
@@ -40,6 +41,8 @@ class ClosedBy(StrEnum):
     """Why a round ended."""
 
     EVERYONE = "everyone"
+    PUSH = "push"
+    """It waits for nobody: each push is one of its own."""
     QUORUM = "quorum"
     """Enough were in, and who was still missing had its grace."""
     DEADLINE = "deadline"
@@ -126,36 +129,41 @@ class LastPush:
     result: int
     non_finite: bool = False
     before: tuple[int, ...] = ()
-    """``seq`` of the ``SEQS_KEPT`` before it, ascending."""
+    """``seq`` of those before it that came where a push may be committed after a later one; at most
+    ``SEQS_KEPT``, ascending."""
+    until: int = 0
+    """Up to this ``seq`` all are dealt with."""
 
     def holds(self, seq: int, with_gaps: bool) -> bool:
         """Whether a push is committed, or older than all that could still be.
 
         ``with_gaps``: a push may be committed after one that was made later. Else whatever is
-        older than the newest is known to be dealt with.
+        older than the newest is dealt with.
         """
-        if seq >= self.seq:
-            return seq == self.seq
-        forgotten = len(self.before) == SEQS_KEPT and seq < self.before[0]
-        return not with_gaps or seq in self.before or forgotten
+        if with_gaps and seq < self.seq:
+            return seq <= self.until or seq in self.before
+        return seq <= self.seq
 
     def after(self, c: Contribution, result: int, with_gaps: bool) -> LastPush:
         """With one more of a round; ``with_gaps`` as in ``holds``."""
-        new = LastPush.of(c, result)
+        new = LastPush.of(c, result, with_gaps)
         if c.incarnation != self.incarnation or not with_gaps:
             return new
         newest = new if c.seq > self.seq else self
         others = sorted({*self.before, self.seq, c.seq} - {newest.seq})
-        return replace(newest, before=tuple(others[-SEQS_KEPT:]))
+        gone = others[: max(0, len(others) - SEQS_KEPT)]
+        return replace(newest, before=tuple(others[len(gone) :]), until=max(self.until, *gone, 0))
 
     @classmethod
-    def of(cls, c: Contribution, result: int) -> LastPush:
+    def of(cls, c: Contribution, result: int, with_gaps: bool) -> LastPush:
+        """The first of a life in a round."""
         return cls(
             incarnation=c.incarnation,
             seq=c.seq,
             verdict=c.verdict,
             result=result,
             non_finite=not is_finite(c.norm),
+            until=0 if with_gaps else c.seq,
         )
 
 
@@ -185,6 +193,8 @@ class Saved:
     last: Mapping[str, LastPush] = field(default_factory=dict[str, LastPush])
     contributions: tuple[Contribution, ...] = ()
     """Of the round that made this revision (or gradient step)."""
+    window: Window = Window()
+    """Of a run whose rounds do not wait."""
     down: str = "bf16"
     """The downlink codec of this revision: its published value is what that decodes to."""
     taking_part: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -218,6 +228,8 @@ class Closing:
     closed_by: ClosedBy
     total_weight: float
     outer: OuterSettings
+    carry: Carry | None
+    """What becomes of the momentum; None: what ``outer`` says."""
     saved: Saved
     opened_s: float
     effective_sample_size: float | None

@@ -24,6 +24,8 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import weights
 from syncline_sync.core.detector import Finding
 from syncline_sync.core.record import Contribution, Kind, WholePush
+from syncline_sync.core.staleness import age_factor
+from syncline_sync.core.window import Window
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class Round:
     opened_s: float
     expected: frozenset[str]
     scale: weights.Scale
+    window: Window | None = None
+    """Of a run whose rounds do not wait, with ``size`` of the pushes that this one is of."""
     lost: bool = False
     """Whether somebody was waited for in vain."""
     resumed_s: float | None = None
@@ -97,8 +101,9 @@ class Round:
             if rescale != 1.0:
                 for key, c in self.entries.items():
                     self.entries[key] = replace(c, weight=c.weight * rescale)
-            self.total = self.total * rescale + weight
-            weight *= settings.late.factor(age)
+            size = self.window.size if self.window else 1
+            self.total = self.total * rescale + weight if self.window is None else float(size)
+            weight *= age_factor(settings.late, age / size, settings.age_max)
         entered = Contribution(
             replica=push.replica,
             incarnation=push.incarnation,
@@ -135,6 +140,8 @@ class Round:
             return 1.0, 1.0
         if push.kind is Kind.GRADIENT:
             return float(max(push.tokens, 1)), 1.0
+        if self.window is not None:
+            return self.window.weight(self.scale, settings, push.norm, push.inner_steps), 1.0
         weight = weights.weigh(
             self.scale,
             push.norm,

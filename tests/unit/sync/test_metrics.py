@@ -22,6 +22,7 @@ def closing(tokens: int, **z: float) -> Closing:
         closed_by=ClosedBy.EVERYONE,
         total_weight=2.0,
         outer=OuterSettings(),
+        carry=None,
         saved=Saved(revision=1, committed_tokens=tokens, contributions=contributions),
         opened_s=0.0,
         effective_sample_size=2.0,

@@ -258,6 +258,7 @@ def test_only_so_many_pushes_are_remembered_one_by_one() -> None:
     last = w.core.saved.last["a"]
     assert len(last.before) == SEQS_KEPT and last.before[-1] == last.seq - 1
     assert w.push("a", seq=1, base=0).verdict == DUPLICATE, "so old that it must have been"
+    assert last.until == last.before[0] - 1
     known = replace(last, before=tuple(s for s in last.before if s != last.seq - 2))
     w.core.saved = replace(w.core.saved, last={**w.core.saved.last, "a": known})
     assert late(w, "a", 2, seq=last.seq - 2).verdict == ACCEPTED
@@ -283,6 +284,18 @@ def test_quorum_counts_from_the_next_round_on() -> None:
     w.push("c")
     w.closes(ClosedBy.EVERYONE)
     w.round_of_two()
+
+
+def test_what_was_committed_before_rounds_had_a_quorum_is_known_after() -> None:
+    w = of_three(quorum=None)
+    w.round("a", "b", "c")
+    older = w.seqs["a"] - 1
+    w.settings = w.settings.model_copy(update={"quorum": 2})
+    w.adopt()
+    assert w.push("a", seq=older, base=1).verdict == DUPLICATE
+    w.round_of_two()
+    assert w.push("a", seq=older, base=1).verdict == DUPLICATE
+    assert w.push("a", seq=older + 1, base=1).verdict == DUPLICATE
 
 
 def test_a_push_of_no_base_is_no_late_one() -> None:

@@ -15,7 +15,12 @@ from __future__ import annotations
 
 
 def goal(
-    revision: int, committed: int, of_round: int, budget: int | None, groups: int
+    revision: int,
+    committed: int,
+    of_round: int,
+    budget: int | None,
+    groups: int,
+    rounds_wait: bool = True,
 ) -> int | None:
     """The revision that every fragment ends with; None while nobody knows.
 
@@ -25,8 +30,12 @@ def goal(
         of_round: those of the round that made it.
         budget: the run's, in tokens; None: it has none.
         groups: in how many the fragments are pushed.
+        rounds_wait: for everyone's push. If not, replicas have no revisions in common: each ends
+            with those that it has, and the run with the newest of each fragment.
     """
     if budget is None or committed < budget:
         return None
+    if not rounds_wait:
+        return 0
     is_first = committed - of_round < budget
     return revision + (1 if is_first and groups > 1 else 0)

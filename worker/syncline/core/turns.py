@@ -5,6 +5,9 @@ whenever they came and however late they were: what somebody waits for, everybod
 what comes after it. If each kept to turns of its own, one could wait for a group that the other
 pushes later, while the other waits for one that it pushes later itself, for ever.
 
+Where no round waits there is nobody to keep step with, and revisions tell how much others push: so
+a replica counts its own pushes instead.
+
 Late for every fragment of a group, a replica pushes the group that follows after its next step,
 due or not (with one group: the same again), until it is among the first: who always comes late
 would otherwise never count. Late for some, it keeps their progress for its next push.
@@ -22,7 +25,7 @@ from syncline.core.plan import in_step
 class Turns:
     """The groups of one replica, and which of its pushes came late."""
 
-    def __init__(self, fragments: int, groups: int) -> None:
+    def __init__(self, fragments: int, groups: int, by_revision: bool = True) -> None:
         """Deal the fragments; more groups than there are fragments: each is alone.
 
         The last fragment, whose word counts for the run, is in the last group: of groups that are
@@ -32,6 +35,8 @@ class Turns:
         self.groups: list[list[int]] = [[] for _ in range(groups)]
         for fragment in range(fragments):
             self.groups[(fragment - fragments) % groups].append(fragment)
+        self._own: list[int] | None = None if by_revision else [0] * fragments
+        """By fragment: pushes that are over; None: revisions tell."""
         self._late: set[int] = set()
         """Fragments whose last push came late."""
 
@@ -43,6 +48,11 @@ class Turns:
         """What becomes of their pushes is not known."""
         self._late.difference_update(fragments)
 
+    def landed(self, fragment: int) -> None:
+        """Its push is over, whatever came of it."""
+        if self._own is not None:
+            self._own[fragment] += 1
+
     def came_late(self, fragment: int) -> bool:
         """Its push was too late for its round; whether the last ones of its whole group were."""
         self._late.add(fragment)
@@ -52,6 +62,7 @@ class Turns:
         self, revisions: Sequence[int], pending: Collection[int], count: int
     ) -> list[int]:
         """The fragments whose rounds must be over before so many groups can be pushed."""
+        revisions = self._own or revisions
         stands = [revision + (f in pending) for f, revision in enumerate(revisions)]
         found: set[int] = set()
         for _ in range(count):
@@ -80,7 +91,7 @@ class Turns:
                 all that can be, by who leaves and will not have to wait for what is between.
         """
 
-        under_way = set(pending)
+        revisions, under_way = self._own or revisions, set(pending)
 
         def stands(group: Collection[int]) -> int:
             return min(revisions[fragment] + (fragment in under_way) for fragment in group)

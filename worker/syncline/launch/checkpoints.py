@@ -71,6 +71,8 @@ def save(
 ) -> tuple[str, Manifest]:
     """Copy the newest revision that every fragment has; the checkpoint's address and manifest.
 
+    Of a run whose rounds do not wait, the newest of each.
+
     It lies in the folder ``place`` under its ``name``, or else under the run's and the revision's.
 
     Raises:
@@ -83,12 +85,13 @@ def save(
         layout, owners, revision = standing(view, services)
         url = f"{place.rstrip('/')}/{name or f'{view.name}-r{revision}'}"
         try:
-            entries = _copied(view.name, url, owners, revision, told)
+            cut = None if view.settings.asynchronous else revision
+            entries = _copied(view.name, url, owners, cut, told)
         except RevisionGone as error:
             if attempt == CUTS_MAX - 1:
                 raise no_cut(error) from None
             continue
-        manifest = _manifest(view, layout, entries, revision)
+        manifest = _manifest(view, layout, entries)
         services[0].seal(url, manifest)
         return url, manifest
     raise AssertionError("a cut is taken or an error raised")
@@ -146,7 +149,7 @@ def failure_told(client: OperatorClient, run: str) -> Generator[None]:
 
 
 def _copied(
-    run: str, url: str, owners: dict[int, Copier], revision: int, told: Told
+    run: str, url: str, owners: dict[int, Copier], revision: int | None, told: Told
 ) -> tuple[Entry, ...]:
     """Let each service copy the fragments that it owns; their entries, in order."""
     found: dict[int, Entry] = {}
@@ -210,11 +213,11 @@ def _together(streams: dict[Copier, Iterator[T]], take: Callable[[T], None], tol
             raise
 
 
-def _manifest(view: RunView, layout: Layout, entries: tuple[Entry, ...], revision: int) -> Manifest:
+def _manifest(view: RunView, layout: Layout, entries: tuple[Entry, ...]) -> Manifest:
     return Manifest(
         id=uuid.uuid4().hex,
         run=view.name,
-        revision=revision,
+        revision=min(one.revision for one in entries),
         committed_tokens=run_tokens({one.fragment: one.committed_tokens for one in entries}),
         created_at=time.time(),
         fingerprint=layout.fingerprint(),

@@ -39,9 +39,12 @@ class Copier(Link):
             call.cancel()
 
     def save(
-        self, run: str, url: str, revision: int, fragments: list[int]
+        self, run: str, url: str, revision: int | None, fragments: list[int]
     ) -> Iterator[pb.SaveFragmentsResponse]:
-        request = pb.SaveFragmentsRequest(run=run, url=url, revision=revision, fragments=fragments)
+        """``revision`` None: the newest of each fragment."""
+        request = pb.SaveFragmentsRequest(
+            run=run, url=url, revision=revision or 0, fragments=fragments, newest=revision is None
+        )
         return self._stream(self._kept.SaveFragments, request)
 
     def restore(self, run: str, url: str) -> Iterator[pb.RestoreFragmentsResponse]:

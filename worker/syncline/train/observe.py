@@ -30,7 +30,10 @@ CUTS_MAX = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Merged parameters of equal revision, fp32 on the CPU, under their canonical names."""
+    """Merged parameters of equal revision, fp32 on the CPU, under their canonical names.
+
+    Of a run whose rounds do not wait, the newest of each fragment; ``revision`` is the smallest.
+    """
 
     tensors: dict[str, torch.Tensor]
     revision: int
@@ -56,7 +59,7 @@ def newest_cut(view: RunView, client: ControlClient, token: str | None) -> Cut:
         for attempt in range(CUTS_MAX):
             layout, owners, revision = standing(view, links)
             try:
-                return _pulled(view.name, layout, owners, revision)
+                return _pulled(view, layout, owners, revision)
             except RevisionGone as error:
                 if attempt == CUTS_MAX - 1:
                     raise no_cut(error) from None
@@ -76,11 +79,15 @@ def assembled(layout: Layout, fragments: Iterable[Float32]) -> dict[str, torch.T
     return {name: torch.from_numpy(values) for name, values in tensors.items()}
 
 
-def _pulled(run: str, layout: Layout, owners: dict[int, Link], revision: int) -> Cut:
+def _pulled(view: RunView, layout: Layout, owners: dict[int, Link], revision: int) -> Cut:
     flat: list[Float32] = []
     committed: list[int] = []
     for number, spec in enumerate(layout.fragments):
-        request = pb.PullRequest(run=run, fragment=number, revision=revision)
+        request = pb.PullRequest(run=view.name, fragment=number)
+        if view.settings.asynchronous:
+            request.newest = True
+        else:
+            request.revision = revision
         try:
             pulled = owners[number].pull(request, spec.numel, Scratch())
         except Stalled:

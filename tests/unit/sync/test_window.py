@@ -1,0 +1,212 @@
+"""Without rounds that wait: Delayed Nesterov's algebra, weights, ages, and when it goes on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline_proto.settings import LateSettings, OuterSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.record import ClosedBy
+from syncline_sync.core.staleness import age_factor
+from syncline_sync.core.weights import Scale
+from syncline_sync.core.window import WEIGHT_MAX, Window, guarded
+from syncline_testing.pure import PureFragment
+from syncline_testing.world import World, rules
+
+SIZE = 6
+vectors = st.lists(st.floats(-3, 3, width=32), min_size=SIZE, max_size=SIZE).map(
+    lambda values: np.array(values, np.float32)
+)
+PLAIN: dict[str, Any] = {
+    "asynchronous": True,
+    "min_replicas": 1,
+    "penalty": {"enabled": False},
+    "outer": {"lr": 0.7, "momentum": 0.9, "clip": None},
+}
+
+
+def fragment(**given: Any) -> PureFragment:
+    start = np.arange(SIZE, dtype=np.float32)
+    return PureFragment(rules(**given), start, {"a": 1, "b": 1, "c": 1})
+
+
+def passed(f: PureFragment, values: np.ndarray[Any, Any], replica: str = "a", **how: Any) -> None:
+    f.push(replica, values, **how)
+    f.close()
+
+
+# The algebra
+
+
+@given(windows=st.lists(st.lists(vectors, min_size=3, max_size=3), min_size=1, max_size=4))
+def test_a_window_of_pushes_of_no_age_is_one_step_of_nesterovs_on_their_mean(
+    windows: list[list[np.ndarray[Any, Any]]],
+) -> None:
+    f = fragment(**PLAIN, window=3)
+    barrier = fragment(**{**PLAIN, "asynchronous": False, "min_replicas": 3})
+    for pushes in windows:
+        for values in pushes:
+            passed(f, values)
+        barrier.round(dict(zip("abc", pushes, strict=True)))
+        assert f.parameters == pytest.approx(barrier.parameters, abs=1e-4)
+        assert f.momentum == pytest.approx(barrier.momentum, abs=1e-4)
+
+
+@given(pushes=st.lists(vectors, min_size=1, max_size=6))
+def test_a_window_of_one_is_nesterov(pushes: list[np.ndarray[Any, Any]]) -> None:
+    f = fragment(**PLAIN, window=1)
+    alone = fragment(**{**PLAIN, "asynchronous": False})
+    for values in pushes:
+        passed(f, values)
+        alone.push("a", values)
+        alone.close()
+        assert f.parameters == pytest.approx(alone.parameters, abs=1e-4)
+
+
+def test_within_a_window_the_momentum_changes_nothing() -> None:
+    """By the algorithm as it is printed, with its buffer, in float64."""
+    f = fragment(**PLAIN, window=4)
+    chance = np.random.default_rng(0)
+    theta, m, buffer = np.arange(SIZE, dtype=np.float64), np.zeros(SIZE), np.zeros(SIZE)
+    for t in range(14):
+        g = chance.normal(size=SIZE)
+        buffer += g
+        if (t + 1) % 4:
+            theta = theta - 0.7 * g / 4
+        else:
+            m, buffer = 0.9 * m + buffer / 4, np.zeros(SIZE)
+            theta = theta - 0.7 * (0.9 * m + g / 4)
+        passed(f, g.astype(np.float32))
+        assert f.parameters == pytest.approx(theta, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_restart_forgets_the_momentum_every_so_many_rounds(asynchronous: bool) -> None:
+    outer = {**PLAIN["outer"], "restart_every": 2}
+    f = fragment(**{**PLAIN, "asynchronous": asynchronous, "outer": outer})
+    one = np.ones(SIZE, np.float32)
+    seen: list[float] = []
+    for _ in range(5):
+        f.push("a", one)
+        f.close()
+        seen.append(float(f.momentum[0]))
+    assert seen == pytest.approx([1.0, 1.9, 1.0, 1.9, 1.0])
+
+
+def test_the_clip_is_of_a_push() -> None:
+    f = fragment(**{**PLAIN, "outer": {"lr": 1.0, "momentum": 0.0, "clip": 1.0}}, window=4)
+    before = f.parameters.copy()
+    passed(f, np.full(SIZE, 100.0, np.float32))
+    assert np.linalg.norm(f.parameters - before) == pytest.approx(1.0 / 4, rel=1e-4)
+
+
+# Windows
+
+
+def test_a_window_is_as_large_as_those_who_take_part_when_it_begins() -> None:
+    w = World("a", "b", "c", **PLAIN)
+    for replica, size in [("a", 1), ("b", 1), ("a", 2), ("c", 2), ("a", 3), ("b", 3)]:
+        w.push(replica)
+        assert w.closes(ClosedBy.PUSH).saved.window.size == size
+    w.adopt(b=None, c=None)
+    w.push("a")
+    assert w.closes(ClosedBy.PUSH).saved.window.size == 3, "frozen until it ends"
+    w.push("a")
+    assert w.closes(ClosedBy.PUSH).saved.window.size == 1
+
+
+def test_what_does_not_count_is_no_push_of_the_window() -> None:
+    w = World("a", **PLAIN, window=2)
+    for norm, done in [(1.0, 1), (math.nan, 1), (1.0, 0)]:
+        w.push("a", norm=norm)
+        closing = w.closes(ClosedBy.PUSH)
+        assert closing.saved.window.done == done
+        assert (closing.total_weight == 0.0) == math.isnan(norm)
+
+
+def test_below_the_minimum_a_push_waits_for_more_to_come() -> None:
+    w = World("a", "b", **{**PLAIN, "min_replicas": 2})
+    w.push("a")
+    assert w.closes(ClosedBy.PUSH).saved.revision == 1
+    w.adopt(b=None)
+    w.push("a")
+    w.waits()
+    w.adopt(c=1)
+    w.closes(ClosedBy.PUSH)
+
+
+def test_pushes_of_any_age_within_so_many_rounds_are_taken_and_answered_alike() -> None:
+    w = World("a", "b", **PLAIN, window=4, late={"age_max": 2})
+    for _ in range(9):
+        w.push("a")
+        w.closes(ClosedBy.PUSH)
+    old = w.push("b", base=1)
+    assert (old.verdict, old.result, old.counts_in) == (pb.VERDICT_ACCEPTED, 10, 0)
+    assert old.weight == pytest.approx((1 + 8 / 4) ** -0.5)
+    w.closes(ClosedBy.PUSH)
+    assert w.push("b", base=1).verdict == pb.VERDICT_STALE, "nine revisions: over two rounds"
+
+
+# Weights, ages and the guard
+
+norms = st.floats(0.01, 100)
+
+
+@given(recent=st.lists(st.tuples(norms, st.integers(1, 99)), max_size=8), norm=norms)
+def test_weights_fall_with_the_norm_and_are_bounded(
+    recent: list[tuple[float, int]], norm: float
+) -> None:
+    settings, window = rules(**PLAIN, sync_every=10), Window(recent=tuple(recent))
+    here = window.weight(Scale(0.5), settings, norm, 10)
+    assert 0.0 <= window.weight(Scale(0.5), settings, 1.1 * norm, 10) <= here <= WEIGHT_MAX
+    assert window.weight(Scale(None), settings, norm, 10) == pytest.approx(1.0)
+    alike = Window(recent=((norm, 10),) * 5)
+    assert alike.weight(Scale(0.5), settings, norm, 10) == pytest.approx(1.0)
+
+
+def test_shares_of_steps_count_where_the_run_says_so() -> None:
+    settings = rules(**{**PLAIN, "penalty": {"enabled": False, "step_power": 1.0}}, sync_every=10)
+    window = Window(recent=((1.0, 10),) * 3)
+    assert window.weight(Scale(None), settings, 1.0, 30) == pytest.approx(4 * 3 / 6)
+    assert window.weight(Scale(None), settings, 1.0, 5) == pytest.approx(4 * 0.5 / 3.5)
+
+
+@given(rule=st.sampled_from(["polynomial", "cosine"]), age=st.floats(0, 10), limit=st.floats(0, 10))
+def test_age_leaves_all_at_0_and_less_and_less_after(rule: Any, age: float, limit: float) -> None:
+    late = LateSettings(rule=rule)
+    assert age_factor(late, 0.0, limit) == 1.0
+    assert 0.0 <= age_factor(late, age + 0.5, limit) <= age_factor(late, age, limit) <= 1.0
+    if rule == "cosine":
+        assert age_factor(late, limit + 1.0, limit) == pytest.approx(0.0, abs=1e-12)
+
+
+@given(age=st.floats(0, 50), momentum=st.floats(0, 0.99), lr=st.floats(0.01, 5))
+def test_the_guard_bounds_the_lr_only_where_pushes_are_old(
+    age: float, momentum: float, lr: float
+) -> None:
+    outer = OuterSettings(lr=lr, momentum=momentum)
+    bounded = guarded(outer, age).lr
+    assert bounded <= lr
+    if age <= 1.0:
+        assert bounded == lr
+    assert guarded(outer, age + 1.0).lr <= bounded
+    assert guarded(outer.model_copy(update={"age_guard": None}), age).lr == lr
+
+
+def test_the_guard_follows_the_mean_age_of_what_is_pushed() -> None:
+    w = World("a", "b", **PLAIN, window=2, late={"age_max": 100})
+    for _ in range(60):
+        w.push("a")
+        w.closes(ClosedBy.PUSH)
+        w.push("b", base=max(0, w.core.saved.revision - 12))
+        w.closes(ClosedBy.PUSH)
+    w.push("a")
+    closing = w.closes(ClosedBy.PUSH)
+    assert closing.saved.window.age == pytest.approx(3.0, abs=0.5)
+    assert closing.outer.lr == pytest.approx(2 * 0.1 * 2 * math.sin(math.pi / 14), rel=0.2)
