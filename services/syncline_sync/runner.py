@@ -188,7 +188,7 @@ class Runner:
         before = ending.phase, ending.vote
         for sentence in self.core.adopt(now_s, change.members, change.settings, change.running):
             self._tell("fragment.changed", sentence)
-        if not self.core.arrived:
+        if not self.core.is_open:
             self.holding.forget()
         if self.core.synchronous and self.core.saved.gradient_step == 0:
             self.holding.gradients.clear()

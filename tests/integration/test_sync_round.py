@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -42,6 +43,35 @@ def test_two_pushes_are_averaged_and_published(tmp_path: Path) -> None:
             assert np.array_equal(values, vector(1.0 - 0.375))
             assert header.committed_tokens == 12
             assert [c.weight for c in header.contributions] == [0.5, 0.5]
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_a_late_push_stays_in_its_round_whoever_comes_and_goes(tmp_path: Path) -> None:
+    """The members change while nobody else has pushed, and it is in the sum all the same."""
+    given: dict[str, Any] = {"expected_replicas": 3, "quorum": 2, "late": {"power": 0.0}}
+    rules = AVERAGE.model_dump() | given
+    two = {"a": vector(0.0), "b": vector(0.0)}
+
+    async def scenario() -> None:
+        async with service(tmp_path, RunSettings.model_validate(rules)) as s:
+            await started(s, "a", "b", "c")
+            for name, values in (two | {"c": vector(0.0)}).items():
+                await s.push(values, name, base_revision=0)
+            for name, values in two.items():
+                await s.push(values, name, base_revision=1)
+            await s.pull(revision=2, header_only=True)
+            late = await s.push(vector(0.75), "c", base_revision=1)
+            assert (late.verdict, late.counts_in) == (pb.VERDICT_ACCEPTED, 3)
+            await s.members({"a": 1, "b": 1, "c": 1, "d": 1})
+            for name, values in two.items():
+                await s.push(values, name, base_revision=2)
+            header, values = await s.pull(revision=3)
+            assert [(c.replica, c.age) for c in header.contributions] == [
+                ("c", 1), ("a", 0), ("b", 0),
+            ]  # fmt: skip
+            assert values == pytest.approx(vector(1.0 - 0.75 / 3))
             assert not s.faults
 
     asyncio.run(scenario())

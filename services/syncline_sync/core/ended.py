@@ -91,5 +91,6 @@ def outer_of(
 
 def effective_sample_size(round_: Round) -> float | None:
     """How many pushes of equal weight the round's come to; None if none counts."""
-    squares = sum(c.weight**2 for c in round_.contributions())
-    return 1.0 / squares if squares else None
+    weights = [c.weight for c in round_.contributions()]
+    squares = sum(weight**2 for weight in weights)
+    return sum(weights) ** 2 / squares if squares else None

@@ -74,6 +74,11 @@ class Fragment:
         return self.saved.revision == 0 or not self.saved.last
 
     @property
+    def is_open(self) -> bool:
+        """Whether a round is open: with a push in it, in time or late."""
+        return self._round is not None
+
+    @property
     def arrived(self) -> tuple[str, ...]:
         return tuple(self._round.arrived) if self._round else ()
 

@@ -132,6 +132,8 @@ def test_a_late_push_counts_in_the_next_round_and_its_replica_goes_on_at_once() 
         [2**-0.5 / 3, 1 / 3, 1 / 3]
     )
     assert closing.saved.committed_tokens == 3 + 2 + 7 + 2
+    aged = 2**-0.5
+    assert closing.effective_sample_size == pytest.approx((2 + aged) ** 2 / (2 + aged**2))
 
 
 def test_age_makes_a_push_count_for_less_and_the_others_not_for_more() -> None:
