@@ -16,9 +16,12 @@ from syncline.cli.app import run
 from syncline.train.exported import PARAMETERS
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
+from syncline_testing import buckets
 from syncline_testing.cluster import Cluster
 from syncline_testing.service import flat_layout, iter_push
 from syncline_testing.waiting import wait_until
+
+pytestmark = buckets.QUIET
 
 SIZE = 5000
 LAYOUT = flat_layout(SIZE, 3)
@@ -71,6 +74,14 @@ def exported(told: Any) -> list[bytes]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    server = pytest.importorskip("moto.server", reason="moto is not installed")
+    with buckets.bucket(server, "commands") as url:
+        yield url
 
 
 def commands(
@@ -208,6 +219,35 @@ def test_a_run_is_kept_found_and_begun_from(
     code, said = refused("ls", f"{place}/first-r1")
     assert code == 42 and f"is a checkpoint itself; list {place}." in said
     assert exported(done("export", f"{place}/first-r1", "--out", str(tmp_path / "o"))) == newest
+
+
+def test_all_of_it_goes_to_a_bucket_and_comes_from_there(
+    tmp_path: Path,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    done, refused = commands(capsys)
+    place, out = f"{bucket}/kept", str(tmp_path / "out")
+    with Cluster(tmp_path) as cluster:  # begun now: it finds the bucket's server
+        monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
+        begun(cluster, "first")
+        made = done("save", "first", place)
+        assert made["checkpoint"] == f"{place}/first-r1"
+        code, said = refused("save", "first", place)
+        assert code == 42 and "another name" in said
+        view = done("restore", f"{place}/first-r1", "--run", "second")
+        assert (view["revision"], view["origin"]["checkpoint"]) == (1, f"{place}/first-r1")
+        newest = [pulled(cluster, "first", fragment) for fragment in range(3)]
+        assert [pulled(cluster, "second", fragment) for fragment in range(3)] == newest
+        assert refused("restore", f"{place}/none", "--run", "third")[0] == 42
+    # Without any service, these read the bucket themselves.
+    listed = done("ls", place, "--check")
+    assert [(one["name"], one["run"], one["damage"]) for one in listed] == [
+        ("first-r1", "first", None)
+    ]
+    assert refused("export", f"{place}/none", "--out", out)[0] == 42
+    assert exported(done("export", f"{place}/first-r1", "--out", out)) == newest
 
 
 def test_where_fragments_stand_apart_no_round_of_them_is_untold_and_none_is_kept(
