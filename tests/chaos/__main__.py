@@ -15,18 +15,20 @@ from chaos.storm import Figures, Storm
 from syncline_testing.cluster import Cluster
 
 
-def storm_in(folder: Path, seed: int, kills: int, durability: str, shards: int) -> Figures:
+def storm_in(folder: Path, asked: argparse.Namespace) -> Figures:
     """A storm in which rounds close without those who sleep, too; it tells how it goes."""
-    with Cluster(folder, shards=shards) as cluster:
+    with Cluster(folder, shards=asked.shards) as cluster:
         storm = Storm(
             cluster,
-            seed,
-            kills,
+            asked.seed,
+            asked.kills,
             quiet=0.1,
             stall=0.008,
             rebirth=0.004,
             deadline_s=4.0,
-            durability=durability,
+            durability=asked.durability,
+            quorum=asked.quorum,
+            down=asked.down,
             tell=lambda line: print(line, flush=True),
         )
         figures = storm.run()
@@ -42,10 +44,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--durability", choices=["commit", "async"], default="commit")
     parser.add_argument("--shards", type=int, default=1, help="sync services that share the run")
+    parser.add_argument("--quorum", type=int, help="rounds close with so many of the 3 replicas")
+    parser.add_argument("--down", choices=["bf16", "int8"], default="bf16", help="codec of pulls")
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"seed {asked.seed}, files and logs in {folder}", flush=True)
-    figures = storm_in(folder, asked.seed, asked.kills, asked.durability, asked.shards)
+    figures = storm_in(folder, asked)
     print(json.dumps(asdict(figures)))
     if figures.lost or figures.twice:
         return 1

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from chaos.reference import Float32, Folded, bf16, decoded, merged
+from chaos.reference import Float32, Folded, advanced, bf16, decoded, merged
 from syncline_proto.codec import crc32c
-from syncline_proto.settings import OuterSettings
+from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
 COUNTED = (pb.VERDICT_ACCEPTED, pb.VERDICT_ANOMALOUS)
@@ -30,6 +30,9 @@ COUNTED = (pb.VERDICT_ACCEPTED, pb.VERDICT_ANOMALOUS)
 
 Key = tuple[str, int, int, int]
 """(replica, incarnation, fragment, seq)."""
+
+Row = tuple[Key, int, int]
+"""(push, verdict, age) of a revision."""
 
 
 @dataclass(slots=True)
@@ -61,7 +64,7 @@ class Seen:
 
     revision: int
     tokens: int
-    rows: list[tuple[Key, int]]
+    rows: list[Row]
     payload: bytes
 
 
@@ -73,9 +76,9 @@ class Line:
     momentum: Float32
     revision: int = -1
     tokens: list[int] = field(default_factory=list)
-    contributions: list[list[tuple[Key, int]]] = field(default_factory=list)
+    contributions: list[list[Row]] = field(default_factory=list)
     published: dict[int, bytes] = field(default_factory=dict)
-    """The newest revisions in bf16, as everyone must get them."""
+    """The newest three revisions in bf16, as everyone must get them, and may push from them."""
     epoch: int = 1
     seen: Seen | None = None
     """The one after ``revision``, if that is out."""
@@ -86,17 +89,22 @@ class Line:
 
 
 class Ledger:
-    """All fragments of one run, with the folder of each; ``behind`` its commits if it is async."""
+    """All fragments of one run, with the folder of each."""
 
     def __init__(
-        self, folders: Sequence[Path], sizes: Sequence[int], outer: OuterSettings, *, behind: bool
+        self, folders: Sequence[Path], sizes: Sequence[int], settings: RunSettings
     ) -> None:
-        self._folders, self._outer, self._behind = folders, outer, behind
+        self._folders, self._settings = folders, settings
+        self._behind = settings.durability == "async"
         self.lines = [Line(np.zeros(n, np.float32), np.zeros(n, np.float32)) for n in sizes]
         self.sent: dict[Key, Sent] = {}
         self.committed: dict[Key, int] = {}
         self.twice = 0
         self.rescaled = 0
+        self.late = 0
+        """Pushes that were committed with an age."""
+        self.differences = 0
+        """Pulls that were answered with one."""
         self.undone: list[Key] = []
         """Pushes of revisions that went back; ``went_back`` counts those."""
         self.went_back = 0
@@ -119,7 +127,12 @@ class Ledger:
         sent.judged = answer.judged if duplicate else answer.verdict
         sent.taken += answer.verdict == pb.VERDICT_ACCEPTED
         if answer.verdict in COUNTED and sent.header.HasField("base_revision"):
-            assert answer.result_revision == sent.header.base_revision + 1, sent.key
+            base, result = sent.header.base_revision, answer.result_revision
+            if answer.counts_in:
+                assert answer.counts_in == result + 1, sent.key
+                assert 0 < result - base <= self._settings.age_max, sent.key
+            else:
+                assert result == base + 1, sent.key
         return sent.judged
 
     def heard(self, who: str, fragment: int, epoch: int, revision: int, tokens: int) -> None:
@@ -142,8 +155,9 @@ class Ledger:
         if header.epoch > line.epoch:
             self._go_back(line, header)
         self.read(fragment, number - 1 if self._behind else number)
-        rows: list[tuple[Key, int]] = [
-            ((c.replica, c.incarnation, fragment, c.seq), c.verdict) for c in header.contributions
+        rows: list[Row] = [
+            ((c.replica, c.incarnation, fragment, c.seq), c.verdict, c.age)
+            for c in header.contributions
         ]
         what = f"fragment {fragment}, revision {number}, epoch {header.epoch}"
         if number <= line.revision:
@@ -154,8 +168,8 @@ class Ledger:
         seen = Seen(number, header.committed_tokens, rows, payload)
         if line.seen is None:
             line.seen = seen
-            for key, _ in rows:
-                self._enter(key, number)
+            for key, _, age in rows:
+                self._enter(key, number, age)
         assert line.seen == seen, what
 
     def read(self, fragment: int, number: int) -> None:
@@ -172,7 +186,7 @@ class Ledger:
         if line.seen is None or header.revision >= line.seen.revision:
             return
         self.went_back += 1
-        for key, _ in line.seen.rows:
+        for key, _, _ in line.seen.rows:
             del self.committed[key]
             del self._worked[self.sent[key].work]
             self.undone.append(key)
@@ -199,44 +213,58 @@ class Ledger:
         line = self.lines[fragment]
         saved, parameters, momentum = self._file(fragment, number)
         assert saved["revision"] == number
-        pushes, rows, tokens = [], [], line.tokens[-1] if line.tokens else 0
+        pushes, rows, tokens = [], list[Row](), line.tokens[-1] if line.tokens else 0
         for row in saved["contributions"]:
             key = (row["replica"], row["incarnation"], fragment, row["seq"])
-            sent = self._enter(key, number)
-            rows.append((key, row["verdict"]))
+            age = row["age"]
+            sent = self._enter(key, number, age)
+            self.late += age > 0
+            rows.append((key, row["verdict"], age))
             assert row["verdict"] in COUNTED
             if row["verdict"] == pb.VERDICT_ACCEPTED:
                 self.rescaled += row["rescale"] != 1.0
                 if row["folded"] > 0.0:  # or so loud that its weight is no number any more
-                    pushes.append(Folded(sent.values(), row["folded"], row["rescale"]))
+                    kept = (1.0 + age) ** -self._settings.late.power
+                    pushes.append(Folded(sent.values(), row["folded"], row["rescale"], kept))
                 tokens += sent.header.tokens if number else 0
             else:
                 assert (row["folded"], row["rescale"]) == (0.0, 1.0)
+        who = {(key[0], age > 0) for key, _, age in rows}
+        assert len(who) == len(rows), "of a replica a round has one push in time, and one late"
         if number == 0:
             (offer,) = pushes
             line.parameters = offer.values
         else:
+            own = saved["reports"][-1]
+            assert own["revision"] == number
             line.parameters, line.momentum = merged(
-                line.parameters, line.momentum, pushes, self._outer, momentum
+                line.parameters, line.momentum, pushes, self._settings.outer, own["clip_factor"]
             )
+        published = self._published(line, number)
         where = f"fragment {fragment}, revision {number}"
         if line.seen is not None:
-            seen = Seen(number, tokens, rows, bf16(parameters))
+            seen = Seen(number, tokens, rows, published)
             assert line.seen == seen, f"{where}: on the disk is what nobody has seen"
             line.seen = None
         assert line.parameters.tobytes() == parameters.tobytes(), f"{where}: other parameters"
         assert line.momentum.tobytes() == momentum.tobytes(), f"{where}: another momentum"
         assert tokens == saved["committed_tokens"], f"{where}: other tokens"
-        for key, _ in rows:
+        for key, _, _ in rows:
             self.sent[key].payloads = []
         line.revision = number
         line.tokens.append(tokens)
         line.contributions.append(rows)
-        line.published[number] = bf16(line.parameters)
+        line.published[number] = published
         line.published.pop(number - 3, None)
 
-    def _enter(self, key: Key, number: int) -> Sent:
-        """A push is in a revision: it was sent, from the one before, and is in no other."""
+    def _published(self, line: Line, number: int) -> bytes:
+        """What everyone must get of a revision whose parameters are known."""
+        if self._settings.codec.down == "int8" and number:
+            return advanced(line.published[number - 1], line.parameters)
+        return bf16(line.parameters)
+
+    def _enter(self, key: Key, number: int, age: int) -> Sent:
+        """A push is in a revision: it was sent, from one so old, and is in no other."""
         sent = self.sent.get(key)
         assert sent is not None, f"{key} is in revision {number}, and was never sent"
         seen = self.lines[key[2]].seen
@@ -247,9 +275,11 @@ class Ledger:
             self.twice += 1
             raise AssertionError(f"{key} is in revision {number}; {first} brought the same before")
         if sent.header.kind != pb.PUSH_KIND_PARAMETERS:
-            assert sent.header.base_revision == number - 1, key
-            base = self.lines[key[2]].published[number - 1]
-            assert sent.anchor == crc32c(base), f"{key} is from another revision {number - 1}"
+            base = number - 1 - age
+            assert sent.header.base_revision == base, f"{key} is in {number}, its age is {age}"
+            assert 0 <= age <= self._settings.age_max, f"{key} is too old: {age}"
+            value = self.lines[key[2]].published[base]
+            assert sent.anchor == crc32c(value), f"{key} is from another revision {base}"
         self.committed[key] = number
         return sent
 

@@ -1,15 +1,15 @@
 """The merge once more: one fragment's rounds in plain numpy, written from docs/protocol.md.
 
 Shares no code with the service. It folds what was sent, in the order and with the factors that the
-store has recorded, and makes the outer step; the service must have the same bits. One number is not
-given to the bit: the norm that clips is a sum in no stated order, good to six digits, so that the
-clip's factor may be any fp32 next to ours; but one for all elements.
+store has recorded, and makes the outer step, clipped by the factor that is recorded, too; the
+service must have the same bits. The norm behind that factor is a sum in no stated order: of the
+recorded factor, in fp64, nine digits must be ours.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +21,9 @@ from syncline_proto.v1 import sync_pb2 as pb
 Float32 = npt.NDArray[np.float32]
 
 INT8_BLOCK = 256
-DIGITS = 1e-6
-NEIGHBOURS = 20
-"""Numbers in fp32, to either side, that the clip's factor may be off: six digits."""
-PROBED = 4096
-"""Elements that tell one factor from the next."""
+SCALE_MIN = np.float32(2.0**-126)
+DIGITS = 1e-9
+"""In which two sums of the same squares agree, whatever their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,8 @@ class Folded:
     values: Float32
     folded: float
     rescale: float
+    kept: float
+    """What its age has left of its weight: 1 if it was in time."""
 
 
 def decoded(payload: bytes, codec: pb.Codec.ValueType) -> Float32:
@@ -42,7 +42,7 @@ def decoded(payload: bytes, codec: pb.Codec.ValueType) -> Float32:
     if codec == pb.CODEC_FP32:
         return np.frombuffer(payload, "<f4")
     if codec == pb.CODEC_BF16:
-        return (np.frombuffer(payload, "<u2").astype(np.uint32) << 16).view(np.float32)
+        return widened(payload)
     assert codec == pb.CODEC_INT8
     step = 4 + INT8_BLOCK
     blocks = [payload[at : at + step] for at in range(0, len(payload), step)]
@@ -52,10 +52,43 @@ def decoded(payload: bytes, codec: pb.Codec.ValueType) -> Float32:
     )
 
 
+def widened(payload: bytes) -> Float32:
+    """What a payload of bf16 says, in an array of its own."""
+    return (np.frombuffer(payload, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
 def bf16(values: Float32) -> bytes:
     """Finite values as bf16 on the wire, rounded to nearest even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2").tobytes()
+
+
+def followed(held: bytes, chunks: Sequence[bytes]) -> bytes:
+    """The value, in bf16, that a difference leads to from the one before."""
+    values, at = widened(held), 0
+    for chunk in chunks:
+        here = 0
+        while here < len(chunk):
+            count = min(INT8_BLOCK - at % INT8_BLOCK, values.size - at, len(chunk) - here - 4)
+            assert count > 0, "more has come than there is"
+            scale = np.frombuffer(chunk, "<f4", 1, here)
+            values[at : at + count] += scale * np.frombuffer(chunk, np.int8, count, here + 4)
+            at, here = at + count, here + 4 + count
+    assert at == values.size, "less has come than there is"
+    return bf16(values)
+
+
+def advanced(held: bytes, values: Float32) -> bytes:
+    """The next value that is published, in bf16, where differences of int8 lead to it."""
+    before = widened(held)
+    change = np.zeros((-(-values.size // INT8_BLOCK), INT8_BLOCK), np.float32)
+    change.flat[: values.size] = values - before
+    peaks = np.abs(change).max(axis=1, keepdims=True) / np.float32(127)
+    scales = (peaks.view(np.uint32) & 0xFFFFFF80).view(np.float32)
+    scales = np.where(peaks > 0, np.maximum(scales, SCALE_MIN), np.float32(0))
+    inverse = np.float32(1) / np.maximum(scales, SCALE_MIN)
+    steps = (np.rint(change * inverse) * scales).ravel()[: values.size]
+    return bf16(before + steps)
 
 
 def merged(
@@ -63,41 +96,22 @@ def merged(
     momentum: Float32,
     pushes: Sequence[Folded],
     outer: OuterSettings,
-    seen: Float32,
+    clip: float | None,
 ) -> tuple[Float32, Float32]:
-    """Parameters and momentum after a round; ``seen`` is the momentum that the service has.
-
-    That is looked at for nothing but which of the neighbouring clip factors it took.
-    """
+    """Parameters and momentum after a round; ``clip`` is the factor that the service recorded."""
     if not pushes:
+        assert clip is None, "nothing was there to be clipped"
         return parameters, momentum
     accumulator, total = np.zeros_like(parameters), 0.0
     for push in pushes:
         if push.rescale != 1.0:
             accumulator = accumulator * np.float32(push.rescale)
         accumulator = accumulator + push.values * np.float32(push.folded)
-        total = total * push.rescale + push.folded
+        total = total * push.rescale + push.folded / push.kept
     norm = math.sqrt(float(np.sum(np.square(accumulator, dtype=np.float64)))) / total
+    ours = 1.0 if outer.clip is None else min(1.0, outer.clip / (norm + 1e-6))
+    assert clip is not None and math.isclose(clip, ours, rel_tol=DIGITS), f"{clip}, and not {ours}"
     mu, lr = np.float32(outer.momentum), np.float32(outer.lr)
-    probe, few = momentum[:PROBED] * mu, accumulator[:PROBED]
-    for factor in _factors(norm, total, outer.clip):
-        if np.array_equal(probe + few * factor, seen[:PROBED]):
-            break
-    else:
-        raise AssertionError(f"no factor of a clip of norm {norm:.9g} gives the momentum there is")
-    d = np.multiply(accumulator, factor, dtype=np.float32)
+    d = np.multiply(accumulator, np.float32(clip / total), dtype=np.float32)
     v = momentum * mu + d
     return parameters - (d + v * mu) * lr, v  # pyright: ignore[reportReturnType]
-
-
-def _factors(norm: float, total: float, clip: float | None) -> Iterator[np.float32]:
-    """What D / W may have been multiplied by, the likeliest first."""
-    if clip is None or norm <= clip * (1 + DIGITS):
-        yield np.float32(1.0 / total)
-    if clip is not None and norm >= clip * (1 - DIGITS):
-        up = down = np.float32(clip / (norm + 1e-6) / total)
-        yield up
-        for _ in range(NEIGHBOURS):
-            up, down = np.nextafter(up, np.float32(np.inf)), np.nextafter(down, np.float32(0))
-            yield up
-            yield down

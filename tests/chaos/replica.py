@@ -1,95 +1,41 @@
 """A replica as the protocol wants it, with noise for progress: it pushes, pulls, never gives up.
 
 Whatever fails is done again: a push under the same seq with the same bytes. After STALE the same
-progress goes out under the next seq; with a life that has ended its progress ends, too. One of the
-replicas has two ranks.
+progress goes out under the next seq; with a life that has ended its progress ends, too. What came
+late and counts is sent again to a service that has started anew. One of the replicas has two ranks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import httpx
 import numpy as np
 
+from chaos.calls import CHANNEL, may_be_repeated, parts_of, pulled
+from chaos.late import Late, LatePushes
 from chaos.ledger import COUNTED, Ledger, Sent
-from syncline_proto.codec import codec_of, crc32c, encode
-from syncline_proto.layout import Layout
+from chaos.plan import RUN, Anchor, End, Plan
+from chaos.reference import followed
+from syncline_proto.codec import crc32c, encode
 from syncline_proto.owners import owners
-from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing.service import code_of, pushed, rank_header
 
-RUN = "chaos"
 PUSH_S, PULL_S, AGAIN_S = 10.0, 2.0, 0.02
-CHUNK_GRAINS = 16
-"""A push is many chunks, so that a kill finds it half-way."""
+NAP_S = 1.0
+"""The longest that the slow replica waits for others' rounds: they may be down, too."""
+
+NAPS, ROUNDS = 0.5, (0.7, 0.2, 0.1)
+"""How likely it waits for some, and for one, two or three, which is too many to count late."""
+
 CODECS = (pb.CODEC_BF16, pb.CODEC_INT8, pb.CODEC_FP32)
-AGAIN = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-)
-"""How a call ends that is made again; see docs/protocol.md, section 10."""
-
-BROKEN = "Internal error from Core"
-"""What grpc.aio calls it when the connection goes while a message is being sent."""
-
-CHANNEL = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 300),
-    ("grpc.use_local_subchannel_pool", 1),
-)
-
-
-def may_be_repeated(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call failed in a way that a correct client meets."""
-    return error.code() in AGAIN or error.details() == BROKEN
-
-
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """What a replica has of a fragment; before it has anything, of revision -1."""
-
-    revision: int = -1
-    epoch: int = 1
-    checksum: int = 0
-
-
-class End(Enum):
-    """What became of a push."""
-
-    COMMITTED = "it is in a revision"
-    STALE = "it is in none, and will not be"
-    FENCED = "its replica's life has ended"
-
-
-@dataclass(slots=True)
-class Plan:
-    """What the storm tells its replicas."""
-
-    seed: int
-    settings: RunSettings
-    layout: Layout
-    stall: float
-    """How likely a replica sleeps beyond a round's deadline before a push."""
-    rebirth: float
-    """How likely it registers anew before a push, whatever its other fragments are at."""
-    until: list[int] | None = None
-    """The revision at which each fragment stops; None while the storm goes on."""
-
-    def is_over(self, fragment: int, revision: int) -> bool:
-        return self.until is not None and revision >= self.until[fragment]
 
 
 class Replica:
@@ -128,10 +74,11 @@ class Replica:
     async def _train(self, fragment: int) -> None:
         """Round after round of one fragment."""
         random = np.random.default_rng([self._plan.seed, self._number, fragment])
-        life, seq, base, push = 0, 0, Anchor(), None
+        life, seq, base, push, late = 0, 0, Anchor(), None, LatePushes()
         while not self._plan.is_over(fragment, base.revision):
             if life != self._incarnation:
-                life, seq, base, push = self._incarnation, 0, Anchor(), None
+                self._end_life(life)
+                life, seq, base, push, late = self._incarnation, 0, Anchor(), None, LatePushes()
             if random.random() < self._plan.rebirth:
                 self._end_life(life)
                 await self._live(life)
@@ -140,15 +87,27 @@ class Replica:
                 push = self._progress(random, fragment, offer=base.revision < 0)
             seq += 1
             sent = self._sent(push, life, seq, base)
-            if random.random() < self._plan.stall:
-                await asyncio.sleep(self._plan.settings.timeouts.round_deadline_s * 1.2)
-            end, pulled = await self._settled(sent)
+            await self._sleep(random, fragment, base)
+            end, seen = await self._settled(sent, base, late)
             if end is End.FENCED:
                 await self._live(life)
-            elif end is End.COMMITTED or base.revision < 0:
-                base, push = pulled, None
-            else:
-                base = pulled
+                continue
+            if end is not End.STALE or base.revision < 0:
+                push = None
+            base = seen
+        await self._leave(fragment, base, late)
+
+    async def _sleep(self, random: np.random.Generator, fragment: int, base: Anchor) -> None:
+        """Before a push: for longer than a round may take, or for some rounds, or not at all."""
+        if random.random() < self._plan.stall:
+            await asyncio.sleep(self._plan.settings.timeouts.round_deadline_s * 1.2)
+        if self.name != self._plan.slow or base.revision < 0 or random.random() > NAPS:
+            return
+        until = base.revision + 1 + random.choice(len(ROUNDS), p=ROUNDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(NAP_S):
+                while self._ledger.lines[fragment].newest < until:
+                    await asyncio.sleep(AGAIN_S)
 
     def _progress(
         self, random: np.random.Generator, fragment: int, *, offer: bool
@@ -187,7 +146,7 @@ class Replica:
         copy.CopyFrom(whole)
         return self._ledger.send(Sent(key, work, copy, payloads, ranks, anchor=base.checksum))
 
-    async def _settled(self, sent: Sent) -> tuple[End, Anchor]:
+    async def _settled(self, sent: Sent, base: Anchor, late: LatePushes) -> tuple[End, Anchor]:
         """Push, and pull the result, until it is known what became of it; and where we stand."""
         fragment, payloads, missed = sent.header.fragment, sent.payloads, False
         while True:
@@ -196,29 +155,69 @@ class Replica:
                 judged = self._ledger.answered(sent, answer)
                 if judged == pb.VERDICT_FENCED:
                     break
-                pulled = await self._pull(fragment, answer.result_revision)
+                seen = await self._pull(fragment, base, revision=answer.result_revision)
             except grpc.aio.AioRpcError as error:
                 if code_of(error) == "LEASE_LOST":
                     break
                 await self._again(fragment, error)
                 continue
+            await self._see_late(fragment, seen, late)
             if sent.key in self._ledger.committed:
                 assert judged in COUNTED, f"{sent.key} is committed, and was refused"
-                return End.COMMITTED, pulled
+                return End.COMMITTED, seen
             if judged == pb.VERDICT_STALE:
-                return End.STALE, pulled
+                return End.STALE, seen
+            if answer.counts_in:
+                late.keep(sent, payloads, answer, base)
+                return End.LATE, seen
             # A kill undid it, and others have closed the round meanwhile: then it is STALE now.
-            assert not missed, f"{sent.key} is said to be in {pulled}, and is not"
+            assert not missed, f"{sent.key} is said to be in {seen.revision}, and is not"
             missed = True
         self._end_life(sent.key[1])
         return End.FENCED, Anchor()
+
+    async def _see_late(self, fragment: int, seen: Anchor, late: LatePushes) -> None:
+        """Send again what came late, where a process may have forgotten it."""
+        committed = self._ledger.committed
+        for one in late.missing(seen, lambda sent: sent.key in committed):
+            kept = self._plan.settings.durability == "commit"
+            assert not (kept and one.is_out(seen)), f"{one.sent.key} is not in {one.counts_in}"
+            answer = await self._judged(fragment, one)
+            if answer is None or self._ledger.answered(one.sent, answer) == pb.VERDICT_FENCED:
+                return  # and so will the next push be
+            assert answer.verdict != pb.VERDICT_ACCEPTED or answer.counts_in, one.sent.key
+            late.answered(one, answer, seen)
+
+    async def _judged(self, fragment: int, late: Late) -> pb.PushResponse | None:
+        """What is answered to a push that is sent again; None where its life has ended."""
+        while True:
+            try:
+                return await self._pushed(fragment, late.sent.ranks, late.payloads)
+            except grpc.aio.AioRpcError as error:
+                if code_of(error) == "LEASE_LOST":
+                    return None
+                await self._again(fragment, error)
+
+    async def _leave(self, fragment: int, base: Anchor, late: LatePushes) -> None:
+        """The end of a replica: what came late is published, or in a round that nobody closes."""
+        while late.kept:
+            try:
+                seen = await self._pull(fragment, base, newest=True)
+                break
+            except grpc.aio.AioRpcError as error:
+                await self._again(fragment, error)
+        else:
+            return
+        await self._see_late(fragment, seen, late)
+        for one in late.kept:
+            one.sent.has_ended = True
 
     async def _pushed(
         self, fragment: int, ranks: list[pb.PushHeader], payloads: list[bytes]
     ) -> pb.PushResponse:
         """Push with all ranks at once, and wait until every call has ended."""
         calls = [
-            pushed(self._stub(fragment), _parts(header, payload), PUSH_S)
+            pushed(self._stub(fragment), parts_of(header, payload), PUSH_S)
             for header, payload in zip(ranks, payloads, strict=True)
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -231,33 +230,22 @@ class Replica:
         """The service that owns a fragment."""
         return self._stubs[self._owners[fragment]]
 
-    async def _pull(self, fragment: int, revision: int) -> Anchor:
+    async def _pull(self, fragment: int, held: Anchor, **wanted: Any) -> Anchor:
         """Pull exactly this revision, or the newest if it is gone, in whatever epoch it is now."""
-        wanted: dict[str, Any] = {"revision": revision}
-        while True:
-            request = pb.PullRequest(
-                run=RUN, replica=self.name, incarnation=self._incarnation, fragment=fragment,
-                **wanted,
-            )  # fmt: skip
-            try:
-                header, data = None, bytearray()
-                async for part in self._stub(fragment).Pull(request, timeout=PULL_S):
-                    if header is None:
-                        header = part.header
-                    else:
-                        assert crc32c(part.chunk.data) == part.chunk.crc32c
-                        data += part.chunk.data
-            except grpc.aio.AioRpcError as error:
-                if code_of(error) != "REVISION_GONE":
-                    raise
-                wanted = {"newest": True}
-                continue
-            assert header is not None
-            self._ledger.pulled(fragment, header, bytes(data))
-            self._ledger.heard(
-                self.name, fragment, header.epoch, header.revision, header.committed_tokens
-            )
-            return Anchor(header.revision, header.epoch, crc32c(bytes(data)))
+        request = pb.PullRequest(
+            run=RUN, replica=self.name, incarnation=self._incarnation, fragment=fragment,
+            held=held.value, **wanted,
+        )  # fmt: skip
+        header, chunks = await pulled(self._stub(fragment), request, PULL_S)
+        payload = b"".join(chunks)
+        if header.difference_from:
+            assert header.difference_from == held.value
+            payload = followed(held.payload, chunks)
+            self._ledger.differences += 1
+        self._ledger.pulled(fragment, header, payload)
+        epoch, revision = header.epoch, header.revision
+        self._ledger.heard(self.name, fragment, epoch, revision, header.committed_tokens)
+        return Anchor(revision, epoch, crc32c(payload), header.instance, header.value, payload)
 
     async def _again(self, fragment: int, error: grpc.aio.AioRpcError) -> None:
         """Wait a moment before a call that failed is made again.
@@ -313,13 +301,3 @@ class Replica:
         while True:
             await self._http.post(path, json={"incarnation": self._incarnation})
             await asyncio.sleep(self._plan.settings.timeouts.heartbeat_s / 2)
-
-
-def _parts(header: pb.PushHeader, payload: bytes) -> Iterator[pb.PushRequest]:
-    """The messages of one rank's push, in small chunks."""
-    yield pb.PushRequest(header=header)
-    codec = codec_of(header.codec)
-    step = codec.size(CHUNK_GRAINS * codec.grain)
-    for at in range(0, len(payload), step):
-        data = payload[at : at + step]
-        yield pb.PushRequest(chunk=pb.Chunk(data=data, crc32c=crc32c(data)))

@@ -19,8 +19,10 @@ from typing import Any
 import grpc
 import numpy as np
 
+from chaos.calls import may_be_repeated
 from chaos.ledger import Ledger
-from chaos.replica import RUN, Plan, Replica, may_be_repeated
+from chaos.plan import RUN, Plan
+from chaos.replica import Replica
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.owners import owners
 from syncline_proto.settings import RunSettings
@@ -41,7 +43,7 @@ though the service is up again."""
 AT_ONCE = 0.7
 """How likely a kill follows a new revision at once, where it is published before it is written."""
 PATIENCE_S = 18.0
-"""For each kill; it takes about three."""
+"""For each kill, which takes about three, and for the beginning and the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,10 @@ class Figures:
     twice: int
     went_back: int
     """Revisions that were published, and lost in a kill: none unless durability is async."""
+    late: int
+    """Pushes that are committed with an age: none without a quorum."""
+    differences: int
+    """Pulls that were answered with one."""
     seconds: float
     seed: int
 
@@ -73,6 +79,9 @@ class Storm:
     rebirth: float = 0.01
     deadline_s: float = 20.0
     durability: str = "commit"
+    quorum: int | None = None
+    """With it the last replica is slow."""
+    down: str = "bf16"
     tell: Callable[[str], None] = lambda _: None
     killed: int = field(default=0, init=False)
     ledger: Ledger = field(init=False)
@@ -87,7 +96,7 @@ class Storm:
         """
         began_s = time.monotonic()
         try:
-            asyncio.run(asyncio.wait_for(self._pass(), PATIENCE_S * self.kills))
+            asyncio.run(asyncio.wait_for(self._pass(), PATIENCE_S * (self.kills + 2)))
         except BaseException as error:
             error.add_note(f"chaos: seed {self.seed}, after {self.killed} kills")
             for sync in self.cluster.syncs:
@@ -103,6 +112,8 @@ class Storm:
             lost=len(ledger.lost()),
             twice=ledger.twice,
             went_back=ledger.went_back,
+            late=ledger.late,
+            differences=ledger.differences,
             seconds=round(time.monotonic() - began_s, 1),
             seed=self.seed,
         )
@@ -111,8 +122,9 @@ class Storm:
         settings = RunSettings.model_validate(
             {
                 "min_replicas": 2,
+                "quorum": self.quorum,
                 "durability": self.durability,
-                "codec": {"up": "bf16", "down": "bf16"},
+                "codec": {"up": "bf16", "down": self.down},
                 "outer": {"lr": 0.7, "momentum": 0.9, "clip": 8.0},
                 "penalty": {"ratio_max": 100.0, "z_max": 1e6, "step_power": 0.5},
                 "timeouts": {"lease": 0.75 * self.deadline_s, "round_deadline": self.deadline_s},
@@ -123,14 +135,14 @@ class Storm:
         self.ledger = Ledger(
             [store / f"{fragment:05d}" for fragment, store in enumerate(stores)],
             SIZES,
-            settings.outer,
-            behind=self.durability == "async",
+            settings,
         )
         layout = Layout(
             tuple(TensorSpec(f"w{i}", (n,), "float32") for i, n in enumerate(SIZES)),
             tuple(FragmentSpec(f"f{i}", (Box(i, (0,), (n,)),)) for i, n in enumerate(SIZES)),
         )
-        plan = Plan(self.seed, settings, layout, self.stall, self.rebirth)
+        slow = f"replica-{REPLICAS - 1}" if self.quorum else ""
+        plan = Plan(self.seed, settings, layout, self.stall, self.rebirth, slow)
         self.cluster.post("/runs", {"name": RUN, "settings": settings.model_dump(mode="json")})
         replicas = [
             Replica(i, plan, self.ledger, self.cluster.control_url, self.cluster.sync_addresses)
@@ -230,6 +242,6 @@ class Storm:
         return (
             f"{self.killed} kills, {ledger.revisions} revisions, {len(judged)} pushes "
             f"({len(ledger.committed)} committed, {stale} stale, {odd} anomalous, {ended} gone "
-            f"with a life, {ledger.rescaled} rescaled, {anew} accepted anew), "
-            f"{ledger.went_back} revisions went back"
+            f"with a life, {ledger.rescaled} rescaled, {anew} accepted anew, "
+            f"{ledger.late} late), {ledger.went_back} revisions went back"
         )

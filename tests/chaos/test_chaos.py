@@ -8,7 +8,7 @@ from chaos.storm import REPLICAS, SIZES, Storm
 from syncline_testing.cluster import Cluster
 
 SEED = 7
-KILLS, ASYNC_KILLS = 6, 4
+KILLS, ASYNC_KILLS, FEW_KILLS = 6, 4, 3
 
 
 def test_a_service_killed_at_random_instants_counts_every_push_once(tmp_path: Path) -> None:
@@ -31,3 +31,24 @@ def test_a_service_that_publishes_before_it_writes_loses_one_revision_at_most(
     assert (figures.lost, figures.twice) == (0, 0), storm.ledger.lost()
     assert figures.kills >= ASYNC_KILLS and figures.accepted >= REPLICAS * len(SIZES)
     assert max(line.epoch for line in storm.ledger.lines) > 1, "no kill came before a write"
+
+
+def test_where_rounds_do_not_wait_for_everyone_what_came_late_counts_once_and_with_its_age(
+    tmp_path: Path,
+) -> None:
+    """And pulls by difference follow what is published, whoever has lost which revision."""
+    with Cluster(tmp_path) as cluster:
+        storm = Storm(cluster, SEED, FEW_KILLS, quorum=REPLICAS - 1, down="int8")
+        figures = storm.run()
+    assert (figures.lost, figures.twice) == (0, 0), storm.ledger.lost()
+    assert figures.kills >= FEW_KILLS and figures.accepted >= REPLICAS * len(SIZES)
+    assert figures.late > 0 and figures.differences > 0
+
+
+def test_services_that_share_a_run_are_killed_one_at_a_time(tmp_path: Path) -> None:
+    with Cluster(tmp_path, shards=2) as cluster:
+        storm = Storm(cluster, SEED, FEW_KILLS)
+        figures = storm.run()
+    assert (figures.lost, figures.twice) == (0, 0), storm.ledger.lost()
+    assert figures.kills >= FEW_KILLS
+    assert all(line.revision >= 2 for line in storm.ledger.lines)

@@ -1,0 +1,55 @@
+"""What the storm tells its replicas, and the words in which they tell how a push has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from syncline_proto.layout import Layout
+from syncline_proto.settings import RunSettings
+
+RUN = "chaos"
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What a replica has of a fragment; before it has anything, of revision -1."""
+
+    revision: int = -1
+    epoch: int = 1
+    checksum: int = 0
+    instance: str = ""
+    """Of the service process that has sent it."""
+    value: str = ""
+    """Its name, for a pull by difference."""
+    payload: bytes = b""
+    """In bf16."""
+
+
+class End(Enum):
+    """What became of a push."""
+
+    COMMITTED = "it is in a revision"
+    LATE = "it is to be in a revision, and its replica goes on without that"
+    STALE = "it is in none, and will not be"
+    FENCED = "its replica's life has ended"
+
+
+@dataclass(slots=True)
+class Plan:
+    """What all replicas do alike."""
+
+    seed: int
+    settings: RunSettings
+    layout: Layout
+    stall: float
+    """How likely a replica sleeps beyond a round's deadline before a push."""
+    rebirth: float
+    """How likely it registers anew before a push, whatever its other fragments are at."""
+    slow: str = ""
+    """Who often sleeps through a round or two: it comes late where others do not wait for it."""
+    until: list[int] | None = None
+    """The revision at which each fragment stops; None while the storm goes on."""
+
+    def is_over(self, fragment: int, revision: int) -> bool:
+        return self.until is not None and revision >= self.until[fragment]
