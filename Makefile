@@ -1,6 +1,6 @@
 # make demo     train a small language model with two replicas on this machine, and sample from it
 # make test     lint, types, import rules and the whole test suite
-# make chaos    kill the sync service at random instants, and look what it makes of that
+# make chaos    tear its files, kill the sync service at random instants, and look what it makes of that
 # make fuzz     send the sync service malformed pushes, and look what it makes of them
 # make help     every target
 .DEFAULT_GOAL := help
@@ -47,7 +47,8 @@ unit: $(INSTALLED)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # CHAOS="--durability async --shards 2 --kills 30" is another storm; --help names all there is.
-chaos: $(INSTALLED)  ## Kill the sync service 60 times: nothing is lost, nothing counts twice
+chaos: $(INSTALLED)  ## Tear files, and kill the sync service 60 times: nothing is lost or counts twice
+	$(BIN)/pytest tests/chaos/test_torn.py
 	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
 
 fuzz: $(INSTALLED)  ## Send the sync service malformed pushes for minutes: nothing changes, nothing grows
