@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +39,7 @@ from syncline.interrupts import end
 from syncline.layout import local_part, tensors_sha256
 from syncline.optim import AGD, WSAM
 from syncline_testing.cluster import Cluster
+from syncline_testing.poison import poisoned
 from syncline_testing.replicas import BATCH, LENGTH, VOCABULARY, WIDTH, batch, loss_of
 from syncline_testing.warm import warm_ranks
 
@@ -274,38 +275,6 @@ def _hash(model: nn.Module) -> str:
     return tensors_sha256({names(raw): p for raw, p in model.named_parameters()})
 
 
-def poisoned(way: Way) -> AbstractContextManager:
-    """Inside, merges find NaN in whatever FSDP2 keeps, as the way says."""
-    from unittest.mock import patch
-
-    from syncline.hooks import Hooks
-
-    dropped = Hooks.writing
-
-    @contextmanager
-    def writing(hooks: Hooks, fragment: int) -> Iterator[None]:
-        with dropped(hooks, fragment) if way.poison == "merged" else nullcontext():
-            for module in hooks.places[fragment]:
-                if isinstance(module, FSDPModule):
-                    for tensor in kept(module):
-                        tensor.fill_(torch.nan)
-            yield
-
-    return patch.object(Hooks, "writing", writing) if way.poison else nullcontext()
-
-
-def kept(module: FSDPModule) -> Iterator[Tensor]:
-    """What FSDP2 holds of a module's parameters beside the shards that the optimizer moves."""
-    for group in module._get_fsdp_state()._fsdp_param_groups:
-        yield group._all_gather_output
-        for held in group.fsdp_params:
-            secondary = getattr(held, "_sharded_post_forward_param_data", None)
-            gathered = [*held.all_gather_outputs, *held._unsharded_inner_tensors]
-            for tensor in (*gathered, *([] if secondary is None else [secondary])):
-                if tensor.untyped_storage().size():
-                    yield tensor
-
-
 def in_ranks(folder: Path, cluster: Cluster, count: int, ways: dict[str, Way]) -> dict[str, Trace]:
     """Train in all ways, by name, as a replica of so many ranks."""
     path = folder / f"composed-{count}.json"
@@ -331,7 +300,7 @@ def main(path: Path) -> None:
     left: dict[str, Any] = {}
     for name, told in job["ways"].items():
         way = Way(**told)
-        with poisoned(way):
+        with poisoned(way.poison, has_copies=not isinstance(way.reshard, bool)):
             left[name] = asdict(train(way, name, job["control"], job["name"]))
     if dist.get_rank() == 0:
         path.with_suffix(".out.json").write_text(json.dumps(left))
