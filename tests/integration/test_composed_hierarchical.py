@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from syncline_testing.cluster import Cluster
-from syncline_testing.composed import Way, in_ranks
+from syncline_testing.composed import Way, beside, in_ranks
 
 POISONED = Way(reshard=2, evaluate=True, poison="merged")
 FLAT = {
@@ -27,6 +27,17 @@ OVERLAPPED = {
     "overlap": Way(overlap=1),
     "overlap.poisoned": replace(POISONED, overlap=1),
 }
+ALL = {
+    "all": replace(
+        POISONED,
+        overlap=1,
+        checkpoint="wrapper",
+        compile="aot_eager",
+        bf16=True,
+        parts=2,
+        sum_first=True,
+    )
+}
 BLIND = {"blind": replace(POISONED, poison="left")}
 
 
@@ -38,9 +49,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_no_copy_from_before_a_merge_is_ever_read(cluster: Cluster, tmp_path: Path) -> None:
     """Of four ranks, in pairs; evaluations leave copies behind, which no backward pass drops."""
-    left = in_ranks(tmp_path, cluster, 4, FLAT | OVERLAPPED | BLIND)
+    left = in_ranks(tmp_path, cluster, 4, FLAT | OVERLAPPED | beside(ALL) | BLIND)
     for same in (FLAT, OVERLAPPED):
         first, *others = (left[name] for name in same)
         assert first.is_finite
         assert others == [first] * len(others)
+    assert left["all"].is_finite and left["all"] == left["all.by-hand"], "with all else on top"
     assert not left["blind"].is_finite, "where nothing is dropped copies are read: poison works"

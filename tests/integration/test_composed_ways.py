@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from syncline_testing.cluster import Cluster
 from syncline_testing.composed import EVERY, Way, beside, in_ranks
 
+ALL = Way(checkpoint="wrapper", compile="aot_eager", bf16=True, parts=2, sum_first=True)
 WAYS = {
     "plain": Way(),
     "wrapper": Way(checkpoint="wrapper"),
@@ -25,7 +27,9 @@ WAYS = {
     "parts": Way(parts=3),
     "summed": Way(parts=3, sum_first=True),
     "warm": Way(warmup=EVERY),
-    "all": Way(checkpoint="wrapper", compile="aot_eager", bf16=True, parts=2, sum_first=True),
+    "all": ALL,
+    "overlap": Way(overlap=1),
+    "all.overlap": replace(ALL, overlap=1),
 }
 SAME = {"plain", "wrapper", "function", "reentrant", "captured"}
 """Of these the arithmetic is the plain way's."""

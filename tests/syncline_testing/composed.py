@@ -80,7 +80,7 @@ class Way:
     warmup: int = 0
     """Steps with everybody's mean gradient, before the first round."""
     overlap: int = 0
-    """Inner steps between a push and its merge; in a run only."""
+    """Inner steps between a push and its merge, fewer than there are between two pushes."""
     evaluate: bool = False
     """After each push, with the replica's own parameters, so before the merge."""
     poison: Literal["", "merged", "left"] = ""
@@ -188,8 +188,12 @@ def _sharded(model: Net, way: Way, mesh: DeviceMesh) -> None:
 
 
 def beside(ways: dict[str, Way]) -> dict[str, Way]:
-    """Each of these, and the same outside of any run (``NAME.by-hand``)."""
-    outside = {f"{name}.by-hand": replace(way, inside=False) for name, way in ways.items()}
+    """Each of these, and the same outside of any run (``NAME.by-hand``).
+
+    Nothing is looked at between two steps there: nobody would drop the copies that it leaves.
+    """
+    plain: dict[str, Any] = {"inside": False, "evaluate": False, "poison": ""}
+    outside = {f"{name}.by-hand": replace(way, **plain) for name, way in ways.items()}
     return ways | outside
 
 
@@ -227,7 +231,7 @@ def _steps(
     losses: list[float] = []
     rank = dist.get_rank() if dist.is_initialized() else 0
     data, tensor = divmod(rank, way.tensor_parallel)
-    anchors = [local_part(parameter).clone() for parameter in model.parameters()]
+    rounds = Rounds(model) if replica is None else None
     unsynced = nullcontext if replica is None else replica.unsynced
     for step in range(ROUNDS * EVERY):
         for part in range(way.parts):
@@ -245,8 +249,8 @@ def _steps(
         optimizer.zero_grad()
         if (step + 1) % EVERY == 0:
             _evaluate(model, way, unsynced)
-            if replica is None:
-                _merge(model, anchors, counts=step >= way.warmup)
+        if rounds is not None:
+            rounds.after(step, way)
     if replica is not None:
         replica.finish()
     return losses
@@ -258,16 +262,39 @@ def _evaluate(model: nn.Module, way: Way, unsynced: Callable[[], AbstractContext
             loss_of(model, batch(0, 0))
 
 
-def _merge(model: nn.Module, anchors: list[Tensor], counts: bool) -> None:
-    """What one replica's round does with local-sgd: the anchor, less its distance from here.
+class Rounds:
+    """What the rounds of one replica do with local-sgd, by hand."""
 
-    Where it does not count the parameters are the new anchor, as at the end of a synchronous phase.
-    """
-    with torch.no_grad():
-        for parameter, anchor in zip(model.parameters(), anchors, strict=True):
-            local = local_part(parameter)
-            anchor.copy_(anchor - (anchor - local) if counts else local)
-            local.copy_(anchor)
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._anchors = self._values()
+        self._pushed: list[Tensor] | None = None
+
+    def after(self, step: int, way: Way) -> None:
+        """Push every ``EVERY`` steps, and merge ``way.overlap`` steps later, or at the end."""
+        since = (step + 1) % EVERY
+        if since == 0:
+            self._pushed = self._values()
+        if self._pushed is not None and (since == way.overlap or step + 1 == ROUNDS * EVERY):
+            self._merge(self._pushed, counts=step >= way.warmup, trained_on=since > 0)
+            self._pushed = None
+
+    def _merge(self, pushed: list[Tensor], *, counts: bool, trained_on: bool) -> None:
+        """The new anchor is the old one, less its distance from what was pushed.
+
+        Where that does not count it is what was pushed, as at the end of a synchronous phase. What
+        was ``trained_on`` meanwhile stays.
+        """
+        with torch.no_grad():
+            for parameter, anchor, start in zip(
+                self._model.parameters(), self._anchors, pushed, strict=True
+            ):
+                anchor.copy_(anchor - (anchor - start) if counts else start)
+                local = local_part(parameter)
+                local.copy_(local + (anchor - start) if trained_on else anchor)
+
+    def _values(self) -> list[Tensor]:
+        return [local_part(parameter).detach().clone() for parameter in self._model.parameters()]
 
 
 def _hash(model: nn.Module) -> str:
