@@ -15,6 +15,8 @@ from syncline.train.config import JobConfig
 from syncline.train.loop import Trainer
 from syncline.train.ranks import RankGroup, joined_ranks
 from syncline.train.schedules import Schedule
+from syncline.train.sharding import resharding
+from syncline_proto.errors import ConfigError
 from syncline_testing import probe
 from syncline_testing.cluster import Cluster
 from syncline_testing.training import LLAMA, STEP_TOKENS, Recorder, tiny_job, to_toml
@@ -104,12 +106,31 @@ def test_two_ranks_compute_in_bf16_and_keep_what_they_are_told_to(
         assert [rank.returncode for rank in ranks] == [0, 0], ends
     half, full = json.loads(ends[0][0])
     assert (half["computed"], full["computed"]) == (BF16, FP32)
-    assert (half["gathered"], full["gathered"]) == ([False], [True])
+    assert (half["sharers"], full["sharers"]) == ([2], [1])
     for told in (half, full):
         assert told["parameters"] == told["gradients"] == told["moments"] == FP32
         assert told["losses"][-1] < told["losses"][0] - 0.5
     assert half["losses"] != full["losses"]
     assert half["losses"] == pytest.approx(full["losses"], abs=0.05)
+
+
+def test_four_ranks_share_in_pairs_what_the_backward_pass_needs(data: Path, tmp_path: Path) -> None:
+    """They train bit for bit as without; two ranks of such a job are a pair, three are refused."""
+    jobs = []
+    for reshard in (True, 2):
+        path = tmp_path / f"{reshard}.toml"
+        train = {"micro_batch": 1, "reshard_after_forward": reshard}
+        path.write_text(to_toml(tiny_job(data, steps=4, train=train)))
+        jobs.append(str(path))
+    with warm_ranks("-m", probe.__name__, *jobs, count=4) as ranks:
+        ends = [rank.communicate(timeout=100) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0] * 4, ends
+    flat, pairs = json.loads(ends[0][0])
+    assert (flat["sharers"], pairs["sharers"]) == ([4], [2])
+    assert flat["losses"] == pairs["losses"]
+    assert [resharding(2, ranks) for ranks in (1, 2, 4)] == [True, True, 2]
+    with pytest.raises(ConfigError, match="reshard_after_forward 2 does not divide the 3 ranks"):
+        resharding(2, 3)
 
 
 def test_one_process_without_a_gpu_computes_in_bf16_too(data: Path) -> None:

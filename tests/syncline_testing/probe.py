@@ -7,6 +7,7 @@ job after the other among the ranks that the environment names, and rank 0 print
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Any
 
@@ -24,21 +25,22 @@ from syncline_testing.training import Recorder
 def probed(job: JobConfig, ranks: RankGroup) -> dict[str, Any]:
     """Train; the dtypes of the first block's work and of what outlives a step, and the losses.
 
-    ``gathered`` tells whether that block's parameters were whole between forward and backward.
+    ``sharers`` tells among how many ranks that block's parameters were cut between forward and
+    backward.
     """
     recorder = Recorder()
     trainer = Trainer(job, ranks, recorder)
     found = blocks_in(trainer.model)
     assert found is not None
     linear = found[1][0].get_submodule("self_attn.q_proj")
-    notes: dict[str, set[Any]] = {key: set() for key in ("computed", "gathered", "gradients")}
+    notes: dict[str, set[Any]] = {key: set() for key in ("computed", "sharers", "gradients")}
     linear.register_forward_hook(
         lambda _, given, out: notes["computed"].update({str(given[0].dtype), str(out.dtype)})
     )
 
     def after_forward(*_: Any) -> None:
         if trainer.model.training:
-            notes["gathered"].add(not isinstance(linear.weight, DTensor))
+            notes["sharers"].add(sharers(linear.weight))
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         held = (p for group in optimizer.param_groups for p in group["params"])
@@ -54,6 +56,14 @@ def probed(job: JobConfig, ranks: RankGroup) -> dict[str, Any]:
         "moments": sorted({str(one["exp_avg"].dtype) for one in state}),
         "losses": recorder.losses,
     }
+
+
+def sharers(weight: object) -> int:
+    """Among how many ranks it is cut."""
+    if not isinstance(weight, DTensor):
+        return 1
+    sizes = zip(weight.placements, weight.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if placement.is_shard())
 
 
 if __name__ == "__main__":

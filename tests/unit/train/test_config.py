@@ -135,6 +135,7 @@ def test_an_unknown_key_of_the_run_is_found_as_well(tmp_path: Path) -> None:
         ("outer.lr=3", "--set: outer is not a setting; did you mean run.outer?"),
         ("optimizr.lr=3", "--set: optimizr is not a setting; did you mean optimizer?"),
         ("train.lr=3", "train.lr is not a setting; did you mean run.outer.lr or optimizer.lr?"),
+        ("train.reshard_after_forward=1", "write true, false, or a number of ranks, 2 or more"),
         ("train=5", "train must be a group of keys, not 5"),
     ],
 )

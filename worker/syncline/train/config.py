@@ -89,8 +89,7 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """What is read: a prepared folder, here or elsewhere, sources that are prepared on first use,
-    or a factory's."""
+    """What is read: a prepared folder, sources that are prepared on first use, or a factory's."""
 
     path: Path | None = None
     url: str | None = Field(default=None, min_length=1, max_length=2048)
@@ -138,8 +137,15 @@ class TrainSection(Section):
     compile: bool = False
     threads: int | None = Field(default=None, ge=1, le=1024)
     """CPU threads of each rank; None: what PyTorch takes."""
-    reshard_after_forward: bool = True
-    """Free gathered parameters between forward and backward (FSDP2)."""
+    reshard_after_forward: bool | int = True
+    """Free gathered parameters between forward and backward (FSDP2); n: n ranks share them then."""
+
+    @field_validator("reshard_after_forward", mode="before")
+    @classmethod
+    def _true_or_ranks(cls, value: object) -> object:
+        if not isinstance(value, int) or (value < 2 and not isinstance(value, bool)):
+            raise ValueError("write true, false, or a number of ranks, 2 or more")
+        return value
 
 
 class OptimizerSection(Section):

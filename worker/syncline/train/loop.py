@@ -28,7 +28,6 @@ from syncline.train.keeping import Keeping
 from syncline.train.leasing import lease
 from syncline.train.losses import loss_of
 from syncline.train.made import check_made, made_model
-from syncline.train.model import shard_model
 from syncline.train.optim import build_optimizer
 from syncline.train.progress import Ending, Listener
 from syncline.train.ranks import RankGroup
@@ -36,6 +35,7 @@ from syncline.train.same import check_same_model
 from syncline.train.schedules import Schedule
 from syncline.train.setbacks import Setbacks
 from syncline.train.sets import sets_of
+from syncline.train.sharding import shard_model
 from syncline.train.signals import SIGNAL, Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, tokens_of_step
 from syncline.train.step import InnerStep
