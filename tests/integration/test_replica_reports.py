@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from syncline import replica
+from syncline.metrics import Figures
 from syncline_proto.rest import Progress
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, Trial, joined
@@ -21,6 +22,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+def scraped(trial: Trial) -> float | None:
+    """What Prometheus would be told of its pace."""
+    name = "syncline_worker_tokens_per_second"
+    found = [one for one in Figures(trial.replica).collect() if one.name == name]
+    return found[0].samples[0].value if found else None
+
+
 def test_the_pace_of_a_loop_that_reports_none_is_measured(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, "paced", 0, settings=ALONE)
     with joined(trial):
@@ -30,9 +38,12 @@ def test_the_pace_of_a_loop_that_reports_none_is_measured(cluster: Cluster) -> N
             (one,) = cluster.get("/runs/paced/replicas")
             return one["progress"]["tokens_per_second"]
 
+        assert scraped(trial) is None, "a first heartbeat measures nothing"
         wait_until(lambda: (told() or 0.0) > 0, 20, "a pace")
+        assert (scraped(trial) or 0.0) > 0
         trial.replica.report(tokens_per_second=9.0)
         wait_until(lambda: told() == 9.0, 20, "the loop's own goes before")
+        assert scraped(trial) == 9.0
 
 
 def test_points_and_reports_reach_the_control_plane(cluster: Cluster) -> None:

@@ -127,6 +127,15 @@ class Facts:
         return stats_of(self._session)
 
     @property
+    def tokens_per_second(self) -> float | None:
+        """As the loop last reported it, else as heartbeats measure it; None before that is known.
+
+        Any thread may ask.
+        """
+        pulse = self._life.pulse if self._life else None
+        return self._said.get("tokens_per_second", pulse.pace if pulse else None)
+
+    @property
     def reported(self) -> Mapping[str, float]:
         """The figures last given to ``report``; any thread may ask."""
         return self._said

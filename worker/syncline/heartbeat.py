@@ -79,6 +79,8 @@ class Pulse:
         )
         self._client, self._registration, self._progress = client, registration, progress
         self._points: deque[LossPoint] = deque(maxlen=POINTS_MAX)
+        self.pace: float | None = None
+        """Tokens per second, as measured between heartbeats; None before it is known."""
         self._pace = Pace()
         self._outage = Outage("control", "training goes on without it")
         self._stop = threading.Event()
@@ -133,7 +135,7 @@ class Pulse:
         points = list(self._points)
         me = self._registration
         progress = self._progress()
-        pace = self._pace.of(progress)
+        pace = self.pace = self._pace.of(progress)
         if progress.tokens_per_second is None:  # the loop's own goes before
             progress = progress.model_copy(update={"tokens_per_second": pace})
         body = Heartbeat(incarnation=me.incarnation, progress=progress, points=points)

@@ -38,7 +38,9 @@ class Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         replica = self._replica
-        stats, said = replica.stats, replica.reported
+        stats, said = replica.stats, dict(replica.reported)
+        if (pace := replica.tokens_per_second) is not None:
+            said["tokens_per_second"] = pace
         build = GaugeMetricFamily(
             "syncline_build_info", "Always 1; the label tells.", labels=["version"]
         )
