@@ -64,6 +64,8 @@ def test_a_late_push_counts_with_its_age_and_costs_no_wait(cluster: Cluster) -> 
         pushed = trial.parameters()
         trial.step(1)
         assert trial.replica.revision == 2, "nobody else has pushed, and it has gone on"
+        stats = trial.replica.stats
+        assert (stats.stale, stats.aged, stats.last_age) == (0, len(FRAGMENTS), 1)
         goes_on_to(other, 3)
         kept = 2**-0.5 / 2
         for fragment in FRAGMENTS:

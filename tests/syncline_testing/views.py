@@ -77,6 +77,8 @@ NOW = Snapshot(
     bytes_up=12_345_678,
     bytes_down=1_234,
     stale=2,
+    aged=3,
+    last_age=1,
     seconds=10.0,
     eta_s=30.0,
 )

@@ -53,7 +53,8 @@ class Figures(Collector):
             ("exposed_sync_seconds", "Training waited for synchronisation.", stats.exposed_sync_s),
             ("hook_seconds", "Syncline's hooks took besides.", stats.hook_s),
             ("paused_seconds", "The run was paused.", stats.paused_s),
-            ("stale_pushes", "Pushes that came late, over all fragments.", stats.stale),
+            ("stale_pushes", "Pushes too late to count, over all fragments.", stats.stale),
+            ("aged_pushes", "Pushes that counted late, over all fragments.", stats.aged),
             ("anomalous_pushes", "Pushes of weight 0, over all fragments.", stats.anomalous),
         ):
             yield self._counter(name, text, count)
@@ -65,6 +66,7 @@ class Figures(Collector):
         moved.add_metric([*self._labels, "up"], stats.bytes_up)
         moved.add_metric([*self._labels, "down"], stats.bytes_down)
         yield moved
+        yield self._gauge("last_age", "Of the last aged push, in revisions.", stats.last_age)
         yield self._gauge("revision", "The smallest over the fragments.", replica.revision)
         yield self._gauge(
             "run_tokens",

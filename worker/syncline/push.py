@@ -68,6 +68,9 @@ class Outcome:
     reason: str = ""
     is_kept: bool = False
     """It came late and counts: its payload may have to be sent again after this."""
+    age: int = 0
+    """Where it came late and counts: revisions between its base and the one its round began from;
+    0: it was in time."""
     error: SynclineError | None = None
 
 
@@ -156,7 +159,15 @@ def outcome_of(
         anomalous=judged == pb.VERDICT_ANOMALOUS,
         non_finite=answer.non_finite,
         reason=answer.reason,
+        age=age_of(push, answer),
     )
+
+
+def age_of(push: Push, answer: pb.PushResponse) -> int:
+    """How late an accepted push came, in revisions; 0 of one that was in time, or counts not."""
+    if not answer.counts_in or push.base is None or verdict_of(answer) != pb.VERDICT_ACCEPTED:
+        return 0
+    return answer.counts_in - 1 - push.base
 
 
 def wanted_by(push: Push, answer: pb.PushResponse) -> Wanted:

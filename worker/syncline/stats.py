@@ -36,7 +36,11 @@ class Stats:
     barren: int
     """Rounds in a row, up to the last one, in which nobody's push counted."""
     stale: int
-    """Pushes that came late, over all fragments."""
+    """Pushes that came too late to count, over all fragments."""
+    aged: int
+    """Pushes that came late and counted, with their age, over all fragments."""
+    last_age: int
+    """Of the last of these, in revisions; 0: there was none."""
     anomalous: int
     """Pushes that were given weight 0, over all fragments."""
 
@@ -87,6 +91,8 @@ def stats_of(session: Session | Alone) -> Stats:
         rounds=tally.rounds,
         barren=tally.barren,
         stale=tally.stale,
+        aged=tally.aged,
+        last_age=tally.last_age,
         anomalous=tally.anomalous,
     )
 

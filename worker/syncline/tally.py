@@ -46,6 +46,8 @@ class Tally:
     barren: int = 0
     """Rounds in a row, up to the last one, in which nobody's push counted."""
     stale: int = 0
+    aged: int = 0
+    last_age: int = 0
     anomalous: int = 0
 
 

@@ -23,7 +23,10 @@ class Verdicts:
         self._names, self._tally, self._log = names, tally, log
 
     def judged(self, fragment: int, outcome: Outcome) -> None:
-        """A push was in time for its round."""
+        """A push is in a round, in time or with its age."""
+        if outcome.age:
+            self._tally.aged += 1
+            self._tally.last_age = outcome.age
         if outcome.anomalous:
             self._tally.anomalous += 1
             self._log.warning("push.excluded", fragment=self._names[fragment], why=outcome.reason)

@@ -65,6 +65,7 @@ def test_both_boards_get_the_same_under_the_same_names(
     assert uncounted[1] == {"tokens": 600_000, "held-out/loss": 2.0}
     assert first["tokens"] == NOW.tokens and first["speed/mfu"] == NOW.mfu
     assert first["sync/stale_pushes"] == NOW.stale and first["sync/bytes_up"] == NOW.bytes_up
+    assert (first["sync/aged_pushes"], first["sync/last_age"]) == (NOW.aged, NOW.last_age)
     assert last == {"tokens": 500_000, "merged/loss": 2.0, "merged/bits_per_byte": 3.0}
     assert theirs.steps == [("*", "tokens")] and theirs.is_finished
     assert (theirs.given["project"], theirs.given["group"]) == ("ours", "tiny")

@@ -65,7 +65,7 @@ def test_a_life_that_is_over_stays_in_the_books(
     kept: Books, recorder: Recorder, replica: Replica, clock: SimpleNamespace
 ) -> None:
     for life in range(3):
-        tally = replica._alone.tally = Tally(paused_s=2.0, exposed_s=1.0, stale=1)
+        tally = replica._alone.tally = Tally(paused_s=2.0, exposed_s=1.0, stale=1, aged=2)
         clock.now += 6.0
         kept.note(STEP, 100)
         kept.tell_if_due(replica, 100)
@@ -78,3 +78,4 @@ def test_a_life_that_is_over_stays_in_the_books(
     assert [one.exposed_sync_s for one in told] == [1.0, 2.0, 3.0]
     assert [one.exposed_sync_share for one in told] == [1 / 4, 2 / 8, 3 / 13]
     assert [one.stale for one in told] == [1, 2, 3]
+    assert [one.aged for one in told] == [2, 4, 6]

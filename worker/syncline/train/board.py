@@ -58,6 +58,8 @@ class Board:
                 "sync/bytes_up": now.bytes_up,
                 "sync/bytes_down": now.bytes_down,
                 "sync/stale_pushes": now.stale,
+                "sync/aged_pushes": now.aged,
+                "sync/last_age": now.last_age,
                 **({} if now.mfu is None else {"speed/mfu": now.mfu}),
             },
         )

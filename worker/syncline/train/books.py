@@ -21,7 +21,7 @@ from syncline.train.progress import Ending, Listener, Snapshot, Start
 from syncline.train.ranks import RankGroup
 from syncline.train.step import StepReport
 
-SUMMED = ("exposed_sync_s", "paused_s", "bytes_up", "bytes_down", "stale")
+SUMMED = ("exposed_sync_s", "paused_s", "bytes_up", "bytes_down", "stale", "aged")
 """What the books have of all lives of a replica; the rest is of the one that is on."""
 
 
@@ -213,6 +213,8 @@ class Books:
             bytes_up=stats.bytes_up,
             bytes_down=stats.bytes_down,
             stale=stats.stale,
+            aged=stats.aged,
+            last_age=stats.last_age,
             seconds=seconds,
             eta_s=self._eta(run_tokens, seconds, stats.barren),
         )

@@ -71,7 +71,11 @@ class Snapshot:
     bytes_up: int
     bytes_down: int
     stale: int
-    """Pushes that came late, over all fragments."""
+    """Pushes that came too late to count, over all fragments."""
+    aged: int
+    """Pushes that came late and counted with their age."""
+    last_age: int
+    """Of the last of these, in revisions."""
     seconds: float
     """Since the start, without pauses of the run."""
     eta_s: float | None
@@ -250,8 +254,8 @@ def _lines(now: Snapshot) -> list[list[str]]:
             f"up {_size(now.bytes_up)}",
             f"down {_size(now.bytes_down)}",
         ]
-    if now.stale:
-        rest.append(f"late {now.stale}")
+    if late := now.stale + now.aged:
+        rest.append(f"late {late}")
     if now.phase != "training":
         rest.append(now.phase)
     return [training, rest]
