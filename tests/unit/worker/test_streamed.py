@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from syncline import streamed
 from syncline.anchors import Anchors
 from syncline.carrier import Carrier, Direct, Fetched
 from syncline.layout import outline
@@ -142,6 +145,27 @@ def act_out(acts: list[tuple[str, int, bool]], seed: int, here: Side, there: Sid
             side.look(fragment)
 
 
+@pytest.mark.parametrize(("kind", "is_pinned"), [("cuda", True), ("cpu", False)])
+def test_what_waits_beside_a_gpu_waits_in_pinned_memory(
+    monkeypatch: pytest.MonkeyPatch, kind: str, is_pinned: bool
+) -> None:
+    """Anchors, too: they lie in what was pulled, which is read into scratch."""
+    asked: list[bool] = []
+    empty = torch.empty
+
+    def noted(*size: int, pin_memory: bool = False, **how: Any) -> torch.Tensor:
+        asked.append(pin_memory)
+        return empty(*size, **how)
+
+    monkeypatch.setattr(streamed, "DeviceStreams", lambda device: Device(Random(0), 0.0))
+    piece = SimpleNamespace(parameter=SimpleNamespace(device=torch.device(kind, 0)))
+    shards: Any = [SimpleNamespace(pieces=[piece])]
+    scratch = streamed.carrier_of(shards).scratch
+    monkeypatch.setattr(torch, "empty", noted)
+    assert scratch.take(8).size == 8
+    assert asked == [True] * is_pinned
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("number", sorted({0, max(0, torch.cuda.device_count() - 1)}))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -158,6 +182,7 @@ def test_a_gpu_holds_what_the_cpu_would(dtype: torch.dtype, number: int) -> None
         act_out(acts, seed, here, there)
         assert there.parameters() == here.parameters()
         assert there.seen == here.seen
+        assert torch.from_numpy(there.anchors.scratch.take(64)).is_pinned()
 
 
 def two_blocks() -> nn.Module:
