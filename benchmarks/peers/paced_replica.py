@@ -94,6 +94,7 @@ def figures(replica: Replica, launcher: int) -> dict[str, float]:
         "exposed_s": replica.stats.exposed_sync_s,
         "cpu_s": cpu_s(launcher),
         "bytes_up": float(replica.stats.bytes_up),
+        "bytes_down": float(replica.stats.bytes_down),
         "rounds": float(replica.stats.rounds),
     }
 

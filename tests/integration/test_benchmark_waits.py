@@ -32,6 +32,7 @@ def test_what_hides_a_round_is_measured_in_four_ways(monkeypatch: pytest.MonkeyP
     assert told == {
         "compute_share": told["compute_share"],
         "interval_bytes": told["interval_bytes"],
+        "link_share": 0.0,
         "network": "loopback",
         "parameters": 1000,
         "codec": "int8",
