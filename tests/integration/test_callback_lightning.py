@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ import lightning
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -33,14 +36,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class Small(lightning.LightningModule):
-    def __init__(self, optimizers: int = 1, breaks_at: int = -1) -> None:
+    def __init__(self, optimizers: int = 1, breaks_at: int = -1, told_at: int = -1) -> None:
         super().__init__()
         self.model, self.optimizers_made, self.breaks_at = nn.Linear(4, 4), optimizers, breaks_at
+        self.told_at = told_at
         self.automatic_optimization = optimizers == 1
 
     def training_step(self, batch: Any, number: int) -> Any:
         if number == self.breaks_at:
             raise ValueError("no more memory")
+        if number == self.told_at:
+            os.kill(os.getpid(), signal.SIGTERM)
         return self.model(batch["x"]).square().mean()
 
     def configure_optimizers(self) -> Any:
@@ -100,6 +106,26 @@ def test_a_fit_with_steps_of_several_batches_counts_and_tells_all(cluster: Clust
     (curve,) = cluster.get("/runs/fit/metrics")
     assert (curve["kind"], curve["tokens"]) == ("train", [16, 32, 48])
     assert curve["loss"][0] == pytest.approx(first, rel=1e-6) and curve["loss"][-1] < first
+
+
+def test_sigterm_drains_a_fit_where_lightning_alone_heeds_it(cluster: Cluster) -> None:
+    """Its own handler ends a fit in an error, without a last push; who has one keeps it."""
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    callback = of_lightning(cluster.control_url, "fit-told")
+    fit(Small(told_at=2), callback)
+    replica = callback.replica
+    assert replica is not None and replica.drained and replica.inner_step == 3
+    assert replica.committed_tokens == 3 * 8, "what it did is in the run"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(SIGTERMException):
+            fit(Small(told_at=2), of_lightning(cluster.control_url, "fit-own"))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
 
 
 def test_what_a_run_cannot_bear_is_refused_of_lightning_too() -> None:

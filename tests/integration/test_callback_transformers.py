@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +147,24 @@ def test_a_run_that_somebody_stops_stops_the_trainer(cluster: Cluster, tmp_path:
     made.args.max_steps = 100_000
     made.train()
     assert callback.replica is not None and callback.replica.done
+
+
+def test_sigterm_drains_a_training_that_heeds_no_signal(cluster: Cluster, tmp_path: Path) -> None:
+    def is_told(step: int) -> None:
+        if step == 3:
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    callback = SynclineCallback(run="told", control=cluster.control_url, settings=ALONE)
+    made = trainer(tmp_path, callback, is_told)
+    made.args.max_steps = 100_000
+    made.train()
+    replica = callback.replica
+    assert replica is not None and replica.drained and replica.inner_step == 3
+    assert replica.committed_tokens == 3 * 2 * 16, "what it did is in the run"
+    (left,) = cluster.get("/runs/told/replicas")
+    assert left["state"] == "left"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_what_a_run_cannot_bear_is_refused_before_anybody_joins(tmp_path: Path) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from syncline.integrations.drained import drained_on_sigterm, is_free
 from syncline.integrations.guest import ramped
 
 
@@ -44,6 +50,37 @@ def test_a_step_that_fails_leaves_no_lower_rate_behind() -> None:
         optimizer.step()
     end()
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_who_heeds_sigterm_already_keeps_it_and_it_comes_back() -> None:
+    asked: list[str] = []
+    replica: Any = SimpleNamespace(request_drain=asked.append)
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        assert not is_free()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        assert is_free()
+        thread = threading.Thread(target=lambda: drained_on_sigterm(replica)())
+        thread.start()
+        thread.join()
+        assert is_free(), "no thread but the main one may set it"
+        drained_on_sigterm(replica)
+        signal.raise_signal(signal.SIGTERM)
+        assert asked == ["a signal (SIGTERM)"]
+        assert is_free(), "a second one would end the process"
+        end = drained_on_sigterm(replica)
+        end()
+        assert is_free()
+        end = drained_on_sigterm(replica)
+        signal.signal(signal.SIGTERM, own)
+        end()
+        assert signal.getsignal(signal.SIGTERM) is own, "somebody has set it meanwhile"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def own(*_: object) -> None:
+    raise AssertionError("nobody was to call this")
 
 
 def fail(*_: object) -> None:

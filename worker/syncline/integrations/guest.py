@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from syncline.integrations.apart import begin_apart
+from syncline.integrations.drained import drained_on_sigterm, is_free
 from syncline.optim.followed import followed
 from syncline.replica import Replica
 from syncline_proto.settings import RunSettings
@@ -38,12 +39,23 @@ class Guest:
             **{"tokens_of": tokens_of, "join_ramp_steps": join_ramp_steps},
         }
         self._end_ramp: Callable[[], None] = lambda: None
+        self._end_heeding: Callable[[], None] = lambda: None
         self.replica: Replica | None = None
         """The one that is in training now, or was last."""
         self.is_live = False
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, check: Callable[[], None]) -> Replica:
+    def begin(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        check: Callable[[], None],
+        *,
+        may_heed: bool | None = None,
+    ) -> Replica:
         """Join the run. ``check`` is called before that, if there is a run to take part in.
+
+        From there to the end SIGTERM drains the replica, if ``may_heed`` (None: if nobody else has
+        set a handler).
 
         Raises:
             SynclineError: as ``Replica.start``, and what ``check`` raises.
@@ -51,7 +63,13 @@ class Guest:
         self.replica = replica = Replica(model, optimizer, **self._how)
         if replica.active:
             check()
-        replica.start()
+            if is_free() if may_heed is None else may_heed:
+                self._end_heeding = drained_on_sigterm(replica)
+        try:
+            replica.start()
+        except BaseException:
+            self._end_heeding()
+            raise
         self._end_ramp = ramped(followed(optimizer), lambda: replica.lr_factor)
         self.is_live = True
         return replica
@@ -87,6 +105,13 @@ class Guest:
             return
         self.is_live = False
         self._end_ramp()
+        try:
+            self._leave(failed, error)
+        finally:
+            self._end_heeding()
+
+    def _leave(self, failed: bool, error: BaseException | None) -> None:
+        assert self.replica is not None
         if error is not None:
             self.replica.__exit__(type(error), error, None)
         else:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from syncline.integrations.drained import is_free
 from syncline.integrations.guest import GuestCallback
 from syncline_proto.errors import ConfigError
 
@@ -31,13 +32,22 @@ class SynclineCallback(GuestCallback, lightning.Callback):
     ``tokens_of`` is given what ``training_step`` is given.
     """
 
+    _may_heed = False
+    """Nobody has set a handler of SIGTERM but Lightning, whose own ends training in an error."""
+
+    def setup(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
+    ) -> None:
+        """Lightning sets its handler after this."""
+        self._may_heed = is_free()
+
     def on_train_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         optimizer = only_optimizer(trainer)
         # Before the replica's own hooks, which want to see gradients.
         self._hook = optimizer.register_step_pre_hook(with_gradients)  # pyright: ignore[reportArgumentType]
-        self._guest.begin(pl_module, optimizer, lambda: check(trainer))
+        self._guest.begin(pl_module, optimizer, lambda: check(trainer), may_heed=self._may_heed)
         moved = self._guest.part_data(trainer.train_dataloader)
         fetcher = getattr(trainer.fit_loop, "_data_fetcher", None)
         if moved and fetcher is not None:
