@@ -107,6 +107,25 @@ def test_two_ranks_train_as_one_process_does(
     assert losses(resumed) == losses(told)[RESUMED_AT:]
 
 
+@pytest.mark.parametrize("name", ["muon", "agd", "wsam"])
+def test_two_ranks_go_on_bit_for_bit_with_the_state_of_any_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """AdamW's is seen above."""
+    monkeypatch.delenv("SYNCLINE_CONTROL", raising=False)
+    job = tiny_job(
+        tiny_data(tmp_path / "tokens"),
+        steps=6,
+        train={"micro_batch": 2},
+        optimizer={"name": name},
+        checkpoint={"folder": tmp_path / "kept", "every_steps": 4},
+    )
+    straight = losses(two_ranks(tmp_path, job))
+    (tmp_path / "kept" / "tiny" / "alone" / "step-0000000006").rename(tmp_path / "aside")
+    assert losses(two_ranks(tmp_path, job, "--resume")) == straight[4:]
+    assert len(straight) == 6
+
+
 def test_two_ranks_train_experts_with_a_saved_buffer_as_one_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
