@@ -1,16 +1,18 @@
 """What the sync service's memory grows with: the model, and not the replicas that push it.
 
 Whole rounds of 2 and of 8 replicas, in bf16 both ways: all of them begin to push all fragments at
-once, and wait for room (`--staging-bytes`); when all are in, each pulls a fragment. Services are
-processes of their own, real ones, a new one for each count. The last line is one line of JSON:
+once, and wait for room (`--staging-bytes`); each pulls every fragment as soon as it is merged, as a
+real one does. Services are processes of their own, real ones: 2 and 8 take turns, with a new one
+each time. The last line is one line of JSON:
 
     {"ratio_2", "ratio_8", "growth", "empty_bytes", "parameter_bytes", "staging_bytes",
      "durability"}
 
 `ratio_N` is the most memory that the service ever had resident (VmHWM), less what it had at most
-before there was a run, over the fp32 bytes of the parameters; `growth` is `ratio_8` over `ratio_2`.
+before there was a run, over the fp32 bytes of the parameters: the median of all repeats, since a
+peak is not the same twice. `growth` is `ratio_8` over `ratio_2`.
 
-    python benchmarks/memory.py [--fragments 8] [--elements 8388608] [--rounds 4]
+    python benchmarks/memory.py [--repeats 3] [--fragments 8] [--elements 8388608] [--rounds 4]
 
 On Linux. As it is a ratio must be 3.5 at most, and the growth 1.05; a sentence and exit code 1 say
 so if one is not. With other sizes nothing is asked of the figures: what a service holds besides
@@ -28,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from asked import at_least
@@ -52,13 +55,18 @@ def main() -> None:
         print(f"{small}: the smaller the fragments, the larger the ratios.", file=sys.stderr)
     parameter_bytes = given.fragments * given.elements * 4
     staging_bytes = max(parameter_bytes // STAGING_SHARE, 1 << 20)
-    found = {count: peaks(count, staging_bytes, given) for count in COUNTS}
-    few, many = ((peak - empty) / parameter_bytes for empty, peak in found.values())
+    found: dict[int, list[tuple[int, int]]] = {count: [] for count in COUNTS}
+    for _ in range(given.repeats):
+        for count, its in found.items():
+            its.append(peaks(count, staging_bytes, given))
+    few, many = (
+        median((peak - empty) / parameter_bytes for empty, peak in its) for its in found.values()
+    )
     result: dict[str, Any] = {
         "ratio_2": few,
         "ratio_8": many,
         "growth": many / few,
-        "empty_bytes": max(empty for empty, _ in found.values()),
+        "empty_bytes": max(empty for its in found.values() for empty, _ in its),
         "parameter_bytes": parameter_bytes,
         "staging_bytes": staging_bytes,
         "durability": DURABILITY,
@@ -78,6 +86,7 @@ def options() -> argparse.ArgumentParser:
         description="Peak memory of the sync service over that of its parameters.",
         epilog="example: python benchmarks/memory.py --elements 1048576",
     )
+    parser.add_argument("--repeats", type=at_least(1), default=3, help="of each count, in turns")
     parser.add_argument("--fragments", type=at_least(1), default=8)
     parser.add_argument("--elements", type=at_least(1), default=ELEMENTS, help="of a fragment")
     parser.add_argument("--rounds", type=at_least(1), default=4)
@@ -117,7 +126,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def rounds(cluster: Cluster, replicas: Sequence[str], given: argparse.Namespace) -> None:
-    """Whole rounds of all replicas, each on a connection of its own, all pushes at once."""
+    """Whole rounds of all replicas, each on a connection of its own: all calls of one at once."""
     cluster.post("/runs", run_of(RUN, len(replicas), CODEC))
     for replica in replicas:
         cluster.post(f"/runs/{RUN}/replicas", {"replica": replica})
@@ -128,7 +137,7 @@ def rounds(cluster: Cluster, replicas: Sequence[str], given: argparse.Namespace)
             stack.enter_context(Client(cluster.sync_address, RUN, replica, layout))
             for replica in replicas
         ]
-        all_at_once = len(clients) * given.fragments
+        all_at_once = 2 * len(clients) * given.fragments
         pool = stack.enter_context(ThreadPoolExecutor(all_at_once))
         offer = partial(clients[0].offer, messages=messages_of(given.elements, "fp32"))
         list(pool.map(offer, fragments))
@@ -140,7 +149,8 @@ def rounds(cluster: Cluster, replicas: Sequence[str], given: argparse.Namespace)
                 for fragment in fragments
             ]
             pulls = [
-                pool.submit(clients[fragment % len(clients)].pull, fragment, base + 1)
+                pool.submit(client.pull, fragment, base + 1)
+                for client in clients
                 for fragment in fragments
             ]
             for done in (*pushes, *pulls):

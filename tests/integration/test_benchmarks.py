@@ -44,7 +44,7 @@ def test_the_wire_is_measured_with_both_codecs() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_is_measured_with_2_and_with_8_replicas() -> None:
-    found = told("memory.py", "--rounds", "1")
+    found = told("memory.py", "--rounds", "1", "--repeats", "1")
     assert found["parameter_bytes"] == 2 * 5000 * 4
     assert 0.0 < found["ratio_2"] < math.inf
     assert found["growth"] == found["ratio_8"] / found["ratio_2"]

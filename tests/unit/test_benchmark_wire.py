@@ -1,0 +1,39 @@
+"""What the benchmark of the wire makes of its speeds, and when it calls them too slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from wire import shortfall, summary
+
+
+@pytest.mark.parametrize(
+    ("differs", "said"),
+    [
+        ({}, None),
+        ({"push_ratio": 0.69}, "push_ratio is 0.69, under 0.7."),
+        ({"pull_ratio": 0.69}, "pull_ratio is 0.69, under 0.7."),
+        ({"push_ratio": 1.3, "pull_ratio": 2.0}, None),
+        ({"pull_ratio": float("nan")}, "pull_ratio is nan"),
+    ],
+)
+def test_too_slow_a_push_or_pull_is_a_shortfall(
+    differs: dict[str, float], said: str | None
+) -> None:
+    told = shortfall({"push_ratio": 0.7, "pull_ratio": 0.7} | differs)
+    assert told is None if said is None else told is not None and said in told
+
+
+def test_a_ratio_is_the_median_of_neighbours_and_a_speed_of_all() -> None:
+    told = summary(
+        {
+            "push": [1.0, 4.0, 6.0],
+            "bare_push": [2.0, 4.0, 12.0],
+            "pull": [9.0, 1.0, 3.0],
+            "bare_pull": [3.0, 1.0, 1.5],
+        }
+    )
+    assert told["push_ratio"] == 0.5, "1.0 is what the medians would give"
+    assert told["pull_ratio"] == 2.0
+    assert (told["push"], told["bare_push"]) == (4.0, 4.0)
+    assert (told["pull"], told["bare_pull"]) == (3.0, 1.5)
