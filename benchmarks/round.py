@@ -5,19 +5,21 @@ the other, ours takes turns with it, a round each, on the same model; each resul
 numpy's. A round lasts from "the inner steps are done" until the last participant's model holds the
 result. How each peer is driven stands in docs/benchmarks.md. The last line is one line of JSON:
 
-    {"round_s", "round_durable_s", "over_gloo", "over_torchft_diloco", "over_hivemind",
+    {"round_s", "round_durable_s", "disk_s", "over_gloo", "over_torchft_diloco", "over_hivemind",
      "over_flower", ...}
 
 `round_s` is ours with durability async, `round_durable_s` with durability commit: medians over all
-of its rounds. `over_...` divides the median of ours beside that peer by the peer's; null is what
-was not asked for or could not be measured, and `missing` says why.
+of its rounds. `disk_s` is what the bare disk takes for what one of the latter writes. `over_...`
+divides the median of ours beside that peer by the peer's; null is what was not asked for or could
+not be measured, and `missing` says why.
 
     python benchmarks/round.py [--network loopback|1gbit|100mbit] [--replicas N] [--codec C]
                                [--peers gloo,torchft,hivemind,flower] [--shards K] [--blocks B]
 
 With two replicas and the whole model, on loopback: bf16 must take at most 1.0 of torchft's DiLoCo
 round, int8 0.6, either at most 0.5 of hivemind's and 0.2 of Flower's; at 1 Gbit/s int8 at most
-0.5 of gloo's. A sentence and exit code 1 say so where it does not.
+0.5 of gloo's. A sentence and exit code 1 say so where it does not, and, with any options,
+where a peer that was asked for is missing.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
+import bare_disk
 import systems
 from asked import at_least
 from course import CODECS, DURABLE, OURS, Course, Rounds
@@ -71,7 +74,13 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="One whole round, ours beside others'.")
     parser.add_argument("--network", choices=NETWORKS, default="loopback")
     parser.add_argument("--replicas", type=at_least(2), default=2)
-    parser.add_argument("--codec", choices=CODECS, default="bf16")
+    parser.add_argument(
+        "--codec",
+        choices=CODECS,
+        default="bf16",
+        help="of pushes, and of pulls where those have it; not topk: it leaves most for later "
+        "pushes, so that one round is no average to compare",
+    )
     parser.add_argument("--peers", type=_peers, default=list(systems.PEERS))
     parser.add_argument(
         "--shards",
@@ -132,8 +141,12 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         taken = {peer: course.beside(peer, given.repeats) for peer in peers}
         if not any(taken.values()):
             taken[ALONE] = course.beside(None, given.repeats)
+        sizes = bare_disk.round_sizes(folder, DURABLE)
+        disk_s = median(bare_disk.write_s(folder / "bare", sizes) for _ in range(given.repeats))
     return {
         **figures(taken, {**missing, **course.failed}),
+        "disk_s": disk_s,
+        "disk_bytes": sum(sizes),
         "network": given.network,
         "replicas": given.replicas,
         "shards": given.shards,
@@ -205,7 +218,13 @@ def _median_s(rounds: list[Round]) -> float:
 
 
 def shortfall(result: dict[str, Any]) -> str | None:
-    """What the round owes: one sentence; None if it holds what is asked of it."""
+    """What the round owes; None if every peer was measured, and it holds what is asked of it."""
+    missing = result["missing"]
+    lacks = f"Asked for and not measured: {', '.join(missing)}." if missing else None
+    return " ".join(filter(None, [lacks, _too_slow(result)])) or None
+
+
+def _too_slow(result: dict[str, Any]) -> str | None:
     if result["parameters"] != PARAMETERS or result["replicas"] != 2:
         return None
     asked: dict[str, float] = {}

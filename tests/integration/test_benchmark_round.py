@@ -46,7 +46,8 @@ def test_a_round_of_a_tiny_model_is_timed_beside_gloo(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["round_s"] > 0 and told["round_durable_s"] > 0
+    assert told["round_s"] > 0 and told["round_durable_s"] > 0 and told["disk_s"] > 0
+    assert told["disk_bytes"] > 2 * 4 * told["parameters"], "parameters and momentum, in fp32"
     assert told["over_gloo"] == told["round_s"] / told["seconds"]["gloo"]
     assert told["over_torchft_diloco"] is None and told["missing"] == {}
     assert told["off"]["gloo"] < 1e-5, "fp32, and nothing but the average"

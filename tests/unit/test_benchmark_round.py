@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -12,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+import bare_disk
 from course import CODECS, DURABLE, OURS
 from network import NETWORKS
 from peers.gate import GATE, PARTICIPANT, SYSTEM, Gate
 from peers.values import AVERAGE, DILOCO, PATTERN, Outer, Trainee, shapes, sizes
-from round import PARAMETERS, figures, options, our_settings, shortfall
+from round import PARAMETERS, figures, main, options, our_settings, shortfall
 from syncline_proto.settings import RunSettings
 from turns import Referee, Round, RoundFailed
 
@@ -83,9 +87,17 @@ def test_a_ratio_is_of_medians_and_what_is_missing_is_null_with_a_reason() -> No
         ({"network": "1gbit", "codec_up": "int8", "codec_down": "int8"}, "over_gloo is 3.00"),
         ({"over_torchft_diloco": 9.0, "parameters": 1000}, None),
         ({"over_torchft_diloco": 9.0, "replicas": 4}, None),
+        ({"missing": {"ray": "No room."}}, "Asked for and not measured: ray."),
+        ({"missing": {"ray": "No room.", "gloo": "It hung."}, "parameters": 1000}, "ray, gloo."),
+        (
+            {"missing": {"ray": "No room."}, "over_flower": 0.3},
+            "ray. The round is too slow: over_fl",
+        ),
     ],
 )
-def test_too_slow_a_round_is_a_shortfall(differs: dict[str, Any], said: str | None) -> None:
+def test_too_slow_a_round_or_a_peer_that_is_missing_is_a_shortfall(
+    differs: dict[str, Any], said: str | None
+) -> None:
     result: dict[str, Any] = {
         "network": "loopback",
         "replicas": 2,
@@ -96,9 +108,55 @@ def test_too_slow_a_round_is_a_shortfall(differs: dict[str, Any], said: str | No
         "over_torchft_diloco": 1.0,
         "over_hivemind": 0.5,
         "over_flower": 0.2,
+        "missing": {},
     }
     told = shortfall(result | differs)
     assert told is None if said is None else told is not None and said in told
+
+
+def test_a_peer_that_cannot_be_had_is_told_after_the_figures_and_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"missing": {"flower": "No room."}, "parameters": 1000, "replicas": 2}
+    monkeypatch.setattr("round.measured", lambda _: told)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["round.py"])
+    with pytest.raises(SystemExit, match="not measured: flower"):
+        main()
+    assert json.loads(capsys.readouterr().out) == told
+
+
+def test_that_topk_is_not_measured_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options().parse_args(["--help"])
+    assert "one round is no average" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_bare_disk_gets_the_bytes_of_the_newest_round_of_the_run_and_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in {
+        "store-0/runs/one/0/r00000001.safetensors": 7,
+        "store-0/runs/one/0/r00000002.safetensors": 11,
+        "store-0/runs/one/0/head.json": 400,
+        "store-0/runs/one/0.begun": 0,
+        "store-1/runs/one/1/r00000002.safetensors": 3 * bare_disk.PIECE_BYTES + 5,
+        "store-1/runs/other/0/r00000009.safetensors": 500,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))
+    sizes = bare_disk.round_sizes(tmp_path, "one")
+    assert sorted(sizes) == [11, 3 * bare_disk.PIECE_BYTES + 5]
+    synced: list[int] = []
+
+    def fsync(number: int) -> None:
+        status = os.fstat(number)
+        synced.append(0 if stat.S_ISDIR(status.st_mode) else status.st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert bare_disk.write_s(tmp_path / "bare", sizes) > 0
+    assert sorted(synced) == [0, *sorted(sizes)], "each file whole, and their folder"
+    assert not (tmp_path / "bare").exists()
 
 
 @pytest.mark.parametrize("over", NETWORKS)
