@@ -1,4 +1,4 @@
-"""The processes of what ``round.py`` and ``exposed.py`` compare: what is started, where, with what.
+"""The processes of what benchmarks compare: what is started, where, with what.
 
 Every system gets the same: one host for each participant, one more for what serves them, the same
 threads; of several sync services each has a host of its own. Builds command lines, and starts
@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from network import Links, Loopback
 from peers import gate
@@ -127,15 +129,24 @@ def syncline_replicas(
         "run": system,
         "settings": json.dumps(settings),
     }
-    return _replicas(scene, system, "peers.syncline_replica", place)
+    return replicas_of(scene, system, "peers.syncline_replica", place)
 
 
 def paced_replicas(scene: Scene, name: str, place: dict[str, str]) -> list[Command]:
     """Replicas that train at a pace: those of ``exposed.py``."""
-    return _replicas(scene, name, "peers.paced_replica", place)
+    return replicas_of(scene, name, "peers.paced_replica", place)
 
 
-def _replicas(scene: Scene, name: str, module: str, place: dict[str, str]) -> list[Command]:
+def api_of(control: str) -> httpx.Client:
+    """Calls to the control plane; a context manager."""
+    return httpx.Client(
+        base_url=f"http://{control}/v1",
+        headers={"Authorization": f"Bearer {TOKEN}"},
+        trust_env=False,
+    )
+
+
+def replicas_of(scene: Scene, name: str, module: str, place: dict[str, str]) -> list[Command]:
     env = {"PYTHONPATH": _our_path(), "SYNCLINE_TOKEN": TOKEN}
     return [
         scene.participant(name, number, [sys.executable, "-m", module], place, **env)

@@ -91,6 +91,7 @@ class Place:
             replica.name,
             seq=replica.next_seq(),
             base=replica.revisions[fragment],
+            norm=steps**0.5,  # as of steps in any direction: the detector finds all of them alike
             inner_steps=steps,
             tokens=steps,
             last_step=steps,

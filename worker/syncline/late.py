@@ -47,6 +47,9 @@ class LatePushes:
         """Keep a judged push if it counts later than in what it is answered with; say whether."""
         counts = answer.counts_in > answer.result_revision
         if counts:
+            before = self._kept.get(push.fragment)
+            if before is not None and before.push is not push:
+                self.drop(push.fragment)  # its round is over, or there were no room for this one
             self._kept[push.fragment] = Late(push, header, answer.counts_in, instance)
         return counts
 

@@ -64,6 +64,7 @@ function explain(node, report) {
       el("td", { class: "n" }, `z ${fixed(one.z, 1)}`),
       el("td", { class: "n" }, `norm ${one.norm === null ? "not finite" : one.norm.toPrecision(3)}`),
       el("td", { class: "n" }, `${count(one.tokens)} tokens`),
+      el("td", { class: "n" }, one.age ? `age ${one.age}` : ""),
     ),
   );
   const reasons = report.contributions.filter((one) => one.reason).map((one) => el("div", { class: "why" }, `${one.replica}: ${one.reason}`));

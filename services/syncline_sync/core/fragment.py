@@ -141,23 +141,13 @@ class Fragment:
 
     def known(self, replica: str, incarnation: int, seq: int) -> Judgement | None:
         """DUPLICATE for a push that the open round or a committed one contains; else None."""
-        r, gaps = self._round, self.settings.age_max > 0
-        for inside in r.of(replica, incarnation) if r else ():
-            assert r is not None
-            if seq == inside.seq:
-                non_finite = not detector.is_finite(inside.norm)
-                known = refusals.duplicate(inside.verdict, r.result, non_finite)
-                return self._answered_late(known) if inside.age and not r.window else known
-            if seq < inside.seq and not gaps:
-                return refusals.duplicate(ACCEPTED, self.saved.revision, non_finite=False)
-        return refusals.known(self.saved, replica, incarnation, seq, gaps)
+        gaps, life = self.settings.age_max > 0, (replica, incarnation)
+        inside = refusals.inside(self._round, self.saved.revision, *life, seq, gaps)
+        return inside or refusals.known(self.saved, *life, seq, gaps)
 
     def last_seq(self, replica: str, incarnation: int) -> int:
         """The largest ``seq`` of this life's pushes that are in a round; 0 without any."""
-        inside = self._round.of(replica, incarnation) if self._round else []
-        last = self.saved.last.get(replica)
-        committed = [last.seq] if last and last.incarnation == incarnation else []
-        return max((*(c.seq for c in inside), *committed), default=0)
+        return refusals.last_seq(self._round, self.saved, replica, incarnation)
 
     def of_another_epoch(self, epoch: int) -> Judgement | None:
         """STALE for progress since a revision of another ``epoch``; None if it is of this one.
@@ -165,11 +155,7 @@ class Fragment:
         That revision need not be here, whatever its number. Every rank of a replica is told the
         same, and the others may have no reason to push once more: do not wait for them.
         """
-        if epoch == self.saved.epoch or not self.initialised:
-            return None
-        has_been = 1 <= epoch < self.saved.epoch
-        what = "has ended" if has_been else "is none of this service's"
-        return self._stale(f"epoch {epoch} {what}, this is {self.saved.epoch}")
+        return refusals.another_epoch(self.saved, epoch) if self.initialised else None
 
     def judge(self, now_s: float, push: WholePush) -> Judgement:
         """Give a whole push its verdict; an accepted one enters the open round.
@@ -294,10 +280,6 @@ class Fragment:
             return 0
         return self.saved.revision - push.base
 
-    def _answered_late(self, judgement: Judgement) -> Judgement:
-        """It counts in the open round, and its replica goes on at once, from what is published."""
-        return replace(judgement, counts_in=judgement.result, result=self.saved.revision)
-
     def _enter(self, now_s: float, push: WholePush) -> Judgement:
         """Judge a push by its norm, weigh it, and put it into the round."""
         r, age = self._opened(now_s, push.kind), self._age(push)
@@ -317,7 +299,9 @@ class Fragment:
             rescale=entered.rescale,
             non_finite=not detector.is_finite(push.norm),
         )
-        return self._answered_late(judgement) if age and not r.window else judgement
+        if age and r.window is None:
+            return refusals.late_answer(judgement, self.saved.revision)
+        return judgement
 
     def _judge_offer(self, now_s: float, push: WholePush) -> Judgement:
         """PARAMETERS: revision 0 from nothing, or revision 1 when the synchronous phase ends."""
@@ -377,9 +361,6 @@ class Fragment:
         window = self.saved.window
         size = window.size_now(self.settings, len(self._alive(self._taking_part)))
         return replace(window, size=size)
-
-    def _stale(self, why: str) -> Judgement:
-        return refusals.stale(why, self.saved.revision)
 
 
 def _measured(settings: RunSettings) -> str:

@@ -7,10 +7,13 @@ where the run stands is an error.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.detector import is_finite
 from syncline_sync.core.record import Judgement, Kind, Saved, WholePush
+from syncline_sync.core.round import Round
 
 
 def fenced(
@@ -37,6 +40,47 @@ def duplicate(verdict: pb.Verdict.ValueType, result: int, non_finite: bool) -> J
         non_finite=non_finite,
         reason="this push was judged before.",
     )
+
+
+def late_answer(judgement: Judgement, revision: int) -> Judgement:
+    """Of a late push, which counts in the open round: its replica goes on from what is published.
+
+    ``revision`` is that.
+    """
+    return replace(judgement, counts_in=judgement.result, result=revision)
+
+
+def inside(
+    r: Round | None, revision: int, replica: str, incarnation: int, seq: int, with_gaps: bool
+) -> Judgement | None:
+    """DUPLICATE for a push that the open round contains; else None.
+
+    ``revision`` is the newest published; ``with_gaps`` as in ``LastPush.holds``.
+    """
+    for c in r.of(replica, incarnation) if r else ():
+        assert r is not None
+        if seq == c.seq:
+            again = duplicate(c.verdict, r.result, not is_finite(c.norm))
+            return late_answer(again, revision) if c.age and r.window is None else again
+        if seq < c.seq and not with_gaps:
+            return duplicate(pb.VERDICT_ACCEPTED, revision, non_finite=False)
+    return None
+
+
+def last_seq(r: Round | None, saved: Saved, replica: str, incarnation: int) -> int:
+    """The largest ``seq`` of this life's pushes that are in a round, open or committed; else 0."""
+    last = saved.last.get(replica)
+    committed = [last.seq] if last and last.incarnation == incarnation else []
+    return max((*(c.seq for c in (r.of(replica, incarnation) if r else ())), *committed), default=0)
+
+
+def another_epoch(saved: Saved, epoch: int) -> Judgement | None:
+    """STALE for progress since a revision of another ``epoch`` than this one."""
+    if epoch == saved.epoch:
+        return None
+    has_been = 1 <= epoch < saved.epoch
+    what = "has ended" if has_been else "is none of this service's"
+    return stale(f"epoch {epoch} {what}, this is {saved.epoch}", saved.revision)
 
 
 def known(

@@ -253,7 +253,7 @@ _CLOSED_BY = {"loss": "lost replica"}
 
 
 def _rounds_table(found: Sequence[RoundReport]) -> RenderableType:
-    columns = ("time", "fragment", "kind", ">revision", "closed by", ">seconds", ">in", "excluded")
+    columns = ("time", "fragment", "kind", ">revision", "closed by", ">seconds", ">in")
     rows = (
         (
             output.clock(one.committed_at),
@@ -263,6 +263,7 @@ def _rounds_table(found: Sequence[RoundReport]) -> RenderableType:
             _CLOSED_BY.get(one.closed_by, one.closed_by),
             output.decimals(one.seconds),
             sum(part.verdict == "accepted" for part in one.contributions),
+            ", ".join(f"{p.replica} by {p.age}" for p in one.contributions if p.age),
             ", ".join(p.replica for p in one.contributions if p.verdict == "anomalous"),
             output.decimals(one.effective_sample_size, 2),
             output.decimals(one.merged_norm),
@@ -270,7 +271,7 @@ def _rounds_table(found: Sequence[RoundReport]) -> RenderableType:
         )
         for one in found
     )
-    more = (">effective", ">norm", ">clip")
+    more = ("late", "excluded", ">effective", ">norm", ">clip")
     return output.table(
         (*columns, *more),
         rows,

@@ -1,0 +1,256 @@
+"""One of four replicas is four times slower: what is left of everybody's speed, in four ways.
+
+    a_edit    rounds by time: each brings as many inner steps as it can make (A-EDiT)
+    async     no round waits: each push is an outer step (Delayed Nesterov)
+    edit      rounds by steps, which wait for everybody
+    ddp       gradients averaged at every step: the yardstick
+
+The last line is one line of JSON:
+
+    {"a_edit", "async", "edit", "ddp", "losses", "compute_share", "seconds", "step_s", "slow_s"}
+
+Each way's figure is the tokens that its model was trained on in a second, over what all four would
+train on by themselves. Of a run these are tokens that are committed, between two of its rounds. All
+are paced, so that replicas on one machine do not take each other's processors: ``compute_share`` is
+what all of it used of them, the largest of the four. ``losses`` are what the ways have come to when
+their time is up. The curves, against tokens and against seconds, are drawn into ``--plot``.
+
+    python benchmarks/stragglers.py [--seconds 60] [--plot stragglers.html]
+
+Asked is 0.95 of a_edit and of async, and a compute_share of 0.6 at most: a sentence and exit code 1
+say what is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import httpx
+
+import curves
+import systems
+from asked import at_least
+from network import network
+from peers.paced_replica import cpu_s
+from peers.straggler import STEP_TOKENS
+from syncline.launch.ports import free_ports
+from syncline.launch.processes import Crew, Process, describe_exit
+from watched import Watch, addresses
+
+PARTICIPANTS, STEP_S, SLOW_S, INTERVAL_S = 4, 0.1, 0.4, 4.0
+RUN: dict[str, Any] = {
+    "expected_replicas": PARTICIPANTS,
+    "overlap_steps": 2,
+    "outer": {"clip": None},
+    "timeouts": {"lease": 30.0},
+}
+WAYS: dict[str, dict[str, Any] | None] = {
+    "a-edit": {**RUN, "strategy": "a-edit", "sync_seconds": INTERVAL_S},
+    "async": {**RUN, "strategy": "async", "sync_seconds": INTERVAL_S},
+    "edit": {**RUN, "strategy": "edit", "sync_every": round(INTERVAL_S / STEP_S)},
+    "ddp": None,
+}
+LEAST, COMPUTE_MAX = 0.95, 0.6
+BEGIN_S, END_S, LOOK_S = 120.0, 60.0, 0.1
+SMOOTH_S = 2.0
+"""Of the losses: a point is the mean of all participants' steps in so long."""
+
+Line = tuple[float, int, int, float]
+"""Seconds, steps, the run's tokens, loss."""
+
+
+class Failed(Exception):
+    """It could not be measured; one sentence."""
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    given = options().parse_args()
+    if not Path("/proc/self/stat").exists():
+        sys.exit("This needs Linux: what processes compute is read from /proc.")
+    try:
+        result = measured(given)
+    except Failed as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("Interrupted; nothing of it is left.")
+    print(json.dumps(result))
+    sys.exit(shortfall(result))
+
+
+def options() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    parser = argparse.ArgumentParser(
+        description="What a slow replica costs the others, in four ways.",
+        epilog="example: python benchmarks/stragglers.py --seconds 120 --plot curves.html",
+    )
+    parser.add_argument("--seconds", type=at_least(10), default=60, help="of each way")
+    parser.add_argument("--plot", type=Path, default=Path("stragglers.html"))
+    return parser
+
+
+def shortfall(result: dict[str, Any]) -> str | None:
+    """What is worse than asked: one sentence, or None."""
+    if not result["compute_share"] <= COMPUTE_MAX:
+        used = f"compute_share is {result['compute_share']:.3f}, over {COMPUTE_MAX}"
+        return f"{used}: replicas and services take each other's processors."
+    low = [f"{way} is {result[way]:.3f}" for way in ("a_edit", "async") if result[way] < LEAST]
+    return f"The slow one costs too much: {', '.join(low)}, under {LEAST}." if low else None
+
+
+def measured(given: argparse.Namespace) -> dict[str, Any]:
+    """Take all figures.
+
+    Raises:
+        Failed: a process has ended badly, or takes too long.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncline-slow-")))
+        scene = systems.Scene(
+            network=stack.enter_context(network("loopback", PARTICIPANTS + 1)),
+            participants=PARTICIPANTS,
+            parameters=1,
+            folder=folder,
+            gate=folder / "no-gate",
+        )
+        crew = stack.enter_context(Crew())
+        control, store = free_ports(2)
+        where = {
+            "control": scene.at(scene.server, control),
+            "store": scene.at(0, store),
+            "ways": json.dumps(WAYS),
+            "step_s": str(STEP_S),
+            "slow_s": str(SLOW_S),
+            "told": str(folder),
+        }
+        processes = [crew.start(one) for one in systems.syncline_services(scene, control, shards=1)]
+        api = stack.enter_context(systems.api_of(where["control"]))
+        watching = Watching(api, processes)
+        watching.until(lambda: bool(addresses(api)), BEGIN_S, "the sync service is there")
+        replicas = systems.replicas_of(scene, "replica", "peers.straggler", where)
+        processes += [crew.start(command) for command in replicas]
+        seen = {way: watching.way(way, folder, float(given.seconds)) for way in WAYS}
+    draw(given.plot, {way: lines for way, (_, _, lines) in seen.items()})
+    alone = STEP_TOKENS * ((PARTICIPANTS - 1) / STEP_S + 1 / SLOW_S)
+    return {
+        **{way.replace("-", "_"): rate / alone for way, (rate, _, _) in seen.items()},
+        "losses": {way: round(lines[-1][3], 3) for way, (_, _, lines) in seen.items()},
+        "compute_share": max(share for _, share, _ in seen.values()),
+        "seconds": given.seconds,
+        "step_s": STEP_S,
+        "slow_s": SLOW_S,
+    }
+
+
+class Watching:
+    """The participants, way after way."""
+
+    def __init__(self, api: httpx.Client, processes: list[Process]) -> None:
+        self._api, self._processes = api, processes
+
+    def way(self, way: str, folder: Path, seconds: float) -> tuple[float, float, list[Line]]:
+        """Tokens in a second, what of the processors was used, and the losses' course."""
+        files = [folder / f"{way}-{number}" for number in range(PARTICIPANTS)]
+        with ExitStack() as stack:
+            watch: Watch | None = None
+            if WAYS[way] is not None:
+                address = addresses(self._api)[0]
+                watch = stack.enter_context(Watch(address, systems.TOKEN, way))
+            has_begun = lambda: all(len(lines_of(file)) > 1 for file in files)  # noqa: E731
+            self.until(has_begun, BEGIN_S, f"all train in {way}")
+            if watch is not None:
+                self.until(lambda: watch.last.revision > 1, BEGIN_S, f"{way} has had its rounds")
+            began_s, cpu_began_s = time.monotonic(), cpu_s(os.getpid())
+            self.until(lambda: time.monotonic() > began_s + seconds, 2 * seconds, "it is over")
+            ended_s, cpu_ended_s = time.monotonic(), cpu_s(os.getpid())
+            (folder / f"{way}.stop").touch()
+            is_done = lambda: all(file.with_suffix(".done").exists() for file in files)  # noqa: E731
+            self.until(is_done, END_S, f"all have left {way}")
+        told = [lines_of(file) for file in files]
+        if watch is None:
+            course = [(at_s, tokens) for at_s, _, tokens, _ in told[0]]
+        else:
+            course = watch.last.course
+        rate = rate_of(course, began_s, ended_s)
+        share = (cpu_ended_s - cpu_began_s) / (ended_s - began_s) / (os.cpu_count() or 1)
+        print(f"{way}: {rate:.0f} tokens in a second", file=sys.stderr, flush=True)
+        return rate, share, smoothed(told)
+
+    def until(self, is_so: Callable[[], bool], limit_s: float, what: str) -> None:
+        """
+        Raises:
+            Failed: it takes too long, or a process has ended badly.
+        """
+        end_s = time.monotonic() + limit_s
+        while not is_so():
+            for process in self._processes:
+                if process.exit_code not in (None, 0):
+                    words = process.last_words(1) or ["its log is empty"]
+                    ended = describe_exit(process.exit_code)
+                    raise Failed(f"{process.name} ended with {ended}: {words[0].strip()}")
+            if time.monotonic() > end_s:
+                raise Failed(f"It took over {limit_s:g} s until {what}.")
+            time.sleep(LOOK_S)
+
+
+def lines_of(file: Path) -> list[Line]:
+    """What a participant has told so far."""
+    if not file.exists():
+        return []
+    rows = (line.split() for line in file.read_text().splitlines())
+    return [
+        (float(row[0]), int(row[1]), int(row[2]), float(row[3])) for row in rows if len(row) == 4
+    ]
+
+
+def rate_of(course: list[tuple[float, int]], began_s: float, ended_s: float) -> float:
+    """Tokens in a second, by (seconds, tokens so far): between the last before either instant.
+
+    Not the first after one: replicas push together, and each may be a revision of its own.
+    """
+    before, within = ([one for one in course if one[0] <= at_s] for at_s in (began_s, ended_s))
+    if not before or before[-1] == within[-1]:
+        raise Failed("There were too few rounds in the time; take more --seconds.")
+    (first_s, first), (last_s, last) = before[-1], within[-1]
+    return (last - first) / (last_s - first_s)
+
+
+def smoothed(told: list[list[Line]]) -> list[Line]:
+    """All participants' steps in the order of time, from 0; means of ``SMOOTH_S``."""
+    lines = sorted(line for one in told for line in one)
+    began_s, parts = lines[0][0], dict[int, list[Line]]()
+    for line in lines:
+        parts.setdefault(int((line[0] - began_s) / SMOOTH_S), []).append(line)
+    highest, course = 0, list[Line]()
+    for number, part in sorted(parts.items()):
+        highest = max(highest, *(tokens for _, _, tokens, _ in part))
+        course.append(((number + 0.5) * SMOOTH_S, 0, highest, mean(loss for *_, loss in part)))
+    return course
+
+
+def draw(path: Path, courses: dict[str, list[Line]]) -> None:
+    """The losses' curves."""
+    against = {"loss against seconds": 0, "loss against tokens": 2}
+    charts = {
+        title: {
+            way: ([float(line[at]) for line in course], [line[3] for line in course])
+            for way, course in courses.items()
+        }
+        for title, at in against.items()
+    }
+    curves.write(path, "One of four replicas is four times slower", charts)
+
+
+if __name__ == "__main__":
+    main()
