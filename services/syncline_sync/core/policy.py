@@ -5,10 +5,12 @@
     quorum      so many are in, and those who are missing had their grace
     deadline    with the minimum, so long after its first timely push
 
-The grace is what overlap hides of a round anyway (Decoupled DiLoCo, arXiv 2604.21428, section 5.3
-of whose rule this is one reading): between its push and the merge a replica trains on for tau inner
-steps of xi seconds, and a round that takes no longer than that costs nobody time. Half of it, less
-what the quorum and the publication take, is spent on waiting for those who are missing:
+The synchronous phase waits for everyone, whatever the quorum: its gradients cannot come late.
+
+The grace is what overlap hides of a round anyway (one reading of Decoupled DiLoCo's rule, arXiv
+2604.21428): between its push and the merge a replica trains on for tau inner steps of xi seconds,
+and a round that takes no longer than that costs nobody time. Half of it, less what the quorum and
+the publication take, is spent on waiting for those who are missing:
 
     grace = max(0, GRACE_SHARE * tau * xi - quorum - publication)            seconds
 
@@ -23,7 +25,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from syncline_proto.settings import RunSettings
-from syncline_sync.core.record import ClosedBy
+from syncline_sync.core.record import ClosedBy, Kind
 from syncline_sync.core.round import Round
 
 GRACE_SHARE = 0.5
@@ -125,8 +127,10 @@ def deadline_of(r: Round, settings: RunSettings) -> float | None:
 
 
 def grace_ends_s(r: Round, settings: RunSettings, pace: Pace) -> float | None:
-    """When it closes with its quorum; None before that is in, and where the run has none."""
-    if settings.quorum is None or (quorum_s := r.quorum_s(settings.quorum)) is None:
+    """When it closes with its quorum; None before that is in, and where the round has none."""
+    if settings.quorum is None or r.kind is not Kind.PSEUDO_GRADIENT:
+        return None
+    if (quorum_s := r.quorum_s(settings.quorum)) is None:
         return None
     if settings.grace_seconds is not None:
         return quorum_s + settings.grace_seconds

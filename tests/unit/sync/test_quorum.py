@@ -106,6 +106,16 @@ def test_a_grace_that_is_set_is_kept_and_who_comes_in_it_is_in_time() -> None:
     w.closes(ClosedBy.QUORUM)
 
 
+def test_the_synchronous_phase_waits_for_everyone_whatever_the_quorum() -> None:
+    w = World("a", "b", "c", **PLAIN, expected_replicas=3, quorum=2, warmup_steps=3)
+    for step in (1, 2):
+        w.gradient("a", step)
+        w.gradient("b", step)
+        w.waits()
+        w.gradient("c", step)
+        w.closes(ClosedBy.EVERYONE)
+
+
 def test_without_its_quorum_a_round_closes_at_its_deadline() -> None:
     w = of_three(quorum=3)
     w.push("a")
