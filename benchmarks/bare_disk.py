@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from syncline.disk import to_disk
+
 PIECE_BYTES = 1 << 20
 
 
@@ -31,7 +33,7 @@ def write_s(folder: Path, sizes: Sequence[int]) -> float:
         with ThreadPoolExecutor(len(sizes)) as pool:
             began = time.monotonic()
             list(pool.map(_write, paths, sizes, [piece] * len(sizes)))
-            _sync(folder)
+            to_disk(folder)
             return time.monotonic() - began
     finally:
         for path in paths:
@@ -44,11 +46,3 @@ def _write(path: Path, size: int, piece: bytes) -> None:
         for at in range(0, size, len(piece)):
             file.write(piece[: size - at])
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -33,11 +33,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +44,10 @@ from typing import Any, get_args
 import systems
 from asked import at_least
 from course import CODECS
-from network import NETWORKS, PROFILES, NetworkUnavailable, network
+from network import NETWORKS, PROFILES, network
+from paced import tell, wait_until
 from syncline.launch.ports import free_ports
-from syncline.launch.processes import Crew, Process, describe_exit
+from syncline.launch.processes import Crew, Process
 from syncline_proto.settings import DownCodecName
 
 SHARE_MAX = 0.05
@@ -63,13 +61,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "streaming": {"overlap_steps": 12, "fragment_groups": 100},
 }
 REPLICAS, WARM_UP, ROUNDS = 2, 2, 5
-LIMIT_S, LOOK_S = 300.0, 0.2
+LIMIT_S = 300.0
 LEASE_S = 60.0
 """A machine so busy that heartbeats are late shows in the figures; nobody need be lost for it."""
-
-
-class Failed(Exception):
-    """A replica did not come to its end; one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +80,8 @@ class Seen:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     given = options().parse_args()
-    if not Path("/proc/self/stat").exists():
-        sys.exit("This needs Linux: what processes compute is read from /proc.")
-    try:
-        result = measured(given)
-    except (NetworkUnavailable, Failed) as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted; nothing of it is left.")
-    print(json.dumps(result))
-    sys.exit(shortfall(result))
+    tell(lambda: measured(given), shortfall)
 
 
 def shortfall(result: dict[str, Any]) -> str | None:
@@ -173,7 +157,8 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         replicas = systems.paced_replicas(scene, "replica", place)
         processes = [crew.start(command) for command in replicas]
         seen = {run["name"]: seen_in(run["name"], folder, processes) for run in runs}
-        wait_until(lambda: all(one.exit_code is not None for one in processes), processes)
+        have_ended = lambda: all(one.exit_code is not None for one in processes)  # noqa: E731
+        wait_until(have_ended, LIMIT_S, "the replicas had ended", processes)
     paced = {way: seen[name_of(way, STEP_S)] for way in WAYS}
     return {
         **{way: one.share for way, one in paced.items()},
@@ -205,36 +190,10 @@ def name_of(way: str, step_s: float) -> str:
 def seen_in(run: str, folder: Path, processes: list[Process]) -> Seen:
     """Wait until both replicas have told of a run."""
     told = [folder / f"{run}-{one}" for one in range(REPLICAS)]
-    wait_until(lambda: all(path.exists() for path in told), processes)
+    wait_until(lambda: all(path.exists() for path in told), LIMIT_S, f"{run} was over", processes)
     seen = seen_by([json.loads(path.read_text()) for path in told])
     print(f"{run}: {seen.share:.1%} of the time waited", file=sys.stderr, flush=True)
     return seen
-
-
-def wait_until(has_come: Callable[[], bool], processes: list[Process]) -> None:
-    """
-    Raises:
-        Failed: a process has ended badly, or it takes too long.
-    """
-    end = time.monotonic() + LIMIT_S
-    while not has_come():
-        check_well(processes, late=time.monotonic() > end)
-        time.sleep(LOOK_S)
-    check_well(processes)
-
-
-def check_well(processes: list[Process], *, late: bool = False) -> None:
-    """
-    Raises:
-        Failed: one has ended badly, or it takes too long.
-    """
-    for process in processes:
-        if process.exit_code not in (None, 0):
-            words = process.last_words(1) or ["its log is empty"]
-            ended = describe_exit(process.exit_code)
-            raise Failed(f"{process.name} ended with {ended}: {words[0].strip()}")
-    if late:
-        raise Failed(f"The replicas did not come to their end within {LIMIT_S:g} s.")
 
 
 def seen_by(replicas: list[dict[str, float]]) -> Seen:

@@ -27,7 +27,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -42,10 +41,11 @@ import httpx
 import systems
 from asked import at_least
 from network import network
+from paced import LOOK_S, Failed, check_well, tell, wait_until
 from peers.paced_replica import cpu_s
 from peers.stormed_replica import BATCH
 from syncline.launch.ports import free_ports
-from syncline.launch.processes import Command, Crew, Process, describe_exit
+from syncline.launch.processes import Command, Crew, Process
 from watched import Watch, addresses
 
 RUN, REPLICAS, LEASE_S, STEP_S, EVERY, LENGTH = "storm", 4, 3.0, 0.1, 10, 32
@@ -60,11 +60,7 @@ SETTINGS: dict[str, Any] = {
 PARAMETERS, SEQUENCES = 100_000, 10_000_000
 STEP_TOKENS = BATCH * LENGTH
 EFFICIENCY_MIN, COMPUTE_MAX, GRACE_S = 0.9, 0.6, 1.0
-BEGIN_S, END_S, SETTLE_S, LOOK_S = 120.0, 60.0, 3.0, 0.1
-
-
-class Failed(Exception):
-    """The storm could not be measured; one sentence."""
+BEGIN_S, END_S, SETTLE_S = 120.0, 60.0, 3.0
 
 
 @dataclass
@@ -88,18 +84,8 @@ class Slot:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     given = options().parse_args()
-    if not Path("/proc/self/stat").exists():
-        sys.exit("This needs Linux: what processes compute is read from /proc.")
-    try:
-        result = measured(given)
-    except Failed as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted; nothing of it is left.")
-    print(json.dumps(result))
-    sys.exit(shortfall(result))
+    tell(lambda: measured(given), shortfall)
 
 
 def options() -> argparse.ArgumentParser:
@@ -223,7 +209,7 @@ class Storm:
         """Kill one after another."""
         at_s = time.monotonic() + self._chance.expovariate(1.0 / every_s)
         while (now_s := time.monotonic()) < until_s:
-            self._check_well()
+            check_well(self._processes)
             if now_s >= at_s:
                 self._kill(self._chance.choice(self._slots))
                 at_s = now_s + self._chance.expovariate(1.0 / every_s)
@@ -258,19 +244,11 @@ class Storm:
 
     def await_one(self, is_so: Callable[[], bool], limit_s: float, what: str) -> None:
         """As ``await_all``, of anything."""
-        end_s = time.monotonic() + limit_s
-        while not is_so():
-            self._check_well()
-            if time.monotonic() > end_s:
-                raise Failed(f"It took over {limit_s:g} s until {what}.")
-            time.sleep(LOOK_S)
+        wait_until(is_so, limit_s, what, self._processes)
 
-    def _check_well(self) -> None:
-        for process in [*self._services, *(slot.process for slot in self._slots)]:
-            if process.exit_code not in (None, 0):
-                words = process.last_words(1) or ["its log is empty"]
-                ended = describe_exit(process.exit_code)
-                raise Failed(f"{process.name} ended with {ended}: {words[0].strip()}")
+    @property
+    def _processes(self) -> list[Process]:
+        return [*self._services, *(slot.process for slot in self._slots)]
 
 
 if __name__ == "__main__":

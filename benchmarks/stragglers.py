@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -42,10 +41,11 @@ import curves
 import systems
 from asked import at_least
 from network import network
+from paced import Failed, tell, wait_until
 from peers.paced_replica import cpu_s
 from peers.straggler import STEP_TOKENS
 from syncline.launch.ports import free_ports
-from syncline.launch.processes import Crew, Process, describe_exit
+from syncline.launch.processes import Crew, Process
 from watched import Watch, addresses
 
 PARTICIPANTS, STEP_S, SLOW_S, INTERVAL_S = 4, 0.1, 0.4, 4.0
@@ -62,7 +62,7 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "ddp": None,
 }
 LEAST, COMPUTE_MAX = 0.95, 0.6
-BEGIN_S, END_S, LOOK_S = 120.0, 60.0, 0.1
+BEGIN_S, END_S = 120.0, 60.0
 SMOOTH_S = 2.0
 """Of the losses: a point is the mean of all participants' steps in so long."""
 
@@ -70,23 +70,9 @@ Line = tuple[float, int, int, float]
 """Seconds, steps, the run's tokens, loss."""
 
 
-class Failed(Exception):
-    """It could not be measured; one sentence."""
-
-
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     given = options().parse_args()
-    if not Path("/proc/self/stat").exists():
-        sys.exit("This needs Linux: what processes compute is read from /proc.")
-    try:
-        result = measured(given)
-    except Failed as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted; nothing of it is left.")
-    print(json.dumps(result))
-    sys.exit(shortfall(result))
+    tell(lambda: measured(given), shortfall)
 
 
 def options() -> argparse.ArgumentParser:
@@ -188,20 +174,8 @@ class Watching:
         return rate, share, smoothed(told)
 
     def until(self, is_so: Callable[[], bool], limit_s: float, what: str) -> None:
-        """
-        Raises:
-            Failed: it takes too long, or a process has ended badly.
-        """
-        end_s = time.monotonic() + limit_s
-        while not is_so():
-            for process in self._processes:
-                if process.exit_code not in (None, 0):
-                    words = process.last_words(1) or ["its log is empty"]
-                    ended = describe_exit(process.exit_code)
-                    raise Failed(f"{process.name} ended with {ended}: {words[0].strip()}")
-            if time.monotonic() > end_s:
-                raise Failed(f"It took over {limit_s:g} s until {what}.")
-            time.sleep(LOOK_S)
+        """As ``wait_until``."""
+        wait_until(is_so, limit_s, what, self._processes)
 
 
 def lines_of(file: Path) -> list[Line]:
