@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.settings import OuterSettings
+from syncline_proto.merging import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
 Float32 = npt.NDArray[np.float32]

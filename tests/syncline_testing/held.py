@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from syncline_proto.codec import Float32
-from syncline_proto.settings import OuterSettings
+from syncline_proto.merging import OuterSettings
 from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved
 from syncline_sync.disk import Disk
 from syncline_sync.fragment_store import FragmentStore, Place

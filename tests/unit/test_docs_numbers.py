@@ -20,14 +20,10 @@ from syncline_control.settings import ControlSettings
 from syncline_proto import codec, layout, spans
 from syncline_proto.codec import difference
 from syncline_proto.errors import SynclineError, TrainingDiverged
+from syncline_proto.merging import PenaltySettings
 from syncline_proto.names import NAME_PATTERN
 from syncline_proto.rest import WHY_CHARACTERS_MAX
-from syncline_proto.settings import (
-    PRESETS,
-    PenaltySettings,
-    RunSettings,
-    TimeoutSettings,
-)
+from syncline_proto.settings import PRESETS, RunSettings, TimeoutSettings
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
 from syncline_sync.core import detector, merge, record
 from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX

@@ -14,7 +14,8 @@ from syncline.core.eager import ahead, echo_after
 from syncline.hooks import Hooks
 from syncline.push import Outcome
 from syncline_proto.codec import Float32
-from syncline_proto.settings import OuterSettings, RunSettings
+from syncline_proto.merging import OuterSettings
+from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from syncline_proto.settings import PenaltySettings
+from syncline_proto.merging import PenaltySettings
 
 POOLED_PUSHES_MIN = 3
 """Accepted pushes before ``ratio_max`` counts."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from syncline_proto.merging import OuterSettings
 from syncline_proto.ranges import joined
-from syncline_proto.settings import OuterSettings, RunSettings
+from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import detector
 from syncline_sync.core.record import Kind, LastPush, Saved, remembered

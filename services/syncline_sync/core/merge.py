@@ -23,7 +23,7 @@ from syncline_proto.codec import (
     codec_of,
     square_sum,
 )
-from syncline_proto.settings import OuterSettings
+from syncline_proto.merging import OuterSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import loops

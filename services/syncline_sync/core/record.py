@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
+from syncline_proto.merging import OuterSettings
 from syncline_proto.ranges import NOTHING, Ranges
-from syncline_proto.settings import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Statistics, is_finite
 from syncline_sync.core.window import Carry, Window

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from syncline_proto.settings import LateSettings
+from syncline_proto.merging import LateSettings
 
 
 def age_factor(rules: LateSettings, age: float, limit: float) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from syncline_proto.settings import PenaltySettings
+from syncline_proto.merging import PenaltySettings
 from syncline_sync.core.detector import Statistics
 
 EXPONENT_MAX = 30.0

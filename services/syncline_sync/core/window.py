@@ -23,7 +23,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from syncline_proto.settings import OuterSettings, RunSettings
+from syncline_proto.merging import OuterSettings
+from syncline_proto.settings import RunSettings
 from syncline_sync.core.weights import Scale
 
 WEIGHT_MAX = 2.0

@@ -11,17 +11,10 @@ from pydantic import ValidationError
 
 from syncline_proto.codec import CODEC_BY_NAME
 from syncline_proto.errors import ConfigError
+from syncline_proto.merging import OuterSettings
 from syncline_proto.names import valid_name
 from syncline_proto.rest import RunCreate
-from syncline_proto.settings import (
-    LIVE,
-    PRESETS,
-    CodecName,
-    OuterSettings,
-    RunSettings,
-    TimeoutSettings,
-    changed,
-)
+from syncline_proto.settings import LIVE, PRESETS, CodecName, RunSettings, TimeoutSettings, changed
 
 
 def read(**given: Any) -> RunSettings:

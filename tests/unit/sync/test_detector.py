@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline_proto.settings import PenaltySettings
+from syncline_proto.merging import PenaltySettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Ema, ReplicaNorms, Seen, Statistics, closed, inspect
 from syncline_sync.core.record import ClosedBy

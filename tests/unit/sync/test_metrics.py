@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from syncline_proto.settings import OuterSettings
+from syncline_proto.merging import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import ClosedBy, Closing, Contribution, Kind, Saved
 from syncline_sync.metrics import Metrics

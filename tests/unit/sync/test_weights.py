@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from syncline_proto.settings import PenaltySettings
+from syncline_proto.merging import PenaltySettings
 from syncline_sync.core.detector import Ema, Statistics
 from syncline_sync.core.record import ClosedBy, Closing
 from syncline_sync.core.weights import EXPONENT_MAX, Reference, Scale, scale_of, weigh

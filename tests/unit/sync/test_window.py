@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline_proto.settings import LateSettings, OuterSettings
+from syncline_proto.merging import LateSettings, OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import ClosedBy
 from syncline_sync.core.staleness import age_factor

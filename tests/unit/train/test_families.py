@@ -29,7 +29,7 @@ from syncline.train.folder import Vocabulary
 from syncline.train.model import build_model
 from syncline_proto.codec import Float32
 from syncline_proto.errors import ConfigError
-from syncline_proto.settings import OuterSettings
+from syncline_proto.merging import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import outer_step
 from syncline_testing.training import LLAMA, tiny_job

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD, barren_after, diverged
-from syncline_proto.settings import PenaltySettings
+from syncline_proto.merging import PenaltySettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Seen, Statistics, closed, inspect
 

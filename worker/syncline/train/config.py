@@ -17,7 +17,8 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from syncline.train.reading import apply_overrides, is_overridden, read_toml
 from syncline_proto.errors import ConfigError
 from syncline_proto.names import NAME_PATTERN
-from syncline_proto.settings import RunSettings, Section
+from syncline_proto.section import Section
+from syncline_proto.settings import RunSettings
 from syncline_proto.words import finding, first
 
 
