@@ -5,7 +5,10 @@ Knows what a round's result may be off by, and nothing of what is made of its se
 
 from __future__ import annotations
 
+import re
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import systems
@@ -19,6 +22,8 @@ round of it is no average, since most of it goes into later pushes."""
 CODECS = tuple(OFF_MAX)
 PEER_OFF_MAX = {"gloo": 1e-3, "torchft": 1e-3, "hivemind": 0.05, "flower": 1e-3}
 OURS, DURABLE = "syncline", "syncline-durable"
+FILE = re.compile(r"r(\d{8})\.safetensors")
+DISK_LIMIT_S, LOOK_S = 60.0, 0.02
 Rounds = dict[str, list[Round]]
 """By system."""
 
@@ -30,6 +35,8 @@ class Course:
         self._scene, self._crew, self._referee = scene, crew, referee
         self._ours_off_max = OFF_MAX[codec]
         self._processes: dict[str, list[Process]] = {}
+        self._ours_done = 0
+        """Rounds of ours that publish before they write; the newest revision has this number."""
         self.failed: dict[str, str] = {}
         """Peers that did not come through, and why."""
 
@@ -87,12 +94,27 @@ class Course:
     def _round(self, system: str) -> Round:
         done = self._referee.round(system, lambda: self._see_alive(system))
         off_max = PEER_OFF_MAX.get(system, self._ours_off_max)
+        if system == OURS:
+            self._ours_done += 1
+            self._wait_for_the_disk()
         if not done.off <= off_max:
             raise RoundFailed(
                 f"The result of {system} is off by {done.off:.3g} of what the round should have "
                 f"moved, over {off_max:g}."
             )
         return done
+
+    def _wait_for_the_disk(self) -> None:
+        """What was published first is written in nobody else's round.
+
+        Raises:
+            RoundFailed: it is not.
+        """
+        end = time.monotonic() + DISK_LIMIT_S
+        while (newest := _newest(self._scene.folder)) != {self._ours_done}:
+            if time.monotonic() > end:
+                raise RoundFailed(f"Fragments were left at {sorted(newest)} on the disk.")
+            time.sleep(LOOK_S)
 
     def _give_up(self, peer: str, error: RoundFailed) -> None:
         self.failed[peer] = str(error)
@@ -111,6 +133,12 @@ class Course:
                     f"{process.name} ended with {describe_exit(process.exit_code)}: "
                     f"{words[0].strip()}"
                 )
+
+
+def _newest(folder: Path) -> set[int]:
+    """The newest revisions that the stores have of ours, by fragment."""
+    heads = folder.glob(f"store-*/runs/{OURS}/*/head.json")
+    return {max(map(int, FILE.findall(head.read_text()))) for head in heads}
 
 
 def _say(words: str) -> None:

@@ -11,7 +11,8 @@ is decided elsewhere.
 
 A round is on the disk before it is published; or it is written behind that, and the next outer
 step waits for it: parameters and momentum stay as they are while they are written, and only the
-newest revision is ever without its file. Pushes fold into the third array meanwhile.
+newest revision is ever without its file. Pushes fold into the third array meanwhile. It is written
+once no values move, for a while, or when the next outer step asks for it (``lull``).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from syncline_sync.core import merge
 from syncline_sync.core.record import Closing, Kind, Saved
 from syncline_sync.disk import Disk
 from syncline_sync.fragment_store import Entry
+from syncline_sync.lull import Lull
 from syncline_sync.pool import P, T, compute
 from syncline_sync.published import Published, Shelf
 from syncline_sync.sources import Difference, Plain
@@ -67,10 +69,11 @@ class Holding:
         stored: Stored,
         pool: ThreadPoolExecutor,
         disk: Disk,
+        lull: Lull,
         commit_seconds: Callable[[], AbstractContextManager[object]],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """``pool`` is for arithmetic, ``disk`` for what is written.
+        """``pool`` is for arithmetic, ``disk`` for what is written; what may, waits for ``lull``.
 
         ``commit_seconds`` measures what is done in its block; ``fail`` is told what went wrong
         when something was written behind.
@@ -78,9 +81,11 @@ class Holding:
         self.revisions = Shelf(f"fragment {number}: revision")
         self.gradients = Shelf(f"fragment {number}: gradient step")
         self._numel, self._store, self._pool, self._disk = numel, stored.store, pool, disk
-        self._commit_seconds, self._fail = commit_seconds, fail
+        self._lull, self._commit_seconds, self._fail = lull, commit_seconds, fail
         self._writing: asyncio.Task[None] | None = None
         """What is written behind, or was last."""
+        self._hurry = asyncio.Event()
+        """Of that: somebody waits for it."""
         self._may_be_behind = False
         """Whether the store has been told that it may be."""
         self._parameters: Float32 = stored.parameters
@@ -144,7 +149,8 @@ class Holding:
         if closing.behind:
             await self._fall_behind()
             await self._publish(closing.saved, difference)
-            self._writing = asyncio.create_task(self._write(self._commit, closing.saved, kept))
+            self._hurry = asyncio.Event()
+            self._writing = asyncio.create_task(self._write_behind(closing.saved, kept))
             self._writing.add_done_callback(self._see_written)
         else:
             await self._write(self._commit, closing.saved, kept)
@@ -157,11 +163,13 @@ class Holding:
             StoreError: the disk has refused it.
         """
         if self._writing is not None:
+            self._hurry.set()
             await asyncio.shield(self._writing)
 
     async def end(self) -> None:
         """Nothing more will come: see all on the disk, where it takes it."""
         if self._writing is not None:
+            self._hurry.set()
             await asyncio.wait({self._writing})
             if self._writing.exception() is None:
                 with suppress(StoreError):  # the mark stays, and costs replicas a pull
@@ -172,6 +180,10 @@ class Holding:
         if not self._may_be_behind:
             await self._write(self._store.fall_behind)
             self._may_be_behind = True
+
+    async def _write_behind(self, saved: Saved, reports: Sequence[str]) -> None:
+        await self._lull.wait(self._hurry)
+        await self._write(self._commit, saved, reports)
 
     async def _publish(self, saved: Saved, difference: Difference | None) -> None:
         """Put a revision on the shelf; the one before is on the disk."""

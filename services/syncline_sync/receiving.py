@@ -114,6 +114,7 @@ class Receiving:
             if part.WhichOneof("part") != "chunk":
                 raise InvalidRequest("push: after the header only chunks may follow.")
             part = Chunk(part.chunk.data, part.chunk.crc32c)
+        self._shared.lull.moved()
         self._left -= chunk_count(part, self._shard.header.codec, self._left)
         self._staging.note(self._staged, self._shard, time.monotonic())
         if codec_of(self._shard.header.codec).is_light:

@@ -32,6 +32,7 @@ from syncline_sync.budget import Budget
 from syncline_sync.core.ending import Ending, Vote
 from syncline_sync.disk import Disk
 from syncline_sync.fragment_store import FragmentStore
+from syncline_sync.lull import Lull
 from syncline_sync.metrics import Metrics
 from syncline_sync.places import Places
 from syncline_sync.pool import P, T, compute
@@ -81,6 +82,8 @@ class Shared:
     """How a run's synchronous phase stands has changed: the control plane should hear of it."""
     settled: Callable[[], int] = lambda: 0
     """Reports of lower tickets need not be told again."""
+    lull: Lull = field(default_factory=Lull)
+    """Of what is written behind."""
 
     async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run heavy work in the pool."""
@@ -291,6 +294,7 @@ class RunHost:
             staging=self.staging,
             pool=self._shared.pool,
             disk=self._shared.disk,
+            lull=self._shared.lull,
             metrics=self.metrics,
             tell_round=lambda report: self._shared.report(self.name, report),
             tell=lambda event: self._shared.report(self.name, event),

@@ -26,6 +26,7 @@ from syncline_sync.core.record import ClosedBy, Closing, Kind, WholePush
 from syncline_sync.core.untold import Untold
 from syncline_sync.disk import Disk
 from syncline_sync.holding import Holding
+from syncline_sync.lull import Lull
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.report import round_report
@@ -60,6 +61,7 @@ class Surroundings:
     staging: Staging
     pool: ThreadPoolExecutor
     disk: Disk
+    lull: Lull
     metrics: RunMetrics
     tell_round: Callable[[RoundReport], int]
     tell: Callable[[EventIn], int]
@@ -93,6 +95,7 @@ class Runner:
             stored=stored,
             pool=around.pool,
             disk=around.disk,
+            lull=around.lull,
             commit_seconds=around.metrics.commit_seconds,
             fail=around.fail,
         )

@@ -67,6 +67,7 @@ class Sending:
         self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
         part, size = self._sealed(spans, await self.loan.read(spans, self.shared.pool))
         del spans  # the reader may take long
+        self.shared.lull.moved()
         its.begin()
         await self.write(part)
         its.end()

@@ -17,6 +17,7 @@ from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved
 from syncline_sync.disk import Disk
 from syncline_sync.fragment_store import FragmentStore, Place
 from syncline_sync.holding import Holding
+from syncline_sync.lull import Lull
 from syncline_sync.published import Loan
 from syncline_sync.sources import Spans
 from syncline_sync.stored import Stored
@@ -43,12 +44,14 @@ class Fragment:
         self.store = FragmentStore(folder / "00000", PLACE)
         stored = Stored.read(self.store)
         self.faults: list[BaseException] = []
+        self.lull = Lull()
         self.holding = Holding(
             number=0,
             numel=NUMEL,
             stored=stored,
             pool=pool,
             disk=Disk(),  # its threads end with it
+            lull=self.lull,
             commit_seconds=contextlib.nullcontext,
             fail=self.faults.append,
         )

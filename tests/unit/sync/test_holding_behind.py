@@ -14,6 +14,7 @@ import pytest
 
 from syncline_proto.codec import CODEC_BY_NAME, encode
 from syncline_proto.errors import StoreError
+from syncline_sync import lull
 from syncline_sync.core.record import Kind
 from syncline_sync.fragment_store import FragmentStore
 from syncline_testing.held import PLACE, Fragment, run, values
@@ -27,6 +28,36 @@ def on_disk(folder: Path) -> list[int]:
     loaded = FragmentStore(folder / "00000", PLACE).load()
     assert loaded is not None
     return [saved.revision for saved in loaded.revisions]
+
+
+def test_what_is_behind_is_written_once_nothing_moves_or_somebody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(f: Fragment) -> None:
+        monkeypatch.setattr(lull, "LATEST_S", 600.0)
+        await f.offer(values(1))
+        monkeypatch.setattr(lull, "QUIET_S", 600.0)
+        f.lull.moved()
+        await f.round(values(2))
+        await asyncio.sleep(0.05)
+        assert on_disk(tmp_path) == [0], "its replicas are still to pull it"
+        f.lull.moved()
+        await f.round(values(3))
+        assert on_disk(tmp_path) == [0, 1], "the outer step waits for it"
+        await f.holding.written()
+        assert on_disk(tmp_path) == [1, 2]
+        monkeypatch.setattr(lull, "QUIET_S", 0.01)
+        f.lull.moved()
+        await f.round(values(4))
+        while on_disk(tmp_path) != [2, 3]:  # nobody has asked for it
+            await asyncio.sleep(0.002)
+        monkeypatch.setattr(lull, "QUIET_S", 600.0)
+        f.lull.moved()
+        await f.round(values(5))
+        await f.holding.end()
+        assert on_disk(tmp_path) == [3, 4]
+
+    run(tmp_path, scenario, behind=True)
 
 
 @pytest.mark.parametrize("down", ["bf16", "fp32"])
