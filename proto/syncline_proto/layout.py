@@ -38,6 +38,10 @@ CORNERS_MAX = 1 << 19
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
+EMBEDDINGS = "embeddings"
+"""The name of the fragment with all that is before the blocks, or its beginning where that is cut.
+"""
+
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -84,6 +88,11 @@ class FragmentSpec:
     @property
     def numel(self) -> int:
         return sum(box.numel for box in self.boxes)
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Where each box begins in the flat vector, and where the last one ends."""
+        return tuple(itertools.accumulate((box.numel for box in self.boxes), initial=0))
 
 
 @dataclass(frozen=True, slots=True)

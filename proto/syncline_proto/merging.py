@@ -12,6 +12,22 @@ from pydantic import Field
 from syncline_proto.section import Section
 
 
+class DirectionSettings(Section):
+    """HeLoCo (2606.00271): what points elsewhere than the outer momentum is turned."""
+
+    enabled: bool = False
+    agree: float = Field(default=0.2, ge=0, le=1)
+    """A cosine to the momentum from which on a tensor's pseudo-gradient stays as it is."""
+    suppress: float = Field(default=0.5, ge=0, le=10)
+    """How much of what points against the momentum is taken away."""
+    suppress_max: float = Field(default=0.5, ge=0, le=1)
+    """At most this share of it."""
+    rotate: float = Field(default=1.0, ge=0, le=10)
+    """How far what is beside the momentum is turned towards it."""
+    kappa: float = Field(default=3.0, ge=0, le=1000)
+    """Less of both, the longer the momentum is: times ||D|| / (||D|| + kappa ||m||)."""
+
+
 class OuterSettings(Section):
     """The outer optimizer: SGD with Nesterov momentum in PyTorch's form (DiLoCo, 2311.08105)."""
 
@@ -19,6 +35,10 @@ class OuterSettings(Section):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     clip: float | None = Field(default=10.0, gt=0)
     """Upper bound of the merged pseudo-gradient's norm, per fragment (EDiT's phi); None: none."""
+    average: Literal["mean", "radial"] = "mean"
+    """How the pushes of a round become one: their weighted mean; or, tensor by tensor, the mean of
+    their directions at the mean of their norms (RDA, 2604.21428), but for embeddings."""
+    direction: DirectionSettings = DirectionSettings()
     restart_every: int | None = Field(default=None, ge=1, le=1_000_000)
     """The momentum begins anew, from 0, with every so many rounds; None: never."""
     age_guard: float | None = Field(default=2.0, gt=0, le=100)

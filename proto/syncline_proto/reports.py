@@ -60,6 +60,9 @@ class RoundReport(Answer):
     effective_sample_size: float | None = None
     merged_norm: float | None = None
     clip_factor: float | None = None
+    momentum_cosine: float | None = None
+    """Between what was merged and the outer momentum, the mean over tensors, where directions are
+    corrected (``outer.direction``)."""
     contributions: Annotated[list[ContributionView], FailFast()] = Field(
         default_factory=list[ContributionView]
     )

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,8 @@ from syncline_proto.codec import (
 )
 from syncline_proto.errors import StoreError
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core import merge
+from syncline_sync.core import direction, merge
+from syncline_sync.core.radial import Radii
 from syncline_sync.core.record import Closing, Kind, Saved
 from syncline_sync.disk import Disk
 from syncline_sync.fragment_store import Entry
@@ -65,7 +67,7 @@ class Holding:
         self,
         *,
         number: int,
-        numel: int,
+        edges: Sequence[int],
         stored: Stored,
         pool: ThreadPoolExecutor,
         disk: Disk,
@@ -73,14 +75,17 @@ class Holding:
         commit_seconds: Callable[[], AbstractContextManager[object]],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """``pool`` is for arithmetic, ``disk`` for what is written; what may, waits for ``lull``.
+        """``edges`` say where each tensor begins in the flat vector, and where the last one ends.
+
+        ``pool`` is for arithmetic, ``disk`` for what is written; what may, waits for ``lull``.
 
         ``commit_seconds`` measures what is done in its block; ``fail`` is told what went wrong
         when something was written behind.
         """
         self.revisions = Shelf(f"fragment {number}: revision")
         self.gradients = Shelf(f"fragment {number}: gradient step")
-        self._numel, self._store, self._pool, self._disk = numel, stored.store, pool, disk
+        self._edges, self._numel = edges, edges[-1]
+        self._store, self._pool, self._disk = stored.store, pool, disk
         self._lull, self._commit_seconds, self._fail = lull, commit_seconds, fail
         self._writing: asyncio.Task[None] | None = None
         """What is written behind, or was last."""
@@ -93,6 +98,8 @@ class Holding:
         # The third array is one of these two, according to the life it is in, or not made yet.
         self._spare: Float32 | None = stored.spare
         self._accumulator: Float32 | None = stored.offer[1] if stored.offer else None
+        self._radii: Radii | None = None
+        """Of the pushes in the accumulator, where it holds their directions."""
         self._sent: UInt16 | None = stored.sent
         for value in stored.revisions:
             self.revisions.put(value.saved.revision, value)
@@ -103,11 +110,24 @@ class Holding:
         """Keep a revision's file as ``path``, too; from any thread. As ``FragmentStore.pin``."""
         return self._store.pin(revision, path)
 
-    async def fold(self, push: Sequence[merge.Payload], weight: float, rescale: float) -> None:
-        """Add a push to the round's sum: rescale what is in it, then add ``weight`` * D."""
+    async def fold(
+        self,
+        push: Sequence[merge.Payload],
+        weight: float,
+        rescale: float,
+        *,
+        is_radial: bool = False,
+    ) -> None:
+        """Add a push to the round's sum: rescale what is in it, then add ``weight`` * D.
+
+        ``is_radial``, the same for all of a round: or its directions (``core.radial``).
+        """
         is_first = self._accumulator is None
         sum_ = await self._opened()
-        await self._compute(merge.fold, sum_, push, weight, rescale, is_first=is_first)
+        if is_first:
+            self._radii = Radii.none(self._edges) if is_radial else None
+        take = self._radii.fold if self._radii else merge.fold
+        await self._compute(take, sum_, push, weight, rescale, is_first=is_first)
 
     async def place(self, push: Sequence[merge.Payload]) -> None:
         """Put a push in the place of the round's sum: it is the parameters to be."""
@@ -126,6 +146,7 @@ class Holding:
         """The round is given up, with all that was folded."""
         if self._accumulator is not None:
             self._spare, self._accumulator = self._accumulator, None
+            self._radii = None
 
     async def finish(self, closing: Closing, reports: Reports = no_reports) -> None:
         """The end of a round: outer step, commit, and only then publication; or the other way.
@@ -246,6 +267,7 @@ class Holding:
             return None, None
         arrays = self._parameters, self._momentum, accumulator
         weight, outer = closing.total_weight, closing.outer
+        cosine = await self._turn(accumulator, closing)
         if sent is None:
             outcome = await self._compute(merge.outer_step, *arrays, weight, outer, closing.carry)
         else:
@@ -256,7 +278,20 @@ class Holding:
             self._parameters, self._spare = accumulator, self._parameters
         else:
             self._spare = accumulator
-        return outcome, told
+        return replace(outcome, cosine=cosine), told
+
+    async def _turn(self, accumulator: Float32, closing: Closing) -> float | None:
+        """Whatever is done with the sum's length and direction before the outer step."""
+        radii, self._radii = self._radii, None
+        if radii is not None:
+            await self._compute(radii.lengthen, accumulator)
+        rules = closing.outer.direction
+        if not rules.enabled:
+            return None
+        scale = closing.pushes / closing.total_weight
+        return await self._compute(
+            direction.correct, accumulator, self._momentum, scale, self._edges, rules
+        )
 
     async def _publish_anew(self) -> None:
         """Publish the parameters whole, in memory of their own from now on."""

@@ -33,6 +33,7 @@ def round_report(
         effective_sample_size=closing.effective_sample_size,
         merged_norm=_finite(outcome.merged_norm) if outcome else None,
         clip_factor=_finite(outcome.clip) if outcome else None,
+        momentum_cosine=outcome.cosine if outcome else None,
         contributions=[_view(c) for c in closing.saved.contributions],
         fragments=fragments,
     )

@@ -305,8 +305,7 @@ class RunHost:
         )
         specs = layout.fragments
         self.runners = {
-            i: Runner(i, specs[i].name, specs[i].numel, self.settings, stored, around)
-            for i, stored in fragments.items()
+            i: Runner(i, specs[i], self.settings, stored, around) for i, stored in fragments.items()
         }
 
     def _see_room(self) -> None:

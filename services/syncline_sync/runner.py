@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from syncline_proto.errors import InvalidRequest
+from syncline_proto.layout import EMBEDDINGS, FragmentSpec
 from syncline_proto.ranges import Range
 from syncline_proto.reports import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
@@ -82,16 +83,16 @@ class Runner:
     def __init__(
         self,
         number: int,
-        name: str,
-        numel: int,
+        spec: FragmentSpec,
         settings: RunSettings,
         stored: Stored,
         around: Surroundings,
     ) -> None:
-        self.number, self.name, self.numel = number, name, numel
+        self.number, self.name, self.numel = number, spec.name, spec.numel
+        self._is_embedding = spec.name.startswith(EMBEDDINGS)
         self.holding = Holding(
             number=number,
-            numel=numel,
+            edges=spec.edges,
             stored=stored,
             pool=around.pool,
             disk=around.disk,
@@ -218,11 +219,21 @@ class Runner:
                 self.core.keep_offer()
                 self._around.look()
         elif judgement.weight > 0.0:
-            await self.holding.fold(staged.payloads(), judgement.weight, judgement.rescale)
+            await self.holding.fold(
+                staged.payloads(),
+                judgement.weight,
+                judgement.rescale,
+                is_radial=self._is_radial and push.kind is Kind.PSEUDO_GRADIENT,
+            )
         self._around.metrics.judged(judgement.verdict)
         if judgement.verdict == pb.VERDICT_ANOMALOUS:
             self._tell("push.excluded", judgement.reason, push.replica)
         self._around.staging.settle(staged, judgement)
+
+    @property
+    def _is_radial(self) -> bool:
+        """Of the open round: settings change between rounds only."""
+        return self.core.settings.outer.average == "radial" and not self._is_embedding
 
     async def _close(self, closed_by: ClosedBy) -> None:
         """Finish the open round: outer step, store, publish, report."""

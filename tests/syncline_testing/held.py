@@ -47,7 +47,7 @@ class Fragment:
         self.lull = Lull()
         self.holding = Holding(
             number=0,
-            numel=NUMEL,
+            edges=(0, NUMEL),
             stored=stored,
             pool=pool,
             disk=Disk(),  # its threads end with it
@@ -85,6 +85,7 @@ class Fragment:
                 kind=kind,
                 closed_by=ClosedBy.EVERYONE,
                 total_weight=total,
+                pushes=1,
                 outer=AVERAGE,
                 carry=None,
                 saved=Saved(revision=self.revision, down=self.down, **saved),

@@ -9,7 +9,9 @@ from __future__ import annotations
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-EMBEDDINGS, HEAD = "embeddings", "head"
+from syncline_proto.layout import EMBEDDINGS
+
+HEAD = "head"
 
 WRAPPER_ATTRIBUTES = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Where wrappers keep what they wrap: compile, activation checkpointing, FSDP1."""

@@ -224,6 +224,7 @@ class Fragment:
             kind=r.kind,
             closed_by=closed_by,
             total_weight=r.total,
+            pushes=r.window.size if r.window else 1,
             outer=outer,
             carry=carry,
             saved=self.saved,

@@ -49,6 +49,8 @@ class Outcome:
 
     merged_norm: float
     clip: float
+    cosine: float | None = None
+    """Between what was merged and the momentum, where directions are corrected."""
 
 
 def fold(
@@ -74,6 +76,18 @@ def fold(
         into = accumulator[part.at : part.at + part.elements]
         put = part.codec.scale if is_first else part.codec.add
         put(part.data, into, factor)
+
+
+def decoded(payloads: Iterable[Payload]) -> Iterator[tuple[int, Float32]]:
+    """What the shards of a push decode to, piece by piece, and where in the flat vector.
+
+    A piece is the reader's until the next.
+    """
+    for part in _parts(payloads):
+        at = part.at
+        for values in part.codec.pieces(part.data, part.elements):
+            yield at, values
+            at += values.size
 
 
 def place(target: Float32, payloads: Iterable[Payload]) -> None:

@@ -227,6 +227,9 @@ class Closing:
     kind: Kind
     closed_by: ClosedBy
     total_weight: float
+    pushes: int
+    """How many pushes of weight 1 what is merged is divided by beside their weights: those of a
+    window, where no round waits; else 1."""
     outer: OuterSettings
     carry: Carry | None
     """What becomes of the momentum; None: what ``outer`` says."""

@@ -1,0 +1,95 @@
+"""Radial-directional averaging: the mean of the pushes' directions, at the mean of their lengths.
+
+Pushes of many replicas point apart, so that their mean is short: of M orthonormal ones its norm is
+1 / sqrt(M). Tensor by tensor this takes the direction of the sum of directions instead, and the
+weighted mean of the norms (Decoupled DiLoCo, arXiv 2604.21428), with v_i what push i has of it:
+
+    v = (sum of w_i ||v_i||) / (sum of w_i) * u / ||u|| ;  u = sum of w_i v_i / ||v_i||
+
+The w_i are the penalty's: with equal ones an outlier would set the length. Where directions cancel
+out there is none: of a u shorter than ``CANCELLED`` of the weights no more is made, so that v goes
+to 0 with it, as the mean does. One push is left as it is.
+
+Pure. The accumulator holds u until the round's end; the sums of norms are this module's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from syncline_proto.codec import Float32, square_sum
+from syncline_sync.core.merge import Payload, decoded
+
+Float64: TypeAlias = npt.NDArray[np.float64]
+
+CANCELLED = 0.01
+"""Of the norm that u has where all directions agree."""
+
+
+@dataclass(slots=True)
+class Radii:
+    """What a round knows of its pushes' lengths, beside the sum of their directions."""
+
+    edges: Sequence[int]
+    """Where each tensor begins in the flat vector, and where the last one ends."""
+    norms: Float64
+    """The sum of w_i ||v_i||, for each tensor."""
+    weight: float = 0.0
+    """The sum of w_i."""
+
+    @classmethod
+    def none(cls, edges: Sequence[int]) -> Radii:
+        return cls(edges, np.zeros(len(edges) - 1))
+
+    def fold(
+        self,
+        accumulator: Float32,
+        payloads: Sequence[Payload],
+        weight: float,
+        rescale: float = 1.0,
+        *,
+        is_first: bool = False,
+    ) -> None:
+        """Take in a push, as ``merge.fold`` does, by its directions."""
+        if is_first:
+            accumulator[:] = 0.0
+        elif rescale != 1.0:
+            accumulator *= np.float32(rescale)
+        mine = self._norms(payloads)
+        factors = np.divide(weight, mine, out=np.zeros_like(mine), where=mine > 0)
+        for tensor, at, values in self._by_tensor(payloads):
+            into = accumulator[at : at + values.size]
+            into += np.float32(factors[tensor]) * values
+        self.norms = self.norms * rescale + weight * mine
+        self.weight = self.weight * rescale + weight
+
+    def lengthen(self, accumulator: Float32) -> None:
+        """u becomes the sum of w_i times v, which the outer step divides by that sum."""
+        for (start, stop), length in zip(pairwise(self.edges), self.norms, strict=True):
+            mine = accumulator[start:stop]
+            norm = float(np.sqrt(square_sum(mine)))
+            least = CANCELLED * self.weight
+            if max(norm, least) > 0.0:
+                mine *= np.float32(length / max(norm, least))
+
+    def _norms(self, payloads: Sequence[Payload]) -> Float64:
+        squares = np.zeros(len(self.edges) - 1)
+        for tensor, _, values in self._by_tensor(payloads):
+            squares[tensor] += square_sum(values)
+        return np.sqrt(squares)
+
+    def _by_tensor(self, payloads: Sequence[Payload]) -> Iterable[tuple[int, int, Float32]]:
+        """Values that lie together in one tensor: which, where in the flat vector, and they."""
+        for at, values in decoded(payloads):
+            tensor = int(np.searchsorted(self.edges, at, side="right")) - 1
+            done = 0
+            while done < values.size:
+                here = min(values.size, self.edges[tensor + 1] - at)
+                yield tensor, at + done, values[done:here]
+                done, tensor = here, tensor + 1
