@@ -153,8 +153,9 @@ def scale_run(
 ) -> None:
     """Say how many replicas a run should have.
 
-    From its min_replicas to its max_replicas. `syncline up` starts and ends its own to make it so:
-    those that are too many push what they did, give their data back and leave.
+    From its min_replicas to its max_replicas. `syncline up` starts and ends its own to make it so,
+    and `syncline scaler` those of Compose or Kubernetes: those that are too many push what they
+    did, give their data back and leave.
 
     \b
     Examples:
