@@ -51,7 +51,7 @@ class RunState(StrEnum):
 
 
 WaitsFor = Literal["replicas", "resume"]
-"""What a run needs that has not ended and does not go on: somebody alive in it, or the operator."""
+"""What a run needs that has not ended and does not go on: its ``min_replicas``, or the operator."""
 
 
 class ReplicaState(StrEnum):
@@ -114,7 +114,7 @@ class RunView(Answer):
     """When the last live replica was gone; None while one is alive, before the first came, and
     once the run has ended. A run without a token budget waits like this for as long as it takes."""
     waits_for: WaitsFor | None = None
-    """Why nothing goes on in a run that has not ended: nobody is alive in it, or it is paused."""
+    """Why nothing goes on in a run that has not ended: too few are alive in it, or it is paused."""
 
 
 class Scale(Request):

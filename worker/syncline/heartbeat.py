@@ -50,6 +50,8 @@ class News:
     settings_version: int
     run_state: RunState
     drain: bool = False
+    short: bool = False
+    """Fewer replicas are alive than the run needs for a round."""
     lost: str | None = None
     """Why the lease is lost; None while it is held."""
 
@@ -158,6 +160,7 @@ class Pulse:
             settings_version=answer.settings_version,
             run_state=answer.run_state,
             drain=answer.drain,
+            short=answer.replicas_alive < answer.settings.min_replicas,
         )
 
     def _refused(self, error: SynclineError) -> None:

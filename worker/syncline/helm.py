@@ -101,7 +101,9 @@ class Helm:
             grace_s = END_GRACE_S if news.run_state is RunState.FINISHED else 0.0
             if time.monotonic() - self._ended_at >= grace_s:
                 return Order.ABANDON
-        return Order.HOLD if news.run_state is RunState.PAUSED else Order.GO_ON
+        if news.run_state is RunState.PAUSED:
+            return Order.HOLD
+        return Order.SHORT if news.short else Order.GO_ON
 
     def end(self) -> None:
         """From here on the run's end is known, and is no reason to give up a wait."""

@@ -71,6 +71,8 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
         )
     tx.bump()
     books.see_lives(tx, run_row)
+    if not (older and older.held):
+        runs.see_minimum(tx, run_row, grown=1)
     tx.session.flush()
     return Registration(
         replica=row.name,
@@ -148,6 +150,7 @@ def lose(tx: Transaction, run_row: Run, row: Replica) -> None:
     )
     tx.bump()
     books.see_lives(tx, run_row)
+    runs.see_minimum(tx, run_row, grown=-1)
     runs.finish_if_done(tx, run_row)
 
 
@@ -201,6 +204,7 @@ def _end_or_drain(tx: Transaction, run_row: Run, row: Replica, lease: Lease, mes
     if not lease.held:
         row.taking_part = False
         books.see_lives(tx, run_row)
+        runs.see_minimum(tx, run_row, grown=-1)
         runs.finish_if_done(tx, run_row)
 
 

@@ -115,7 +115,7 @@ function since(run) {
   if (run.state === "paused") return `paused; Resume, or syncline runs resume ${run.name}, goes on`;
   if (run.idle_since) return `idle since ${moment(run.idle_since)} (${age(run.idle_since)}): no replica is alive; it goes on when one joins`;
   const origin = run.origin ? ` from ${run.origin.checkpoint}` : "";
-  const waits = run.waits_for === "replicas" ? "; it waits for replicas" : firstRound(run);
+  const waits = run.waits_for === "replicas" ? firstRound(run) || `; it waits for replicas${ofMinimum(run)}` : firstRound(run);
   return `created at ${moment(run.created_at)}, ${age(run.created_at)} ago${origin}${waits}`;
 }
 
@@ -127,6 +127,8 @@ function firstRound(run) {
   if (run.fragment_rounds || !run.replicas_alive || missing <= 0) return "";
   return `; the first round waits for ${missing} more of ${name} ${wanted}`;
 }
+
+const ofMinimum = (run) => (run.replicas_alive ? `: ${run.replicas_alive} of min_replicas ${run.settings.min_replicas} alive, and no round closes with fewer` : "");
 
 function why(run) {
   if (run.state === "stopped") return "by an operator";
@@ -210,7 +212,7 @@ function row(run, one, i, lease) {
   );
 }
 
-const MOOD = [[/lost|excluded|kicked|failed|stopped|damaged/, "bad"], [/fenced|drain|paused|restart|deadline|_back/, "warn"], [/joined|created|resumed|finished|back|saved|restored/, "good"]];
+const MOOD = [[/lost|excluded|kicked|failed|stopped|damaged/, "bad"], [/fenced|drain|paused|waits|restart|deadline|_back/, "warn"], [/joined|created|resumed|finished|goes_on|back|saved|restored/, "good"]];
 
 function line(event, kind = "") {
   const mood = MOOD.find(([pattern]) => pattern.test(event.kind))?.[1] ?? "";

@@ -276,11 +276,17 @@ def settings_in_words(settings: RunSettings) -> dict[str, str]:
 
 
 def state_of(run: RunView) -> str:
-    """Return the run's state, and that nobody has joined it yet, or since when nobody trains it."""
+    """Return the run's state, and that too few have joined, or since when nobody trains it."""
     if run.idle_since is not None:
         return f"{run.state.value}, idle since {output.clock(run.idle_since)}"
-    waits = run.waits_for == "replicas"
-    return f"{run.state.value}, waits for replicas" if waits else run.state.value
+    if run.waits_for != "replicas":
+        return run.state.value
+    waits = f"{run.state.value}, waits for replicas"
+    return f"{waits}, {_of_minimum(run)}" if run.replicas_alive else waits
+
+
+def _of_minimum(run: RunView) -> str:
+    return f"{run.replicas_alive} of min_replicas {run.settings.min_replicas}"
 
 
 def _replicas(run: RunView) -> str:
