@@ -175,6 +175,8 @@ function figure(label, value, small = "", kind = "") {
 const byName = new Intl.Collator("en", { numeric: true }).compare; // replica-2 before replica-10
 const held = (one) => one.state === "alive" || one.state === "draining";
 const rate = (one) => (held(one) && one.progress.phase !== "paused" ? one.progress.tokens_per_second : null);
+// How fast it is beside the others; its figure is red while it straggles, and says so.
+const pace = (one) => (one.pace === null ? "" : `${fixed(one.pace, 2)} times as fast as the others' median${one.straggles ? ": it straggles" : ""}${one.step_share < 1 ? `, and makes ${percent(one.step_share, 0)} of a round's inner steps` : ""}`);
 const DOT = { alive: "good", draining: "warn", lost: "bad", kicked: "bad", left: "hollow" };
 
 function replicas(run) {
@@ -196,7 +198,7 @@ function row(run, one, i, lease) {
   const here = held(one);
   const drain = el("button", { type: "button", class: "small", disabled: one.state !== "alive" }, "Drain");
   drain.addEventListener("click", () => act(`Drain ${one.replica}?`, "It finishes its inner step, pushes what it has done and leaves the run.", "Drain", path(run.name, `/replicas/${one.replica}/drain`)));
-  const number = (text, kind = "") => el("td", { class: `n ${kind}` }, text);
+  const number = (text, kind = "", title = "") => el("td", { class: `n ${kind}`, title }, text);
   return el("tr", { class: here ? "" : "gone" },
     el("td", {}, el("span", { class: "mark", style: { background: `var(--series-${i % SERIES})` } }), one.replica, el("span", { class: "host" }, `${one.host}${one.ranks > 1 ? ` · ${one.ranks} ranks` : ""}${one.incarnation > 1 ? ` · life ${one.incarnation}` : ""}`)),
     el("td", {}, el("span", { class: `dot ${DOT[one.state]}` }, one.state)),
@@ -204,7 +206,7 @@ function row(run, one, i, lease) {
     number(here && one.weight !== null ? percent(one.weight) : "–"),
     number(here ? fixed(one.z, 1) : "–", here && one.z > run.settings.penalty.z_max ? "bad" : ""),
     number(fixed(p.loss, 3)),
-    number(count(rate(one))),
+    number(count(rate(one)), one.straggles ? "bad" : "", pace(one)),
     number(p.wall_s > 0 ? percent(p.exposed_sync_s / p.wall_s) : "–"),
     number(String(one.exclusions), one.exclusions ? "bad" : ""),
     number(here ? `${fixed(Math.max(0, lease - one.lease_left_s), 0)} s ago` : "–"),
@@ -212,7 +214,7 @@ function row(run, one, i, lease) {
   );
 }
 
-const MOOD = [[/lost|excluded|kicked|failed|stopped|damaged/, "bad"], [/fenced|drain|paused|waits|restart|deadline|_back/, "warn"], [/joined|created|resumed|finished|goes_on|back|saved|restored/, "good"]];
+const MOOD = [[/lost|straggles|excluded|kicked|failed|stopped|damaged/, "bad"], [/fenced|drain|paused|waits|steps|restart|deadline|_back/, "warn"], [/joined|created|resumed|finished|goes_on|keeps_up|back|saved|restored/, "good"]];
 
 function line(event, kind = "") {
   const mood = MOOD.find(([pattern]) => pattern.test(event.kind))?.[1] ?? "";

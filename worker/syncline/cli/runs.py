@@ -183,9 +183,9 @@ def change_settings(
 ) -> None:
     """Change live settings of a run, from its next round on.
 
-    What may change: sync_every, sync_seconds, min_round_steps, outer.*, penalty.*, codec.*; all
-    else is settled when the run is created. A job's file has them in [run], and so run. may stand
-    before each.
+    What may change: sync_every, sync_seconds, min_round_steps, outer.*, penalty.*, codec.*,
+    stragglers.*; all else is settled when the run is created. A job's file has them in [run], and
+    so run. may stand before each.
 
     \b
     Examples:
@@ -281,12 +281,8 @@ def state_of(run: RunView) -> str:
         return f"{run.state.value}, idle since {output.clock(run.idle_since)}"
     if run.waits_for != "replicas":
         return run.state.value
-    waits = f"{run.state.value}, waits for replicas"
-    return f"{waits}, {_of_minimum(run)}" if run.replicas_alive else waits
-
-
-def _of_minimum(run: RunView) -> str:
-    return f"{run.replicas_alive} of min_replicas {run.settings.min_replicas}"
+    there = f", {run.replicas_alive} of min_replicas {run.settings.min_replicas}"
+    return f"{run.state.value}, waits for replicas{there if run.replicas_alive else ''}"
 
 
 def _replicas(run: RunView) -> str:
