@@ -51,7 +51,7 @@ class RunState(StrEnum):
 
 
 WaitsFor = Literal["replicas", "resume"]
-"""What a run needs that has not ended and does not go on: somebody alive in it, or the operator."""
+"""What a run needs that has not ended and does not go on: its ``min_replicas``, or the operator."""
 
 
 class ReplicaState(StrEnum):
@@ -114,7 +114,7 @@ class RunView(Answer):
     """When the last live replica was gone; None while one is alive, before the first came, and
     once the run has ended. A run without a token budget waits like this for as long as it takes."""
     waits_for: WaitsFor | None = None
-    """Why nothing goes on in a run that has not ended: nobody is alive in it, or it is paused."""
+    """Why nothing goes on in a run that has not ended: too few are alive in it, or it is paused."""
 
 
 class Scale(Request):
@@ -191,6 +191,8 @@ class Progress(Answer):
     grad_norm: float | None = None
     inner_lr: float | None = None
     tokens_per_second: float | None = None
+    steps_per_second: float | None = None
+    """Inner steps in a second of its own time, without what it waited for."""
     exposed_sync_s: FiniteFloat = 0.0
     """Time that training has waited for synchronisation, since the start."""
     wall_s: FiniteFloat = 0.0
@@ -214,6 +216,8 @@ class HeartbeatAnswer(Answer):
     settings: RunSettings
     settings_version: int
     replicas_alive: int = 1
+    step_share: float = 1.0
+    """Of a round's inner steps (``sync_every``), so many this replica is to make."""
 
 
 class ReplicaView(Answer):
@@ -233,6 +237,12 @@ class ReplicaView(Answer):
     z: float | None = None
     """Largest z-score over the fragments of its last round."""
     exclusions: int = 0
+    pace: float | None = None
+    """Its inner steps a second of its own time, over the median of the others'."""
+    straggles: bool = False
+    """It has been slower than the others for a while (``stragglers``)."""
+    step_share: float = 1.0
+    """Of a round's inner steps, so many it is to make."""
 
 
 class Member(Answer):

@@ -15,6 +15,7 @@ from syncline_proto.errors import ConfigError
 from syncline_proto.merging import LateSettings, OuterSettings, PenaltySettings
 from syncline_proto.presets import PRESETS, under
 from syncline_proto.section import Section
+from syncline_proto.straggling import StragglerSettings
 from syncline_proto.words import paths_in, sentence, unknown
 
 CodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
@@ -146,6 +147,7 @@ class RunSettings(Section):
     outer: OuterSettings = OuterSettings()
     penalty: PenaltySettings = PenaltySettings()
     late: LateSettings = LateSettings()
+    stragglers: StragglerSettings = StragglerSettings()
     codec: CodecSettings = CodecSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
 
@@ -240,6 +242,7 @@ LIVE: frozenset[str] = frozenset(
         "quorum",
         "grace_seconds",
         "late",
+        "stragglers",
         "outer",
         "penalty",
         "codec",

@@ -32,7 +32,7 @@ from syncline_control import postgres
 from syncline_proto import locks
 from syncline_proto.errors import ConfigError, StoreError
 
-SCHEMA = 6
+SCHEMA = 7
 """Grows when the tables change; another number is refused rather than guessed at."""
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")
@@ -127,6 +127,14 @@ class Replica(Table):
     shares: Mapped[str] = mapped_column(default="{}")
     """JSON: fragment -> [weight, z] of this life's last round of it."""
     exclusions: Mapped[int] = mapped_column(default=0)
+    steps_per_second: Mapped[float | None]
+    """As it last said, without its waits."""
+    pace: Mapped[float | None]
+    slow_since: Mapped[float | None]
+    straggles: Mapped[bool] = mapped_column(default=False)
+    step_share: Mapped[float] = mapped_column(default=1.0)
+    least_since: Mapped[float | None]
+    """Of the last look at it (``core/stragglers``)."""
     points_unseen: Mapped[int] = mapped_column(default=0)
     """Points added since its curves were last counted."""
 

@@ -122,6 +122,19 @@ class _Fleet(Collector):
         steps = GaugeMetricFamily(
             "syncline_replica_inner_steps", "Inner steps done.", labels=labels
         )
+        pace = GaugeMetricFamily(
+            "syncline_replica_pace_ratio",
+            "Inner steps a second of its own time, over the median of the others'.",
+            labels=labels,
+        )
+        straggles = GaugeMetricFamily(
+            "syncline_replica_straggles", "1: it is named as a straggler.", labels=labels
+        )
+        share = GaugeMetricFamily(
+            "syncline_replica_step_share_ratio",
+            "Of a round's inner steps, so many it is to make.",
+            labels=labels,
+        )
         for run in self.snapshot.runs:
             for one in run.replicas:
                 key, progress = [run.view.name, one.replica], one.progress
@@ -131,7 +144,11 @@ class _Fleet(Collector):
                     speed.add_metric(key, progress.tokens_per_second)
                 exposed.add_metric(key, progress.exposed_sync_s)
                 steps.add_metric(key, progress.inner_step)
-        return loss, speed, exposed, steps
+                if one.pace is not None:
+                    pace.add_metric(key, one.pace)
+                straggles.add_metric(key, one.straggles)
+                share.add_metric(key, one.step_share)
+        return loss, speed, exposed, steps, pace, straggles, share
 
 
 def _gauge(name: str, text: str, **labels: str) -> GaugeMetricFamily:

@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 
 from syncline_control import database, postgres
 from syncline_control.notify import Bell, Together
-from syncline_control.operations import membership, sweep
+from syncline_control.operations import membership, stragglers, sweep
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import Overloaded, SynclineError, Unreachable
 from syncline_proto.rest import Membership
@@ -96,6 +96,8 @@ class State:
         """The batch under way, if there is one."""
         self._closed = False
         self._review_due: float | None = None
+        self._looked_at = 0.0
+        """When replicas' paces were last compared; on the database's thread."""
         self._failing_since: float | None = None
         """Since when writes fail; on the database's thread."""
         self.membership_bell = Bell(POLLS_MAX)
@@ -200,7 +202,9 @@ class State:
         """Mark what has run out; return the seconds until leases should be looked at again."""
 
         def review(tx: Transaction) -> tuple[float, float]:
-            return tx.now, sweep.review_leases(tx, self.instance)
+            every_s = sweep.review_leases(tx, self.instance)
+            self._looked_at = stragglers.look(tx, self._looked_at)
+            return tx.now, every_s
 
         now, every_s = await self.do_first(review)
         self._review_due = now + every_s

@@ -152,6 +152,17 @@ def test_status_says_whom_the_first_round_waits_for(shell: Shell, control: str) 
     assert waits not in shell("status")[1]
 
 
+def test_a_run_with_too_few_replicas_says_how_many_there_are(shell: Shell, control: str) -> None:
+    settings = {"min_replicas": 3, "timeouts": {"profile": "wan", "lease": 300}}
+    post(control, "/v1/runs", {"name": "few", "settings": settings})
+    for number in range(2):
+        post(control, "/v1/runs/few/replicas", {"replica": f"replica-{number}"})
+    waits = "running, waits for replicas, 2 of min_replicas 3"
+    assert waits in shell("runs show few")[1] and waits in shell("status")[1]
+    post(control, "/v1/runs/few/replicas", {"replica": "replica-2"})
+    assert waits not in shell("status")[1]
+
+
 def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> None:
     post(control, "/v1/runs", {"name": "hurt"})
     said = "Run hurt is not served: head.json is damaged."

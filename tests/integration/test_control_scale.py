@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from syncline_testing.control import on_both
+from syncline_control.state import State
+from syncline_testing.control import Clock, on_both, pass_time
 
 pytestmark = [pytest.mark.anyio, on_both]
 
@@ -63,3 +64,35 @@ async def test_who_comes_to_a_full_run_waits_for_a_place(api: httpx.AsyncClient)
     assert (await comes("a")).is_success, "a new life of one that is here takes no place"
     await api.delete("/v1/runs/r/replicas/b?incarnation=1")
     assert (await comes("d")).is_success
+
+
+async def test_a_run_below_its_minimum_waits_and_says_so_once(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    settings = {"min_replicas": 2, "timeouts": {"lease": 4.0}}
+    await api.post("/v1/runs", json={"name": "two", "settings": settings})
+
+    async def waits() -> str | None:
+        return (await api.get("/v1/runs/two")).json()["waits_for"]
+
+    async def comes(name: str) -> None:
+        assert (await api.post("/v1/runs/two/replicas", json={"replica": name})).is_success
+
+    await comes("a")
+    assert await waits() == "replicas"
+    await comes("b")
+    assert await waits() is None
+    await comes("b")  # again: no more of them
+    await comes("c")
+    await api.delete("/v1/runs/two/replicas/c?incarnation=1")
+    await api.post("/v1/runs/two/replicas/b/kick")
+    assert await waits() == "replicas"
+    await pass_time(state, clock, 5.0)  # a is lost, too
+    await comes("d")
+    await comes("e")
+    assert await waits() is None
+    events = (await api.get("/v1/events?run=two")).json()
+    told = [(one["kind"], one["message"]) for one in events if "min_replicas" in one["message"]]
+    on = ("run.goes_on", "two has its min_replicas 2: rounds close, and it goes on.")
+    short = "two has 1 of its min_replicas 2, so no round closes: who has pushed waits until"
+    assert told == [on, ("run.waits", f"{short} 1 more joins."), on]

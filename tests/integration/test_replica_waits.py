@@ -69,6 +69,21 @@ def test_a_long_wait_for_others_is_said_once(
     assert said["why"] == "the first round waits for min_replicas 2, and 1 of 2 have pushed"
 
 
+def test_what_is_waited_for_with_too_few_replicas_counts_as_a_pause(cluster: Cluster) -> None:
+    """So no patience runs out."""
+    a, b = (Trial(cluster.control_url, "few", seed, settings=TWO) for seed in range(2))
+
+    def come() -> None:
+        wait_until(lambda: a.replica.phase == "waiting", 30, "it has pushed")
+        with joined(b):
+            b.step(5).replica.finish()
+
+    with joined(a):
+        together(lambda: a.step(5), come)
+        assert a.replica.stats.paused_s > 0
+        a.replica.finish()
+
+
 def test_a_long_wait_in_a_later_round_names_who_is_missing(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,13 @@ TRANSITIVE = {
     "huggingface-hub": "transformers",  # the errors that from_pretrained raises
 }
 # Imported where it is wanted, by code that names this extra to those who lack it.
-OPTIONAL = {"datasets": "hub", "lightning": "lightning", "psycopg": "postgres"}
+OPTIONAL = {
+    "datasets": "hub",
+    "kubernetes": "kubernetes",
+    "lightning": "lightning",
+    "psycopg": "postgres",
+    "urllib3": "kubernetes",  # the errors of its calls
+}
 # Imported by a module of another distribution that does not ask for it.
 BEHIND = {"torch.utils.tensorboard": "tensorboard"}
 HOMES = packages_distributions()

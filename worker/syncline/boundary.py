@@ -67,6 +67,7 @@ class Boundary:
         """
         tally = self._rounds.tally
         while True:
+            self._pushes.ask(self._helm.step_share)
             act, due, tokens = self._helm.decide(
                 self._pushes.steps_since,
                 self._pushes.due,

@@ -32,7 +32,7 @@ class Council:
     def __init__(self, ranks: Ranks, exchange: Exchange, order: Callable[[], Order]) -> None:
         """``order`` is what rank 0 wants of a wait, asked after each slice, and only there."""
         self.paused_s = 0.0
-        """How much of all waiting was while the run was paused."""
+        """How much of all waiting was while the run was paused, or had too few replicas."""
         self._ranks, self._exchange, self._order = ranks, exchange, order
 
     def conclude(
@@ -61,7 +61,7 @@ class Council:
                 order = Order.ABANDON
             mine = _report(outcome, order)
             told = [Report.from_ints(numbers) for numbers in self._ranks.gather(mine.to_ints())]
-            self._exchange.pauses.set(told[0].order is Order.HOLD)
+            self._exchange.pauses.set(told[0].order in (Order.HOLD, Order.SHORT))
             if paused:
                 self.paused_s += time.perf_counter() - began
             conclusion = conclude(told)
@@ -74,7 +74,7 @@ class Council:
                 return conclusion, outcome
             if on_long is None:
                 continue
-            if paused or not self._exchange.waits_for_others(fragment):
+            if told[0].order is Order.HOLD or not self._exchange.waits_for_others(fragment):
                 long_at = time.monotonic() + LONG_S
             elif time.monotonic() > long_at:
                 on_long()

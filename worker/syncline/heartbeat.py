@@ -16,7 +16,7 @@ import structlog
 
 from syncline.control import ControlClient
 from syncline.outage import Outage
-from syncline.pace import Pace
+from syncline.pace import Pace, Stride
 from syncline_proto.errors import (
     Forbidden,
     LeaseLost,
@@ -50,6 +50,10 @@ class News:
     settings_version: int
     run_state: RunState
     drain: bool = False
+    step_share: float = 1.0
+    """Of a round's inner steps, so many this replica is to make."""
+    short: bool = False
+    """Fewer replicas are alive than the run needs for a round."""
     lost: str | None = None
     """Why the lease is lost; None while it is held."""
 
@@ -81,7 +85,7 @@ class Pulse:
         self._points: deque[LossPoint] = deque(maxlen=POINTS_MAX)
         self.pace: float | None = None
         """Tokens per second, as measured between heartbeats; None before it is known."""
-        self._pace = Pace()
+        self._pace, self._stride = Pace(), Stride()
         self._outage = Outage("control", "training goes on without it")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="syncline-heartbeat", daemon=True)
@@ -136,8 +140,10 @@ class Pulse:
         me = self._registration
         progress = self._progress()
         pace = self.pace = self._pace.of(progress)
+        told = {"steps_per_second": self._stride.of(progress)}
         if progress.tokens_per_second is None:  # the loop's own goes before
-            progress = progress.model_copy(update={"tokens_per_second": pace})
+            told["tokens_per_second"] = pace
+        progress = progress.model_copy(update=told)
         body = Heartbeat(incarnation=me.incarnation, progress=progress, points=points)
         try:
             answer = self._client.heartbeat(me.run.name, me.replica, body)
@@ -158,6 +164,8 @@ class Pulse:
             settings_version=answer.settings_version,
             run_state=answer.run_state,
             drain=answer.drain,
+            step_share=answer.step_share,
+            short=answer.replicas_alive < answer.settings.min_replicas,
         )
 
     def _refused(self, error: SynclineError) -> None:

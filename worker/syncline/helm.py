@@ -86,6 +86,14 @@ class Helm:
         decided, due, counted = self._ranks.of_first([act, due, tokens * self._ranks.count])
         return Act(decided), due, counted
 
+    @property
+    def step_share(self) -> float:
+        """Of a round's inner steps, so many are asked of this replica; rank 0 alone hears of it.
+
+        That is enough: what it finds due, all ranks push.
+        """
+        return self._pulse.news.step_share if self._pulse is not None else 1.0
+
     def order(self) -> Order:
         """What rank 0 wants of a wait, after what it has heard meanwhile; asked on rank 0 only."""
         assert self._pulse is not None
@@ -101,7 +109,9 @@ class Helm:
             grace_s = END_GRACE_S if news.run_state is RunState.FINISHED else 0.0
             if time.monotonic() - self._ended_at >= grace_s:
                 return Order.ABANDON
-        return Order.HOLD if news.run_state is RunState.PAUSED else Order.GO_ON
+        if news.run_state is RunState.PAUSED:
+            return Order.HOLD
+        return Order.SHORT if news.short else Order.GO_ON
 
     def end(self) -> None:
         """From here on the run's end is known, and is no reason to give up a wait."""

@@ -16,24 +16,39 @@ PACE_S = 30.0
 class Pace:
     """Tokens per second between heartbeats.
 
-    Invariant: tokens and seconds both grow from mark to mark.
+    Invariant: what is counted and seconds both grow from mark to mark.
     """
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, float]] = deque()
-        """Tokens so far and seconds without pauses, where a heartbeat found new tokens."""
+        """What was counted so far and the seconds, where a heartbeat found more."""
 
     def of(self, now: Progress) -> float | None:
         """Take in what a heartbeat says; None before a second one found new tokens.
 
         Between two long steps it stays what it was; a wait counts once training has gone on.
         """
+        return self._over(now.tokens, now.wall_s)
+
+    def _over(self, count: int, seconds: float) -> float | None:
         marks = self._marks
-        if marks and now.wall_s < marks[0][1]:
+        if marks and seconds < marks[0][1]:
             marks.clear()  # it has joined, and its time counts from there
-        if not marks or (now.tokens > marks[-1][0] and now.wall_s > marks[-1][1]):
-            marks.append((now.tokens, now.wall_s))
-            while len(marks) > 2 and marks[1][1] <= now.wall_s - PACE_S:
+        if not marks or (count > marks[-1][0] and seconds > marks[-1][1]):
+            marks.append((count, seconds))
+            while len(marks) > 2 and marks[1][1] <= seconds - PACE_S:
                 marks.popleft()
-        (tokens, seconds), (tokens_now, seconds_now) = marks[0], marks[-1]
-        return (tokens_now - tokens) / (seconds_now - seconds) if len(marks) > 1 else None
+        (before, since), (after, until) = marks[0], marks[-1]
+        return (after - before) / (until - since) if len(marks) > 1 else None
+
+
+class Stride(Pace):
+    """Inner steps per second of a replica's own time: who waits for others is none the slower."""
+
+    _last: float | None = None
+
+    def of(self, now: Progress) -> float | None:
+        """Take in what a heartbeat says; amid a wait nobody knows how long it will have been."""
+        if now.phase == "training":
+            self._last = self._over(now.inner_step, now.wall_s - now.exposed_sync_s)
+        return self._last

@@ -78,6 +78,10 @@ class Pushes:
         self._trigger.adopt(settings)
         self._rounds.eager.adopt(settings.outer)
 
+    def ask(self, share: float) -> None:
+        """Make this share of a round's inner steps from now on."""
+        self._trigger.ask(share)
+
     def make_way(self, due: int) -> None:
         """See that so many groups can be pushed: by time a round may be under way for too long.
 

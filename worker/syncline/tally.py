@@ -41,7 +41,7 @@ class Tally:
     exposed_s: float = 0.0
     hook_s: float = 0.0
     paused_s: float = 0.0
-    """While the run was paused; none of it counts as exposed, or as a hook's."""
+    """While the run was paused, or had too few replicas; no exposed time, and none of a hook."""
     rounds: int = 0
     barren: int = 0
     """Rounds in a row, up to the last one, in which nobody's push counted."""

@@ -23,6 +23,7 @@ class Trigger:
         self._rounds = rounds
         self.groups = min(settings.fragment_groups, len(rounds.fragments))
         self._stride = Stride(rounds.tally)
+        self._settings, self._share = settings, 1.0
         self._cadence = Cadence(self.groups, settings.sync_every)
         self._timed = self._by_time(settings)
 
@@ -60,7 +61,17 @@ class Trigger:
         else:
             now_s = time.monotonic()
             self._timed.adopt(settings.sync_seconds, settings.min_round_steps, now_s)
-        self._cadence.adopt(settings.sync_every, self._step)
+        self._settings = settings
+        self._cadence.adopt(fewer(settings, self._share), self._step)
+
+    def ask(self, share: float) -> None:
+        """Of a round's inner steps make so many from now on: who is slow takes as long as others.
+
+        By time that is so by itself.
+        """
+        if share != self._share:
+            self._share = share
+            self._cadence.adopt(fewer(self._settings, share), self._step)
 
     @property
     def _step(self) -> int:
@@ -80,6 +91,14 @@ class Trigger:
             timed.see(self._rounds.newest)
         now_s = time.monotonic()
         return Instant(now_s, self._rounds.steps_held, self._stride.seconds(now_s))
+
+
+def fewer(settings: RunSettings, share: float) -> int:
+    """The inner steps between two rounds of a replica that makes a share of them.
+
+    A fragment has one round under way at a time, so there are more than go on meanwhile.
+    """
+    return max(1, settings.overlap_steps, round(share * settings.sync_every))
 
 
 class Stride:

@@ -51,11 +51,33 @@ def after(state: RunState, act: Act, run: str) -> RunState:
         ) from None
 
 
-def waits_for(state: RunState, alive: int) -> WaitsFor | None:
-    """Return what a run with so many live replicas needs to go on; None: nothing, or it is over."""
+def waits_for(state: RunState, alive: int, least: int) -> WaitsFor | None:
+    """Return what a run with so many live replicas needs to go on; None: nothing, or it is over.
+
+    With fewer than ``least``, which are its ``min_replicas``, no round closes.
+    """
     if state is RunState.PAUSED:
         return "resume"
-    return "replicas" if state is RunState.RUNNING and not alive else None
+    return "replicas" if state is RunState.RUNNING and alive < least else None
+
+
+def crossed(
+    run: str, state: RunState, before: int, alive: int, least: int
+) -> tuple[str, str] | None:
+    """Return the event, and its sentence, of a run that has too few replicas now, or enough again.
+
+    None: it is as it was, or over. Where one is enough nobody is left to wait: that it is idle is
+    told otherwise.
+    """
+    if state in ENDED or least == 1 or (before < least) is (alive < least):
+        return None
+    if alive < least:
+        more = least - alive
+        return "run.waits", (
+            f"{run} has {alive} of its min_replicas {least}, so no round closes: who has pushed "
+            f"waits until {more} more {'joins' if more == 1 else 'join'}."
+        )
+    return "run.goes_on", f"{run} has its min_replicas {least}: rounds close, and it goes on."
 
 
 def told(run: str, act: Act, token_budget: int | None) -> str:

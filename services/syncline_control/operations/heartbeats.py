@@ -50,6 +50,7 @@ def take(tx: Transaction, beats: Sequence[Beat]) -> list[HeartbeatAnswer | Syncl
         row.progress = beat.body.progress.model_dump_json()
         if beat.body.progress.loss is not None:
             row.loss = finite(beat.body.progress.loss)
+        row.steps_per_second = finite(beat.body.progress.steps_per_second)
         told.append((row, beat.body))
         outcomes.append(
             HeartbeatAnswer(
@@ -59,6 +60,7 @@ def take(tx: Transaction, beats: Sequence[Beat]) -> list[HeartbeatAnswer | Syncl
                 settings=runs.settings_of(run_row),
                 settings_version=run_row.settings_version,
                 replicas_alive=alive[run_row.id],
+                step_share=row.step_share,
             )
         )
     points.add(tx, [(row, body.points) for row, body in told if body.points])

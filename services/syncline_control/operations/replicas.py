@@ -52,6 +52,8 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
     row.fingerprint = body.fingerprint
     row.progress = Progress().model_dump_json()
     row.loss, row.taking_part, row.shares = None, False, "{}"
+    row.steps_per_second, row.pace, row.slow_since, row.least_since = None, None, None, None
+    row.straggles, row.step_share = False, 1.0
     _keep(row, lease)
     where = f" on {body.host}" if body.host else ""
     if older and older.held:
@@ -71,6 +73,8 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
         )
     tx.bump()
     books.see_lives(tx, run_row)
+    if not (older and older.held):
+        runs.see_minimum(tx, run_row, grown=1)
     tx.session.flush()
     return Registration(
         replica=row.name,
@@ -102,6 +106,11 @@ def drain(tx: Transaction, run: str, replica: str) -> ReplicaView:
     run_row, row = find(tx, run, replica)
     _end_or_drain(tx, run_row, row, leases.drain(lease_of(row)), f"{replica} is draining.")
     return view(tx, row)
+
+
+def let_go(tx: Transaction, run_row: Run, row: Replica, why: str) -> None:
+    """Ask a replica that holds its lease to finish and leave, and tell why."""
+    _end_or_drain(tx, run_row, row, leases.drain(lease_of(row)), why)
 
 
 def kick(tx: Transaction, run: str, replica: str) -> ReplicaView:
@@ -148,6 +157,7 @@ def lose(tx: Transaction, run_row: Run, row: Replica) -> None:
     )
     tx.bump()
     books.see_lives(tx, run_row)
+    runs.see_minimum(tx, run_row, grown=-1)
     runs.finish_if_done(tx, run_row)
 
 
@@ -185,6 +195,9 @@ def view(tx: Transaction, row: Replica) -> ReplicaView:
         weight=sum(weight / len(weights) for weight in weights) if weights else None,
         z=max(scores, default=None),
         exclusions=row.exclusions,
+        pace=row.pace,
+        straggles=row.straggles,
+        step_share=row.step_share,
     )
 
 
@@ -201,6 +214,7 @@ def _end_or_drain(tx: Transaction, run_row: Run, row: Replica, lease: Lease, mes
     if not lease.held:
         row.taking_part = False
         books.see_lives(tx, run_row)
+        runs.see_minimum(tx, run_row, grown=-1)
         runs.finish_if_done(tx, run_row)
 
 

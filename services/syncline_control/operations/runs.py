@@ -102,6 +102,15 @@ def finish_if_done(tx: Transaction, row: Run) -> None:
         _move(tx, row, life.Act.FINISH)
 
 
+def see_minimum(tx: Transaction, row: Run, grown: int) -> None:
+    """So many more replicas are alive than before: tell if there are enough now, or too few."""
+    tx.session.flush()
+    there, least = alive(tx, row), settings_of(row).min_replicas
+    told = life.crossed(row.name, RunState(row.state), there - grown, there, least)
+    if told is not None:
+        tx.record(*told, run=row.name)
+
+
 def _move(tx: Transaction, row: Run, what: life.Act) -> None:
     """Take an act, and tell of it if it changes the state.
 
@@ -235,10 +244,11 @@ def _crowds(tx: Transaction, run_ids: list[int]) -> Mapping[int, Crowd]:
 
 
 def _view(row: Run, crowd: Crowd) -> RunView:
+    settings = settings_of(row)
     return RunView(
         name=row.name,
         state=RunState(row.state),
-        settings=settings_of(row),
+        settings=settings,
         settings_version=row.settings_version,
         job=json.loads(row.job),
         origin=origin_of(row),
@@ -253,7 +263,7 @@ def _view(row: Run, crowd: Crowd) -> RunView:
         committed_tokens=row.committed_tokens,
         loss=crowd.loss,
         idle_since=None if row.state in life.ENDED else crowd.idle_since,
-        waits_for=life.waits_for(RunState(row.state), crowd.alive),
+        waits_for=life.waits_for(RunState(row.state), crowd.alive, settings.min_replicas),
     )
 
 

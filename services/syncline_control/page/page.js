@@ -115,7 +115,7 @@ function since(run) {
   if (run.state === "paused") return `paused; Resume, or syncline runs resume ${run.name}, goes on`;
   if (run.idle_since) return `idle since ${moment(run.idle_since)} (${age(run.idle_since)}): no replica is alive; it goes on when one joins`;
   const origin = run.origin ? ` from ${run.origin.checkpoint}` : "";
-  const waits = run.waits_for === "replicas" ? "; it waits for replicas" : firstRound(run);
+  const waits = run.waits_for === "replicas" ? firstRound(run) || `; it waits for replicas${ofMinimum(run)}` : firstRound(run);
   return `created at ${moment(run.created_at)}, ${age(run.created_at)} ago${origin}${waits}`;
 }
 
@@ -127,6 +127,8 @@ function firstRound(run) {
   if (run.fragment_rounds || !run.replicas_alive || missing <= 0) return "";
   return `; the first round waits for ${missing} more of ${name} ${wanted}`;
 }
+
+const ofMinimum = (run) => (run.replicas_alive ? `: ${run.replicas_alive} of min_replicas ${run.settings.min_replicas} alive, and no round closes with fewer` : "");
 
 function why(run) {
   if (run.state === "stopped") return "by an operator";
@@ -173,6 +175,8 @@ function figure(label, value, small = "", kind = "") {
 const byName = new Intl.Collator("en", { numeric: true }).compare; // replica-2 before replica-10
 const held = (one) => one.state === "alive" || one.state === "draining";
 const rate = (one) => (held(one) && one.progress.phase !== "paused" ? one.progress.tokens_per_second : null);
+// How fast it is beside the others; its figure is red while it straggles, and says so.
+const pace = (one) => (one.pace === null ? "" : `${fixed(one.pace, 2)} times as fast as the others' median${one.straggles ? ": it straggles" : ""}${one.step_share < 1 ? `, and makes ${percent(one.step_share, 0)} of a round's inner steps` : ""}`);
 const DOT = { alive: "good", draining: "warn", lost: "bad", kicked: "bad", left: "hollow" };
 
 function replicas(run) {
@@ -194,7 +198,7 @@ function row(run, one, i, lease) {
   const here = held(one);
   const drain = el("button", { type: "button", class: "small", disabled: one.state !== "alive" }, "Drain");
   drain.addEventListener("click", () => act(`Drain ${one.replica}?`, "It finishes its inner step, pushes what it has done and leaves the run.", "Drain", path(run.name, `/replicas/${one.replica}/drain`)));
-  const number = (text, kind = "") => el("td", { class: `n ${kind}` }, text);
+  const number = (text, kind = "", title = "") => el("td", { class: `n ${kind}`, title }, text);
   return el("tr", { class: here ? "" : "gone" },
     el("td", {}, el("span", { class: "mark", style: { background: `var(--series-${i % SERIES})` } }), one.replica, el("span", { class: "host" }, `${one.host}${one.ranks > 1 ? ` · ${one.ranks} ranks` : ""}${one.incarnation > 1 ? ` · life ${one.incarnation}` : ""}`)),
     el("td", {}, el("span", { class: `dot ${DOT[one.state]}` }, one.state)),
@@ -202,7 +206,7 @@ function row(run, one, i, lease) {
     number(here && one.weight !== null ? percent(one.weight) : "–"),
     number(here ? fixed(one.z, 1) : "–", here && one.z > run.settings.penalty.z_max ? "bad" : ""),
     number(fixed(p.loss, 3)),
-    number(count(rate(one))),
+    number(count(rate(one)), one.straggles ? "bad" : "", pace(one)),
     number(p.wall_s > 0 ? percent(p.exposed_sync_s / p.wall_s) : "–"),
     number(String(one.exclusions), one.exclusions ? "bad" : ""),
     number(here ? `${fixed(Math.max(0, lease - one.lease_left_s), 0)} s ago` : "–"),
@@ -210,7 +214,7 @@ function row(run, one, i, lease) {
   );
 }
 
-const MOOD = [[/lost|excluded|kicked|failed|stopped|damaged/, "bad"], [/fenced|drain|paused|restart|deadline|_back/, "warn"], [/joined|created|resumed|finished|back|saved|restored/, "good"]];
+const MOOD = [[/lost|straggles|excluded|kicked|failed|stopped|damaged/, "bad"], [/fenced|drain|paused|waits|steps|restart|deadline|_back/, "warn"], [/joined|created|resumed|finished|goes_on|keeps_up|back|saved|restored/, "good"]];
 
 function line(event, kind = "") {
   const mood = MOOD.find(([pattern]) => pattern.test(event.kind))?.[1] ?? "";

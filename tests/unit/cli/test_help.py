@@ -18,6 +18,7 @@ COMMANDS = (
     "status",
     "events",
     "rounds",
+    "scaler",
     "runs ls",
     "runs show",
     "runs create",

@@ -12,8 +12,10 @@ from syncline_control.core.runs import (
     Act,
     after,
     check_equal,
+    crossed,
     patched,
     told,
+    waits_for,
 )
 from syncline_proto.differing import changes, differences
 from syncline_proto.errors import InvalidRequest, RunConflict
@@ -94,3 +96,30 @@ def test_differences_see_missing_keys_and_shorten_long_values() -> None:
     assert list(differences({"a": 1}, {})) == [("a", "1", "none")]
     ((_, old, _),) = differences({"a": "x" * 100}, {"a": "y"})
     assert len(old) == 60
+
+
+@pytest.mark.parametrize(
+    ("state", "alive", "needs"),
+    [
+        (RunState.RUNNING, 0, "replicas"),
+        (RunState.RUNNING, 2, "replicas"),
+        (RunState.RUNNING, 3, None),
+        (RunState.PAUSED, 0, "resume"),
+        (RunState.STOPPED, 0, None),
+    ],
+)
+def test_a_run_with_fewer_than_its_minimum_waits(
+    state: RunState, alive: int, needs: str | None
+) -> None:
+    assert waits_for(state, alive, 3) == needs
+
+
+def test_what_crosses_the_minimum_is_told_once() -> None:
+    count, told_of = 0, list[str]()
+    for change in (1, 1, 1, 1, -1, -1, -1, 1, 1):
+        event = crossed("r", RunState.RUNNING, count, count + change, 3)
+        count += change
+        told_of += [event[0]] if event else []
+    assert told_of == ["run.goes_on", "run.waits", "run.goes_on"]
+    assert crossed("r", RunState.FINISHED, 3, 2, 3) is None, "nobody waits in what is over"
+    assert crossed("r", RunState.RUNNING, 1, 0, 1) is None, "nobody is left to wait"

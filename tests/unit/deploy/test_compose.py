@@ -36,6 +36,7 @@ SETTINGS: dict[str, type[BaseSettings]] = {
     "sync": SyncSettings,
     "worker": Environment,
     "worker-cuda": Environment,
+    "scaler": Environment,
 }
 PROGRAMS = sorted(SETTINGS)
 SERVICES = load(COMPOSE)["services"]
@@ -193,11 +194,11 @@ def test_images_run_without_rights_and_heed_sigterm(program: str) -> None:
     assert ("HEALTHCHECK" in stage) == (program in ("control", "sync"))
 
 
-def test_the_services_images_hold_no_torch() -> None:
+def test_the_services_images_and_the_scaler_s_hold_no_torch() -> None:
     requirements = runpy.run_path(str(ROOT / "docker" / "requirements.py"))["requirements"]
     project = (ROOT / "pyproject.toml").read_text()
     named = set(re.findall(r"requirements\.py (\w+)", DOCKERFILE.read_text()))
-    assert named == {"control", "sync"}
+    assert named == {"control", "sync", "kubernetes"}
     for extra in named:
         assert not any(line.startswith("torch") for line in requirements(project, [extra]))
     for extra in re.findall(r"^ARG EXTRAS=(\w+)$", DOCKERFILE.read_text(), flags=re.MULTILINE):

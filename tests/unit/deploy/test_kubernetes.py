@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,7 @@ def test_pods_have_no_rights_and_no_injected_settings(name: str) -> None:
     spec = PODS[name]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert spec["automountServiceAccountToken"] is False
+    assert spec["automountServiceAccountToken"] is (name == "scaler"), "see its rights below"
     # A Service named syncline-control would set SYNCLINE_CONTROL_PORT, a setting of ours.
     assert spec["enableServiceLinks"] is False
     for container in containers(spec):
@@ -253,6 +254,32 @@ def test_service_monitors_scrape_ports_and_jobs_that_alerts_know() -> None:
         # A replica that is away is one whose lease is lost.
         assert name == "worker" or f'up{{job="{name}"}}' in RULES.read_text()
     assert len(monitors) == 3
+
+
+def test_the_scaler_may_scale_the_workers_and_nothing_else() -> None:
+    found = {doc["kind"]: doc for path, doc in manifests() if path.name == "rights.yaml"}
+    assert set(found) == {"ServiceAccount", "Role", "RoleBinding"}
+    (rule,) = found["Role"]["rules"]
+    assert rule == {
+        "apiGroups": ["apps"],
+        "resources": ["statefulsets/scale"],
+        "resourceNames": ["worker"],
+        "verbs": ["get", "patch"],
+    }
+    assert WORKLOADS["worker"]["kind"] == "StatefulSet"
+    account = PODS["scaler"]["serviceAccountName"]
+    assert found["RoleBinding"]["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert found["RoleBinding"]["roleRef"]["name"] == found["Role"]["metadata"]["name"]
+
+
+def test_the_scaler_s_arguments_name_what_is_there() -> None:
+    (container,) = PODS["scaler"]["containers"]
+    command, run, option, workload, *_ = container["args"]
+    assert (command, option) == ("scaler", "--kubernetes")
+    assert run == tomllib.loads((ROOT / "docker/jobs/demo.toml").read_text())["run"]["name"]
+    namespace, kind, name = workload.split("/")
+    assert kind == WORKLOADS[name]["kind"].lower()
+    assert namespace == load(K8S / "base" / "kustomization.yaml")["namespace"]
 
 
 def test_compose_and_kubernetes_show_the_same_dashboards() -> None:

@@ -12,6 +12,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from syncline import council
 from syncline.core.agreement import Answer, Conclusion, Order, Step
 from syncline.council import Council
 from syncline.exchange import Exchange
@@ -58,6 +59,9 @@ class Shelf:
 
     def __init__(self, epoch: int) -> None:
         self.pauses, self.epoch = Pauses(), epoch
+
+    def waits_for_others(self, fragment: int) -> bool:
+        return True
 
     def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
         assert wanted.revision is not None
@@ -124,6 +128,25 @@ def test_a_rank_that_waits_holds_back_the_others_until_rank_0_gives_up() -> None
     orders = iter([Order.GO_ON, Order.HOLD])
     ends = concluded(done(Answer.MERGED, 1), Future(), order=lambda: next(orders, Order.ABANDON))
     assert [conclusion.step for conclusion, _ in ends] == [Step.ABANDON] * 2
+
+
+def test_too_few_replicas_are_waited_for_as_in_a_pause_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pause explains itself; who lacks is for the log to say."""
+    monkeypatch.setattr(council, "LONG_S", 0.0)
+    for order, said in ((Order.SHORT, 1), (Order.HOLD, 0)):
+        shelf, heard, seen = Shelf(1), list[bool](), list[None]()
+
+        def told(order: Order = order, shelf: Shelf = shelf, heard: list[bool] = heard) -> Order:
+            heard.append(shelf.pauses.is_on)
+            return order if len(heard) < 4 else Order.ABANDON
+
+        asked = Council(cast(Ranks, Seat(Table(1), 0)), cast(Exchange, shelf), told)
+        asked.conclude(0, Future(), on_long=lambda seen=seen: seen.append(None))
+        assert heard[:3] == [False, True, True], "the time does not count"
+        assert not shelf.pauses.is_on and asked.paused_s > 0
+        assert len(seen) == said
 
 
 def test_past_the_limit_all_ranks_give_up_together() -> None:

@@ -11,7 +11,7 @@ from syncline import trigger
 from syncline.core.timed import Publication
 from syncline.rounds import Rounds
 from syncline.tally import Tally
-from syncline.trigger import Stride, Trigger
+from syncline.trigger import Stride, Trigger, fewer
 from syncline_proto.settings import RunSettings
 
 
@@ -106,6 +106,35 @@ def test_a_new_interval_is_taken_up_and_so_are_steps_in_its_place(
     bench.trigger.adopt(bench.settings)
     assert not bench.trigger.is_by_time
     assert bench.steps(4) == [0, 1, 0, 1]
+
+
+def test_who_is_slow_makes_fewer_steps_from_its_last_push_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, sync_every=8)
+    assert bench.steps(8) == [0] * 7 + [1]
+    bench.steps(2)
+    bench.trigger.ask(0.5)
+    assert bench.steps(6) == [0, 1, 0, 0, 0, 1]
+    bench.trigger.ask(0.01)
+    assert bench.steps(2) == [1, 1], "one step at least"
+    bench.trigger.ask(1.0)
+    assert bench.steps(8) == [0] * 7 + [1]
+    bench.trigger.ask(0.5)
+    bench.trigger.adopt(bench.settings.model_copy(update={"sync_every": 4}))
+    assert bench.steps(4) == [0, 1, 0, 1], "a share of whatever a round has"
+
+
+def test_no_push_comes_before_the_last_one_s_round_is_merged() -> None:
+    assert fewer(RunSettings(sync_every=8, overlap_steps=6), 0.25) == 6
+    assert fewer(RunSettings(sync_every=8, overlap_steps=8), 0.25) == 8
+    assert fewer(RunSettings(sync_every=8), 0.25) == 2
+
+
+def test_by_time_nobody_makes_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, sync_seconds=4.5)
+    bench.trigger.ask(0.25)
+    assert bench.steps(4) == [0, 0, 0, 1]
 
 
 def test_the_least_total_counts_steps_that_no_push_holds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from syncline.cli import about, checkpoints, data, doctor, replicas, runs, train, up, watch
+from syncline.cli import about, checkpoints, data, doctor, replicas, runs, scaler, train, up, watch
 from syncline.cli.options import EXIT_CODES
 
 app = typer.Typer(
@@ -51,6 +51,7 @@ app.command()(train.sample)
 app.command()(watch.status)
 app.command()(watch.events)
 app.command()(watch.rounds)
+app.command()(scaler.scaler)
 app.add_typer(runs.app, name="runs")
 app.add_typer(replicas.app, name="replicas")
 app.add_typer(data.app, name="data")

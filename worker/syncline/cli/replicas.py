@@ -111,9 +111,9 @@ def replicas_table(
 ) -> RenderableType:
     """Return one line for each replica; ``empty`` where there are none."""
     columns = ("run", "replica", "state", "taking part", ">ranks", "phase", ">inner step", ">loss")
-    more = (">tokens/s", ">exposed sync", ">weight", ">z", ">excluded", ">lease left")
+    more = (">tokens/s", ">pace", ">exposed sync", ">weight", ">z", ">excluded", ">lease left")
     rows = (_row(run, one) for run, replicas in found.items() for one in replicas)
-    spare = ("z", "ranks", "weight", "lease left", "exposed sync", "excluded", "inner step")
+    spare = ("pace", "z", "ranks", "weight", "lease left", "exposed sync", "excluded", "inner step")
     return output.table(
         (*columns, *more),
         rows,
@@ -140,12 +140,21 @@ def _row(run: str, one: ReplicaView) -> tuple[object, ...]:
         last.inner_step,
         output.decimals(last.loss),
         output.count(last.tokens_per_second) if trains else None,
+        _pace(one) if alive else None,
         output.share(exposed_share(last)),
         output.decimals(one.weight) if alive else None,
         output.decimals(one.z, 1) if alive else None,
         one.exclusions,
         output.duration(max(0.0, one.lease_left_s)) if alive else None,
     )
+
+
+def _pace(one: ReplicaView) -> str:
+    """How fast it is beside the others, that this is too slow, and what it makes of a round."""
+    said = output.decimals(one.pace, 2)
+    if one.straggles:
+        said += ", straggles"
+    return f"{said}, {100 * one.step_share:.0f} % of the steps" if one.step_share < 1 else said
 
 
 def exposed_share(progress: Progress) -> float | None:

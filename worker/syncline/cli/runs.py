@@ -153,8 +153,9 @@ def scale_run(
 ) -> None:
     """Say how many replicas a run should have.
 
-    From its min_replicas to its max_replicas. `syncline up` starts and ends its own to make it so:
-    those that are too many push what they did, give their data back and leave.
+    From its min_replicas to its max_replicas. `syncline up` starts and ends its own to make it so,
+    and `syncline scaler` those of Compose or Kubernetes: those that are too many push what they
+    did, give their data back and leave.
 
     \b
     Examples:
@@ -182,9 +183,9 @@ def change_settings(
 ) -> None:
     """Change live settings of a run, from its next round on.
 
-    What may change: sync_every, sync_seconds, min_round_steps, outer.*, penalty.*, codec.*; all
-    else is settled when the run is created. A job's file has them in [run], and so run. may stand
-    before each.
+    What may change: sync_every, sync_seconds, min_round_steps, outer.*, penalty.*, codec.*,
+    stragglers.*; all else is settled when the run is created. A job's file has them in [run], and
+    so run. may stand before each.
 
     \b
     Examples:
@@ -275,11 +276,13 @@ def settings_in_words(settings: RunSettings) -> dict[str, str]:
 
 
 def state_of(run: RunView) -> str:
-    """Return the run's state, and that nobody has joined it yet, or since when nobody trains it."""
+    """Return the run's state, and that too few have joined, or since when nobody trains it."""
     if run.idle_since is not None:
         return f"{run.state.value}, idle since {output.clock(run.idle_since)}"
-    waits = run.waits_for == "replicas"
-    return f"{run.state.value}, waits for replicas" if waits else run.state.value
+    if run.waits_for != "replicas":
+        return run.state.value
+    there = f", {run.replicas_alive} of min_replicas {run.settings.min_replicas}"
+    return f"{run.state.value}, waits for replicas{there if run.replicas_alive else ''}"
 
 
 def _replicas(run: RunView) -> str:

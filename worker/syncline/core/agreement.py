@@ -36,6 +36,8 @@ class Order(IntEnum):
     """The lease is lost: the replica ends with an error."""
     HOLD = 3
     """The run is paused: go on waiting, and do not count the time."""
+    SHORT = 4
+    """The run has fewer than its ``min_replicas``: likewise, and say what is waited for."""
 
 
 class Step(IntEnum):

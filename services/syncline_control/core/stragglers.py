@@ -1,0 +1,170 @@
+"""Who is slower than the others, and what is done about it: named, given fewer steps, let go.
+
+Pure: what replicas measured of themselves comes in with ``now``, verdicts go out. A pace is a
+share: a replica's inner steps a second of its own time, without its waits, over the median of the
+others'. So nobody is slow alone, of two the slower one is seen, and who waits for a straggler is
+none. Names, fewer steps and leaving come in this order, each after a time without a break; no
+verdict ever brings a run below its minimum, and one replica is let go at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from syncline_proto.straggling import StragglerSettings
+
+SHARE_STEP = 0.05
+"""Shares of a round's steps are multiples of it."""
+SHARE_CHANGE = 0.1
+"""A smaller change of a share is not worth a word to its replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What is remembered of a replica from look to look."""
+
+    slow_since: float | None = None
+    """Since when it is below ``pace_min``, or has been named; None: it keeps up."""
+    straggles: bool = False
+    """It has been named."""
+    share: float = 1.0
+    """Of a round's inner steps, so many it is to make."""
+    least_since: float | None = None
+    """Since when even the least share is too much for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """One replica at one look."""
+
+    replica: str
+    rate: float | None
+    """Inner steps a second of its own time; None: nobody knows yet."""
+    mark: Mark
+    leaves: bool = False
+    """It has been asked to leave, so there is nothing more to be said to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a look says of one replica."""
+
+    replica: str
+    pace: float | None
+    mark: Mark
+    events: Sequence[tuple[str, str]] = ()
+    """Kinds, and sentences."""
+    let_go: str = ""
+    """Why it is asked to leave; empty: it is not."""
+
+
+def look(
+    now: float, runners: Sequence[Runner], rules: StragglerSettings, least: int, shares: bool
+) -> list[Verdict]:
+    """Return a verdict for each replica, in their order.
+
+    Args:
+        now: seconds on one clock.
+        runners: all replicas of a run that hold a lease.
+        rules: the run's settings.
+        least: its ``min_replicas``.
+        shares: whether replicas count their steps by ``sync_every``, so that fewer can be asked.
+    """
+    if len(runners) == 1:
+        return [_alone(runners[0])]
+    found = [_judged(now, one, _pace(one, runners), rules, shares) for one in runners]
+    staying = sum(not one.leaves for one in runners)
+    if rules.policy != "let-go" or staying <= least or staying < len(runners):
+        return found
+    long = [
+        (verdict.mark.least_since, number)
+        for number, verdict in enumerate(found)
+        if verdict.mark.least_since is not None
+        and now - verdict.mark.least_since >= rules.let_go_seconds
+    ]
+    if long:
+        number = min(long)[1]
+        found[number] = replace(found[number], let_go=_why(found[number], rules))
+    return found
+
+
+def _pace(one: Runner, runners: Sequence[Runner]) -> float | None:
+    """The replica's rate over the median of the others'; None while nobody can say."""
+    others = [other.rate for other in runners if other is not one and other.rate]
+    return one.rate / median(others) if one.rate is not None and others else None
+
+
+def _alone(one: Runner) -> Verdict:
+    """Nobody waits for who is alone."""
+    said = f"{one.replica} is alone, so nobody waits for it; it makes all inner steps of a round."
+    events = [("replica.keeps_up", said)] if one.mark.straggles else []
+    return Verdict(replica=one.replica, pace=None, mark=Mark(), events=events)
+
+
+def _judged(
+    now: float, one: Runner, pace: float | None, rules: StragglerSettings, shares: bool
+) -> Verdict:
+    mark = one.mark
+    if one.leaves:
+        return Verdict(replica=one.replica, pace=pace, mark=mark)
+    if pace is None:
+        # What nobody knows breaks off what is counted; a name, and fewer steps, outlast it.
+        since = mark.slow_since if mark.straggles else None
+        mark = replace(mark, slow_since=since, least_since=None)
+        return Verdict(replica=one.replica, pace=None, mark=mark)
+    if not mark.straggles:
+        mark = replace(mark, slow_since=_since(now, mark.slow_since, pace < rules.pace_min))
+        if mark.slow_since is None or now - mark.slow_since < rules.seconds:
+            return Verdict(replica=one.replica, pace=pace, mark=mark)
+    elif pace >= (1.0 + rules.pace_min) / 2:
+        # Halfway back to the others, so that nobody is named again and again at the border.
+        again = f"{one.replica} keeps up again: {_at(pace)}."
+        return Verdict(
+            replica=one.replica, pace=pace, mark=Mark(), events=[("replica.keeps_up", again)]
+        )
+    events: list[tuple[str, str]] = []
+    if not mark.straggles:
+        named = f"{one.replica} straggles: {_at(pace)}, for {rules.seconds:g} s."
+        events.append(("replica.straggles", named))
+    share = _share(pace, mark.share, rules) if shares else 1.0
+    if share != mark.share:
+        events.append(("replica.steps", _steps(one.replica, share)))
+    too_slow = shares and share <= rules.share_min and pace < rules.share_min
+    least_since = _since(now, mark.least_since, too_slow)
+    mark = replace(mark, straggles=True, share=share, least_since=least_since)
+    return Verdict(replica=one.replica, pace=pace, mark=mark, events=events)
+
+
+def _since(now: float, since: float | None, is_so: bool) -> float | None:
+    """Since when it is so, without a break."""
+    return (now if since is None else since) if is_so else None
+
+
+def _share(pace: float, has: float, rules: StragglerSettings) -> float:
+    """The share of a round's steps that takes a replica of this pace as long as the others."""
+    if rules.policy == "tell":
+        return 1.0
+    share = max(rules.share_min, min(1.0, SHARE_STEP * round(pace / SHARE_STEP)))
+    at_an_end = share in (rules.share_min, 1.0)
+    return share if abs(share - has) >= SHARE_CHANGE or at_an_end else has
+
+
+def _at(pace: float) -> str:
+    return f"{pace:.2f} times as fast as the others' median"
+
+
+def _steps(replica: str, share: float) -> str:
+    if share == 1.0:
+        return f"{replica} makes all inner steps of a round again."
+    return f"{replica} makes {100 * share:.0f} % of a round's inner steps, so that nobody waits."
+
+
+def _why(verdict: Verdict, rules: StragglerSettings) -> str:
+    assert verdict.pace is not None
+    return (
+        f"{verdict.replica} is let go: {_at(verdict.pace)}, and too slow for even "
+        f"{100 * rules.share_min:.0f} % of a round's inner steps, for {rules.let_go_seconds:g} s; "
+        "it is draining."
+    )

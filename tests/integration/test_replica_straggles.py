@@ -1,0 +1,55 @@
+"""A replica that is slower than another is given fewer inner steps, while both train."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from syncline_testing.cluster import Cluster
+from syncline_testing.replicas import QUICK, Trial, joined, together
+from syncline_testing.waiting import wait_until
+
+SETTINGS = {
+    **QUICK,
+    "sync_every": 8,
+    "min_replicas": 2,
+    "penalty": {"step_power": 1.0},
+    "stragglers": {"policy": "fewer-steps", "seconds": 1.0},
+}
+FAST_S, SLOW_S = 0.1, 0.3
+
+
+def train(trial: Trial, pace_s: float) -> None:
+    """Train until the run ends, with a rest before each step."""
+    while not trial.replica.done:
+        time.sleep(pace_s)
+        trial.step()
+
+
+def test_a_slow_replica_is_named_and_makes_fewer_steps(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        fast, slow = (Trial(cluster.control_url, "paced", s, settings=SETTINGS) for s in (0, 1))
+
+        def steps() -> list[dict[str, int]]:
+            """Of each replica's push, in each round, the newest last."""
+            rounds = cluster.get("/runs/paced/rounds?limit=1000")
+            pushed = (one["contributions"] for one in rounds if one["kind"] != "parameters")
+            return [{one["replica"]: one["inner_steps"] for one in parts} for parts in pushed]
+
+        def follow() -> None:
+            try:
+                wait_until(lambda: bool(steps()), 60, "a round")
+                assert steps()[0] == {"replica-0": 8, "replica-1": 8}
+                wait_until(lambda: steps()[-1].get("replica-1", 8) < 8, 50, "fewer steps", steps)
+                assert steps()[-1]["replica-0"] == 8, "the other goes on as before"
+                found = {one["replica"]: one for one in cluster.get("/runs/paced/replicas")}
+            finally:
+                cluster.post("/runs/paced/stop")
+            assert found["replica-1"]["straggles"] and not found["replica-0"]["straggles"]
+            assert found["replica-1"]["step_share"] < 1.0 == found["replica-0"]["step_share"]
+
+        with joined(fast, slow):
+            together(follow, lambda: train(fast, FAST_S), lambda: train(slow, SLOW_S))
+        events = [one["kind"] for one in cluster.get("/events?run=paced")]
+        assert events.count("replica.straggles") == 1
+        assert "replica.steps" in events

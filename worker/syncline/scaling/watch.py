@@ -1,0 +1,114 @@
+"""The scaler's rounds: ask the control plane, look at the workloads, take the steps, tell of them.
+
+What fails is asked again, later and later, and ends the scaler when it has failed too often in a
+row. Decides nothing (``core``) and knows no platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from syncline.launch.client import OperatorClient
+from syncline.scaling.core import FAILURES_MAX, Step, There, Wish, step, told, wait_s
+from syncline_proto.errors import SynclineError
+from syncline_proto.rest import ReplicaState, RunView
+
+
+class Workload(Protocol):
+    """What starts and ends a run's replicas; its text is its name."""
+
+    def look(self) -> There: ...
+
+    def scale(self, replicas: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """One step that was taken."""
+
+    step: Step
+    sentence: str
+
+
+class Scaler:
+    """Looks after the workloads of one run, or of all."""
+
+    def __init__(
+        self,
+        client: OperatorClient,
+        run: str | None,
+        workload_of: Callable[[str], Workload],
+        tell: Callable[[Done], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """``run``: None for all that somebody has scaled. ``warn`` hears each sentence once."""
+        self._client, self._run, self._workload_of = client, run, workload_of
+        self._tell, self._warn = tell, warn
+        self._settled: set[str] = set()
+        """Runs that have ended, and whose workloads are as they are to stay."""
+
+    def once(self) -> None:
+        """Look at every run once, and do what is to be done; one that fails holds up no other.
+
+        Raises:
+            SynclineError: the first that failed, once all others have been looked at.
+        """
+        failed: SynclineError | None = None
+        for run in self._runs():
+            try:
+                self._see_to(run)
+            except SynclineError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def follow(
+        self, every_s: float, wait: Callable[[float], object], *, keep: bool = False
+    ) -> None:
+        """Look again and again, until the run that was named has ended, or for ever.
+
+        Raises:
+            SynclineError: looks have failed ``FAILURES_MAX`` times in a row; the last of them.
+        """
+        failures, said = 0, ""
+        while keep or self._run is None or self._run not in self._settled:
+            try:
+                self.once()
+                failures, said = 0, ""
+            except SynclineError as error:
+                failures += 1
+                if failures >= FAILURES_MAX:
+                    raise
+                if error.message != said:
+                    self._warn(error.message)
+                said = error.message
+            wait(wait_s(every_s, failures))
+
+    def _runs(self) -> Iterator[RunView]:
+        if self._run is not None:
+            yield self._client.run(self._run)
+            return
+        # Who never said how many there should be looks after the replicas himself.
+        yield from (one for one in self._client.runs() if one.replicas_wanted is not None)
+
+    def _see_to(self, run: RunView) -> None:
+        has_ended = run.ended_at is not None
+        if run.name in self._settled:
+            return
+        workload = self._workload_of(run.name)
+        there = workload.look()
+        alive = [] if has_ended else self._client.replicas(run.name)
+        wish = Wish(
+            run=run.name,
+            wanted=run.replicas_wanted,
+            has_ended=has_ended,
+            alive=[one.replica for one in alive if one.state is ReplicaState.ALIVE],
+        )
+        next_step = step(wish, there)
+        if next_step is not None:
+            workload.scale(next_step.after)
+            self._tell(Done(step=next_step, sentence=told(next_step, str(workload), there)))
+        if has_ended:
+            self._settled.add(run.name)
