@@ -24,7 +24,7 @@ from syncline_proto.settings import RunSettings
 from syncline_testing.simulated import SYNC_EVERY
 from syncline_testing.swarm import CONTROL, DEADLINE_S, LEASE_S, SERVICE, Swarm, Weather
 
-SCHEDULES = int(os.environ.get("SYNCLINE_SCHEDULES", "50"))
+SCHEDULES = int(os.environ.get("SYNCLINE_SCHEDULES", "30"))
 BARRIER = {
     "sync_every": SYNC_EVERY,
     "timeouts": {"lease": LEASE_S, "round_deadline": DEADLINE_S},
