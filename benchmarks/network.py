@@ -84,10 +84,10 @@ class Links:
         if os.geteuid() != 0:
             raise NetworkUnavailable("Network namespaces need root; run it with sudo.")
         with self._made as until_whole:
-            self._namespace(self._hub)
-            _run("ip", "netns", "exec", self._hub, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+            self._namespace(self.hub)
+            _run("ip", "netns", "exec", self.hub, "sysctl", "-qw", "net.ipv4.ip_forward=1")
             for host in range(self._hosts):
-                self._namespace(self._name(host))
+                self._namespace(self.name(host))
                 self._link(host)
             self._made = until_whole.pop_all()
         return self
@@ -101,17 +101,19 @@ class Links:
 
     def on(self, host: int) -> list[str]:
         """What to put before a command, so that it runs on a host."""
-        return ["ip", "netns", "exec", self._name(host)]
+        return ["ip", "netns", "exec", self.name(host)]
 
     def interface(self, host: int) -> str:
         """The device by which a host reaches the others."""
         return WIRE
 
     @property
-    def _hub(self) -> str:
+    def hub(self) -> str:
+        """The namespace through which all of them reach one another."""
         return f"{self._mark}-hub"
 
-    def _name(self, host: int) -> str:
+    def name(self, host: int) -> str:
+        """The namespace of a host."""
         return f"{self._mark}-{host}"
 
     def _namespace(self, name: str) -> None:
@@ -120,13 +122,13 @@ class Links:
         _run("ip", "-n", name, "link", "set", "lo", "up")
 
     def _link(self, host: int) -> None:
-        name, far = self._name(host), f"host{host}"
+        name, far = self.name(host), f"host{host}"
         if self._profile.round_trip_s:
             self._relay(name, far)
         else:
-            pair = ("type", "veth", "peer", "name", far, "netns", self._hub)
+            pair = ("type", "veth", "peer", "name", far, "netns", self.hub)
             _run("ip", "-n", name, "link", "add", WIRE, *pair)
-        ends = ((name, WIRE, f"10.99.{host}.2/30"), (self._hub, far, f"10.99.{host}.1/30"))
+        ends = ((name, WIRE, f"10.99.{host}.2/30"), (self.hub, far, f"10.99.{host}.1/30"))
         for namespace, device, address in ends:
             _run("ip", "-n", namespace, "addr", "add", address, "dev", device)
             _run("ip", "-n", namespace, "link", "set", device, "up")
@@ -151,7 +153,7 @@ class Links:
         """Two TUN devices, and the process between them; each direction has a quarter of it."""
         delay = str(self._profile.round_trip_s / 4)
         process = subprocess.Popen(
-            [sys.executable, str(RELAY), name, WIRE, self._hub, far, delay],
+            [sys.executable, str(RELAY), name, WIRE, self.hub, far, delay],
             stdout=subprocess.PIPE,
         )
         self._made.callback(_end, process)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from syncline.core.cadence import Cadence
@@ -61,7 +61,10 @@ class Place:
             core.close(closed_by)
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now_s + seconds, next(self._order), act))
+        self.at(self.now_s + seconds, act)
+
+    def at(self, when_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when_s, next(self._order), act))
 
     def send(self, act: Callable[[], None]) -> None:
         self.after(self.random.uniform(0.001, 0.03), act)
@@ -83,7 +86,7 @@ class Place:
                 self.send(told)
         look_at_s = core.look_at_s(self.now_s)
         if look_at_s is not None and look_at_s > self.now_s:
-            self.after(look_at_s - self.now_s, lambda: self.close(fragment))
+            self.at(look_at_s, lambda: self.close(fragment))
 
     def push(self, replica: Replica, fragment: int, steps: int) -> None:
         core = self.cores[fragment]
@@ -158,12 +161,15 @@ class Replica:
         """With which revision of all fragments it is done, once it knows."""
         self.is_done = False
         self.alive = True
-        place.members[name] = 1
-        place.adopt()
+        self.enter()
         self.train()
 
     def next_seq(self) -> int:
         return next(self._seqs)
+
+    def enter(self) -> None:
+        self.place.members[self.name] = 1
+        self.place.adopt()
 
     def die(self) -> None:
         self.alive = False
@@ -275,9 +281,12 @@ class Replica:
         ]
         count = count if end is None else len(self.turns.groups)
         chosen = self.turns.following(self.revisions, self._pending, ready, count)
-        for fragment in itertools.chain(*chosen):
+        self.push_all(itertools.chain(*chosen))
+        return chosen
+
+    def push_all(self, fragments: Iterable[int]) -> None:
+        for fragment in fragments:
             steps, self.steps[fragment] = self.steps[fragment], 0
             self._pending[fragment] = Flight(steps, self.step + self.overlap)
             self.turns.pushed([fragment])
             self.place.send(lambda f=fragment, n=steps: self.place.push(self, f, n))
-        return chosen

@@ -34,6 +34,7 @@ from syncline.push import (
     Push,
     Wanted,
     header_of,
+    is_forgotten,
     loss_by,
     outcome_of,
     request_of,
@@ -63,6 +64,8 @@ IDLE_SHARE = 0.05
 
 AGAIN_S = 0.5
 """Before a push or pull that the service broke off comes again."""
+
+NEW_SERVICE = "the sync service has started anew"
 
 CLOSE_S = 5.0
 """How long the end of all exchanges' threads is waited for, when they are told to end."""
@@ -187,6 +190,8 @@ class Exchange:
             loss = loss_by(push, answer) if loss is None else loss
             try:
                 pulled = self._result(push, wanted_by(push, answer), instance, patience)
+                if isinstance(pulled, Pulled) and is_forgotten(header, answer, instance, pulled):
+                    pulled = NEW_SERVICE
             except RevisionGone:
                 return Outcome(answer=Answer.GONE)
             if isinstance(pulled, str):
@@ -255,7 +260,7 @@ class Exchange:
             except Stalled:
                 patience.check(self._name(fragment))
                 if services.instance(fragment) != instance:
-                    return "the sync service has started anew"
+                    return NEW_SERVICE
             except PASSING as error:
                 return f"the pull was broken off: {error.message.rstrip('.')}"
             except EpochChanged:

@@ -8,6 +8,7 @@ reads the news after each inner step.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -125,8 +126,12 @@ class Pulse:
     def _beat(self) -> None:
         try:
             while self.news.lost is None:
+                began = time.monotonic()
                 self._send()
-                if self._stop.wait(self._registration.heartbeat_s):
+                # An answer that did not come has been waited for: the next heartbeat is late by it,
+                # and the last one that was heard may be most of a lease ago.
+                waited_s = time.monotonic() - began if self._outage.is_on else 0.0
+                if self._stop.wait(max(0.0, self._registration.heartbeat_s - waited_s)):
                     return
         except Exception as fault:
             if self._stop.is_set():

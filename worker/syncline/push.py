@@ -178,3 +178,20 @@ def wanted_by(push: Push, answer: pb.PushResponse) -> Wanted:
         first = push.base is None
         return Wanted(revision=0 if first else 1, values=not first)
     return Wanted(revision=answer.result_revision)
+
+
+def is_forgotten(
+    header: pb.PushHeader, answer: pb.PushResponse, instance: str, pulled: Pulled
+) -> bool:
+    """Whether a push may be missing in the result that was pulled for it.
+
+    ``instance`` is who has judged it. One that starts anew between verdict and pull has not got
+    what was only in memory, and may have published without it.
+    """
+    there = pulled.header
+    if there.instance == instance or answer.counts_in > answer.result_revision:
+        return False  # the second: LatePushes sees to it
+    if verdict_of(answer) not in (pb.VERDICT_ACCEPTED, pb.VERDICT_ANOMALOUS):
+        return False
+    mine = (header.replica, header.incarnation, header.seq)
+    return mine not in ((c.replica, c.incarnation, c.seq) for c in there.contributions)

@@ -1,0 +1,102 @@
+"""Networks that are cut between two hosts of a run: one way and both ways, short and long.
+
+Of four replicas three are cut off at once, each in another way; the fourth never is. Whatever is
+cut: no inner step counts twice, rounds go on, and who is back takes part again. What is told to the
+control plane late is told once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from network import NetworkUnavailable
+from syncline_testing.apart import CONTROL, SYNC, Apart, Way
+from syncline_testing.course import FRAGMENTS, LEASE_S, Course, course
+
+pytestmark = pytest.mark.timeout(240)
+
+SHORT_S, LONG_S = LEASE_S / 6, 1.1 * LEASE_S
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
+    try:
+        with Apart(tmp_path_factory.mktemp("apart"), replicas=4) as apart:
+            yield apart
+    except NetworkUnavailable as why:
+        pytest.skip(str(why))
+
+
+def in_three_ways(course: Course, other: int) -> list[Way]:
+    """The host hears nothing of one replica, another hears nothing of it, a third neither."""
+    unheard, deaf, both = (replica.host for replica in course.replicas[1:])
+    return [(unheard, other), (other, deaf), (both, other), (other, both)]
+
+
+def test_replicas_cut_from_the_service_keep_their_leases_and_bring_in_all_they_did(
+    apart: Apart, tmp_path: Path
+) -> None:
+    with course(apart, tmp_path, "from-service") as c:
+        with apart.cut(*in_three_ways(c, SYNC)):
+            time.sleep(SHORT_S)
+        c.everyone_is_in()
+        with apart.cut(*in_three_ways(c, SYNC)):
+            assert c.only_the_whole_is_in() == "deadline", "they live, so it waited for them"
+        c.everyone_is_in()
+        assert set(c.states().values()) == {("alive", 1)}
+        steps = c.ends()
+        counted = c.counted()
+    everything = {(name, 1): own[0] for name, own in steps.items()}
+    assert counted == [everything] * len(FRAGMENTS)
+
+
+def test_replicas_cut_from_the_control_plane_are_fenced_and_come_back_as_new_lives(
+    apart: Apart, tmp_path: Path
+) -> None:
+    with course(apart, tmp_path, "from-control") as c:
+        with apart.cut(*in_three_ways(c, CONTROL)):
+            time.sleep(SHORT_S)
+        c.goes_on()
+        assert set(c.states().values()) == {("alive", 1)}
+        with apart.cut(*in_three_ways(c, CONTROL)):
+            c.only_the_whole_is_in()
+            assert list(c.states().values()) == [("alive", 1), *[("lost", 1)] * 3]
+            c.goes_on()
+        c.everyone_is_in()
+        assert list(c.states().values()) == [("alive", 1), *[("alive", 2)] * 3]
+        steps = c.ends()
+        counted = c.counted()
+    for of_fragment in counted:
+        assert of_fragment[c.whole.name, 1] == steps[c.whole.name][0]
+        for name in (replica.name for replica in c.replicas[1:]):
+            lost, kept = steps[name]
+            assert 0 < of_fragment[name, 1] <= lost
+            assert of_fragment[name, 2] == kept
+
+
+def test_a_service_cut_from_the_control_plane_goes_on_and_tells_later_each_round_once(
+    apart: Apart, tmp_path: Path
+) -> None:
+    with course(apart, tmp_path, "service-control") as c:
+        ways: list[list[Way]] = [
+            [(SYNC, CONTROL)],
+            [(CONTROL, SYNC)],
+            [(SYNC, CONTROL), (CONTROL, SYNC)],
+        ]
+        for seconds in (SHORT_S, LONG_S):
+            for cut in ways:
+                before = c.trained()
+                with apart.cut(*cut):
+                    time.sleep(seconds)
+                    if seconds == LONG_S:
+                        assert c.trained() > before, "with the last membership"
+                c.goes_on()
+        assert set(c.states().values()) == {("alive", 1)}
+        steps = c.ends()
+        counted = c.counted()
+    everything = {(name, 1): own[0] for name, own in steps.items()}
+    assert counted == [everything] * len(FRAGMENTS)

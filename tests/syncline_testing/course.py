@@ -1,0 +1,141 @@
+"""A run of four replicas on hosts of their own, and what became of every inner step that they made.
+
+The store says what is committed; the control plane must have been told the same, each round once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from syncline_sync.saved import saved_from_json
+from syncline_testing.afar import Afar, afar
+from syncline_testing.apart import Apart
+from syncline_testing.waiting import wait_until
+
+FRAGMENTS = range(4)
+LEASE_S, DEADLINE_S = 6.0, 8.0
+SETTINGS: dict[str, Any] = {
+    "strategy": "local-sgd",
+    "sync_every": 8,
+    "codec": {"up": "fp32", "down": "fp32"},
+    "expected_replicas": 4,
+    "timeouts": {"lease": LEASE_S, "round_deadline": DEADLINE_S},
+}
+"""No push is excluded, so all that was done must be in."""
+WAIT_S = 40.0
+
+Life = tuple[str, int]
+"""A replica and its incarnation."""
+
+
+class Course:
+    """A run under way."""
+
+    def __init__(self, apart: Apart, run: str, replicas: list[Afar]) -> None:
+        self._apart, self._run = apart, run
+        self.replicas = replicas
+        self.whole = replicas[0]
+        """Whom nobody cuts off."""
+
+    def states(self) -> dict[str, tuple[str, int]]:
+        """Replica -> (its state, its incarnation), by name."""
+        views = {view["replica"]: view for view in self._get("/replicas")}
+        return {name: (views[name]["state"], views[name]["incarnation"]) for name in sorted(views)}
+
+    def trained(self) -> int:
+        """The inner steps of the replica that nobody cuts off, as its heartbeats tell."""
+        views = {view["replica"]: view for view in self._get("/replicas")}
+        return views[self.whole.name]["progress"]["inner_step"]
+
+    def newest(self) -> tuple[str, set[str]]:
+        """Why the newest round of the last fragment closed, and whose pushes it has."""
+        rounds = [told for told in self._rounds() if told["fragment"] == FRAGMENTS[-1]]
+        if not rounds:
+            return "", set()
+        return rounds[-1]["closed_by"], {c["replica"] for c in rounds[-1]["contributions"]}
+
+    def everyone_is_in(self) -> None:
+        """Wait for a round that has the pushes of all."""
+        names = {replica.name for replica in self.replicas}
+        wait_until(lambda: self.newest()[1] == names, WAIT_S, "all are in a round", self.newest)
+
+    def only_the_whole_is_in(self) -> str:
+        """Wait for a round of nobody else; why it closed."""
+        names = {self.whole.name}
+        wait_until(lambda: self.newest()[1] == names, WAIT_S, "a round without them", self.newest)
+        return self.newest()[0]
+
+    def goes_on(self) -> None:
+        """Wait for two more revisions."""
+        now = self._get("")["revision"]
+        wait_until(lambda: self._get("")["revision"] >= now + 2, WAIT_S, "rounds go on")
+
+    def ends(self) -> dict[str, list[int]]:
+        """Let all push what they have, and leave; by replica, the inner steps of each life."""
+        for replica in self.replicas:
+            self._apart.post(f"/runs/{self._run}/replicas/{replica.name}/drain")
+        return {replica.name: replica.ended() for replica in self.replicas}
+
+    def counted(self) -> list[Counter[Life]]:
+        """By fragment: the inner steps of each life that are in its rounds.
+
+        Sees that each revision was told once, and that it is what was told that is stored.
+        """
+        kept = self._stored()
+        wait_until(lambda: self._get("")["committed_tokens"] == kept[-1], WAIT_S, "all is told")
+        steps: list[Counter[Life]] = [Counter() for _ in FRAGMENTS]
+        revisions: list[list[int]] = [[] for _ in FRAGMENTS]
+        tokens = [0 for _ in FRAGMENTS]
+        for told in self._rounds():
+            number = told["fragment"]
+            revisions[number].append(told["revision"])
+            for c in told["contributions"]:
+                tokens[number] += c["tokens"]
+                if told["kind"] == "pseudo-gradient":
+                    steps[number][c["replica"], c["incarnation"]] += c["inner_steps"]
+        assert all(told == list(range(len(told))) for told in revisions)
+        assert tokens == kept
+        return steps
+
+    def _stored(self) -> list[int]:
+        """By fragment: the tokens that are committed."""
+        tokens: list[int] = []
+        for number in FRAGMENTS:
+            newest = max((self._apart.store / "runs" / self._run / f"{number:05}").glob("r*"))
+            with safe_open(newest, "np") as file:
+                tokens.append(saved_from_json(file.metadata()["saved"]).committed_tokens)
+        return tokens
+
+    def _rounds(self) -> list[dict[str, Any]]:
+        return self._get("/rounds?limit=2000")
+
+    def _get(self, path: str) -> Any:
+        return self._apart.get(f"/runs/{self._run}{path}")
+
+
+@contextmanager
+def course(apart: Apart, folder: Path, run: str) -> Iterator[Course]:
+    """Within it four replicas train; where a test fails, their logs are shown."""
+    with ExitStack() as started:
+        replicas = [
+            started.enter_context(afar(apart, folder, number, run, SETTINGS)) for number in range(4)
+        ]
+        try:
+            wait_until(lambda: _is_there(apart, run), WAIT_S, "the run is there")
+            under_way = Course(apart, run, replicas)
+            under_way.everyone_is_in()
+            yield under_way
+        except BaseException:
+            print(*(f"{replica.name}:\n{replica.said()}" for replica in replicas), sep="\n")
+            print(apart.sync.last_words(), apart.get(f"/events?run={run}"), sep="\n")
+            raise
+
+
+def _is_there(apart: Apart, run: str) -> bool:
+    return any(view["name"] == run for view in apart.get("/runs"))

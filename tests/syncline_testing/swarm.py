@@ -1,0 +1,316 @@
+"""Replicas, a service of several fragments and a control plane, whose every misfortune is an input.
+
+Leases, fragments, turns and cadence decide as they do in the product; between them lies a network
+whose weather a test makes, link by link: how long a message takes, whether it comes twice or not at
+all. Each of the three programs may stop at any instant. What must hold all the time is looked at by
+``check``. No message is believed to have come until it is answered, as in the product: pushes and
+heartbeats are sent again, the membership is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from syncline_control.core import leases
+from syncline_control.core.leases import Lease
+from syncline_proto.errors import LeaseLost
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.fragment import Fragment
+from syncline_sync.core.record import KEPT, ClosedBy, Closing, Saved
+from syncline_testing.lives import Exchange, Key, Living
+from syncline_testing.pure import whole_push
+from syncline_testing.simulated import Place, Replica
+
+LEASE_S, DEADLINE_S = 2.0, 8.0
+BEAT_S, REVIEW_S, AGAIN_S = LEASE_S / 4, 0.25, 1.0
+SERVICE, CONTROL = "the service", "the control plane"
+
+Link = tuple[str, str]
+"""From whom to whom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What becomes of a message; one of several copies takes longer."""
+
+    delay_s: float = 0.01
+    copies: int = 1
+
+
+class Swarm(Place):
+    """All of them, on one clock; every method is an input."""
+
+    def __init__(self, settings: RunSettings, groups: int, overlap: int) -> None:
+        super().__init__(0, settings=settings)
+        self._way = groups, overlap
+        self.replicas: dict[str, Living] = {}
+        """By name, the newest life of each."""
+        self._weather: dict[Link, Weather] = {}
+        self._stored: list[Saved] = [core.saved for core in self.cores]
+        self._history: list[dict[int, Saved]] = [{saved.revision: saved} for saved in self._stored]
+        self._waits: list[list[tuple[int, Callable[[], None]]]] = [[] for _ in self.cores]
+        self.serves, self.instance, self._torn = True, 0, False
+        self.controls, self.running = True, True
+        self._leases: dict[str, Lease] = {}
+        self._reviewed_s, self._version, self._told = 0.0, 0, 0
+        self._said: tuple[dict[str, int], bool] = ({}, True)
+        """The members, and whether the run goes on, as the service has heard last."""
+        self.committed: list[dict[Key, int]] = [{} for _ in self.cores]
+        """By fragment: the inner steps of each push that is in a revision."""
+        self._pushed: list[set[tuple[str, int]]] = [set() for _ in self.cores]
+        """By fragment: the lives that have pushed."""
+        self._review()
+        self.adopt()
+
+    # What befalls it.
+
+    def weather(self, link: Link, weather: Weather) -> None:
+        self._weather[link] = weather
+
+    def cut(self, link: Link, seconds: float) -> None:
+        """Nothing comes over it for a while."""
+        self.weather(link, Weather(copies=0))
+        self.after(seconds, lambda: self.weather(link, Weather()))
+
+    def register(self, name: str) -> None:
+        """Somebody of that name asks for a lease; it trains as soon as the service knows it."""
+        if not self.controls:
+            return
+        if name in self.replicas:
+            self.replicas[name].stop()
+        self._change(name, leases.grant(self._leases.get(name), self.now_s, LEASE_S))
+        self._open(name, self._leases[name].incarnation)
+
+    def pause(self, running: bool) -> None:
+        self.running = running
+        self._version += 1
+        self.tell()
+
+    def stop_control(self) -> None:
+        self.controls = False
+
+    def start_control(self) -> None:
+        self.controls = True
+
+    def stop_service(self) -> None:
+        """Whatever is not committed is gone, and all that wait hear nothing."""
+        self.serves, self._torn = False, False
+        self._waits = [[] for _ in self.cores]
+
+    def tear_next_commit(self) -> None:
+        """The service stops when the next round closes, before that is on the disk."""
+        self._torn = True
+
+    def start_service(self) -> None:
+        """On what is committed, with the membership that it heard last."""
+        if not self.serves:
+            self.cores = [Fragment(self.settings, saved) for saved in self._stored]
+            self.serves, self.instance = True, self.instance + 1
+            self.adopt()
+
+    def heal(self) -> None:
+        """Nothing is lost or late from now on, and everything is there."""
+        self._weather.clear()
+        self._torn = False
+        self.start_control()
+        self.start_service()
+        self.pause(True)
+
+    # What must hold.
+
+    def check(self) -> None:
+        """Nothing counts twice and nothing is lost; no round outlives its deadline."""
+        for fragment, core in enumerate(self.cores):
+            r = core._round
+            if self.serves and r is not None and core.running and r.waits_from_s is not None:
+                over = self.now_s >= r.waits_from_s + DEADLINE_S
+                assert not over or len(r.replicas) < self.settings.min_replicas, "it is over"
+                waited_for = set(core.expected) - set(core.arrived)
+                lives = {(name, core.members.get(name, 0)) for name in waited_for}
+                assert lives <= self._pushed[fragment], "nobody waits for who has just come"
+            for replica in self.replicas.values():
+                if replica.alive:
+                    replica.check(fragment, self.committed[fragment])
+
+    def _commit(self, fragment: int, closing: Closing, closed_by: ClosedBy) -> None:
+        saved, before = closing.saved, self._stored[fragment]
+        assert saved.revision == before.revision + 1, "revisions grow by one"
+        pushes = {(c.replica, c.incarnation, c.seq): c.inner_steps for c in saved.contributions}
+        assert len(pushes) == len(saved.contributions)
+        assert all(c.age <= self.settings.age_max for c in saved.contributions)
+        assert pushes.keys().isdisjoint(self.committed[fragment]), "applied twice"
+        assert closed_by is not ClosedBy.OFFER
+        self.committed[fragment].update(pushes)
+        self._stored[fragment] = saved
+        kept = self._history[fragment]
+        kept[saved.revision] = saved
+        kept.pop(saved.revision - KEPT, None)
+
+    # The network.
+
+    def over(self, link: Link, act: Callable[[], None]) -> None:
+        """Send a message, which does ``act`` where it arrives."""
+        weather = self._weather.get(link, Weather())
+        for copy in range(weather.copies):
+            self.after(weather.delay_s * (1 + copy), act)
+
+    def send(self, act: Callable[[], None]) -> None:
+        act()  # what a replica hands over is the network's from then on: see ``push``
+
+    # The control plane.
+
+    def _members(self) -> dict[str, int]:
+        return {name: lease.incarnation for name, lease in self._leases.items() if lease.held}
+
+    def _change(self, name: str, lease: Lease) -> None:
+        before, self._leases[name] = self._members(), lease
+        if self._members() != before:
+            self._version += 1
+            self.tell()
+
+    def _review(self) -> None:
+        if self.controls:
+            for name, lease in list(self._leases.items()):
+                self._change(name, leases.review(lease, self.now_s, self._late_s))
+            self._reviewed_s = self.now_s
+            self.tell()
+        self.after(REVIEW_S, self._review)
+
+    @property
+    def _late_s(self) -> float:
+        return max(0.0, self.now_s - self._reviewed_s - REVIEW_S)
+
+    def beat(self, replica: Living) -> None:
+        """A heartbeat, of a life that goes on."""
+        if replica.alive:
+            self.over((replica.name, CONTROL), lambda: self._renew(replica))
+            self.after(BEAT_S, lambda: self.beat(replica))
+
+    def _renew(self, replica: Living) -> None:
+        if not self.controls:
+            return
+        try:
+            lease = leases.renew(self._leases[replica.name], replica.life, self.now_s, self._late_s)
+        except LeaseLost:
+            self.over((CONTROL, replica.name), replica.stop)
+        else:
+            self._leases[replica.name] = lease
+
+    def release(self, replica: Living) -> None:
+        """A replica gives its lease back; where that is not heard, it runs out."""
+
+        def released() -> None:
+            if self.controls:
+                lease = self._leases[replica.name]
+                self._change(replica.name, leases.release(lease, replica.life, self.now_s))
+
+        self.over((replica.name, CONTROL), released)
+
+    def tell(self) -> None:
+        """Say who takes part, unless the service has it already."""
+        version, said = self._version, (self._members(), self.running)
+
+        def heard() -> None:
+            if self.serves and version > self._told:
+                self._told, self._said = version, said
+                self.adopt()
+
+        if self.controls and version > self._told:
+            self.over((CONTROL, SERVICE), heard)
+
+    # The service.
+
+    def adopt(self) -> None:
+        members, running = self._said
+        for fragment, core in enumerate(self.cores):
+            r, expected, due_s = core._round, set(core.expected), core.look_at_s(self.now_s)
+            core.adopt(self.now_s, members, self.settings, running)
+            assert set(core.expected) <= expected, "nobody who joins is waited for"
+            if r is not None and core._round is r and r.resumed_s is None and running:
+                assert core.look_at_s(self.now_s) == due_s, "nor do rounds last longer for it"
+            self.close(fragment)
+
+    def _open(self, name: str, life: int) -> None:
+        """A joiner asks until the service knows its lease, then pulls what is published."""
+        if self._leases[name].incarnation != life or not self._leases[name].held:
+            return
+        if self.serves and self._said[0].get(name) == life:
+            self.replicas[name] = Living(name, life, self, *self._way)
+        else:
+            self.after(REVIEW_S, lambda: self._open(name, life))
+
+    def push(self, replica: Replica, fragment: int, steps: int) -> None:
+        assert isinstance(replica, Living)
+        push = whole_push(
+            replica.name,
+            incarnation=replica.life,
+            seq=replica.next_seq(),
+            base=replica.revisions[fragment],
+            norm=steps**0.5,
+            inner_steps=steps,
+            tokens=steps,
+            last_step=steps,
+        )
+        replica.pushes[fragment] = push
+        replica.exchanges[fragment] = Exchange(push)
+        self.ask(replica, fragment, replica.exchanges[fragment])
+
+    def ask(self, replica: Living, fragment: int, exchange: Exchange) -> None:
+        """Push until that is judged, then pull the result; all anew where the service is."""
+        if not replica.alive or exchange.is_over:
+            return
+        if exchange.judged is not None and exchange.instance != self.instance:
+            exchange.judged = None
+        self.ask_once(replica, fragment, exchange)
+        self.after(AGAIN_S, lambda: self.ask(replica, fragment, exchange))
+
+    def ask_once(self, replica: Living, fragment: int, exchange: Exchange) -> None:
+        judged = exchange.judged
+        act = self._judge if judged is None else self._pull
+        self.over((replica.name, SERVICE), lambda: act(replica, fragment, exchange))
+
+    def _judge(self, replica: Living, fragment: int, exchange: Exchange) -> None:
+        if not self.serves:
+            return
+        instance, judged = self.instance, self.cores[fragment].judge(self.now_s, exchange.push)
+        back = SERVICE, replica.name
+        if judged.verdict == pb.VERDICT_FENCED:
+            self.over(back, replica.stop)
+        else:
+            assert self._said[0].get(replica.name) == replica.life, "it holds no lease"
+            self._pushed[fragment].add((replica.name, replica.life))
+            self.over(back, lambda: replica.hear_verdict(fragment, exchange, judged, instance))
+        self.close(fragment)
+
+    def _pull(self, replica: Living, fragment: int, exchange: Exchange) -> None:
+        if not self.serves or exchange.judged is None:
+            return
+        wanted, instance = exchange.judged.result, self.instance
+
+        def told() -> None:
+            saved = self._history[fragment].get(wanted, self._stored[fragment])
+            heard = lambda: replica.hear_result(fragment, exchange, saved, instance)  # noqa: E731
+            self.over((SERVICE, replica.name), heard)
+
+        self._waits[fragment].append((wanted, told))
+        self.close(fragment)
+
+    def close(self, fragment: int) -> None:
+        core = self.cores[fragment]
+        while self.serves and (closed_by := core.due(self.now_s)) is not None:
+            if self._torn:
+                self.stop_service()
+                return
+            self._commit(fragment, core.close(closed_by), closed_by)
+        if not self.serves:
+            return
+        revision, waits = core.saved.revision, self._waits[fragment]
+        self._waits[fragment] = [(wanted, told) for wanted, told in waits if wanted > revision]
+        for wanted, told in waits:
+            if wanted <= revision:
+                told()
+        look_at_s = core.look_at_s(self.now_s)
+        if look_at_s is not None and look_at_s > self.now_s:
+            self.at(look_at_s, lambda: self.close(fragment))

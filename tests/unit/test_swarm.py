@@ -1,0 +1,149 @@
+"""Whatever happens to a run, and in whatever order, it goes on and counts each inner step once.
+
+One state machine over the cores of all three programs: replicas join, leave, die and come back; the
+service and the control plane stop at any instant; on each link messages are lost, late, doubled and
+out of order. ``SYNCLINE_SCHEDULES=2000 pytest tests/unit/test_swarm.py --timeout 0`` tries more.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from syncline_proto.settings import RunSettings
+from syncline_testing.simulated import SYNC_EVERY
+from syncline_testing.swarm import CONTROL, DEADLINE_S, LEASE_S, SERVICE, Swarm, Weather
+
+SCHEDULES = int(os.environ.get("SYNCLINE_SCHEDULES", "30"))
+BARRIER = {
+    "sync_every": SYNC_EVERY,
+    "timeouts": {"lease": LEASE_S, "round_deadline": DEADLINE_S},
+}
+QUORUM = {**BARRIER, "quorum": 2, "late": {"age_max": 2}}
+
+names = st.sampled_from(["a", "b", "c", "d"])
+weathers = st.builds(
+    Weather, st.sampled_from([0.01, 0.01, 0.3, 3.0]), st.sampled_from([1, 1, 0, 2])
+)
+ways = st.tuples(st.sampled_from([1, 3]), st.sampled_from([0, 2]))
+"""Groups, and steps of overlap."""
+
+
+class SwarmMachine(RuleBasedStateMachine):
+    how = BARRIER
+
+    @initialize(way=ways, minimum=st.integers(1, 2))
+    def begin(self, way: tuple[int, int], minimum: int) -> None:
+        rules = {**self.how, "min_replicas": minimum, "overlap_steps": way[1]}
+        self.swarm = Swarm(RunSettings.model_validate(rules), *way)
+        self.swarm.register("a")
+        self.swarm.register("b")
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, LEASE_S, DEADLINE_S]))
+    def time_passes(self, seconds: float) -> None:
+        self.swarm.run(self.swarm.now_s + seconds)
+
+    @rule(name=names)
+    def somebody_joins_or_comes_back(self, name: str) -> None:
+        self.swarm.register(name)
+
+    @rule(name=names)
+    def a_replica_is_killed(self, name: str) -> None:
+        if name in self.swarm.replicas:
+            self.swarm.replicas[name].stop()
+
+    @rule(name=names)
+    def a_replica_leaves(self, name: str) -> None:
+        if name in self.swarm.replicas:
+            self.swarm.replicas[name].leave()
+
+    @rule(name=names, end=st.sampled_from([SERVICE, CONTROL]), to=st.booleans(), weather=weathers)
+    def a_line_changes(self, name: str, end: str, to: bool, weather: Weather) -> None:
+        self.swarm.weather((name, end) if to else (end, name), weather)
+
+    @rule(
+        name=names,
+        end=st.sampled_from([SERVICE, SERVICE, CONTROL]),
+        to=st.booleans(),
+        seconds=st.sampled_from([0.5, 1.0, LEASE_S, DEADLINE_S]),
+    )
+    def a_line_is_cut(self, name: str, end: str, to: bool, seconds: float) -> None:
+        self.swarm.cut((name, end) if to else (end, name), seconds)
+
+    @rule(weather=weathers)
+    def the_services_line_changes(self, weather: Weather) -> None:
+        self.swarm.weather((CONTROL, SERVICE), weather)
+
+    @rule(amid_a_commit=st.booleans())
+    def the_service_stops(self, amid_a_commit: bool) -> None:
+        if amid_a_commit:
+            self.swarm.tear_next_commit()
+        else:
+            self.swarm.stop_service()
+
+    @rule()
+    def the_service_starts(self) -> None:
+        self.swarm.start_service()
+
+    @rule()
+    def the_service_is_back_at_once(self) -> None:
+        self.swarm.stop_service()
+        self.swarm.start_service()
+
+    @rule()
+    def the_control_plane_stops(self) -> None:
+        self.swarm.stop_control()
+
+    @rule()
+    def the_control_plane_starts(self) -> None:
+        self.swarm.start_control()
+
+    @rule(running=st.booleans())
+    def the_run_is_paused_or_goes_on(self, running: bool) -> None:
+        self.swarm.pause(running)
+
+    @rule()
+    def all_is_well_again(self) -> None:
+        """Then whoever lives gets on."""
+        swarm = self.swarm
+        swarm.heal()
+        swarm.register("a")
+        swarm.register("b")
+        swarm.run(swarm.now_s + 3 * LEASE_S + 2.0)
+        living = [one for one in swarm.replicas.values() if one.alive]
+        before = {one.name: list(one.revisions) for one in living}
+        swarm.run(swarm.now_s + DEADLINE_S)
+        for one in living:
+            assert one.alive, one.name
+            was = before[one.name]
+            assert all(r > b for r, b in zip(one.revisions, was, strict=True)), f"{one.name} waits"
+
+    @invariant()
+    def nothing_is_lost_or_counted_twice(self) -> None:
+        self.swarm.check()
+
+
+class QuorumSwarmMachine(SwarmMachine):
+    """Rounds that close without everyone, and take what comes late."""
+
+    how = QUORUM
+
+
+@pytest.mark.parametrize("machine", [SwarmMachine, QuorumSwarmMachine])
+def test_no_schedule_of_misfortunes_stops_a_run_or_counts_a_step_twice(
+    machine: type[SwarmMachine],
+) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=SCHEDULES, stateful_step_count=40, deadline=None),
+    )
