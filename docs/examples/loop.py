@@ -35,6 +35,8 @@ with syncline.Replica(model, optimizer, run="loop", settings=SETTINGS) as replic
     for batch in replica.leased(sequences(), batch_size=8):
         loss = model(**batch).loss
         loss.backward()
+        if replica.skips(loss):  # it is not finite, or the gradient is not
+            continue
         replica.synchronize()  # clips the mean, where the run has a synchronous phase
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

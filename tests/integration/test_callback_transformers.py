@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from syncline.integrations.transformers import SynclineCallback, check
@@ -50,12 +51,15 @@ class Watched(Trainer):
 
     at_step: Any = None
     forwards = 0
+    odd_at: tuple[int, ...] = ()
+    """Forward passes after which the loss is NaN, and so the gradient."""
 
     def compute_loss(self, *given: Any, **named: Any) -> Any:
         self.forwards += 1
         if self.at_step:
             self.at_step(self.forwards)
-        return super().compute_loss(*given, **named)
+        loss: Any = super().compute_loss(*given, **named)
+        return loss * float("nan") if self.forwards in self.odd_at else loss
 
 
 def rows() -> Any:
@@ -135,6 +139,47 @@ def test_steps_of_several_batches_count_all_of_them(cluster: Cluster, tmp_path: 
     assert callback.replica.committed_tokens == (5 * 3 + 1 + 2 * 3) * 2 * 16
     kinds = {curve["kind"] for curve in cluster.get("/runs/several/metrics")}
     assert kinds == {"train", "held-out"}
+
+
+def head_of(made: Watched) -> float:
+    assert isinstance(made.model, LlamaForCausalLM)
+    return made.model.lm_head.weight.sum().item()
+
+
+def test_a_step_that_is_not_finite_moves_nothing_and_three_go_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The second, and the last three of eight; in a round are four."""
+    seen: list[float] = []
+    callback = SynclineCallback(run="odd", control=cluster.control_url, settings=ALONE)
+    made = trainer(tmp_path, callback, lambda _: seen.append(head_of(made)))
+    made.odd_at = (2, 6, 7, 8)
+    with capture_logs() as logs:
+        made.train()
+    replica = callback.replica
+    assert replica is not None and replica.inner_step == 4
+    assert replica.committed_tokens == 4 * 2 * 16 and replica.revision == 1
+    assert seen[0] != seen[1] == seen[2] != seen[3]
+    assert [log["revision"] for log in logs if log["event"] == "replica.goes_back"] == [1]
+    assert head_of(made) == seen[6] == seen[7] != seen[5]
+
+
+def test_an_infinite_loss_with_a_finite_gradient_moves_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """It is seen where it leaves the model, in training alone."""
+    seen: list[float] = []
+    callback = SynclineCallback(run="infinite", control=cluster.control_url, settings=ALONE)
+    made = trainer(tmp_path, callback, lambda _: seen.append(head_of(made)))
+    model: Any = made.model
+    compute = model.loss_function
+    odd = {3}
+    model.loss_function = lambda *given, **named: (
+        compute(*given, **named) + (float("inf") if len(seen) in odd else 0.0)
+    )
+    made.train()
+    assert callback.replica is not None and callback.replica.inner_step == 7
+    assert seen[1] != seen[2] == seen[3] != seen[4]
 
 
 def test_a_run_that_somebody_stops_stops_the_trainer(cluster: Cluster, tmp_path: Path) -> None:

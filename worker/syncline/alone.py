@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from syncline.averaged import Averaged
 from syncline.batches import check_counted
 from syncline.faults import plainly
+from syncline.finite import leave_out
 from syncline.ranks import Ranks, check_together
 from syncline.tally import Phase, Tally
 from syncline.voice import own_rank, voice
@@ -43,6 +44,8 @@ class Alone:
         self._model, self._optimizer, self._recall = model, optimizer, recall
         self._counted = 0
         """Tokens of this rank since the last inner step."""
+        self._skipped = False
+        """The loop has left this step out, so its update is none."""
         self._handles: list[RemovableHandle] = []
         self._ranks: Ranks | None = None
         self._averaged: Averaged | None = None
@@ -71,6 +74,15 @@ class Alone:
 
     def count(self, tokens: int) -> None:
         self._counted += tokens
+        self._skipped = False  # it is of another step
+
+    def skip(self, is_odd: bool) -> bool:
+        """Leave this step out, if one rank finds it odd; as ``Session.skip``."""
+        if self._ranks is None or self.done or not self._ranks.sum(is_odd):
+            return False
+        leave_out(self._optimizer)
+        self._counted, self._skipped = 0, True
+        return True
 
     def before_write(self) -> None:
         """Nothing here is copied beside the loop's work."""
@@ -114,6 +126,9 @@ class Alone:
         Raises:
             ConfigError: no token was counted until where a run has its first push.
         """
+        if self._skipped:
+            self._skipped = False
+            return
         mine = [self._recall.is_set(), self._counted * ranks.count]
         asked, tokens = ranks.of_first(mine)
         self.tally.inner_step += 1

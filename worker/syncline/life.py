@@ -261,6 +261,7 @@ class Life:
             synchronous=synchronous,
             boundary=boundary,
             optimizer=optimizer,
+            ranks=ranks,
             ramp=ramp,
             log=say,
         )

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from syncline.alone import Alone
 from syncline.batches import Untaken
 from syncline.faults import plainly
+from syncline.finite import gradient_norm
 from syncline.fitting import Claim, check_trains
 from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
@@ -28,12 +29,16 @@ from syncline.optim.followed import followed
 from syncline.reading import Reading
 from syncline.recall import OWN, Recall
 from syncline.returning import has_run_out
+from syncline.setbacks import Setbacks
 from syncline.settings import run_settings
 from syncline.stats import OddLosses, number_of, progress_of
 from syncline.voice import own_rank, voice
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import LossPoint, Progress
 from syncline_proto.settings import RunSettings
+
+WHAT_TO_DO = "lower the learning rate, warm it up for longer, or look at the data."
+"""In a loop, about losses that are not finite."""
 
 
 class Replica(Reading):
@@ -97,7 +102,7 @@ class Replica(Reading):
         self._alone = Alone(given or RunSettings(), model, self._optimizer, self._recall)
         wish = wished(control, run, name, given, job or {}, check_job)
         super().__init__(wish, self._alone, tokens_of)
-        self._odd_losses = OddLosses()
+        self._odd_losses, self._setbacks = OddLosses(), Setbacks(self, WHAT_TO_DO)
         self._ramp_steps = join_ramp_steps
         self._claim = Claim(model)
 
@@ -172,6 +177,39 @@ class Replica(Reading):
         """
         self._check_live()
         self._session.synchronize()
+
+    @plainly
+    def skips(
+        self, loss: float | Tensor | None = None, grad_norm: float | Tensor | None = None
+    ) -> bool:
+        """Whether to leave this step out, as its loss or its gradient is not finite.
+
+        Ask after the backward pass, before ``synchronize`` and all else that looks at gradients,
+        and where it is so go on with the next batch: the gradients are gone, nothing of the step
+        counts, and ``optimizer.step()`` would change nothing. Three in a row take the run's newest
+        revision, as ``go_back`` does. A ``GradScaler`` skips by itself, and makes infinite
+        gradients on purpose: ask nothing where there is one. With several ranks all of them ask;
+        one is enough to skip.
+
+        ``grad_norm``: where the loop knows it; else it is computed here.
+
+        Raises:
+            TrainingDiverged: it was one too many.
+            ConfigError: one is no number.
+        """
+        self._check_live()
+        given = {"loss": loss, "grad_norm": grad_norm}
+        figures = {key: number_of(value, key) for key, value in given.items() if value is not None}
+        if grad_norm is None:
+            figures["grad_norm"] = gradient_norm(self._optimizer)
+        is_odd = not all(map(math.isfinite, figures.values()))
+        skips = self._session.skip(is_odd)
+        if skips:
+            where = {} if is_odd else {"where": "on another rank"}
+            self._setbacks.skipped(voice(own_rank()), **figures, **where)
+        else:
+            self._setbacks.none()
+        return skips
 
     def before_write(self) -> None:
         """Say that the loop itself, not its optimizer, is about to write parameters.

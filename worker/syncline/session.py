@@ -20,8 +20,10 @@ from syncline.buffers import Buffers
 from syncline.core.ramp import Ramp
 from syncline.exchange import Exchange
 from syncline.faults import plainly
+from syncline.finite import leave_out
 from syncline.hooks import Hooks
 from syncline.pushes import Pushes
+from syncline.ranks import Ranks
 from syncline.rounds import Rounds
 from syncline.synchronous import Synchronous, drop_gradients
 from syncline.tally import Phase, Tally, timed
@@ -44,6 +46,7 @@ class Session:
         synchronous: Synchronous,
         boundary: Boundary,
         optimizer: Optimizer,
+        ranks: Ranks,
         ramp: Ramp,
         log: FilteringBoundLogger,
     ) -> None:
@@ -52,11 +55,14 @@ class Session:
         self._exchange, self._hooks, self._averaged = exchange, hooks, averaged
         self._buffers, self._rounds, self._pushes = buffers, rounds, pushes
         self._synchronous, self._boundary = synchronous, boundary
-        self._optimizer, self._ramp, self._log = optimizer, ramp, log
+        self._optimizer, self._ranks = optimizer, ranks
+        self._ramp, self._log = ramp, log
         self._synchronized = False
         """Nothing is left to wait for before this step's update."""
         self._missed = False
         """The synchronous phase went on without this step, so it is none."""
+        self._skipped = False
+        """The loop has left this step out, so its update is none."""
         self._over = False
         """The run has ended, as a forward pass learnt that must not change what it has used."""
         self._began = time.monotonic()
@@ -137,7 +143,7 @@ class Session:
         training = torch.is_grad_enabled()
         if training:
             # Gradients of another step come, even if the loop left out the update of the last.
-            self._synchronized = self._missed = False
+            self._synchronized = self._missed = self._skipped = False
         if self._rounds.are_pending and not self.unsynced:
             with self._at_hook():
                 try:
@@ -176,7 +182,8 @@ class Session:
     @plainly
     def after_step(self) -> None:
         """Count the step, and do what rank 0 decides."""
-        if self.done:
+        skipped, self._skipped = self._skipped, False
+        if self.done or skipped:
             return
         with self._at_hook():
             if not self._missed:
@@ -191,6 +198,21 @@ class Session:
                 self._buffers.check_unchanged()
             self._synchronous.offer_at_end()
             self._boundary.act()
+
+    def skip(self, is_odd: bool) -> bool:
+        """Leave this step out, between its backward pass and its update, if one rank finds it odd.
+
+        Not where the synchronous phase has made its gradient everybody's, which is finite.
+        Collective; whether it was done.
+        """
+        if self.done or (self._synchronized and self._synchronous.is_on):
+            return False
+        if not self._ranks.sum(is_odd):
+            return False
+        leave_out(self._optimizer)
+        self._rounds.tokens.drop_step()
+        self._synchronized = self._skipped = True
+        return True
 
     def before_write(self) -> None:
         """The loop is about to write parameters itself."""

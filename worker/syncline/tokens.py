@@ -46,6 +46,10 @@ class Tokens:
         """Of all ranks for a step, since the last time. Collective."""
         return self._ranks.sum(self.take_step())
 
+    def drop_step(self) -> None:
+        """What was counted since the last step is nobody's: that step is none."""
+        self._own -= self.take_step()
+
     def drop(self) -> None:
         """The tokens are told of otherwise, or nobody's."""
         self._own = self._of_step = 0

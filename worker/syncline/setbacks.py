@@ -6,12 +6,12 @@ has. Where there is nothing to go back to, or it helps no more, training ends.
 
 from __future__ import annotations
 
-import structlog
+from typing import Protocol
 
-from syncline import Replica
+from structlog.typing import FilteringBoundLogger
+
+from syncline.stats import Stats
 from syncline_proto.errors import TrainingDiverged
-
-log = structlog.get_logger()
 
 BACK_AFTER = 3
 """Skipped in a row, after which a replica goes back to its run's newest revision."""
@@ -22,17 +22,24 @@ RETURNS_MAX = 2
 SKIPS_MAX = 5
 """Skipped in a row where there is nothing to go back to."""
 
-WHAT_TO_DO = "lower optimizer.lr, or raise optimizer.warmup_tokens."
+
+class GoesBack(Protocol):
+    """A replica, as far as is needed here."""
+
+    @property
+    def stats(self) -> Stats: ...
+
+    def go_back(self) -> bool: ...
 
 
 class Setbacks:
-    """Those of one replica; the same on every rank, as losses are."""
+    """Those of one replica; told the same on every rank."""
 
-    def __init__(self, replica: Replica, *, first: bool) -> None:
-        """``first``: this rank speaks for all."""
+    def __init__(self, replica: GoesBack, what_to_do: str) -> None:
+        """``what_to_do`` ends the sentence with which training does."""
         self.count = 0
         """Steps that were skipped."""
-        self._replica, self._first = replica, first
+        self._replica, self._what_to_do = replica, what_to_do
         self._in_a_row = 0
         self._returns, self._rounds = 0, 0
 
@@ -40,20 +47,19 @@ class Setbacks:
         """A step was as it should be."""
         self._in_a_row = 0
 
-    def skipped(self, loss: float, grad_norm: float) -> None:
-        """A step was not finite, and nothing was changed by it.
+    def skipped(self, log: FilteringBoundLogger, **figures: object) -> None:
+        """A step was not finite, and nothing was changed by it; ``figures`` show it.
 
         Raises:
             TrainingDiverged: it was one too many.
         """
         self.count += 1
         self._in_a_row += 1
-        if self._first:
-            log.warning("step skipped: not finite", loss=loss, grad_norm=grad_norm)
+        log.warning("step skipped: not finite", **figures)
         if self._in_a_row >= SKIPS_MAX:
             raise TrainingDiverged(
                 f"the loss or its gradient was not finite in {SKIPS_MAX} steps in a row; "
-                f"{WHAT_TO_DO}"
+                f"{self._what_to_do}"
             )
         if self._in_a_row == BACK_AFTER:
             self._go_back()
@@ -65,7 +71,8 @@ class Setbacks:
         if self._returns >= RETURNS_MAX:
             raise TrainingDiverged(
                 f"the loss or its gradient was not finite in {BACK_AFTER} steps in a row, and "
-                f"again after {RETURNS_MAX} returns to the run's newest revision; {WHAT_TO_DO}"
+                f"again after {RETURNS_MAX} returns to the run's newest revision; "
+                f"{self._what_to_do}"
             )
         if self._replica.go_back():
             self._in_a_row = 0
