@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning
@@ -20,6 +20,7 @@ from syncline.integrations.lightning import SynclineCallback, check
 from syncline_proto.errors import ConfigError
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK
+from syncline_testing.sleeping import LEASE_S, sleeps
 
 # Its own: of PyTorch's newer names, of few workers.
 pytestmark = [
@@ -47,12 +48,14 @@ class Small(lightning.LightningModule):
         super().__init__()
         self.model, self.optimizers_made, self.breaks_at = nn.Linear(4, 4), optimizers, breaks_at
         self.told_at, self.odd_at = told_at, odd_at
+        self.at_step: Callable[[int], object] = lambda number: None
         self.seen: list[float] = []
         self.automatic_optimization = optimizers == 1
 
     def training_step(self, batch: Any, number: int) -> Any:
         if number == self.breaks_at:
             raise ValueError("no more memory")
+        self.at_step(number)
         if number == self.told_at:
             os.kill(os.getpid(), signal.SIGTERM)
         self.seen.append(self.model.weight.sum().item())
@@ -137,6 +140,21 @@ def test_three_losses_that_are_not_finite_bring_the_newest_revision(cluster: Clu
     assert [log["revision"] for log in logs if log["event"] == "replica.goes_back"] == [0]
     assert module.seen[5] == module.seen[0], "the two steps before are no round's"
     assert callback.replica is not None and callback.replica.inner_step == 3
+
+
+def test_a_lease_that_runs_out_begins_another_life_in_the_same_fit(
+    cluster: Cluster,
+) -> None:
+    """The step in which it is heard is the last of the old life, and nobody's."""
+    settings = ALONE | {"timeouts": {"lease": LEASE_S, "round_deadline": 20.0}}
+    callback = SynclineCallback(run="fit-late", control=cluster.control_url, settings=settings)
+    module = Small()
+    module.at_step = lambda number: number != 2 or sleeps(cluster, callback.replica)
+    fit(module, callback)
+    replica = callback.replica
+    assert replica is not None and replica.incarnation == 2 and replica.inner_step == 3
+    assert replica.committed_tokens == 3 * 8
+    assert module.seen[2] != module.seen[0] == module.seen[3], "the run's, which has no round"
 
 
 def test_sigterm_drains_a_fit_where_lightning_alone_heeds_it(cluster: Cluster) -> None:

@@ -15,10 +15,11 @@ from structlog.testing import capture_logs
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from syncline.integrations.transformers import SynclineCallback, check
-from syncline_proto.errors import ConfigError
+from syncline_proto.errors import ConfigError, LeaseLost
 from syncline_testing.cluster import Cluster
 from syncline_testing.processes import python
 from syncline_testing.replicas import QUICK
+from syncline_testing.sleeping import LEASE_S, sleeps
 from syncline_testing.training import LLAMA
 
 ALONE = {**QUICK, "min_replicas": 1}
@@ -192,6 +193,42 @@ def test_a_run_that_somebody_stops_stops_the_trainer(cluster: Cluster, tmp_path:
     made.args.max_steps = 100_000
     made.train()
     assert callback.replica is not None and callback.replica.done
+
+
+def test_a_lease_that_runs_out_begins_another_life_in_the_same_training(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The step in which it is heard is the last of the old life, and nobody's."""
+
+    def is_late(step: int) -> None:
+        if step == 3:
+            sleeps(cluster, callback.replica)
+
+    settings = ALONE | {"timeouts": {"lease": LEASE_S, "round_deadline": 20.0}}
+    callback = SynclineCallback(run="late", control=cluster.control_url, settings=settings)
+    made = trainer(tmp_path, callback, is_late)
+    made.train()
+    replica = callback.replica
+    assert replica is not None and replica.incarnation == 2
+    assert made.state.global_step == 8 and replica.inner_step == 5
+    assert replica.committed_tokens == 5 * 2 * 16, "of the second life"
+    (left,) = cluster.get("/runs/late/replicas")
+    assert left["state"] == "left"
+
+
+def test_who_is_kicked_out_of_a_training_stays_out(cluster: Cluster, tmp_path: Path) -> None:
+    def kicks(step: int) -> None:
+        if step == 3:
+            cluster.post("/runs/kicked/replicas/one/kick")
+
+    callback = SynclineCallback(
+        run="kicked", name="one", control=cluster.control_url, settings=ALONE
+    )
+    made = trainer(tmp_path, callback, kicks)
+    made.args.max_steps = 100_000
+    with pytest.raises(LeaseLost, match="An operator removed this replica"):
+        made.train()
+    callback.close(failed=True)
 
 
 def test_sigterm_drains_a_training_that_heeds_no_signal(cluster: Cluster, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ class Alone:
     last_round = False
     drained = False
     unsynced = False
+    bears_loss = False
     revision = 0
     lr_factor = 1.0
     bytes_up = 0

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from syncline.alone import Alone
 from syncline.batches import Untaken
 from syncline.faults import plainly
-from syncline.finite import gradient_norm
 from syncline.fitting import Claim, check_trains
 from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
@@ -29,16 +28,14 @@ from syncline.optim.followed import followed
 from syncline.reading import Reading
 from syncline.recall import OWN, Recall
 from syncline.returning import has_run_out
-from syncline.setbacks import Setbacks
+from syncline.session import Session
+from syncline.setbacks import Setbacks, figures_of
 from syncline.settings import run_settings
 from syncline.stats import OddLosses, number_of, progress_of
 from syncline.voice import own_rank, voice
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import LossPoint, Progress
 from syncline_proto.settings import RunSettings
-
-WHAT_TO_DO = "lower the learning rate, warm it up for longer, or look at the data."
-"""In a loop, about losses that are not finite."""
 
 
 class Replica(Reading):
@@ -102,7 +99,7 @@ class Replica(Reading):
         self._alone = Alone(given or RunSettings(), model, self._optimizer, self._recall)
         wish = wished(control, run, name, given, job or {}, check_job)
         super().__init__(wish, self._alone, tokens_of)
-        self._odd_losses, self._setbacks = OddLosses(), Setbacks(self, WHAT_TO_DO)
+        self._odd_losses, self._setbacks = OddLosses(), Setbacks(self)
         self._ramp_steps = join_ramp_steps
         self._claim = Claim(model)
 
@@ -198,10 +195,7 @@ class Replica(Reading):
             ConfigError: one is no number.
         """
         self._check_live()
-        given = {"loss": loss, "grad_norm": grad_norm}
-        figures = {key: number_of(value, key) for key, value in given.items() if value is not None}
-        if grad_norm is None:
-            figures["grad_norm"] = gradient_norm(self._optimizer)
+        figures = figures_of(self._optimizer, loss, grad_norm)
         is_odd = not all(map(math.isfinite, figures.values()))
         skips = self._session.skip(is_odd)
         if skips:
@@ -258,6 +252,38 @@ class Replica(Reading):
             and own_rank() == 0
             and has_run_out(self._wish, me)
         )
+
+    def bear_loss(self) -> None:
+        """Let hooks bear a lost lease from now on: steps change nothing until ``rejoin``.
+
+        For loops in which an exception of a hook would end all, as those of libraries.
+        """
+        self._check_live()
+        self._session.bears_loss = True
+
+    @plainly
+    def rejoin(self) -> bool:
+        """Between two steps: where a lost lease was borne, join the run again; whether it was.
+
+        As a new life, from the run's newest revision; what the optimizer remembers goes on, and
+        steps that were not pushed are lost. All ranks call it.
+
+        Raises:
+            LeaseLost: it may not return (see ``may_return``), or was asked to leave.
+            SynclineError: as ``start``.
+        """
+        session = self._session
+        if not isinstance(session, Session) or session.lost is None:
+            return False
+        may = session.of_first(not self._recall.is_set() and self.may_return())
+        self._close(failed=True, error=session.lost)
+        if not may:
+            raise session.lost
+        so = "it joins the run again, from its newest revision"
+        voice(own_rank()).warning("replica.returns", why=session.lost.message, so=so)
+        self.start()
+        self.bear_loss()
+        return True
 
     @plainly
     def start(self) -> None:

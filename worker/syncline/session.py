@@ -28,6 +28,7 @@ from syncline.rounds import Rounds
 from syncline.synchronous import Synchronous, drop_gradients
 from syncline.tally import Phase, Tally, timed
 from syncline.waiting import RunOver, TookTooLong
+from syncline_proto.errors import LeaseLost
 from syncline_proto.settings import RunSettings
 
 
@@ -52,6 +53,10 @@ class Session:
     ) -> None:
         """``log`` is silent on all ranks but the first."""
         self.unsynced = False
+        self.bears_loss = False
+        """A lost lease is no error of a hook; steps change nothing until there is another life."""
+        self.lost: LeaseLost | None = None
+        """What a hook has borne so."""
         self._exchange, self._hooks, self._averaged = exchange, hooks, averaged
         self._buffers, self._rounds, self._pushes = buffers, rounds, pushes
         self._synchronous, self._boundary = synchronous, boundary
@@ -144,7 +149,7 @@ class Session:
         if training:
             # Gradients of another step come, even if the loop left out the update of the last.
             self._synchronized = self._missed = self._skipped = False
-        if self._rounds.are_pending and not self.unsynced:
+        if self._rounds.are_pending and not (self.unsynced or self.lost):
             with self._at_hook():
                 try:
                     self._rounds.merge_landed(fragments)
@@ -160,14 +165,15 @@ class Session:
     def before_step(self) -> None:
         """Merge what must be merged before the optimizer moves, and average gradients."""
         self.synchronize()
-        if self.done:
-            # The run's end was merged during this very step: its value stays as it is.
+        if self.done or self.lost:
+            # The run's end was merged during this very step: its value stays as it is. Or there is
+            # no run to step for.
             drop_gradients(self._optimizer)
         self._rounds.before_step()
 
     def synchronize(self) -> None:
         """Merge what is due, and average gradients in the synchronous phase; once a step."""
-        if self._synchronized:
+        if self._synchronized or self.lost:
             return
         with self._at_hook():
             self._see_over()
@@ -183,7 +189,7 @@ class Session:
     def after_step(self) -> None:
         """Count the step, and do what rank 0 decides."""
         skipped, self._skipped = self._skipped, False
-        if self.done or skipped:
+        if self.done or self.lost or skipped:
             return
         with self._at_hook():
             if not self._missed:
@@ -205,7 +211,7 @@ class Session:
         Not where the synchronous phase has made its gradient everybody's, which is finite.
         Collective; whether it was done.
         """
-        if self.done or (self._synchronized and self._synchronous.is_on):
+        if self.done or self.lost or (self._synchronized and self._synchronous.is_on):
             return False
         if not self._ranks.sum(is_odd):
             return False
@@ -220,6 +226,8 @@ class Session:
 
     def finish(self) -> None:
         """Merge everything that is pending."""
+        if self.lost:
+            return
         with self._at_hook():
             self._see_over()
             self._pushes.merge_all()
@@ -228,7 +236,7 @@ class Session:
 
     def go_back(self) -> bool:
         """Take the run's newest revision, and forget steps that no round has; whether it has."""
-        if self.done or self._synchronous.is_on:
+        if self.done or self.lost or self._synchronous.is_on:
             return False
         with self._at_hook():
             self._see_over()
@@ -240,10 +248,21 @@ class Session:
                 self._synchronous.enter()
                 so = "its last steps are forgotten, and its optimizer begins anew"
                 self._log.warning("replica.goes_back", revision=self.revision, so=so)
-        return not self.done
+        return not (self.done or self.lost)
+
+    def of_first(self, word: bool) -> bool:
+        """Rank 0's word, on all ranks."""
+        return bool(self._ranks.of_first([word])[0])
 
     def leave(self) -> None:
-        """Bring in what was done since the last sync; wait for it as long as a round may take."""
+        """Bring in what was done since the last sync; wait for it as long as a round may take.
+
+        Raises:
+            LeaseLost: now, or before.
+        """
+        self.bears_loss = False
+        if self.lost:
+            raise self.lost
         if not self.done:
             with self._at_hook():
                 self._see_over()
@@ -265,3 +284,7 @@ class Session:
                 self._boundary.follow_end()
             except TookTooLong:
                 self._boundary.give_up()
+            except LeaseLost as lost:
+                if not self.bears_loss:
+                    raise
+                self.lost = lost

@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
+from torch import Tensor
+from torch.optim import Optimizer
 
-from syncline.stats import Stats
+from syncline.finite import gradient_norm
+from syncline.stats import Stats, number_of
 from syncline_proto.errors import TrainingDiverged
 
 BACK_AFTER = 3
@@ -21,6 +24,9 @@ RETURNS_MAX = 2
 
 SKIPS_MAX = 5
 """Skipped in a row where there is nothing to go back to."""
+
+WHAT_TO_DO = "lower the learning rate, warm it up for longer, or look at the data."
+"""In any loop."""
 
 
 class GoesBack(Protocol):
@@ -35,7 +41,7 @@ class GoesBack(Protocol):
 class Setbacks:
     """Those of one replica; told the same on every rank."""
 
-    def __init__(self, replica: GoesBack, what_to_do: str) -> None:
+    def __init__(self, replica: GoesBack, what_to_do: str = WHAT_TO_DO) -> None:
         """``what_to_do`` ends the sentence with which training does."""
         self.count = 0
         """Steps that were skipped."""
@@ -77,3 +83,16 @@ class Setbacks:
         if self._replica.go_back():
             self._in_a_row = 0
             self._returns += 1
+
+
+def figures_of(
+    optimizer: Optimizer, loss: float | Tensor | None, grad_norm: float | Tensor | None
+) -> dict[str, float]:
+    """What tells, as numbers: what is given, and the gradient's norm.
+
+    Raises:
+        ConfigError: one is no number.
+    """
+    given = {"loss": loss, "grad_norm": grad_norm}
+    told = {key: number_of(value, key) for key, value in given.items() if value is not None}
+    return {"grad_norm": gradient_norm(optimizer)} | told if grad_norm is None else told

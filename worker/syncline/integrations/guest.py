@@ -38,6 +38,7 @@ class Guest:
             **{"run": run, "name": name, "settings": settings, "control": control},
             **{"tokens_of": tokens_of, "join_ramp_steps": join_ramp_steps},
         }
+        self._optimizer: Optimizer | None = None
         self._end_ramp: Callable[[], None] = lambda: None
         self._end_heeding: Callable[[], None] = lambda: None
         self._loss: float | Tensor = 0.0
@@ -72,7 +73,9 @@ class Guest:
         except BaseException:
             self._end_heeding()
             raise
-        self._end_ramp = ramped(followed(optimizer), lambda: replica.lr_factor)
+        replica.bear_loss()
+        self._optimizer = followed(optimizer)
+        self._ramp()
         self.is_live, self._loss = True, 0.0
         return replica
 
@@ -109,9 +112,18 @@ class Guest:
         self.replica.skips(loss)
 
     def has_ended(self) -> bool:
-        """Between two steps: merge the last round, if it is that; whether training is over."""
+        """Between two steps: merge the last round, if it is that; whether training is over.
+
+        Whose lease has run out joins the run again here.
+
+        Raises:
+            SynclineError: as ``Replica.rejoin`` and ``finish``.
+        """
         replica = self.replica
         assert replica is not None
+        if replica.rejoin():
+            self._end_ramp()
+            self._ramp()  # after the hooks of the new life, which know its factor
         if replica.last_round:
             replica.finish()
         return replica.done
@@ -126,6 +138,11 @@ class Guest:
             self._leave(failed, error)
         finally:
             self._end_heeding()
+
+    def _ramp(self) -> None:
+        replica, optimizer = self.replica, self._optimizer
+        assert replica is not None and optimizer is not None
+        self._end_ramp = ramped(optimizer, lambda: replica.lr_factor)
 
     def _leave(self, failed: bool, error: BaseException | None) -> None:
         assert self.replica is not None
