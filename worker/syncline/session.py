@@ -27,6 +27,7 @@ from syncline.ranks import Ranks
 from syncline.rounds import Rounds
 from syncline.synchronous import Synchronous, drop_gradients
 from syncline.tally import Phase, Tally, timed
+from syncline.traffic import Traffic
 from syncline.waiting import RunOver, TookTooLong
 from syncline_proto.errors import LeaseLost
 from syncline_proto.settings import RunSettings
@@ -48,6 +49,7 @@ class Session:
         boundary: Boundary,
         optimizer: Optimizer,
         ranks: Ranks,
+        traffic: Traffic,
         ramp: Ramp,
         log: FilteringBoundLogger,
     ) -> None:
@@ -61,7 +63,7 @@ class Session:
         self._buffers, self._rounds, self._pushes = buffers, rounds, pushes
         self._synchronous, self._boundary = synchronous, boundary
         self._optimizer, self._ranks = optimizer, ranks
-        self._ramp, self._log = ramp, log
+        self._traffic, self._ramp, self._log = traffic, ramp, log
         self._synchronized = False
         """Nothing is left to wait for before this step's update."""
         self._missed = False
@@ -119,11 +121,12 @@ class Session:
 
     @property
     def bytes_up(self) -> int:
-        return self._exchange.bytes_up
+        """Of all ranks; the others' as of the last push, or ``finish``."""
+        return self._traffic.up
 
     @property
     def bytes_down(self) -> int:
-        return self._exchange.bytes_down
+        return self._traffic.down
 
     def count(self, tokens: int) -> None:
         self._rounds.tokens.add(tokens)
@@ -231,6 +234,7 @@ class Session:
         with self._at_hook():
             self._see_over()
             self._pushes.merge_all()
+            self._traffic.sum(0)
             self._rounds.heal()
             self._boundary.see_budget()
 
