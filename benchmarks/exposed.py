@@ -1,4 +1,4 @@
-"""How much of a training's time goes by in waiting for synchronisation, and what hides it.
+"""How much of a training's time synchronisation costs, in waiting and in work, and what hides it.
 
 Two replicas of a run, in network namespaces of their own behind a slow link, train the same model
 in four ways, one after the other:
@@ -10,14 +10,17 @@ in four ways, one after the other:
 
 The last line is one line of JSON:
 
-    {"blocking", "layerwise", "overlap", "streaming", "unpaced": {...}, "compute_share", "network",
-     "parameters", "codec", "sync_every", "step_s", "interval_bytes", "link_share"}
+    {"blocking", "layerwise", "overlap", "streaming", "waits": {...}, "hooks": {...},
+     "unpaced": {...}, "compute_share", "network", "parameters", "codec", "sync_every", "step_s",
+     "interval_bytes", "link_share"}
 
-Each is the share of wall-clock in which a replica waits, the mean of both. Replicas are paced: a
-step takes ``step_s``, waits aside, and what its arithmetic leaves of that it sleeps, so that two
-replicas and the services of one machine do not take each other's processors. ``compute_share`` is
-what of the processors all of them use then, services as well, the largest of the four. ``unpaced``
-has the shares of replicas that train as fast as they can. ``interval_bytes`` is what a replica
+Each of the four is the share of wall-clock in which a replica's training thread waits for rounds or
+works for them in Syncline's hooks (it subtracts, encodes, writes), the mean of both; ``waits`` and
+``hooks`` are its two parts. Replicas are paced: a step takes ``step_s``, waits and hooks aside, and
+what its arithmetic leaves of that it sleeps, so that two replicas and the services of one machine
+do not take each other's processors. ``compute_share`` is what of the processors all of them use
+then, services as well, the largest of the four. ``unpaced`` has the shares of replicas that train
+as fast as they can. ``interval_bytes`` is what a replica
 pushes in one ``sync_every``. ``link_share`` is what the pushes of all, or their pulls if these are
 more, take of what the service's link carries in one direction in so many steps; 0 on loopback.
 
@@ -70,13 +73,20 @@ LEASE_S = 60.0
 class Seen:
     """What both replicas of a run have seen, between the same steps."""
 
-    share: float
-    """Of wall-clock, in which a replica waited; the mean of both."""
+    waits: float
+    """Share of wall-clock in which a replica waited; the mean of both."""
+    hooks: float
+    """That in which it worked in Syncline's hooks."""
     compute_share: float
     """Of this machine's processors, that all used: replicas, services and this program."""
     interval_bytes: float
     """That a replica pushes in one interval; the mean of both."""
     interval_bytes_down: float
+
+    @property
+    def share(self) -> float:
+        """What synchronisation costs of wall-clock."""
+        return self.waits + self.hooks
 
 
 def main() -> None:
@@ -92,14 +102,14 @@ def shortfall(result: dict[str, Any]) -> str | None:
     fits = result["link_share"] <= 1
     over = [f"{name} is {result[name]:.3f}" for name in HIDDEN if not result[name] <= SHARE_MAX]
     if fits and over:
-        return f"Training waits too long: {', '.join(over)}, over {SHARE_MAX}."
+        return f"Synchronisation costs training too much: {', '.join(over)}, over {SHARE_MAX}."
     return None
 
 
 def options() -> argparse.ArgumentParser:
     """What can be asked for."""
     parser = argparse.ArgumentParser(
-        description="The share of a training's time that goes by in waiting for synchronisation.",
+        description="The share of a training's time that synchronisation costs, waits and work.",
         epilog="example: python benchmarks/exposed.py --network 100mbit",
     )
     parser.add_argument("--network", choices=NETWORKS, default="1gbit")
@@ -162,6 +172,8 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     paced = {way: seen[name_of(way, STEP_S)] for way in WAYS}
     return {
         **{way: one.share for way, one in paced.items()},
+        "waits": {way: one.waits for way, one in paced.items()},
+        "hooks": {way: one.hooks for way, one in paced.items()},
         "unpaced": {way: seen[name_of(way, 0.0)].share for way in WAYS},
         "compute_share": max(one.compute_share for one in paced.values()),
         "network": given.network,
@@ -192,14 +204,16 @@ def seen_in(run: str, folder: Path, processes: list[Process]) -> Seen:
     told = [folder / f"{run}-{one}" for one in range(REPLICAS)]
     wait_until(lambda: all(path.exists() for path in told), LIMIT_S, f"{run} was over", processes)
     seen = seen_by([json.loads(path.read_text()) for path in told])
-    print(f"{run}: {seen.share:.1%} of the time waited", file=sys.stderr, flush=True)
+    parts = f"{seen.waits:.1%} of the time waited, {seen.hooks:.1%} in hooks"
+    print(f"{run}: {parts}", file=sys.stderr, flush=True)
     return seen
 
 
 def seen_by(replicas: list[dict[str, float]]) -> Seen:
     """What both replicas have told, as one."""
     return Seen(
-        share=mean(one["exposed_s"] / one["seconds"] for one in replicas),
+        waits=mean(one["exposed_s"] / one["seconds"] for one in replicas),
+        hooks=mean(one["hook_s"] / one["seconds"] for one in replicas),
         compute_share=mean(one["cpu_s"] / one["seconds"] for one in replicas)
         / (os.cpu_count() or 1),
         interval_bytes=mean(one["bytes_up"] / ROUNDS for one in replicas),

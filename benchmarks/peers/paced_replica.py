@@ -1,8 +1,9 @@
 """One replica of ``exposed.py``: trains in one run after the other, and tells how long it waited.
 
 Its model is a stack of matrices of as many parameters as asked for. A step lasts ``step_s`` besides
-its waits: what its arithmetic leaves of that it sleeps, so that replicas on one machine do not take
-each other's processors. With 0 it goes as fast as it can.
+its waits and Syncline's own work in hooks: what its arithmetic leaves of that it sleeps, so that
+replicas on one machine do not take each other's processors, and no work of ours hides in a sleep.
+With 0 it goes as fast as it can.
 """
 
 from __future__ import annotations
@@ -73,18 +74,23 @@ def trained(
         for step in range(first + last):
             if step == first:
                 before = figures(replica, int(where["launcher"]))
-            began, waited_s = time.monotonic(), replica.stats.exposed_sync_s
+            began, before_s = time.monotonic(), synchronising_s(replica)
             replica.count_tokens(1)
             model().backward()
             optimizer.step()
             optimizer.zero_grad()
             if run["blocking"]:
                 replica.finish()
-            spent_s = time.monotonic() - began - (replica.stats.exposed_sync_s - waited_s)
+            spent_s = time.monotonic() - began - (synchronising_s(replica) - before_s)
             time.sleep(max(0.0, step_s - spent_s))
         after = figures(replica, int(where["launcher"]))
         replica.finish()
     return {name: after[name] - before[name] for name in after}
+
+
+def synchronising_s(replica: Replica) -> float:
+    """What synchronisation has cost the training thread so far: waits, and work in hooks."""
+    return replica.stats.exposed_sync_s + replica.stats.hook_s
 
 
 def figures(replica: Replica, launcher: int) -> dict[str, float]:
@@ -92,6 +98,7 @@ def figures(replica: Replica, launcher: int) -> dict[str, float]:
     return {
         "seconds": time.monotonic(),
         "exposed_s": replica.stats.exposed_sync_s,
+        "hook_s": replica.stats.hook_s,
         "cpu_s": cpu_s(launcher),
         "bytes_up": float(replica.stats.bytes_up),
         "bytes_down": float(replica.stats.bytes_down),

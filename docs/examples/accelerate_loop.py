@@ -5,6 +5,7 @@ SYNCLINE_CONTROL=http://127.0.0.1:8500 python docs/examples/accelerate_loop.py
 
 import torch
 from accelerate import Accelerator
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -38,6 +39,7 @@ loader = DataLoader(sequences(), batch_size=4, shuffle=True, generator=order)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
 with syncline.Replica(model, optimizer, run="accelerate", settings=SETTINGS) as replica:
+    schedule = LambdaLR(optimizer, lambda step: replica.lr_factor)  # short steps for a joiner
     while not replica.done:
         for batch in replica.shard(loader):
             with accelerator.accumulate(model):
@@ -47,6 +49,7 @@ with syncline.Replica(model, optimizer, run="accelerate", settings=SETTINGS) as 
                     replica.synchronize()
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
+                schedule.step()
                 optimizer.zero_grad()
             replica.report(loss=loss)
     print(f"{replica.name}: {replica.run_tokens} tokens, loss {loss.item():.2f}")

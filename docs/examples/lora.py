@@ -5,6 +5,7 @@ SYNCLINE_CONTROL=http://127.0.0.1:8500 python docs/examples/lora.py
 
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -39,11 +40,13 @@ order = torch.Generator().manual_seed(0)
 loader = DataLoader(sequences(), batch_size=8, shuffle=True, generator=order)
 
 with syncline.Replica(model, optimizer, run="lora", settings=SETTINGS) as replica:
+    schedule = LambdaLR(optimizer, lambda step: replica.lr_factor)  # short steps for a joiner
     while not replica.done:
         for batch in replica.shard(loader):
             loss = model(**batch).loss
             loss.backward()
             optimizer.step()
+            schedule.step()
             optimizer.zero_grad()
             replica.report(loss=loss)
     sent = replica.stats.bytes_up

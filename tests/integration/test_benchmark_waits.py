@@ -24,9 +24,16 @@ def test_what_hides_a_round_is_measured_in_four_ways(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(exposed, "WAYS", exposed.WAYS | ways)
     asked = exposed.options().parse_args(["--network", "loopback", "--parameters", "1000"])
     told = json.loads(json.dumps(exposed.measured(asked)))
-    for shares in ({way: told.pop(way) for way in exposed.WAYS}, told.pop("unpaced")):
+    whole, waits, hooks = (
+        {way: told.pop(way) for way in exposed.WAYS},
+        told.pop("waits"),
+        told.pop("hooks"),
+    )
+    for shares in (whole, waits, hooks, told.pop("unpaced")):
         assert shares.keys() == exposed.WAYS.keys()
         assert all(0.0 <= share <= 1.0 for share in shares.values())
+    assert all(hooks.values()), "a round is some work"
+    assert whole == {way: waits[way] + hooks[way] for way in exposed.WAYS}
     assert told["compute_share"] > 0.0
     assert told["interval_bytes"] > 1000, "int8, with its scales"
     assert told == {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning
@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from structlog.testing import capture_logs
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -19,6 +20,7 @@ from syncline.integrations.lightning import SynclineCallback, check
 from syncline_proto.errors import ConfigError
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK
+from syncline_testing.sleeping import LEASE_S, sleeps
 
 # Its own: of PyTorch's newer names, of few workers.
 pytestmark = [
@@ -36,18 +38,29 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class Small(lightning.LightningModule):
-    def __init__(self, optimizers: int = 1, breaks_at: int = -1, told_at: int = -1) -> None:
+    def __init__(
+        self,
+        optimizers: int = 1,
+        breaks_at: int = -1,
+        told_at: int = -1,
+        odd_at: tuple[int, ...] = (),
+    ) -> None:
         super().__init__()
         self.model, self.optimizers_made, self.breaks_at = nn.Linear(4, 4), optimizers, breaks_at
-        self.told_at = told_at
+        self.told_at, self.odd_at = told_at, odd_at
+        self.at_step: Callable[[int], object] = lambda number: None
+        self.seen: list[float] = []
         self.automatic_optimization = optimizers == 1
 
     def training_step(self, batch: Any, number: int) -> Any:
         if number == self.breaks_at:
             raise ValueError("no more memory")
+        self.at_step(number)
         if number == self.told_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        return self.model(batch["x"]).square().mean()
+        self.seen.append(self.model.weight.sum().item())
+        loss = self.model(batch["x"]).square().mean()
+        return loss + float("inf") if number in self.odd_at else loss
 
     def configure_optimizers(self) -> Any:
         return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(self.optimizers_made)]
@@ -106,6 +119,42 @@ def test_a_fit_with_steps_of_several_batches_counts_and_tells_all(cluster: Clust
     (curve,) = cluster.get("/runs/fit/metrics")
     assert (curve["kind"], curve["tokens"]) == ("train", [16, 32, 48])
     assert curve["loss"][0] == pytest.approx(first, rel=1e-6) and curve["loss"][-1] < first
+
+
+def test_a_loss_that_is_not_finite_moves_nothing_of_a_fit(cluster: Cluster) -> None:
+    """Its gradient is: it is the loss alone that tells; of the first batch of two."""
+    callback = of_lightning(cluster.control_url, "fit-odd")
+    module = Small(odd_at=(2,))
+    fit(module, callback, accumulate_grad_batches=2)
+    replica = callback.replica
+    assert replica is not None and replica.inner_step == 2
+    assert replica.committed_tokens == 2 * 2 * 8, "what it read is trained by nobody"
+    assert module.seen[1] != module.seen[2] == module.seen[4] != module.model.weight.sum().item()
+
+
+def test_three_losses_that_are_not_finite_bring_the_newest_revision(cluster: Cluster) -> None:
+    callback = of_lightning(cluster.control_url, "fit-sick")
+    module = Small(odd_at=(2, 3, 4))
+    with capture_logs() as logs:
+        fit(module, callback)
+    assert [log["revision"] for log in logs if log["event"] == "replica.goes_back"] == [0]
+    assert module.seen[5] == module.seen[0], "the two steps before are no round's"
+    assert callback.replica is not None and callback.replica.inner_step == 3
+
+
+def test_a_lease_that_runs_out_begins_another_life_in_the_same_fit(
+    cluster: Cluster,
+) -> None:
+    """The step in which it is heard is the last of the old life, and nobody's."""
+    settings = ALONE | {"timeouts": {"lease": LEASE_S, "round_deadline": 20.0}}
+    callback = SynclineCallback(run="fit-late", control=cluster.control_url, settings=settings)
+    module = Small()
+    module.at_step = lambda number: number != 2 or sleeps(cluster, callback.replica)
+    fit(module, callback)
+    replica = callback.replica
+    assert replica is not None and replica.incarnation == 2 and replica.inner_step == 3
+    assert replica.committed_tokens == 3 * 8
+    assert module.seen[2] != module.seen[0] == module.seen[3], "the run's, which has no round"
 
 
 def test_sigterm_drains_a_fit_where_lightning_alone_heeds_it(cluster: Cluster) -> None:

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from syncline.integrations.transformers import SynclineCallback, check
-from syncline_proto.errors import ConfigError
+from syncline_proto.errors import ConfigError, LeaseLost
 from syncline_testing.cluster import Cluster
 from syncline_testing.processes import python
 from syncline_testing.replicas import QUICK
+from syncline_testing.sleeping import LEASE_S, sleeps
 from syncline_testing.training import LLAMA
 
 ALONE = {**QUICK, "min_replicas": 1}
@@ -50,12 +52,15 @@ class Watched(Trainer):
 
     at_step: Any = None
     forwards = 0
+    odd_at: tuple[int, ...] = ()
+    """Forward passes after which the loss is NaN, and so the gradient."""
 
     def compute_loss(self, *given: Any, **named: Any) -> Any:
         self.forwards += 1
         if self.at_step:
             self.at_step(self.forwards)
-        return super().compute_loss(*given, **named)
+        loss: Any = super().compute_loss(*given, **named)
+        return loss * float("nan") if self.forwards in self.odd_at else loss
 
 
 def rows() -> Any:
@@ -137,6 +142,47 @@ def test_steps_of_several_batches_count_all_of_them(cluster: Cluster, tmp_path: 
     assert kinds == {"train", "held-out"}
 
 
+def head_of(made: Watched) -> float:
+    assert isinstance(made.model, LlamaForCausalLM)
+    return made.model.lm_head.weight.sum().item()
+
+
+def test_a_step_that_is_not_finite_moves_nothing_and_three_go_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The second, and the last three of eight; in a round are four."""
+    seen: list[float] = []
+    callback = SynclineCallback(run="odd", control=cluster.control_url, settings=ALONE)
+    made = trainer(tmp_path, callback, lambda _: seen.append(head_of(made)))
+    made.odd_at = (2, 6, 7, 8)
+    with capture_logs() as logs:
+        made.train()
+    replica = callback.replica
+    assert replica is not None and replica.inner_step == 4
+    assert replica.committed_tokens == 4 * 2 * 16 and replica.revision == 1
+    assert seen[0] != seen[1] == seen[2] != seen[3]
+    assert [log["revision"] for log in logs if log["event"] == "replica.goes_back"] == [1]
+    assert head_of(made) == seen[6] == seen[7] != seen[5]
+
+
+def test_an_infinite_loss_with_a_finite_gradient_moves_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """It is seen where it leaves the model, in training alone."""
+    seen: list[float] = []
+    callback = SynclineCallback(run="infinite", control=cluster.control_url, settings=ALONE)
+    made = trainer(tmp_path, callback, lambda _: seen.append(head_of(made)))
+    model: Any = made.model
+    compute = model.loss_function
+    odd = {3}
+    model.loss_function = lambda *given, **named: (
+        compute(*given, **named) + (float("inf") if len(seen) in odd else 0.0)
+    )
+    made.train()
+    assert callback.replica is not None and callback.replica.inner_step == 7
+    assert seen[1] != seen[2] == seen[3] != seen[4]
+
+
 def test_a_run_that_somebody_stops_stops_the_trainer(cluster: Cluster, tmp_path: Path) -> None:
     def stops(step: int) -> None:
         if step == 2:
@@ -147,6 +193,42 @@ def test_a_run_that_somebody_stops_stops_the_trainer(cluster: Cluster, tmp_path:
     made.args.max_steps = 100_000
     made.train()
     assert callback.replica is not None and callback.replica.done
+
+
+def test_a_lease_that_runs_out_begins_another_life_in_the_same_training(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The step in which it is heard is the last of the old life, and nobody's."""
+
+    def is_late(step: int) -> None:
+        if step == 3:
+            sleeps(cluster, callback.replica)
+
+    settings = ALONE | {"timeouts": {"lease": LEASE_S, "round_deadline": 20.0}}
+    callback = SynclineCallback(run="late", control=cluster.control_url, settings=settings)
+    made = trainer(tmp_path, callback, is_late)
+    made.train()
+    replica = callback.replica
+    assert replica is not None and replica.incarnation == 2
+    assert made.state.global_step == 8 and replica.inner_step == 5
+    assert replica.committed_tokens == 5 * 2 * 16, "of the second life"
+    (left,) = cluster.get("/runs/late/replicas")
+    assert left["state"] == "left"
+
+
+def test_who_is_kicked_out_of_a_training_stays_out(cluster: Cluster, tmp_path: Path) -> None:
+    def kicks(step: int) -> None:
+        if step == 3:
+            cluster.post("/runs/kicked/replicas/one/kick")
+
+    callback = SynclineCallback(
+        run="kicked", name="one", control=cluster.control_url, settings=ALONE
+    )
+    made = trainer(tmp_path, callback, kicks)
+    made.args.max_steps = 100_000
+    with pytest.raises(LeaseLost, match="An operator removed this replica"):
+        made.train()
+    callback.close(failed=True)
 
 
 def test_sigterm_drains_a_training_that_heeds_no_signal(cluster: Cluster, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_busy_machine_or_too_long_a_wait_is_a_shortfall(
 
 def test_what_fits_the_link_is_what_all_push_or_pull_in_an_interval() -> None:
     """Two replicas; 32 steps of 0.1 s at 100 Mbit/s are 40 MB, each way."""
-    both = {"share": 0.0, "compute_share": 0.4}
+    both = {"waits": 0.0, "hooks": 0.0, "compute_share": 0.4}
     up = Seen(**both, interval_bytes=20e6, interval_bytes_down=5e6)
     down = Seen(**both, interval_bytes=5e6, interval_bytes_down=24e6)
     assert link_share("100mbit", up) == pytest.approx(1.0)

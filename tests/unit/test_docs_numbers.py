@@ -11,7 +11,7 @@ import pytest
 from syncline import exchange, heartbeat, link
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD
 from syncline.outage import SAY_AFTER_S
-from syncline.train.setbacks import BACK_AFTER, RETURNS_MAX, SKIPS_MAX
+from syncline.setbacks import BACK_AFTER, RETURNS_MAX, SKIPS_MAX
 from syncline_control import descriptors, intake, server, state, transaction
 from syncline_control.body import DEPTH_MAX, KEYS_MAX
 from syncline_control.operations import points, reports

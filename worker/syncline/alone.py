@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from syncline.averaged import Averaged
 from syncline.batches import check_counted
 from syncline.faults import plainly
+from syncline.finite import leave_out
 from syncline.ranks import Ranks, check_together
 from syncline.tally import Phase, Tally
 from syncline.voice import own_rank, voice
@@ -26,6 +27,7 @@ class Alone:
     last_round = False
     drained = False
     unsynced = False
+    bears_loss = False
     revision = 0
     lr_factor = 1.0
     bytes_up = 0
@@ -43,6 +45,8 @@ class Alone:
         self._model, self._optimizer, self._recall = model, optimizer, recall
         self._counted = 0
         """Tokens of this rank since the last inner step."""
+        self._skipped = False
+        """The loop has left this step out, so its update is none."""
         self._handles: list[RemovableHandle] = []
         self._ranks: Ranks | None = None
         self._averaged: Averaged | None = None
@@ -71,6 +75,15 @@ class Alone:
 
     def count(self, tokens: int) -> None:
         self._counted += tokens
+        self._skipped = False  # it is of another step
+
+    def skip(self, is_odd: bool) -> bool:
+        """Leave this step out, if one rank finds it odd; as ``Session.skip``."""
+        if self._ranks is None or self.done or not self._ranks.sum(is_odd):
+            return False
+        leave_out(self._optimizer)
+        self._counted, self._skipped = 0, True
+        return True
 
     def before_write(self) -> None:
         """Nothing here is copied beside the loop's work."""
@@ -114,6 +127,9 @@ class Alone:
         Raises:
             ConfigError: no token was counted until where a run has its first push.
         """
+        if self._skipped:
+            self._skipped = False
+            return
         mine = [self._recall.is_set(), self._counted * ranks.count]
         asked, tokens = ranks.of_first(mine)
         self.tally.inner_step += 1

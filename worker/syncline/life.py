@@ -50,6 +50,7 @@ from syncline.streamed import carrier_of
 from syncline.synchronous import Synchronous
 from syncline.tally import Tally
 from syncline.tokens import Tokens
+from syncline.traffic import Traffic
 from syncline.verdicts import Verdicts
 from syncline.voice import voice
 from syncline.waiting import Waiting
@@ -219,7 +220,8 @@ class Life:
         self._hooks = Hooks(model, described)
         helm = self._helm(joined, ranks, say)
         waiting = Waiting(Council(ranks, exchange, helm.order), helm, tally)
-        tokens = self._tokens = Tokens(ranks)
+        traffic = Traffic(ranks, exchange)
+        tokens = self._tokens = Tokens(traffic)
         names = [fragment.name for fragment in described.layout.fragments]
         rounds = Rounds(
             names,
@@ -261,6 +263,8 @@ class Life:
             synchronous=synchronous,
             boundary=boundary,
             optimizer=optimizer,
+            ranks=ranks,
+            traffic=traffic,
             ramp=ramp,
             log=say,
         )

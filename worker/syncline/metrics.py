@@ -60,7 +60,7 @@ class Figures(Collector):
             yield self._counter(name, text, count)
         moved = CounterMetricFamily(
             "syncline_worker_bytes",
-            "Payload bytes of this rank: up (pushes), down (pulls).",
+            "Payload bytes of all ranks: up (pushes), down (pulls).",
             labels=[*LABELS, "direction"],
         )
         moved.add_metric([*self._labels, "up"], stats.bytes_up)

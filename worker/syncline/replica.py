@@ -28,6 +28,8 @@ from syncline.optim.followed import followed
 from syncline.reading import Reading
 from syncline.recall import OWN, Recall
 from syncline.returning import has_run_out
+from syncline.session import Session
+from syncline.setbacks import Setbacks, figures_of
 from syncline.settings import run_settings
 from syncline.stats import OddLosses, number_of, progress_of
 from syncline.voice import own_rank, voice
@@ -97,7 +99,7 @@ class Replica(Reading):
         self._alone = Alone(given or RunSettings(), model, self._optimizer, self._recall)
         wish = wished(control, run, name, given, job or {}, check_job)
         super().__init__(wish, self._alone, tokens_of)
-        self._odd_losses = OddLosses()
+        self._odd_losses, self._setbacks = OddLosses(), Setbacks(self)
         self._ramp_steps = join_ramp_steps
         self._claim = Claim(model)
 
@@ -173,6 +175,36 @@ class Replica(Reading):
         self._check_live()
         self._session.synchronize()
 
+    @plainly
+    def skips(
+        self, loss: float | Tensor | None = None, grad_norm: float | Tensor | None = None
+    ) -> bool:
+        """Whether to leave this step out, as its loss or its gradient is not finite.
+
+        Ask after the backward pass, before ``synchronize`` and all else that looks at gradients,
+        and where it is so go on with the next batch: the gradients are gone, nothing of the step
+        counts, and ``optimizer.step()`` would change nothing. Three in a row take the run's newest
+        revision, as ``go_back`` does. A ``GradScaler`` skips by itself, and makes infinite
+        gradients on purpose: ask nothing where there is one. With several ranks all of them ask;
+        one is enough to skip.
+
+        ``grad_norm``: where the loop knows it; else it is computed here.
+
+        Raises:
+            TrainingDiverged: it was one too many.
+            ConfigError: one is no number.
+        """
+        self._check_live()
+        figures = figures_of(self._optimizer, loss, grad_norm)
+        is_odd = not all(map(math.isfinite, figures.values()))
+        skips = self._session.skip(is_odd)
+        if skips:
+            where = {} if is_odd else {"where": "on another rank"}
+            self._setbacks.skipped(voice(own_rank()), **figures, **where)
+        else:
+            self._setbacks.none()
+        return skips
+
     def before_write(self) -> None:
         """Say that the loop itself, not its optimizer, is about to write parameters.
 
@@ -220,6 +252,38 @@ class Replica(Reading):
             and own_rank() == 0
             and has_run_out(self._wish, me)
         )
+
+    def bear_loss(self) -> None:
+        """Let hooks bear a lost lease from now on: steps change nothing until ``rejoin``.
+
+        For loops in which an exception of a hook would end all, as those of libraries.
+        """
+        self._check_live()
+        self._session.bears_loss = True
+
+    @plainly
+    def rejoin(self) -> bool:
+        """Between two steps: where a lost lease was borne, join the run again; whether it was.
+
+        As a new life, from the run's newest revision; what the optimizer remembers goes on, and
+        steps that were not pushed are lost. All ranks call it.
+
+        Raises:
+            LeaseLost: it may not return (see ``may_return``), or was asked to leave.
+            SynclineError: as ``start``.
+        """
+        session = self._session
+        if not isinstance(session, Session) or session.lost is None:
+            return False
+        may = session.of_first(not self._recall.is_set() and self.may_return())
+        self._close(failed=True, error=session.lost)
+        if not may:
+            raise session.lost
+        so = "it joins the run again, from its newest revision"
+        voice(own_rank()).warning("replica.returns", why=session.lost.message, so=so)
+        self.start()
+        self.bear_loss()
+        return True
 
     @plainly
     def start(self) -> None:

@@ -20,12 +20,16 @@ from syncline.buffers import Buffers
 from syncline.core.ramp import Ramp
 from syncline.exchange import Exchange
 from syncline.faults import plainly
+from syncline.finite import leave_out
 from syncline.hooks import Hooks
 from syncline.pushes import Pushes
+from syncline.ranks import Ranks
 from syncline.rounds import Rounds
 from syncline.synchronous import Synchronous, drop_gradients
 from syncline.tally import Phase, Tally, timed
+from syncline.traffic import Traffic
 from syncline.waiting import RunOver, TookTooLong
+from syncline_proto.errors import LeaseLost
 from syncline_proto.settings import RunSettings
 
 
@@ -44,19 +48,28 @@ class Session:
         synchronous: Synchronous,
         boundary: Boundary,
         optimizer: Optimizer,
+        ranks: Ranks,
+        traffic: Traffic,
         ramp: Ramp,
         log: FilteringBoundLogger,
     ) -> None:
         """``log`` is silent on all ranks but the first."""
         self.unsynced = False
+        self.bears_loss = False
+        """A lost lease is no error of a hook; steps change nothing until there is another life."""
+        self.lost: LeaseLost | None = None
+        """What a hook has borne so."""
         self._exchange, self._hooks, self._averaged = exchange, hooks, averaged
         self._buffers, self._rounds, self._pushes = buffers, rounds, pushes
         self._synchronous, self._boundary = synchronous, boundary
-        self._optimizer, self._ramp, self._log = optimizer, ramp, log
+        self._optimizer, self._ranks = optimizer, ranks
+        self._traffic, self._ramp, self._log = traffic, ramp, log
         self._synchronized = False
         """Nothing is left to wait for before this step's update."""
         self._missed = False
         """The synchronous phase went on without this step, so it is none."""
+        self._skipped = False
+        """The loop has left this step out, so its update is none."""
         self._over = False
         """The run has ended, as a forward pass learnt that must not change what it has used."""
         self._began = time.monotonic()
@@ -108,11 +121,12 @@ class Session:
 
     @property
     def bytes_up(self) -> int:
-        return self._exchange.bytes_up
+        """Of all ranks; the others' as of the last push, or ``finish``."""
+        return self._traffic.up
 
     @property
     def bytes_down(self) -> int:
-        return self._exchange.bytes_down
+        return self._traffic.down
 
     def count(self, tokens: int) -> None:
         self._rounds.tokens.add(tokens)
@@ -137,8 +151,8 @@ class Session:
         training = torch.is_grad_enabled()
         if training:
             # Gradients of another step come, even if the loop left out the update of the last.
-            self._synchronized = self._missed = False
-        if self._rounds.are_pending and not self.unsynced:
+            self._synchronized = self._missed = self._skipped = False
+        if self._rounds.are_pending and not (self.unsynced or self.lost):
             with self._at_hook():
                 try:
                     self._rounds.merge_landed(fragments)
@@ -154,14 +168,15 @@ class Session:
     def before_step(self) -> None:
         """Merge what must be merged before the optimizer moves, and average gradients."""
         self.synchronize()
-        if self.done:
-            # The run's end was merged during this very step: its value stays as it is.
+        if self.done or self.lost:
+            # The run's end was merged during this very step: its value stays as it is. Or there is
+            # no run to step for.
             drop_gradients(self._optimizer)
         self._rounds.before_step()
 
     def synchronize(self) -> None:
         """Merge what is due, and average gradients in the synchronous phase; once a step."""
-        if self._synchronized:
+        if self._synchronized or self.lost:
             return
         with self._at_hook():
             self._see_over()
@@ -176,7 +191,8 @@ class Session:
     @plainly
     def after_step(self) -> None:
         """Count the step, and do what rank 0 decides."""
-        if self.done:
+        skipped, self._skipped = self._skipped, False
+        if self.done or self.lost or skipped:
             return
         with self._at_hook():
             if not self._missed:
@@ -192,21 +208,39 @@ class Session:
             self._synchronous.offer_at_end()
             self._boundary.act()
 
+    def skip(self, is_odd: bool) -> bool:
+        """Leave this step out, between its backward pass and its update, if one rank finds it odd.
+
+        Not where the synchronous phase has made its gradient everybody's, which is finite.
+        Collective; whether it was done.
+        """
+        if self.done or self.lost or (self._synchronized and self._synchronous.is_on):
+            return False
+        if not self._ranks.sum(is_odd):
+            return False
+        leave_out(self._optimizer)
+        self._rounds.tokens.drop_step()
+        self._synchronized = self._skipped = True
+        return True
+
     def before_write(self) -> None:
         """The loop is about to write parameters itself."""
         self._rounds.before_step()
 
     def finish(self) -> None:
         """Merge everything that is pending."""
+        if self.lost:
+            return
         with self._at_hook():
             self._see_over()
             self._pushes.merge_all()
+            self._traffic.sum(0)
             self._rounds.heal()
             self._boundary.see_budget()
 
     def go_back(self) -> bool:
         """Take the run's newest revision, and forget steps that no round has; whether it has."""
-        if self.done or self._synchronous.is_on:
+        if self.done or self.lost or self._synchronous.is_on:
             return False
         with self._at_hook():
             self._see_over()
@@ -218,10 +252,21 @@ class Session:
                 self._synchronous.enter()
                 so = "its last steps are forgotten, and its optimizer begins anew"
                 self._log.warning("replica.goes_back", revision=self.revision, so=so)
-        return not self.done
+        return not (self.done or self.lost)
+
+    def of_first(self, word: bool) -> bool:
+        """Rank 0's word, on all ranks."""
+        return bool(self._ranks.of_first([word])[0])
 
     def leave(self) -> None:
-        """Bring in what was done since the last sync; wait for it as long as a round may take."""
+        """Bring in what was done since the last sync; wait for it as long as a round may take.
+
+        Raises:
+            LeaseLost: now, or before.
+        """
+        self.bears_loss = False
+        if self.lost:
+            raise self.lost
         if not self.done:
             with self._at_hook():
                 self._see_over()
@@ -243,3 +288,7 @@ class Session:
                 self._boundary.follow_end()
             except TookTooLong:
                 self._boundary.give_up()
+            except LeaseLost as lost:
+                if not self.bears_loss:
+                    raise
+                self.lost = lost

@@ -30,6 +30,7 @@ class Stats:
     paused_s: float
     """Time that the run was paused, which counts as neither."""
     bytes_up: int
+    """Payload of the pushes of all ranks; the other ranks' as of the last push, or ``finish``."""
     bytes_down: int
     rounds: int
     """Merged rounds, as the last fragment counts them."""

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from syncline.ranks import Ranks
+from typing import Protocol
+
 from syncline_proto.ranges import NOTHING, RANGES_MAX, Ranges, joined
+
+
+class Summing(Protocol):
+    """The ranks, as far as is needed here."""
+
+    def sum(self, number: int) -> int: ...
 
 
 class Tokens:
@@ -13,7 +20,7 @@ class Tokens:
     comes of the steps that read them, they go with the next push: so each is told of once.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Summing) -> None:
         self._ranks = ranks
         self._own = self._of_step = 0
         self._read: Ranges = NOTHING
@@ -45,6 +52,10 @@ class Tokens:
     def sum_step(self) -> int:
         """Of all ranks for a step, since the last time. Collective."""
         return self._ranks.sum(self.take_step())
+
+    def drop_step(self) -> None:
+        """What was counted since the last step is nobody's: that step is none."""
+        self._own -= self.take_step()
 
     def drop(self) -> None:
         """The tokens are told of otherwise, or nobody's."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, SupportsIndex
 
 import structlog
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -38,8 +38,11 @@ class Guest:
             **{"run": run, "name": name, "settings": settings, "control": control},
             **{"tokens_of": tokens_of, "join_ramp_steps": join_ramp_steps},
         }
+        self._optimizer: Optimizer | None = None
         self._end_ramp: Callable[[], None] = lambda: None
         self._end_heeding: Callable[[], None] = lambda: None
+        self._loss: float | Tensor = 0.0
+        """Of the batches since the last step, added up."""
         self.replica: Replica | None = None
         """The one that is in training now, or was last."""
         self.is_live = False
@@ -70,8 +73,10 @@ class Guest:
         except BaseException:
             self._end_heeding()
             raise
-        self._end_ramp = ramped(followed(optimizer), lambda: replica.lr_factor)
-        self.is_live = True
+        replica.bear_loss()
+        self._optimizer = followed(optimizer)
+        self._ramp()
+        self.is_live, self._loss = True, 0.0
         return replica
 
     def part_data(self, loader: Any) -> bool:
@@ -91,10 +96,34 @@ class Guest:
             structlog.get_logger().warning("data.shared", why=why, so=so)
         return moved
 
+    def see_loss(self, loss: Any) -> None:
+        """Of a batch whose backward pass is to come; one that is not finite spoils its step."""
+        if isinstance(loss, Tensor):
+            self._loss = self._loss + loss.detach().sum()
+
+    def judge(self) -> None:
+        """Before an update: let it change nothing if its loss or its gradient is not finite.
+
+        Raises:
+            TrainingDiverged: it was one too many.
+        """
+        loss, self._loss = self._loss, 0.0
+        assert self.replica is not None
+        self.replica.skips(loss)
+
     def has_ended(self) -> bool:
-        """Between two steps: merge the last round, if it is that; whether training is over."""
+        """Between two steps: merge the last round, if it is that; whether training is over.
+
+        Whose lease has run out joins the run again here.
+
+        Raises:
+            SynclineError: as ``Replica.rejoin`` and ``finish``.
+        """
         replica = self.replica
         assert replica is not None
+        if replica.rejoin():
+            self._end_ramp()
+            self._ramp()  # after the hooks of the new life, which know its factor
         if replica.last_round:
             replica.finish()
         return replica.done
@@ -109,6 +138,11 @@ class Guest:
             self._leave(failed, error)
         finally:
             self._end_heeding()
+
+    def _ramp(self) -> None:
+        replica, optimizer = self.replica, self._optimizer
+        assert replica is not None and optimizer is not None
+        self._end_ramp = ramped(optimizer, lambda: replica.lr_factor)
 
     def _leave(self, failed: bool, error: BaseException | None) -> None:
         assert self.replica is not None
@@ -177,7 +211,7 @@ class GuestCallback:
             tokens_of=tokens_of,
             join_ramp_steps=join_ramp_steps,
         )
-        self._hook: RemovableHandle | None = None
+        self._hooks: list[RemovableHandle] = []
         """In the loop of the library while a training is under way."""
 
     @property
@@ -186,6 +220,6 @@ class GuestCallback:
         return self._guest.replica
 
     def _unhook(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()

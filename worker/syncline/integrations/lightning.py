@@ -28,7 +28,8 @@ class SynclineCallback(GuestCallback, lightning.Callback):
     """Makes a ``Trainer.fit`` a replica of a run, from its begin to its end.
 
     Joins in ``on_train_start``; stops the Trainer where the run ends; after ``fit`` the model
-    holds the run's newest revision. A training that raises leaves without a last push.
+    holds the run's newest revision. A training that raises leaves without a last push. A step whose
+    loss or gradient is not finite changes nothing.
     ``tokens_of`` is given what ``training_step`` is given.
     """
 
@@ -46,7 +47,7 @@ class SynclineCallback(GuestCallback, lightning.Callback):
     ) -> None:
         optimizer = only_optimizer(trainer)
         # Before the replica's own hooks, which want to see gradients.
-        self._hook = optimizer.register_step_pre_hook(with_gradients)  # pyright: ignore[reportArgumentType]
+        self._hooks = [optimizer.register_step_pre_hook(with_gradients)]  # pyright: ignore[reportArgumentType]
         self._guest.begin(pl_module, optimizer, lambda: check(trainer), may_heed=self._may_heed)
         moved = self._guest.part_data(trainer.train_dataloader)
         fetcher = getattr(trainer.fit_loop, "_data_fetcher", None)
@@ -64,6 +65,11 @@ class SynclineCallback(GuestCallback, lightning.Callback):
         assert self.replica is not None
         self.replica.count_batch(batch)
 
+    def on_before_backward(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, loss: Tensor
+    ) -> None:
+        self._guest.see_loss(loss)
+
     def on_before_optimizer_step(
         self,
         trainer: lightning.Trainer,
@@ -72,6 +78,9 @@ class SynclineCallback(GuestCallback, lightning.Callback):
     ) -> None:
         """Gradients are clipped after this."""
         assert self.replica is not None
+        # A GradScaler skips by itself, and finds its scale by infinite gradients.
+        if getattr(trainer.precision_plugin, "scaler", None) is None:
+            self._guest.judge()
         self.replica.synchronize()
 
     def on_train_batch_end(

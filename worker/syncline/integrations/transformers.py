@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from syncline.integrations.guest import GuestCallback
+from syncline.optim.followed import followed
 from syncline_proto.errors import ConfigError
 
 
@@ -29,7 +30,8 @@ class SynclineCallback(GuestCallback, TrainerCallback):
     holds the run's newest revision. A training that raises leaves without a last push, when the
     process ends, the next training begins, or ``close`` is called.
 
-    In the synchronous phase each replica clips its own gradient, before the mean is taken.
+    A step whose loss (where the model's forward computes it) or gradient is not finite changes
+    nothing. In the synchronous phase each replica clips its own gradient, before the mean is taken.
     ``tokens_of`` is given what the model's forward is given by name.
     """
 
@@ -45,6 +47,9 @@ class SynclineCallback(GuestCallback, TrainerCallback):
     ) -> None:
         assert model is not None and optimizer is not None
         self.close(failed=True)
+        # Ahead of the replica's own hooks, which average gradients in the synchronous phase.
+        judging: Any = self._judge
+        self._hooks.append(followed(optimizer).register_step_pre_hook(judging))
         replica = self._guest.begin(model, optimizer, lambda: check(args))
         atexit.register(self._at_exit)
         self._guest.part_data(train_dataloader)
@@ -53,15 +58,15 @@ class SynclineCallback(GuestCallback, TrainerCallback):
             if module.training and torch.is_grad_enabled():
                 replica.count_batch(named or given)
 
-        hook: Any = torch.compiler.disable(count)
-        self._hook = model.register_forward_pre_hook(hook, with_kwargs=True)
-        control.should_training_stop = self._guest.has_ended()
+        def see(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
+            if module.training and torch.is_grad_enabled():
+                self._guest.see_loss(made.get("loss") if isinstance(made, Mapping) else None)
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        assert self.replica is not None
-        self.replica.synchronize()
+        before: Any = torch.compiler.disable(count)
+        after: Any = torch.compiler.disable(see)
+        self._hooks.append(model.register_forward_pre_hook(before, with_kwargs=True))
+        self._hooks.append(model.register_forward_hook(after))
+        control.should_training_stop = self._guest.has_ended()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -94,6 +99,11 @@ class SynclineCallback(GuestCallback, TrainerCallback):
     def close(self, failed: bool = False) -> None:
         """Leave the run, if the training has not; ``failed``: without a last push."""
         self._end(failed=failed)
+
+    def _judge(self, optimizer: Optimizer, *_: Any) -> None:
+        # A GradScaler skips by itself; of a fused optimizer it is asked in the step.
+        if self._guest.is_live and getattr(optimizer, "grad_scale", None) is None:
+            self._guest.judge()
 
     def _end(self, *, failed: bool, error: BaseException | None = None) -> None:
         atexit.unregister(self._at_exit)

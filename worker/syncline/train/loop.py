@@ -16,6 +16,7 @@ import torch
 
 from syncline import Replica
 from syncline.metrics import serve
+from syncline.setbacks import Setbacks
 from syncline.settings import Environment
 from syncline.train.books import Books, Every
 from syncline.train.config import CheckpointSection, EvaluateSection, JobConfig
@@ -33,12 +34,11 @@ from syncline.train.progress import Ending, Listener
 from syncline.train.ranks import RankGroup
 from syncline.train.same import check_same_model
 from syncline.train.schedules import Schedule
-from syncline.train.setbacks import Setbacks
 from syncline.train.sets import sets_of
 from syncline.train.sharding import shard_model
 from syncline.train.signals import SIGNAL, Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, tokens_of_step
-from syncline.train.step import InnerStep
+from syncline.train.step import WHAT_TO_DO, InnerStep
 from syncline.train.writable import make_folders
 from syncline_proto.errors import LeaseLost
 from syncline_proto.settings import RunSettings
@@ -97,7 +97,7 @@ class Trainer:
             join_ramp_steps=job.optimizer.join_ramp_steps,
         )
         self._stop = Stop()
-        self._setbacks = Setbacks(self.replica, first=ranks.first)
+        self._setbacks = Setbacks(self.replica, WHAT_TO_DO)
         self._step = InnerStep(loss, self.optimizer, job.train, ranks, self._setbacks)
         self._evaluator = Evaluator(loss, self._sets, job, ranks)
         # Replicas on one machine, started from one job, must not write into one folder; a name

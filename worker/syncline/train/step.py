@@ -13,12 +13,16 @@ from dataclasses import dataclass
 import torch
 
 from syncline.optim import WSAM
+from syncline.setbacks import Setbacks
 from syncline.train.config import TrainSection
 from syncline.train.inputs import Batch
 from syncline.train.losses import LossOf
 from syncline.train.optim import clip_gradients, set_lr
 from syncline.train.ranks import RankGroup
-from syncline.train.setbacks import Setbacks
+from syncline.voice import voice
+
+WHAT_TO_DO = "lower optimizer.lr, or raise optimizer.warmup_tokens."
+"""In a job, about losses that are not finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,8 @@ class InnerStep:
         if finite:
             self._setbacks.none()
         else:
-            self._setbacks.skipped(mean, norm)
+            say = voice(0 if self._ranks.first else 1)
+            self._setbacks.skipped(say, loss=mean, grad_norm=norm)
         return report
 
     def _backward(self, batches: Iterable[Batch]) -> float:
