@@ -22,6 +22,7 @@ from hypothesis import seed as seeded
 from fuzz import arena, asking, hogs
 from fuzz.arena import HARMLESS, START
 from fuzz.asking import METHOD
+from fuzz.hogs import MESSAGE_BYTES
 from fuzz.requests import Request, openings, pulls
 from fuzz.streams import LAYOUT, REVISION, RUN, Stream, header, pushes
 from syncline_proto.v1 import sync_pb2 as pb
@@ -44,14 +45,17 @@ DRAWN = 300
 CALLERS = 32
 CALL_S = 2.0
 
-CONSTANT = (4 * 64 + 250 + 64 + 64 << 20) + CALLERS * (16 << 20)
+HOGS = 8
+"""As many of the callers send what is made to cost memory, at a time."""
+
+CONSTANT = HOGS * 2 * MESSAGE_BYTES + (300 + 4 * 16 + 2 * 32 << 20)
 """Bytes that the service may take beyond its budget and what it holds at rest.
 
-64 MiB are for large requests that wait, as they came; read, each is up to four times as much. One
-of 8 MiB that names nothing but boxes is 250 MiB until it is refused, and one is read at a time.
-The allocator keeps 64 MiB of what is free again, and four threads of the pool work on 16 each. Each
-call may have a message of 8 MiB in gRPC's hands, and once more as Python's. What a shard falls into
-is nothing here: the tensors are small.
+Each hog may have a message of the largest size in gRPC's hands, and once more as Python's; the
+other calls' are small. One message is read at a time: the worst is nothing but empty boxes or
+tensors, 4 Mi of 64 bytes each and the list of them, 300 MiB until it is refused. Four threads of
+the pool work on 16 MiB each. The allocator keeps 32 MiB of what is free again in each of its two
+arenas. What a shard falls into is nothing here: the tensors are small.
 """
 
 SETTINGS = {
@@ -128,12 +132,17 @@ async def _flood(cluster: Cluster, drawn: list[Call], seed: int, seconds: float)
             _ = [part async for part in stub.Pull(pull, timeout=20)]
         await _unharmed(stub)
         figures.rest_bytes = _memory(cluster, "VmRSS")
-        until, worst = time.monotonic() + seconds, [*hogs.streams(), *hogs.requests()]
+        worst: list[Call] = [*hogs.streams(), *hogs.requests()]
+        hogging = asyncio.Semaphore(HOGS)
+        until = time.monotonic() + seconds  # from here on: to make the hogs may take as long
 
         async def caller(one: grpc.aio.Channel) -> None:
             while time.monotonic() < until:
-                hog = dice.random() < 0.2
-                await _sent(one, dice.choice(worst if hog else drawn), figures)
+                if dice.random() < 0.2:
+                    async with hogging:
+                        await _sent(one, dice.choice(worst), figures)
+                else:
+                    await _sent(one, dice.choice(drawn), figures)
 
         # A connection for each: no call waits for another one's line.
         alone = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))

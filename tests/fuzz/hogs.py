@@ -43,7 +43,7 @@ def requests() -> list[Request]:
     size = MESSAGE_BYTES - 64
     row = [pb.Box(tensor=0, offsets=[i % CUT, 0], sizes=[0, COLUMNS]) for i in range(100_000)]
     many = pb.PullRequest(run=RUN, fragment=0, newest=True, boxes=row, header_only=True)
-    names = b"".join(_field(b"\x22", b"%07x" % i) for i in range(size // 9))[: size // 9 * 9]
+    names = b"".join(b"\x22\x07%07x" % i for i in range(size // 9))
     layouts = [
         b"\x0a\x00" * (size // 2),  # tensors
         b"\x12\x00" * (size // 2),  # fragments
