@@ -15,26 +15,24 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from syncline_proto.counts import (
+    CORNERS_MAX,
+    DIMENSIONS_MAX,
+    NAME_MAX,
+    check_boxes,
+    check_counts,
+)
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.v1 import sync_pb2 as pb
 
 FRAGMENT_ELEMENTS_MAX = 1 << 26
 """64 Mi elements: 256 MiB in fp32."""
 
-TENSORS_MAX = 100_000
-FRAGMENTS_MAX = 100_000
-BOXES_MAX = 100_000
-"""Boxes in one fragment, or in one push."""
-
-DIMENSIONS_MAX = 8
-NAME_MAX = 1_024
-"""Characters of a tensor's or fragment's name."""
+FROZEN_MAX = 64
+"""Characters of ``frozen_sha256``: a SHA-256 in hex."""
 
 SHOWN_MAX = 80
 """Characters that an error repeats of what a peer sent."""
-
-CORNERS_MAX = 1 << 19
-"""Of all boxes of tensors that are in several boxes; a box has 2 to the number of dimensions."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -144,28 +142,6 @@ def layout_from_proto(message: pb.Layout) -> Layout:
     )
 
 
-def check_counts(message: pb.Layout) -> None:
-    """Check how many tensors, fragments and boxes a layout has.
-
-    Quick, and takes no memory: what a few bytes on the wire name can be much to hold.
-
-    Raises:
-        InvalidRequest: they are none, or too many.
-    """
-    if not 0 < len(message.tensors) <= TENSORS_MAX:
-        raise InvalidRequest(f"layout.tensors: {len(message.tensors)} is not 1 to {TENSORS_MAX}.")
-    if not 0 < len(message.fragments) <= FRAGMENTS_MAX:
-        raise InvalidRequest(
-            f"layout.fragments: {len(message.fragments)} is not 1 to {FRAGMENTS_MAX}."
-        )
-    boxes = sum(len(f.boxes) for f in message.fragments)
-    # A tensor is in one box, or each of its boxes has a corner at least.
-    if boxes > TENSORS_MAX + CORNERS_MAX:
-        raise InvalidRequest(
-            f"layout.fragments: {boxes} boxes is more than {TENSORS_MAX + CORNERS_MAX}."
-        )
-
-
 def layout_to_json(layout: Layout) -> str:
     """The canonical JSON form: no white space, ASCII, keys in this order."""
     form = {
@@ -193,27 +169,6 @@ def layout_from_json(text: str) -> Layout:
         ),
         frozen_sha256=form["frozen_sha256"],
     )
-
-
-def check_boxes(messages: Sequence[pb.Box]) -> None:
-    """Check how many boxes there are, and that each has as many offsets as sizes, and few.
-
-    Quick, and takes no memory: what a few bytes on the wire name can be much to hold.
-
-    Raises:
-        InvalidRequest: a rule is broken.
-    """
-    if len(messages) > BOXES_MAX:
-        raise InvalidRequest(f"boxes: {len(messages)} is more than {BOXES_MAX}.")
-    for message in messages:
-        if len(message.sizes) > DIMENSIONS_MAX:
-            raise InvalidRequest(
-                f"boxes: tensor {message.tensor}: more than {DIMENSIONS_MAX} dimensions."
-            )
-        if len(message.offsets) != len(message.sizes):
-            raise InvalidRequest(
-                f"boxes: tensor {message.tensor}: offsets and sizes differ in number."
-            )
 
 
 def boxes_from_proto(messages: Sequence[pb.Box]) -> tuple[Box, ...]:
@@ -263,6 +218,10 @@ def shown(what: object) -> str:
 
 def _check(layout: Layout) -> None:
     _check_tensors(layout.tensors)
+    if len(layout.frozen_sha256) > FROZEN_MAX:
+        raise InvalidRequest(
+            f"layout.frozen_sha256: {len(layout.frozen_sha256)} characters, not {FROZEN_MAX}."
+        )
     if not layout.fragments:
         raise InvalidRequest("layout.fragments: there must be at least one.")
     by_tensor: dict[int, list[Box]] = {}

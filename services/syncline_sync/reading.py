@@ -15,8 +15,8 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from syncline_proto.counts import check_boxes, check_counts
 from syncline_proto.errors import InvalidRequest, Overloaded
-from syncline_proto.layout import check_boxes, check_counts
 from syncline_proto.parts import read_chunk
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.doorkeeper import Answers, AnyContext, Doorkeeper, Handler, Streams, replaced

@@ -16,8 +16,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from syncline_proto.counts import FRAGMENTS_MAX
 from syncline_proto.errors import ConfigError, PortInUse
-from syncline_proto.layout import FRAGMENTS_MAX
 from syncline_proto.v1 import checkpoints_pb2, checkpoints_pb2_grpc, sync_pb2, sync_pb2_grpc
 from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.descriptors import limit

@@ -7,33 +7,53 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.strategies import SearchStrategy
 
 from fuzz.arena import Arena, arena
+from fuzz.asking import Asking, asking
 from fuzz.flood import BUDGET, CONSTANT, drawn, flooded
-from fuzz.streams import Stream, pushes
+from fuzz.requests import openings, pulls
+from fuzz.streams import pushes
+
+T = TypeVar("T")
+
+
+def meet(what: SearchStrategy[T], number: int, examples: int, meets: Callable[[T], None]) -> None:
+    """Meet so many examples of a seed; one that fails is made as small as it can be, and shown."""
+
+    @seed(number)
+    @settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(what)
+    def each(one: T) -> None:
+        meets(one)
+
+    each()
 
 
 def fought(folder: Path, number: int, examples: int) -> Arena:
-    """Meet so many examples of a seed; one that fails is made as small as it can be, and shown."""
+    """Send so many pushes of a seed, one after another."""
     with arena(folder) as (runner, fighter):
-
-        @seed(number)
-        @settings(
-            max_examples=examples,
-            database=None,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-        )
-        @given(pushes())
-        def meets(streams: tuple[Stream, ...]) -> None:
-            runner.run(fighter.meets(streams))
-
-        meets()
+        meet(pushes(), number, examples, lambda streams: runner.run(fighter.meets(streams)))
         return fighter
+
+
+def asked(folder: Path, number: int, examples: int) -> Asking:
+    """Send so many pulls of a seed, and a third as many openings: these take the longest."""
+    with asking(folder) as (runner, asker):
+        for what, count in ((pulls(), examples), (openings(), examples // 3)):
+            meet(what, number, count, lambda request: runner.run(asker.meets(request)))
+        return asker
 
 
 def main() -> int:
@@ -42,18 +62,24 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=3000, help="pushes, one after another")
     parser.add_argument("--flood", type=float, default=60.0, help="seconds of many at a time")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
-    asked = parser.parse_args()
+    parser.add_argument("--requests", type=int, default=1000, help="pulls, and openings")
+    given = parser.parse_args()
     structlog.configure(processors=[lambda *_: ""], logger_factory=structlog.ReturnLoggerFactory())
-    print(f"seed {asked.seed}", flush=True)
+    print(f"seed {given.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        fighter = fought(Path(folder) / "arena", asked.seed, asked.examples)
-        print(f"{fighter.examples} examples, {fighter.entered} entered a round", flush=True)
+        fighter = fought(Path(folder) / "arena", given.seed, given.examples)
+        print(f"{fighter.examples} pushes, {fighter.entered} entered a round", flush=True)
+        asker = asked(Path(folder) / "asked", given.seed, given.requests)
+        print(f"{asker.examples} requests, {asker.answered} answered", flush=True)
         (Path(folder) / "flood").mkdir()
-        flood = flooded(Path(folder) / "flood", drawn(asked.seed), asked.seed, asked.flood)
+        flood = flooded(Path(folder) / "flood", drawn(given.seed), given.seed, given.flood)
     figures = {
         "examples": fighter.examples,
         "entered": fighter.entered,
-        "refused": fighter.refused + flood.refused,
+        "requests": asker.examples,
+        "answered": asker.answered,
+        "opened": asker.opened,
+        "refused": fighter.refused + asker.refused + flood.refused,
         "looks": fighter.looks,
         "flood_calls": flood.calls,
         "budget_bytes": BUDGET,

@@ -1,7 +1,7 @@
-"""A sync service of its own process under a flood of malformed pushes, and the memory it takes.
+"""A sync service of its own process under a flood of malformed calls, and the memory it takes.
 
-Many calls at once: what ``streams`` draws, and what is made to cost memory, messages of the largest
-size that are nothing but boxes, unknown fields or garbage, and chunks without end.
+Many calls at once: what ``streams`` and ``requests`` draw, and what is made to cost memory
+(``hogs``).
 """
 
 from __future__ import annotations
@@ -12,20 +12,27 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
-from fuzz.arena import HARMLESS, PUSH, REFUSALS, START
+from fuzz import arena, asking, hogs
+from fuzz.arena import HARMLESS, START
+from fuzz.asking import METHOD
+from fuzz.hogs import MESSAGE_BYTES
+from fuzz.requests import Request, openings, pulls
 from fuzz.streams import LAYOUT, REVISION, RUN, Stream, header, pushes
-from syncline_proto.codec import crc32c
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing.cluster import Cluster
 from syncline_testing.service import BROKEN, code_of, iter_push
+
+Call: TypeAlias = Stream | Request
+
+TOLD = {*arena.REFUSALS, *asking.REFUSALS, "UNREACHABLE"}
 
 BUDGET = 1 << 20
 """The smallest that can be set: everything else is the constant."""
@@ -38,14 +45,17 @@ DRAWN = 300
 CALLERS = 32
 CALL_S = 2.0
 
-CONSTANT = (4 * 64 + 250 + 64 + 64 << 20) + CALLERS * (16 << 20)
+HOGS = 8
+"""As many of the callers send what is made to cost memory, at a time."""
+
+CONSTANT = HOGS * 2 * MESSAGE_BYTES + (300 + 4 * 16 + 2 * 32 << 20)
 """Bytes that the service may take beyond its budget and what it holds at rest.
 
-64 MiB are for large requests that wait, as they came; read, each is up to four times as much. One
-of 8 MiB that names nothing but boxes is 250 MiB until it is refused, and one is read at a time.
-The allocator keeps 64 MiB of what is free again, and four threads of the pool work on 16 each. Each
-call may have a message of 8 MiB in gRPC's hands, and once more as Python's. What a shard falls into
-is nothing here: the tensors are small.
+Each hog may have a message of the largest size in gRPC's hands, and once more as Python's; the
+other calls' are small. One message is read at a time: the worst is nothing but empty boxes or
+tensors, 4 Mi of 64 bytes each and the list of them, 300 MiB until it is refused. Four threads of
+the pool work on 16 MiB each. The allocator keeps 32 MiB of what is free again in each of its two
+arenas. What a shard falls into is nothing here: the tensors are small.
 """
 
 SETTINGS = {
@@ -71,9 +81,9 @@ class Figures:
         return self.peak_bytes - self.rest_bytes - BUDGET
 
 
-def drawn(number: int) -> list[Stream]:
-    """Some of the streams of a seed."""
-    found: list[Stream] = []
+def drawn(number: int) -> list[Call]:
+    """Some of the calls of a seed."""
+    found: list[Call] = []
 
     @seeded(number)
     @settings(
@@ -83,49 +93,15 @@ def drawn(number: int) -> list[Stream]:
         phases=[Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    @given(pushes())
-    def keep(streams: tuple[Stream, ...]) -> None:
-        found.extend(streams)
+    @given(pushes(), pulls(), openings())
+    def keep(streams: tuple[Stream, ...], pull: Request, opening: Request) -> None:
+        found.extend((*streams, pull, opening))
 
     keep()
     return found
 
 
-def hogs() -> list[Stream]:
-    """Streams that are small on the wire for what they would be in memory, or have no end."""
-    whole = header(0, pb.CODEC_FP32)
-    whole.boxes.extend(box.to_proto() for box in LAYOUT.fragments[0].boxes)
-    named = header(0, pb.CODEC_FP32).SerializeToString()
-    size = 8 << 20
-
-    def message(field: bytes, body: bytes) -> bytes:
-        return field + varint(len(body)) + body
-
-    largest = size - len(named) - 16
-    chunk = pb.PushRequest(chunk=pb.Chunk(data=bytes(1 << 20), crc32c=crc32c(bytes(1 << 20))))
-    dot = pb.PushRequest(chunk=pb.Chunk(data=b"\0", crc32c=crc32c(b"\0")))
-    first = pb.PushRequest(header=whole).SerializeToString()
-    return [
-        Stream((message(b"\x0a", named + b"\x6a\x00" * (largest // 2)),), "end"),
-        Stream((message(b"\x0a", named + message(b"\x6a", b"\x12" + varint(largest - 32) + bytes(
-            largest - 32))),), "end"),
-        Stream((message(b"\x0a", named + b"\xc0\x3e\x01" * (largest // 3)),), "still"),
-        Stream((bytes(range(256)) * (size // 256),), "end"),
-        Stream((first, *[chunk.SerializeToString()] * 60), "still"),
-        Stream((first, *[dot.SerializeToString()] * 2000), "still"),
-        Stream((), "still"),
-    ]  # fmt: skip
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes((*out, value))
-
-
-def flooded(folder: Path, drawn: list[Stream], seed: int, seconds: float) -> Figures:
+def flooded(folder: Path, drawn: list[Call], seed: int, seconds: float) -> Figures:
     """Flood a service for some time; then nothing of it is another, and it answers as before."""
     with Cluster(folder, "--staging-bytes", str(BUDGET)) as cluster:
         cluster.post("/runs", {"name": RUN, "settings": SETTINGS})
@@ -137,7 +113,7 @@ def flooded(folder: Path, drawn: list[Stream], seed: int, seconds: float) -> Fig
     return figures
 
 
-async def _flood(cluster: Cluster, drawn: list[Stream], seed: int, seconds: float) -> Figures:
+async def _flood(cluster: Cluster, drawn: list[Call], seed: int, seconds: float) -> Figures:
     figures, dice = Figures(), random.Random(seed)
     async with grpc.aio.insecure_channel(cluster.sync_address) as channel:
         stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
@@ -156,13 +132,17 @@ async def _flood(cluster: Cluster, drawn: list[Stream], seed: int, seconds: floa
             _ = [part async for part in stub.Pull(pull, timeout=20)]
         await _unharmed(stub)
         figures.rest_bytes = _memory(cluster, "VmRSS")
-        until, worst = time.monotonic() + seconds, hogs()
+        worst: list[Call] = [*hogs.streams(), *hogs.requests()]
+        hogging = asyncio.Semaphore(HOGS)
+        until = time.monotonic() + seconds  # from here on: to make the hogs may take as long
 
         async def caller(one: grpc.aio.Channel) -> None:
-            push = one.stream_unary(PUSH)
             while time.monotonic() < until:
-                hog = dice.random() < 0.2
-                await _sent(push, dice.choice(worst if hog else drawn), figures)
+                if dice.random() < 0.2:
+                    async with hogging:
+                        await _sent(one, dice.choice(worst), figures)
+                else:
+                    await _sent(one, dice.choice(drawn), figures)
 
         # A connection for each: no call waits for another one's line.
         alone = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
@@ -176,7 +156,21 @@ async def _flood(cluster: Cluster, drawn: list[Stream], seed: int, seconds: floa
     return figures
 
 
-async def _sent(push: Any, stream: Stream, figures: Figures) -> None:
+async def _sent(channel: grpc.aio.Channel, call: Call, figures: Figures) -> None:
+    figures.calls += 1
+    try:
+        if isinstance(call, Stream):
+            await _pushed(channel, call)
+        else:
+            await _asked(channel, call)
+    except grpc.aio.AioRpcError as error:
+        # The deadline is the caller's own.
+        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED and error.details() != BROKEN:
+            figures.refused += 1
+            assert code_of(error) in TOLD, repr(error)
+
+
+async def _pushed(channel: Any, stream: Stream) -> None:
     over = asyncio.Event()
 
     async def messages() -> Any:
@@ -185,17 +179,22 @@ async def _sent(push: Any, stream: Stream, figures: Figures) -> None:
         if stream.ending != "end":
             await over.wait()
 
-    figures.calls += 1
     try:
-        answer = pb.PushResponse.FromString(await push(messages(), timeout=CALL_S))
+        call = channel.stream_unary(METHOD + "Push")(messages(), timeout=CALL_S)
+        answer = pb.PushResponse.FromString(await call)
         assert answer.verdict in {*HARMLESS, pb.VERDICT_ACCEPTED, pb.VERDICT_ANOMALOUS}, answer
-    except grpc.aio.AioRpcError as error:
-        # The deadline is the caller's own.
-        if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED and error.details() != BROKEN:
-            figures.refused += 1
-            assert code_of(error) in {*REFUSALS, "UNREACHABLE"}, repr(error)
     finally:
         over.set()
+
+
+async def _asked(channel: Any, request: Request) -> None:
+    path = METHOD + request.method
+    if request.method == "Pull":
+        async for _ in channel.unary_stream(path)(request.data, timeout=CALL_S):
+            if request.is_cut:
+                return
+    else:
+        await channel.unary_unary(path)(request.data, timeout=CALL_S)
 
 
 async def _unharmed(stub: Any) -> None:

@@ -123,7 +123,7 @@ def check_header(header: pb.PushHeader) -> None:
         raise Wrong(broken)
 
 
-def places_of(header: pb.PushHeader) -> npt.NDArray[np.int64]:
+def places_of(header: pb.PushHeader | pb.PullRequest) -> npt.NDArray[np.int64]:
     """Where the header's boxes lie in the fragment's flat vector, element by element."""
     found: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     start, homes = 0, list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from syncline.session import Session
 from syncline_proto.codec import CODEC_BY_NAME, Float32
 from syncline_proto.codec import published as decoded
 from syncline_proto.settings import CodecName
+from syncline_testing.by_hand import ByHand
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, Trial, arrived, joined, published, together
 from syncline_testing.waiting import wait_until
@@ -23,6 +25,14 @@ from syncline_testing.waiting import wait_until
 SIZE = 500
 LOCAL = {**QUICK, "strategy": "local-sgd", "sync_every": 1}
 SOON = {"lease": 3.0, "round_deadline": 4.0}
+AGED: dict[str, Any] = {
+    "min_replicas": 1,
+    "expected_replicas": 2,
+    "quorum": 1,
+    "sync_every": 4,
+    "timeouts": {"lease": 30.0, "round_deadline": 60.0},
+}
+"""The first round has both; any other closes with whoever pushes in time."""
 
 
 class Slope(nn.Module):
@@ -138,6 +148,57 @@ def test_a_late_push_is_counted_once_and_its_residual_goes_with_the_next(
             made = count * late.gradient.double().numpy()
             np.testing.assert_allclose(2 * late.fallen + late.residual, made, rtol=0, atol=1e-4)
             together(early.round, late.round)
+
+
+@pytest.mark.parametrize("codec", ["int4", "topk"])
+@pytest.mark.parametrize("is_forgotten", [False, True], ids=["counts", "is forgotten"])
+def test_what_an_aged_push_lost_is_owed_once_whether_it_counts_or_is_left_out(
+    tmp_path: Path, codec: CodecName, is_forgotten: bool
+) -> None:
+    """Pushes of 4 steps each, the second one late: by what the codec left of them, step by step."""
+    with Cluster(tmp_path) as cluster:
+        late = Walker(cluster, "aged", 1, {**settings(codec), **AGED})
+        late.replica.start()
+        with ByHand(cluster, "aged") as other:
+            late.step(4)
+            goes_on(other, 1)
+            late.step(1)
+            first = late.residual.astype(np.float64)
+            goes_on(other, 2)
+            late.step(4)  # late: it counts in 3, and the last step has merged it already
+            second = late.residual.astype(np.float64)
+            assert late.replica.stats.aged == 1 and late.replica.revision == 2
+            four = 4 * late.gradient.double().numpy()
+            fallen = (four - first) / 2
+            if is_forgotten:
+                cluster.sync.kill()
+                cluster.sync.start()
+                goes_on(other, 3)  # from 4 on it is too old
+            else:
+                share = goes_on(other, 3)["replica-1", 1]
+                fallen += share * (four + first - second)
+                assert_fallen(cluster, fallen)
+            goes_on(other, 4)
+            late.step(4)  # late by two revisions
+            third = late.residual.astype(np.float64)
+            inside = goes_on(other, 5)
+            assert {age for name, age in inside if name == "replica-1"} == {2}
+            fallen += inside["replica-1", 2] * (four + second - third)
+            assert_fallen(cluster, fallen)
+            assert first.any() and second.any() and third.any()
+            late.replica.close()
+
+
+def goes_on(other: ByHand, revision: int) -> dict[tuple[str, int], float]:
+    """A round that the other one closes with zeros: the weight of each push, by its age."""
+    other.push(0, revision - 1)
+    found = other.published(0, revision).contributions
+    return {(c.replica, c.age): c.weight for c in found}
+
+
+def assert_fallen(cluster: Cluster, fallen: Float32 | npt.NDArray[np.float64]) -> None:
+    values, _ = published(cluster.sync_address, "aged")
+    np.testing.assert_allclose(-values["weight"], fallen, rtol=0, atol=1e-4)
 
 
 def test_a_push_that_was_lost_in_a_crash_comes_again_and_its_loss_is_owed_once(

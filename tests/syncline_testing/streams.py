@@ -87,6 +87,16 @@ class Device:
     def is_on_side(self) -> bool:
         return self._current == _SIDE
 
+    @property
+    def progress(self) -> int:
+        """How many things it has done."""
+        return sum(self._done.values())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it was told what it has not done."""
+        return self._done != self._count
+
     def has_done(self, stream: str, count: int) -> bool:
         return self._done[stream] >= count
 

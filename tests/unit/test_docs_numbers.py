@@ -17,7 +17,7 @@ from syncline_control.body import DEPTH_MAX, KEYS_MAX
 from syncline_control.operations import points, reports
 from syncline_control.problems import Unauthorized
 from syncline_control.settings import ControlSettings
-from syncline_proto import codec, layout, spans
+from syncline_proto import codec, counts, layout, spans
 from syncline_proto.codec import difference
 from syncline_proto.errors import SynclineError, TrainingDiverged
 from syncline_proto.merging import PenaltySettings
@@ -110,9 +110,11 @@ PROTOCOL = [
     f"a count is over {power(reports.COUNT_MAX + 1)} - 1",
     # Layouts.
     f"at most {power(layout.FRAGMENT_ELEMENTS_MAX)} elements",
-    f"at most {layout.DIMENSIONS_MAX} dimensions, a name at most {layout.NAME_MAX:,} characters",
-    f"at most {layout.BOXES_MAX:,} boxes",
-    f"at most {power(layout.CORNERS_MAX)} corners",
+    f"at most {counts.DIMENSIONS_MAX} dimensions, a name at most {counts.NAME_MAX:,} characters",
+    f"at most {counts.TENSORS_MAX:,} names, aliases included",
+    f"at most {layout.FROZEN_MAX} characters",
+    f"at most {counts.BOXES_MAX:,} boxes",
+    f"at most {power(counts.CORNERS_MAX)} corners",
     f"more than {power(spans.SPANS_MAX)} spans",
     f"more than {power(spans.LOOKS_MAX)} looks",
     # Pushes and pulls.

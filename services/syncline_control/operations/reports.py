@@ -12,8 +12,8 @@ from syncline_control.database import Fragment, Replica, Round, Run
 from syncline_control.operations import data, runs
 from syncline_control.operations.checks import finite
 from syncline_control.transaction import Transaction
+from syncline_proto.counts import FRAGMENTS_MAX
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.layout import FRAGMENTS_MAX
 from syncline_proto.names import AHEAD_S_MAX, ROUNDS_MAX
 from syncline_proto.reports import ContributionView, Reports, RoundReport
 from syncline_proto.tokens import run_tokens

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncline_proto.counts import BOXES_MAX
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.layout import BOXES_MAX, Box, FragmentSpec, Layout, TensorSpec
+from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.spans import extent, spans
 
 

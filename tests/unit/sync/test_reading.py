@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from syncline_proto.counts import BOXES_MAX, TENSORS_MAX
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.layout import BOXES_MAX, TENSORS_MAX
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.reading import LARGE, parsed
 
@@ -64,6 +64,20 @@ def test_bytes_that_are_no_message_are_the_senders_fault() -> None:
         (
             pb.OpenRunRequest(
                 layout=pb.Layout(
+                    tensors=[pb.Tensor(aliases=["w"] * TENSORS_MAX)], fragments=[pb.Fragment()]
+                )
+            ),
+            "layout.tensors",
+        ),
+        (
+            pb.OpenRunRequest(
+                layout=pb.Layout(tensors=[pb.Tensor(shape=[1] * LARGE)], fragments=[pb.Fragment()])
+            ),
+            "layout.tensors",
+        ),
+        (
+            pb.OpenRunRequest(
+                layout=pb.Layout(
                     tensors=[pb.Tensor()],
                     fragments=[pb.Fragment(boxes=[pb.Box()] * BOXES_MAX)] * 8,
                 )
@@ -71,7 +85,7 @@ def test_bytes_that_are_no_message_are_the_senders_fault() -> None:
             "layout.fragments",
         ),
     ],
-    ids=["push", "offsets", "sizes", "pull", "tensors", "boxes of all fragments"],
+    ids=["push", "offsets", "sizes", "pull", "tensors", "names", "shape", "boxes of all fragments"],
 )
 def test_a_message_of_too_many_things_is_gone_before_its_sender_is_told(
     message: Any, why: str

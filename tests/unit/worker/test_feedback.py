@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from types import SimpleNamespace
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,9 @@ from hypothesis import strategies as st
 
 from syncline.core.agreement import Conclusion, Step
 from syncline.core.feedback import GRAINS, Residuals, action_for, has_feedback, loss_of
+from syncline.late import LatePushes
+from syncline.push import Push
+from syncline.scratch import Scratch
 from syncline_proto.codec import CODEC_BY_NAME, CODECS, Float32, codec_of, published
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
@@ -24,12 +28,18 @@ KEEP, RESTORE, CLEAR = (
 )
 FEEDBACK: tuple[CodecName, ...] = ("int4", "topk")
 FRAGMENTS, SIZE = 2, 150
+COUNTS_IN = 3
 
 Event = Literal[
     "accepted", "late", "excluded", "accepted, restored", "late, restored",
     "another codec", "plain, accepted", "plain, late", "plain, excluded",
+    "aged", "published", "lost",
 ]  # fmt: skip
-"""What becomes of a push; the plain ones are by a codec without feedback, for this push alone."""
+"""What becomes of a push; the plain ones are by a codec without feedback, for this push alone.
+
+An aged one came late and counts in a round to come. Whether that is published, or its service has
+forgotten the push and then finds it too old, is learnt later: the last two make no push.
+"""
 Wide = npt.NDArray[np.float64]
 
 with_feedback = pytest.mark.parametrize("codec", FEEDBACK)
@@ -65,8 +75,12 @@ class Books:
     progress: list[Wide] = field(default_factory=zeros)
     """Not taken by any round yet; a late push leaves it where it is."""
     largest: float = 0.0
+    scratch: Scratch = field(default_factory=Scratch)
+    aged: dict[int, Wide] = field(default_factory=dict[int, Wide])
+    """What the newest aged push of a fragment holds, until it is known whether it is published."""
 
     def __post_init__(self) -> None:
+        self.late = LatePushes(self.scratch)
         for fragment, epoch in enumerate(self.epochs):
             self.residuals.see_epoch(fragment, epoch)  # the first anchors
 
@@ -78,6 +92,23 @@ class Books:
 
     def all_residuals(self) -> list[Wide]:
         return [self.residual(fragment) for fragment in range(FRAGMENTS)]
+
+    def meet(self, fragment: int, event: Event, made: Float32, exact: bool) -> None:
+        if event in ("published", "lost"):
+            self.hear(fragment, event)
+        else:
+            self.push(fragment, event, made, exact)
+
+    def hear(self, fragment: int, event: Event) -> None:
+        """Pull what shows whether an aged push is in: from the service that has it, or another."""
+        instance = "service" if event == "published" else "another"
+        lost = self.late.lost(fragment, pb.PullHeader(instance=instance, revision=COUNTS_IN))
+        held = self.aged.pop(fragment, None)
+        assert (lost is not None) == (event == "lost" and held is not None)
+        if lost is not None and held is not None:
+            self.late.drop(fragment)  # sent again it is STALE: what it holds is left out
+            self.accepted[fragment] -= held
+            self.discarded[fragment] += held
 
     def push(self, fragment: int, event: Event, made: Float32, exact: bool) -> None:
         self.made[fragment] += made
@@ -96,6 +127,13 @@ class Books:
             self.discarded[fragment] += sent
         elif judged == KEEP:
             self.accepted[fragment] += sent.astype(np.float64) - lost
+        if event == "aged":  # as sent: by how much its age makes less of it is the merge's weighing
+            self.aged[fragment] = sent.astype(np.float64) - lost
+            memory = self.scratch.take(8)
+            payload: Any = SimpleNamespace(memory=memory)
+            one = Push(fragment=fragment, kind=pb.PUSH_KIND_PSEUDO_GRADIENT, payload=payload)
+            answer = pb.PushResponse(result_revision=COUNTS_IN - 1, counts_in=COUNTS_IN)
+            assert self.late.keep(one, pb.PushHeader(), answer, "service")
         if judged != RESTORE:
             self.progress[fragment] -= progress
         if event.endswith("restored"):
@@ -128,6 +166,7 @@ ANSWERS: dict[Event, pb.ResidualAction.ValueType] = {
     "plain, accepted": KEEP,
     "plain, late": RESTORE,
     "plain, excluded": CLEAR,
+    "aged": KEEP,
 }
 
 
@@ -140,7 +179,7 @@ def test_accepted_discarded_and_residual_are_all_that_was_made_exactly(
     books = Books(codec)
     for fragment, event, seed in events:
         made = np.random.default_rng(seed).integers(-99, 100, SIZE).astype(np.float32)
-        books.push(fragment, event, made, exact=True)
+        books.meet(fragment, event, made, exact=True)
         assert books.off() == 0.0
         assert all(np.abs(residual).max() <= 4 for residual in books.all_residuals())
 
@@ -154,7 +193,7 @@ def test_the_real_codecs_lose_no_more_than_fp32_rounds(
     books = Books(codec)
     for count, (fragment, event, seed) in enumerate(events, 1):
         made = np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32)
-        books.push(fragment, event, made, exact=False)
+        books.meet(fragment, event, made, exact=False)
         # Each push rounds three times: what was made, added, and taken away.
         assert books.off() <= 3 * count * books.largest * 2.0**-24
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +28,7 @@ from syncline_proto.codec import Float32, UInt16
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.replicas import TinyModel
-from syncline_testing.streams import Device
+from syncline_testing.streams import Device, Event
 
 
 class Side:
@@ -143,6 +145,65 @@ def act_out(acts: list[tuple[str, int, bool]], seed: int, here: Side, there: Sid
     for side in (here, there):
         for fragment in range(len(numels)):
             side.look(fragment)
+
+
+class Waited(AssertionError):
+    """The training thread was to wait for the device."""
+
+
+@pytest.fixture
+def never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a device on the test's own thread fails; others, which send, may."""
+    training = threading.get_ident()
+
+    def guarded(wait: Callable[..., Any]) -> Callable[..., Any]:
+        def waits(*given: Any) -> Any:
+            has_come = bool(given) and given[0].query()
+            if threading.get_ident() == training and not has_come:
+                raise Waited
+            return wait(*given)
+
+        return waits
+
+    for owner in (Event, torch.cuda, torch.accelerator, torch.cuda.Stream, torch.cuda.Event):
+        monkeypatch.setattr(owner, "synchronize", guarded(owner.synchronize))
+
+
+@pytest.mark.usefixtures("never_waits")
+@pytest.mark.parametrize("way", ["adopt", "advance", "mix", "restore"])
+def test_the_training_thread_never_waits_for_the_device(way: str) -> None:
+    """Each call returns before the device has done any of it.
+
+    What was fetched at the push has come when its round is published: another thread sent it.
+    """
+    device = Device(Random(0), 0.0)  # goes on only where somebody waits
+    side = Side(TinyModel(), device)
+    anchors, header = side.anchors, pb.PullHeader(revision=1)
+    for fragment, shard in enumerate(anchors.shards):
+        values = np.ones(shard.numel, np.float32)
+        side.do(lambda side, at=fragment, v=values: side.merge(at, v, "adopt"))
+    side.do(lambda side: side.step())
+    with device.told():
+        payload = anchors.pseudo_gradient(0, "fp32")
+        start = anchors.current(0)
+    assert not device.has_done("main", 1) and not device.has_done("side", 1)
+    with pytest.raises(Waited):
+        payload.here()
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(payload.here).result().view(np.float32)
+        pool.submit(start.here).result()
+    assert (sent == 0.125).all()  # the anchor, 1, less what a step makes of it
+    values = side.room(np.zeros(anchors.shards[0].numel, np.float32))
+    with device.told():
+        before = device.progress
+        if way == "adopt":
+            anchors.adopt(0, values, header)
+        elif way == "restore":
+            anchors.restore(0)
+        else:
+            anchors.advance(0, values, header, start, 0.5 if way == "mix" else None)
+        anchors.before_step()
+        assert device.progress == before and device.is_behind
 
 
 @pytest.mark.parametrize(("kind", "is_pinned"), [("cuda", True), ("cpu", False)])
