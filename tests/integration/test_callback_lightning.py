@@ -70,6 +70,7 @@ class Begun(DataLoader[Any]):
     """Counts its passes."""
 
     passes = 0
+    trainer: lightning.Trainer
 
     def __iter__(self) -> Any:
         self.passes += 1
@@ -92,6 +93,7 @@ def fit(module: Small, callback: SynclineCallback, **how: Any) -> Begun:
     )
     loader = Begun(batches, batch_size=None)  # pyright: ignore[reportArgumentType]
     made.fit(module, loader)
+    loader.trainer = made
     return loader
 
 
@@ -116,6 +118,8 @@ def test_a_fit_with_steps_of_several_batches_counts_and_tells_all(cluster: Clust
     assert read.passes == 1, "nothing was moved, so it is not begun anew"
     assert callback.replica is not None and callback.replica.inner_step == 3
     assert callback.replica.committed_tokens == 6 * 8
+    logged = read.trainer.logged_metrics
+    assert logged["sync/bytes_up"] > 0 and "sync/exposed_seconds" in logged
     (curve,) = cluster.get("/runs/fit/metrics")
     assert (curve["kind"], curve["tokens"]) == ("train", [16, 32, 48])
     assert curve["loss"][0] == pytest.approx(first, rel=1e-6) and curve["loss"][-1] < first

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from structlog.testing import capture_logs
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from syncline.integrations.transformers import SynclineCallback, check
-from syncline_proto.errors import ConfigError, LeaseLost
-from syncline_testing.cluster import Cluster
+from syncline_proto.errors import ConfigError, LeaseLost, PortInUse
+from syncline_testing.cluster import Cluster, free_ports
 from syncline_testing.processes import python
 from syncline_testing.replicas import QUICK
 from syncline_testing.sleeping import LEASE_S, sleeps
@@ -61,6 +69,17 @@ class Watched(Trainer):
             self.at_step(self.forwards)
         loss: Any = super().compute_loss(*given, **named)
         return loss * float("nan") if self.forwards in self.odd_at else loss
+
+
+class Heard(TrainerCallback):
+    """Hears what is logged, after those who came before it."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, float]] = []
+
+    def on_log(self, *_: Any, logs: dict[str, float] | None = None, **__: Any) -> None:
+        if logs and "loss" in logs:
+            self.heard.append(dict(logs))
 
 
 def rows() -> Any:
@@ -121,6 +140,37 @@ def test_the_next_training_ends_the_one_before(cluster: Cluster, tmp_path: Path)
     assert cluster.get("/runs/twice")["replicas_alive"] == 0
     hooks = broken.model._forward_pre_hooks  # pyright: ignore[reportOptionalMemberAccess]
     assert not hooks, "nobody counts any more"
+
+
+def test_what_is_logged_has_synchronisation_in_it_and_prometheus_may_ask(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    asked: list[str] = []
+
+    def ask(step: int) -> None:
+        if step == 8:
+            url = f"http://127.0.0.1:{port}/metrics"
+            asked.append(httpx.get(url, trust_env=False).raise_for_status().text)
+
+    after = Heard()
+    how: dict[str, Any] = {"control": cluster.control_url, "settings": ALONE}
+    made = trainer(tmp_path, SynclineCallback(run="seen", metrics_port=port, **how), ask)
+    made.add_callback(after)
+    made.train()
+    logged = [entry for entry in made.state.log_history if "loss" in entry]
+    assert after.heard == [{k: v for k, v in e.items() if k != "step"} for e in logged]
+    revisions = [entry["sync/revision"] for entry in logged]
+    assert revisions == sorted(revisions) and revisions[-1] > revisions[0]
+    last = logged[-1]
+    assert last["sync/bytes_up"] > 0 and last["sync/bytes_down"] > 0
+    assert "syncline_worker_inner_steps_total{replica=" in asked[0]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        callback = SynclineCallback(run="refused", metrics_port=port, **how)
+        with pytest.raises(PortInUse, match="choose another port .* metrics_port="):
+            trainer(tmp_path, callback).train()
+    assert "refused" not in str(cluster.get("/runs")), "it has not joined"
 
 
 def test_steps_of_several_batches_count_all_of_them(cluster: Cluster, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ What the callbacks have in common; knows none of their libraries.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, SupportsIndex
 
 import structlog
@@ -15,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from syncline.integrations.apart import begin_apart
 from syncline.integrations.drained import drained_on_sigterm, is_free
+from syncline.metrics import LOOPBACK, serve
 from syncline.optim.followed import followed
 from syncline.replica import Replica
 from syncline_proto.settings import RunSettings
@@ -32,8 +34,13 @@ class Guest:
         control: str | None,
         tokens_of: Callable[[Any], SupportsIndex] | None,
         join_ramp_steps: int | None,
+        metrics_port: int | None,
+        metrics_host: str,
     ) -> None:
-        """As ``Replica``."""
+        """As ``Replica``; Prometheus may ask it at ``metrics_port``, if that is given."""
+        self._metrics = metrics_port, metrics_host
+        self._open = ExitStack()
+        """What is to be ended with the training."""
         self._how: dict[str, Any] = {
             **{"run": run, "name": name, "settings": settings, "control": control},
             **{"tokens_of": tokens_of, "join_ramp_steps": join_ramp_steps},
@@ -69,8 +76,10 @@ class Guest:
             if is_free() if may_heed is None else may_heed:
                 self._end_heeding = drained_on_sigterm(replica)
         try:
+            self._serve(replica)  # a port that is taken ends it before it joins
             replica.start()
         except BaseException:
+            self._open.close()
             self._end_heeding()
             raise
         replica.bear_loss()
@@ -137,7 +146,13 @@ class Guest:
         try:
             self._leave(failed, error)
         finally:
+            self._open.close()
             self._end_heeding()
+
+    def _serve(self, replica: Replica) -> None:
+        port, host = self._metrics
+        if port is not None:
+            self._open.enter_context(serve(replica, port, host, "metrics_port="))
 
     def _ramp(self) -> None:
         replica, optimizer = self.replica, self._optimizer
@@ -150,6 +165,25 @@ class Guest:
             self.replica.__exit__(type(error), error, None)
         else:
             self.replica.close(failed)
+
+
+def figures(replica: Replica) -> dict[str, float]:
+    """What a library's log should have of synchronisation; named as the trainer's boards do."""
+    stats = replica.stats
+    named = {
+        "sync/revision": replica.revision,
+        "sync/exposed_seconds": stats.exposed_sync_s,
+        "sync/bytes_up": stats.bytes_up,
+        "sync/bytes_down": stats.bytes_down,
+        "sync/stale_pushes": stats.stale,
+        "sync/aged_pushes": stats.aged,
+        "sync/last_age": stats.last_age,
+    }
+    pace = replica.tokens_per_second
+    return {
+        **{name: float(value) for name, value in named.items()},
+        **({} if pace is None else {"speed/tokens_per_second": pace}),
+    }
 
 
 def ramped(optimizer: Optimizer, factor: Callable[[], float]) -> Callable[[], None]:
@@ -201,8 +235,14 @@ class GuestCallback:
         control: str | None = None,
         tokens_of: Callable[[Any], SupportsIndex] | None = None,
         join_ramp_steps: int | None = None,
+        metrics_port: int | None = None,
+        metrics_host: str = LOOPBACK,
     ) -> None:
-        """As ``Replica``; what ``tokens_of`` is given, the callback says."""
+        """As ``Replica``; what ``tokens_of`` is given, the callback says.
+
+        With a ``metrics_port`` Prometheus finds the replica's ``/metrics`` there while it trains;
+        each replica of a machine needs its own.
+        """
         self._guest = Guest(
             run=run,
             name=name,
@@ -210,6 +250,8 @@ class GuestCallback:
             control=control,
             tokens_of=tokens_of,
             join_ramp_steps=join_ramp_steps,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
         )
         self._hooks: list[RemovableHandle] = []
         """In the loop of the library while a training is under way."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from syncline.integrations.drained import is_free
-from syncline.integrations.guest import GuestCallback
+from syncline.integrations.guest import GuestCallback, figures
 from syncline_proto.errors import ConfigError
 
 try:
@@ -101,6 +101,8 @@ class SynclineCallback(GuestCallback, lightning.Callback):
             if loss is not None:
                 loss = loss * trainer.accumulate_grad_batches  # it is the share of one batch
             replica.report(loss=loss, lr=trainer.optimizers[0].param_groups[0]["lr"])
+            if replica.active:
+                pl_module.log_dict(figures(replica))
 
     def on_train_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule

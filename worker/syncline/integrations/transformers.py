@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from syncline.integrations.guest import GuestCallback
+from syncline.integrations.guest import GuestCallback, figures
 from syncline.optim.followed import followed
 from syncline_proto.errors import ConfigError
 
@@ -79,12 +79,17 @@ class SynclineCallback(GuestCallback, TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
+        logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
+        """What is logged of training is told to the run, and has ours beside it from here on."""
         if self.replica is None or not logs:
             return
         if "loss" in logs:
+            if self.replica.active:
+                ours = figures(self.replica)
+                logs.update(ours)
+                state.log_history[-1].update(ours)
             self.replica.report(
                 loss=logs["loss"], grad_norm=logs.get("grad_norm"), lr=logs.get("learning_rate")
             )
