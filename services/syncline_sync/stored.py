@@ -17,9 +17,6 @@ from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.published import Published
 from syncline_sync.sources import Sent
 
-_PIECE = 1 << 20
-"""Elements encoded at a time."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -106,12 +103,9 @@ def sent_of(
         return Sent(encode(values, codec), codec), spare
     written = codec_of(codec)
     spare = np.empty(values.size, np.float32) if spare is None else spare
-    into = spare.data.cast("B")[: written.size(values.size)]
-    for start in range(0, values.size, _PIECE):
-        piece = encode(values[start : start + _PIECE], codec)
-        at = written.size(start)
-        into[at : at + len(piece)] = piece
-    return Sent(into, codec), spare
+    into = spare.view(np.uint8)[: written.size(values.size)]
+    written.encode_into(values, into)
+    return Sent(into.data, codec), spare
 
 
 def sent_as_bits(values: UInt16) -> Sent:
