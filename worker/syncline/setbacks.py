@@ -6,6 +6,7 @@ has. Where there is nothing to go back to, or it helps no more, training ends.
 
 from __future__ import annotations
 
+import weakref
 from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
@@ -45,7 +46,9 @@ class Setbacks:
         """``what_to_do`` ends the sentence with which training does."""
         self.count = 0
         """Steps that were skipped."""
-        self._replica, self._what_to_do = replica, what_to_do
+        # It keeps these itself: so it goes with the last who knows it, and not when Python looks.
+        self._replica = weakref.proxy(replica)
+        self._what_to_do = what_to_do
         self._in_a_row = 0
         self._returns, self._rounds = 0, 0
 
