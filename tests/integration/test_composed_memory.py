@@ -12,7 +12,7 @@ import pytest
 from syncline_testing.cluster import Cluster
 from syncline_testing.two_ranks import two_ranks
 
-ROUNDS, EVERY, BLOCKS = 4, 4, 14
+ROUNDS, EVERY, BLOCKS = 2, 4, 14
 
 PROGRAM = """
 import json

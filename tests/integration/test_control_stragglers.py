@@ -61,14 +61,14 @@ def crew(api: httpx.AsyncClient, state: State, clock: Clock) -> Crew:
 
 
 async def test_a_straggler_is_named_and_nothing_else(crew: Crew) -> None:
-    await crew.create("a", "b", "c")
-    await crew.train(80.0, a=FAST, b=FAST, c=SLOW)
+    await crew.create("a", "b", "c", stragglers={"seconds": 15})
+    await crew.train(30.0, a=FAST, b=FAST, c=SLOW)
     view = await crew.view("c")
     assert (view["pace"], view["straggles"], view["step_share"]) == (0.2, True, 1.0)
     assert (await crew.view("a"))["straggles"] is False
     ((kind, replica, message),) = await crew.events()
     assert (kind, replica) == ("replica.straggles", "c")
-    assert message == "c straggles: 0.20 times as fast as the others' median, for 60 s."
+    assert message == "c straggles: 0.20 times as fast as the others' median, for 15 s."
     shown = (await crew.api.get("/metrics")).text
     assert 'syncline_replica_straggles{replica="c",run="r"} 1.0' in shown
     assert 'syncline_replica_pace_ratio{replica="c",run="r"} 0.2' in shown
@@ -78,8 +78,8 @@ async def test_a_straggler_is_named_and_nothing_else(crew: Crew) -> None:
 
 
 async def test_the_answer_to_its_heartbeat_gives_a_straggler_fewer_steps(crew: Crew) -> None:
-    await crew.create("a", "b", stragglers={"policy": "fewer-steps", "seconds": 10})
-    await crew.train(30.0, a=1.0, b=0.5)
+    await crew.create("a", "b", stragglers={"policy": "fewer-steps", "seconds": 5})
+    await crew.train(20.0, a=1.0, b=0.5)
     assert crew.answers["b"]["step_share"] == 0.5
     assert crew.answers["a"]["step_share"] == 1.0
     said = "b makes 50 % of a round's inner steps, so that nobody waits."
@@ -90,25 +90,25 @@ async def test_the_answer_to_its_heartbeat_gives_a_straggler_fewer_steps(crew: C
 
 
 async def test_who_is_too_slow_even_so_is_let_go_but_never_below_the_minimum(crew: Crew) -> None:
-    rules = {"policy": "let-go", "seconds": 10, "let_go_seconds": 20}
+    rules = {"policy": "let-go", "seconds": 5, "let_go_seconds": 15}
     await crew.create("a", "b", "c", "d", min_replicas=3, stragglers=rules)
     rates = {"a": FAST, "b": FAST, "c": SLOW / 2, "d": SLOW / 4}
-    await crew.train(20.0, **rates)
+    await crew.train(15.0, **rates)
     assert not crew.answers["d"]["drain"]
-    await crew.train(40.0, **rates)
+    await crew.train(20.0, **rates)
     drained = [(who, why) for kind, who, why in await crew.events() if kind == "replica.draining"]
     ((who, why),) = drained
     assert crew.answers[who]["drain"] and "too slow for even 25 %" in why
     await crew.api.delete(f"/v1/runs/r/replicas/{who}?incarnation=1")
     del rates[who]
-    await crew.train(100.0, **rates)
+    await crew.train(30.0, **rates)
     kinds = [kind for kind, _, _ in await crew.events()]
     assert kinds.count("replica.draining") == 1, "three are the minimum"
 
 
 async def test_a_live_change_of_policy_takes_shares_back(crew: Crew) -> None:
-    await crew.create("a", "b", stragglers={"policy": "fewer-steps", "seconds": 10})
-    await crew.train(30.0, a=1.0, b=0.5)
+    await crew.create("a", "b", stragglers={"policy": "fewer-steps", "seconds": 5})
+    await crew.train(20.0, a=1.0, b=0.5)
     patch = {"settings": {"stragglers": {"policy": "tell"}}}
     assert (await crew.api.patch("/v1/runs/r/settings", json=patch)).is_success
     await crew.train(15.0, a=1.0, b=0.5)
@@ -118,7 +118,7 @@ async def test_a_live_change_of_policy_takes_shares_back(crew: Crew) -> None:
 
 
 async def test_a_paused_run_judges_nobody(crew: Crew) -> None:
-    await crew.create("a", "b")
+    await crew.create("a", "b", stragglers={"seconds": 10})
     await crew.api.post("/v1/runs/r/pause")
-    await crew.train(100.0, a=FAST, b=SLOW)
+    await crew.train(40.0, a=FAST, b=SLOW)
     assert await crew.events() == []
