@@ -5,13 +5,11 @@ Knows what a round's result may be off by, and nothing of what is made of its se
 
 from __future__ import annotations
 
-import re
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import systems
+from disk import NotWritten, wait_until_written
 from syncline.launch.ports import free_ports
 from syncline.launch.processes import Crew, Process, describe_exit
 from turns import Referee, Round, RoundFailed
@@ -22,8 +20,6 @@ round of it is no average, since most of it goes into later pushes."""
 CODECS = tuple(OFF_MAX)
 PEER_OFF_MAX = {"gloo": 1e-3, "torchft": 1e-3, "hivemind": 0.05, "flower": 1e-3}
 OURS, DURABLE = "syncline", "syncline-durable"
-FILE = re.compile(r"r(\d{8})\.safetensors")
-DISK_LIMIT_S, LOOK_S = 60.0, 0.02
 Rounds = dict[str, list[Round]]
 """By system."""
 
@@ -110,11 +106,11 @@ class Course:
         Raises:
             RoundFailed: it is not.
         """
-        end = time.monotonic() + DISK_LIMIT_S
-        while (newest := _newest(self._scene.folder)) != {self._ours_done}:
-            if time.monotonic() > end:
-                raise RoundFailed(f"Fragments were left at {sorted(newest)} on the disk.")
-            time.sleep(LOOK_S)
+        heads = f"store-*/runs/{OURS}/*/head.json"
+        try:
+            wait_until_written(self._scene.folder, heads, self._ours_done)
+        except NotWritten as error:
+            raise RoundFailed(str(error)) from error
 
     def _give_up(self, peer: str, error: RoundFailed) -> None:
         self.failed[peer] = str(error)
@@ -133,12 +129,6 @@ class Course:
                     f"{process.name} ended with {describe_exit(process.exit_code)}: "
                     f"{words[0].strip()}"
                 )
-
-
-def _newest(folder: Path) -> set[int]:
-    """The newest revisions that the stores have of ours, by fragment."""
-    heads = folder.glob(f"store-*/runs/{OURS}/*/head.json")
-    return {max(map(int, FILE.findall(head.read_text()))) for head in heads}
 
 
 def _say(words: str) -> None:

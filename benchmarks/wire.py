@@ -10,8 +10,9 @@ a ratio is the median of those of neighbours, speeds are medians. The last line 
 
 `push_ratio` and `pull_ratio` are the service's bytes per second over the bare server's, the smaller
 of both codecs; under each codec they stand with the speeds they come from (bytes/s). Rounds are
-closed by a second replica, whose pushes are not in the figures, nor is the outer step. The store is
-in memory (/dev/shm), so that no disk is measured, and `durability` says what the run was set to.
+closed by a second replica, whose pushes are not in the figures, nor is the outer step, nor the
+writing of what was published. The store is in memory (/dev/shm), so that no disk is measured, and
+`durability` says what the run was set to.
 
     python benchmarks/wire.py [--repeats 15] [--fragments 8] [--elements 8388608] [--streams 4]
 
@@ -37,6 +38,7 @@ from typing import Any
 import grpc
 
 from asked import at_least
+from disk import wait_until_written
 from services import Cluster
 from wire_client import DURABILITY, OPTIONS, Client, folder, layout_of, messages_of, run_of
 
@@ -60,8 +62,8 @@ def main() -> None:
         "--streams", type=at_least(1), default=4, help="calls at a time, as a replica has"
     )
     given = parser.parse_args()
-    with services() as (cluster, bare):
-        found = {codec: measured(codec, cluster, bare, given) for codec in CODECS}
+    with services() as (store, cluster, bare):
+        found = {codec: measured(codec, store, cluster, bare, given) for codec in CODECS}
     result: dict[str, Any] = {
         name: min(found[codec][name] for codec in CODECS) for name in ("push_ratio", "pull_ratio")
     }
@@ -84,8 +86,8 @@ def shortfall(result: dict[str, Any]) -> str | None:
 
 
 @contextmanager
-def services() -> Iterator[tuple[Cluster, grpc.Channel]]:
-    """The real ones, and a channel to the bare server, in a process of its own."""
+def services() -> Iterator[tuple[Path, Cluster, grpc.Channel]]:
+    """The store, the real ones, and a channel to the bare server, in a process of its own."""
     command = [sys.executable, str(Path(__file__).with_name("wire_bare.py"))]
     with (
         folder() as store,
@@ -96,13 +98,13 @@ def services() -> Iterator[tuple[Cluster, grpc.Channel]]:
             assert process.stdout is not None
             address = f"127.0.0.1:{int(process.stdout.readline())}"
             with grpc.insecure_channel(address, options=OPTIONS) as channel:
-                yield cluster, channel
+                yield store, cluster, channel
         finally:
             process.kill()
 
 
 def measured(
-    codec: str, cluster: Cluster, bare: grpc.Channel, given: argparse.Namespace
+    codec: str, store: Path, cluster: Cluster, bare: grpc.Channel, given: argparse.Namespace
 ) -> dict[str, float]:
     """Speeds and ratios with one codec both ways, in a run of its own."""
     speeds: Speeds = {}
@@ -115,7 +117,8 @@ def measured(
         Client(cluster.sync_address, codec, "measured", layout) as client,
         Client(cluster.sync_address, codec, "other", layout) as other,
     ):
-        for repeat, seen in enumerate(rounds(codec, given, client, other, bare, pool)):
+        written = partial(wait_until_written, store, f"**/runs/{codec}/*/head.json")
+        for repeat, seen in enumerate(rounds(codec, given, client, other, bare, pool, written)):
             print(f"{codec} {repeat or 'warm-up'}: {told(seen)}", file=sys.stderr)
             if repeat:
                 for name, speed in seen.items():
@@ -130,6 +133,7 @@ def rounds(
     other: Client,
     bare: grpc.Channel,
     pool: ThreadPoolExecutor,
+    written: Callable[[int], None],
 ) -> Iterator[dict[str, float]]:
     """Whole rounds, in each of which service and bare server take turns: bytes/s of each."""
     fragments = range(given.fragments)
@@ -154,6 +158,7 @@ def rounds(
         timed("push", lambda f, base=base: client.push(f, messages, codec, base))
         each(lambda f, base=base: other.push(f, messages, codec, base))
         each(lambda f, base=base: client.wait(f, base + 1))
+        written(base + 1)
         sizes = " ".join(map(str, client.pull(0, base + 1))).encode()
         timed("bare_pull", lambda f, sizes=sizes: drained(bare_pull(sizes)))
         timed("pull", lambda f, base=base: client.pull(f, base + 1))

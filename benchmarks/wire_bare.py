@@ -1,12 +1,16 @@
-"""The yardstick of `wire.py`: a gRPC server that throws away what it gets, and sends zeros.
+"""The yardstick of `wire.py`: a gRPC server that throws away what it gets, and sends what it has.
 
-Prints its port, and serves until it is killed.
+Prints its port, and serves until it is killed. What it sends is written once and kept, a message
+for each place in the stream, as who pushes keeps its messages: one buffer for all, or one that was
+never written, would lie in the processor's cache, where no parameters ever lie.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -26,9 +30,13 @@ async def push(messages: AsyncIterator[bytes], _: Any) -> bytes:
 
 async def pull(sizes: bytes, context: Any) -> None:
     """Send messages of these sizes, in words."""
-    made: dict[int, bytes] = {}
-    for size in map(int, sizes.split()):
-        await context.write(made.setdefault(size, bytes(size)))
+    for message in messages(sizes):
+        await context.write(message)
+
+
+@lru_cache(maxsize=2)
+def messages(sizes: bytes) -> list[bytes]:
+    return [os.urandom(size) for size in map(int, sizes.split())]
 
 
 async def main() -> None:
