@@ -1,5 +1,6 @@
 # make demo     train a small language model with two replicas on this machine, and sample from it
-# make test     lint, types, import rules and the whole test suite
+# make test     lint, types, import rules and the test suite
+# make long     the tests that take long; with those of make test they are all
 # make chaos    tear its files, kill the sync service at random instants, and look what it makes of that
 # make fuzz     send the sync service malformed pushes, and look what it makes of them
 # make help     every target
@@ -12,7 +13,7 @@ WORKERS ?= 2
 INSTALLED := $(VENV)/.installed
 SCHEMA := proto/syncline_proto/schema/syncline/sync/v1
 
-.PHONY: help install demo test lint types unit chaos fuzz generate clean benchmarks
+.PHONY: help install demo test lint types unit long chaos fuzz generate clean benchmarks
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +34,7 @@ install: $(INSTALLED)  ## Make .venv with everything in it
 demo: $(INSTALLED)  ## Train a small language model with two replicas, then sample from it
 	$(BIN)/syncline demo
 
-test: lint types unit  ## Lint, types, import rules and the whole suite
+test: lint types unit  ## Lint, types, import rules and the suite
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -44,7 +45,10 @@ types: $(INSTALLED)
 	$(BIN)/pyright
 
 unit: $(INSTALLED)
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not long"
+
+long: $(INSTALLED)  ## The tests that the suite leaves out since they take long
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m long
 
 # CHAOS="--durability async --shards 2 --kills 30" is another storm; --help names all there is.
 chaos: $(INSTALLED)  ## Tear files, and kill the sync service 60 times: nothing is lost or counts twice

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from chaos.storm import REPLICAS, SIZES, Storm
 from syncline_testing.cluster import Cluster
 
@@ -21,6 +23,7 @@ def test_a_service_killed_at_random_instants_counts_every_push_once(tmp_path: Pa
     assert figures.accepted >= REPLICAS * len(SIZES)
 
 
+@pytest.mark.long
 def test_a_service_that_publishes_before_it_writes_loses_one_revision_at_most(
     tmp_path: Path,
 ) -> None:
@@ -33,6 +36,7 @@ def test_a_service_that_publishes_before_it_writes_loses_one_revision_at_most(
     assert max(line.epoch for line in storm.ledger.lines) > 1, "no kill came before a write"
 
 
+@pytest.mark.long
 def test_where_rounds_do_not_wait_for_everyone_what_came_late_counts_once_and_with_its_age(
     tmp_path: Path,
 ) -> None:
@@ -45,6 +49,7 @@ def test_where_rounds_do_not_wait_for_everyone_what_came_late_counts_once_and_wi
     assert figures.late > 0 and figures.differences > 0
 
 
+@pytest.mark.long
 def test_services_that_share_a_run_are_killed_one_at_a_time(tmp_path: Path) -> None:
     with Cluster(tmp_path, shards=2) as cluster:
         storm = Storm(cluster, SEED, FEW_KILLS)

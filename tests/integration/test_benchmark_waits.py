@@ -16,6 +16,7 @@ from syncline.hooks import Hooks
 from syncline_testing.cluster import Cluster
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="what was computed is read from /proc")
 def test_what_hides_a_round_is_measured_in_four_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, small in {"EVERY": 4, "STEP_S": 0.02, "WARM_UP": 0, "ROUNDS": 1}.items():

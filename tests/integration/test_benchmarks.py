@@ -42,6 +42,7 @@ def test_the_wire_is_measured_with_both_codecs() -> None:
     assert found["durability"] in ("commit", "async")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_is_measured_with_2_and_with_8_replicas() -> None:
     found = told("memory.py", "--rounds", "1", "--repeats", "1")

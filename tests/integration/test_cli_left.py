@@ -46,6 +46,7 @@ def until_training(client: OperatorClient, names: set[str], *, revision: int) ->
     wait_until(there, WAIT_S, f"{names} train")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_run_that_everybody_left_is_told_as_it_stands(tmp_path: Path) -> None:
     run = {"sync_every": 2, "timeouts": {"lease": 2.0}}
@@ -77,6 +78,7 @@ def test_a_run_that_everybody_left_is_told_as_it_stands(tmp_path: Path) -> None:
     assert told["held_out_merged"] is None and told["has_ended"] is False
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_launch_has_as_many_replicas_as_are_wanted(tmp_path: Path) -> None:
     run = {"sync_every": 2, "timeouts": {"lease": 2.0}, "max_replicas": 3}

@@ -73,6 +73,7 @@ def test_ctrl_c_lets_the_replica_push_and_restores_the_terminal(data: Path, fold
     assert LAST_WORDS in (folder / "logs" / "control.log").read_text()
 
 
+@pytest.mark.long
 def test_ctrl_c_again_waits_for_nobody(data: Path, folder: Path) -> None:
     """The replica stands still: it would be waited for, and then the services be asked to end."""
     with training(data, folder) as terminal:

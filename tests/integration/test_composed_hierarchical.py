@@ -47,6 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_no_copy_from_before_a_merge_is_ever_read(cluster: Cluster, tmp_path: Path) -> None:
     """Of four ranks, in pairs; evaluations leave copies behind, which no backward pass drops."""
     left = in_ranks(tmp_path, cluster, 4, FLAT | OVERLAPPED | beside(ALL) | BLIND)

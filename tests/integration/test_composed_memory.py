@@ -80,6 +80,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_a_rank_holds_an_anchor_and_what_is_in_flight(cluster: Cluster, tmp_path: Path) -> None:
     timeouts = {"lease": 20.0, "round_deadline": 60.0}
     ways = {

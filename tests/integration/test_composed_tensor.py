@@ -27,6 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_matrices_that_four_ranks_share_along_two_axes(cluster: Cluster, tmp_path: Path) -> None:
     ways = {"square": Way(tensor_parallel=2), "odd": Way(tensor_parallel=2, hidden=ODD)}
     left = in_ranks(tmp_path, cluster, 4, beside(ways))

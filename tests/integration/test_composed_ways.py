@@ -41,6 +41,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_every_way_of_two_ranks_is_left_as_it_is(cluster: Cluster, tmp_path: Path) -> None:
     left = in_ranks(tmp_path, cluster, 2, beside(WAYS))
     for name in WAYS:
@@ -49,6 +50,7 @@ def test_every_way_of_two_ranks_is_left_as_it_is(cluster: Cluster, tmp_path: Pat
         assert (left[name] == left["plain"]) == (name in SAME), name
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_model_trains_as_it_would(cluster: Cluster, tmp_path: Path) -> None:
     """By the default backend, of a single rank."""

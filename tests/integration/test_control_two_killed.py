@@ -167,6 +167,7 @@ async def until(holds: Callable[[], Coroutine[Any, Any, bool]]) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.long
 async def test_whatever_is_killed_nothing_is_given_counted_or_lost_twice(
     tmp_path: Path, postgres: Server
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
+import pytest
 
 from syncline_testing.cluster import START_S, Cluster, Service, free_ports
 from syncline_testing.postgres import Server
@@ -14,6 +15,7 @@ from syncline_testing.waiting import wait_until
 EVERY = QUICK["sync_every"]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_the_control_plane_that_is_left(
     tmp_path: Path, postgres: Server
 ) -> None:

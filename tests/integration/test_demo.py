@@ -107,6 +107,7 @@ def test_the_demo_ends_with_its_figures_page_export_and_a_sample(
     assert not alive(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_the_same_command_goes_on_however_it_was_ended(job: Path, tmp_path: Path) -> None:
     """Ctrl+C half way; each process killed in turn, then kill -9 of all at once; to the end."""
@@ -181,6 +182,7 @@ def spoken(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_stopped_run_has_a_merged_model_and_is_kept_until_ctrl_c(
     job: Path, tmp_path: Path
@@ -208,6 +210,7 @@ def test_a_stopped_run_has_a_merged_model_and_is_kept_until_ctrl_c(
     assert not alive(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_the_benchmark_ends_in_one_line_of_seven_keys(job: Path, tmp_path: Path) -> None:
     cache, exported = tmp_path / "data", tmp_path / "model"

@@ -62,6 +62,7 @@ LAST_WORDS = {
 """The two sentences that standard error may end with then."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_ctrl_c_leaves_no_process_behind(job: Path, tmp_path: Path) -> None:
     """Two moments at a time: a launch is seldom busy on more than one core."""
@@ -97,6 +98,7 @@ def interrupt(job: Path, folder: Path, flags: tuple[str, ...], words: str) -> No
         assert not alive(folder)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("flags", "words", "code"),

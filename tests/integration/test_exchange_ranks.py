@@ -118,6 +118,7 @@ def answers(futures: list[Future[Outcome]]) -> list[str]:
     return told
 
 
+@pytest.mark.long
 def test_ranks_do_not_wait_for_one_another_after_the_service_was_killed(tmp_path: Path) -> None:
     """Killed when so many fragments' pushes are in: none, some or all are to be sent again."""
     with Cluster(tmp_path, "--staging-bytes", str(ROOM)) as cluster:

@@ -71,6 +71,7 @@ def test_who_trains_alone_exports_its_buffers(data: Path, tmp_path: Path) -> Non
         assert torch.equal(parameter, trainer.model.get_parameter(name)), name
 
 
+@pytest.mark.long
 def test_a_run_is_exported_with_the_buffers_that_it_began_with(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def in_three_ways(course: Course, other: int) -> list[Way]:
     return [(unheard, other), (other, deaf), (both, other), (other, both)]
 
 
+@pytest.mark.long
 def test_replicas_cut_from_the_service_keep_their_leases_and_bring_in_all_they_did(
     apart: Apart, tmp_path: Path
 ) -> None:
@@ -78,6 +79,7 @@ def test_replicas_cut_from_the_control_plane_are_fenced_and_come_back_as_new_liv
             assert of_fragment[name, 2] == kept
 
 
+@pytest.mark.long
 def test_a_service_cut_from_the_control_plane_goes_on_and_tells_later_each_round_once(
     apart: Apart, tmp_path: Path
 ) -> None:

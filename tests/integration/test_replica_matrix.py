@@ -24,7 +24,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(
+    "count", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)]
+)
 def test_replicas_agree_with_the_service_after_each_round(
     cluster: Cluster, tmp_path: Path, count: int
 ) -> None:

@@ -195,7 +195,7 @@ def test_what_is_trained_meanwhile_is_mixed_with_what_is_published(cluster: Clus
 
 
 @pytest.mark.parametrize("is_eager", [False, True])
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("poison", [torch.nan, pytest.param(torch.inf, marks=pytest.mark.long)])
 @pytest.mark.parametrize("groups", [1, 10])
 def test_what_is_not_finite_heals_though_training_went_on_with_it(
     cluster: Cluster, groups: int, poison: float, is_eager: bool

@@ -98,6 +98,7 @@ def test_replicas_of_different_size_agree_bit_for_bit(
         assert np.array_equal(wide[name], values[name])
 
 
+@pytest.mark.long
 def test_more_fragments_than_send_at_a_time_outlive_the_service(tmp_path: Path) -> None:
     """Killed when every push is in a round that waits, so that all are to be sent again."""
     name, fragments = "wide-many", 12

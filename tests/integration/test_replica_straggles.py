@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, Trial, joined, together
 from syncline_testing.waiting import wait_until
@@ -26,6 +28,7 @@ def train(trial: Trial, pace_s: float) -> None:
         trial.step()
 
 
+@pytest.mark.long
 def test_a_slow_replica_is_named_and_makes_fewer_steps(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
         fast, slow = (Trial(cluster.control_url, "paced", s, settings=SETTINGS) for s in (0, 1))

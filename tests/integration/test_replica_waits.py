@@ -69,6 +69,7 @@ def test_a_long_wait_for_others_is_said_once(
     assert said["why"] == "the first round waits for min_replicas 2, and 1 of 2 have pushed"
 
 
+@pytest.mark.long
 def test_what_is_waited_for_with_too_few_replicas_counts_as_a_pause(cluster: Cluster) -> None:
     """So no patience runs out."""
     a, b = (Trial(cluster.control_url, "few", seed, settings=TWO) for seed in range(2))

@@ -78,6 +78,7 @@ def fallen_back(cluster: Cluster, store: Path, copies: Path) -> None:
     cluster.sync.start()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("comes_back", "event", "back_to"),
     [(lost, "run.went_back", [1, 2, 2, 1]), (fallen_back, "run.fell_back", [1, 1, 1, 1])],

@@ -90,6 +90,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert "choose another with --data." in one_sentence(said)
 
 
+@pytest.mark.long
 def test_a_damaged_run_is_named_and_ends_nothing_else(tmp_path: Path) -> None:
     with at_work(tmp_path) as p:
         p.signal(signal.SIGTERM)

@@ -47,9 +47,9 @@ def run_is_removed(store: Path) -> None:
     ("go", "settings"),
     [
         (store_is_moved, RULES),
-        (store_is_unmounted, RULES),
-        (store_is_removed, RULES),
-        (run_is_removed, RULES),
+        pytest.param(store_is_unmounted, RULES, marks=pytest.mark.long),
+        pytest.param(store_is_removed, RULES, marks=pytest.mark.long),
+        pytest.param(run_is_removed, RULES, marks=pytest.mark.long),
         (store_is_unmounted, ASYNC),
     ],
 )

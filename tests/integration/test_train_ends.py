@@ -131,6 +131,7 @@ def test_another_model_ends_with_18_and_who_is_kicked_with_20(cluster: Cluster, 
     }, "who trains another model never joins"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_who_stood_still_for_longer_than_its_lease_joins_again(
     cluster: Cluster, job: Path, ranks: int

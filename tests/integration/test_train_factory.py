@@ -275,6 +275,7 @@ def test_data_of_ones_own_goes_with_a_model_of_transformers(folder: Path) -> Non
     assert not (folder / "out" / "tokenizer.json").exists()
 
 
+@pytest.mark.long
 def test_a_model_without_a_loss_joins_no_run(folder: Path, cluster: Cluster) -> None:
     wrong = ("--set", "model.factory=mine.models:logits")
     with warm("-c", TRAIN, str(folder), *PLAIN, *wrong, SYNCLINE_CONTROL=cluster.control_url) as it:

@@ -107,6 +107,7 @@ def test_two_ranks_train_as_one_process_does(
     assert losses(resumed) == losses(told)[RESUMED_AT:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["muon", "agd", "wsam"])
 def test_two_ranks_go_on_bit_for_bit_with_the_state_of_any_optimizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -141,6 +141,7 @@ def test_one_process_without_a_gpu_computes_in_bf16_too(data: Path) -> None:
     assert told["parameters"] == told["gradients"] == told["moments"] == FP32
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)  # a C++ compiler on a slow machine
 @pytest.mark.filterwarnings("ignore")  # the compiler looks where torch warns of looking
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

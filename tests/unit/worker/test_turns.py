@@ -64,6 +64,7 @@ def later(rounds: Iterable[tuple[float, int]], than_s: float) -> list[int]:
     return [pushes for closed_s, pushes in rounds if closed_s > than_s]
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @example(seed=652641, way=(2, 4), seconds=None, first=0.0002, others=[0.002, 0.1])
 @given(
