@@ -1,0 +1,102 @@
+"""A replica's process takes no more memory than its training, an anchor and what is in flight.
+
+By the kernel's own count of the whole process, where ``test_composed_memory.py`` counts what is
+asked for: a copy that is made outside of the scratch memory is seen here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syncline_testing.cluster import Cluster
+from syncline_testing.processes import environment
+
+ELEMENTS, BLOCKS, EVERY = 64_000_000, 20, 4
+BESIDE_BYTES = 192 << 20
+"""gRPC, the compiled loops and LLVM that loads them, and the chunks under way, in a process that
+had loaded PyTorch alone: as much for a model of any size; one more copy of this one is more."""
+
+PROGRAM = """
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from syncline import Replica
+
+torch.set_num_threads(1)
+run, settings, control, elements, blocks, every = json.loads(sys.argv[1])
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(elements // blocks))
+
+    def forward(self, x):
+        return x + self.weight.sum()
+
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+
+def train(steps, replica=None):
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    for _ in range(steps):
+        if replica is not None:
+            replica.count_tokens(1)
+        model(torch.zeros(())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return peak()
+
+
+model = torch.nn.Module()
+model.blocks = torch.nn.ModuleList(Block() for _ in range(blocks))
+model.forward = lambda x: torch.nn.Sequential(*model.blocks)(x)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+train(every)
+bare = train(every)
+replica = Replica(model, optimizer, run=run, settings=settings, control=control)
+replica.start()
+joined = peak()
+trained = train(4 * every, replica)
+replica.finish()
+print(json.dumps([max(joined, trained, peak()) - bare, replica.stats.rounds]))
+replica.close()
+"""
+
+WAYS: dict[str, tuple[dict[str, Any], float]] = {
+    "bf16": ({}, 2 + (2 + 2)),
+    "overlap": ({"overlap_steps": 2}, 2 + (2 + 2 + 4)),
+    "streaming": ({"fragment_groups": EVERY}, 2 + 2 * (2 + 2) / EVERY),
+}
+"""What is set, and bytes for each element: the anchor's, and of what is in flight the push's, of
+what comes of it, and with overlap of where it began."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's count is Linux's")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_replica_takes_an_anchor_and_what_is_in_flight(tmp_path: Path, way: str) -> None:
+    more, most = WAYS[way]
+    settings = {"sync_every": EVERY, "timeouts": {"lease": 20.0, "round_deadline": 60.0}} | more
+    with Cluster(tmp_path) as cluster:
+        given = json.dumps([way, settings, cluster.control_url, ELEMENTS, BLOCKS, EVERY])
+        # What glibc would keep of what is freed is nobody's, and differs from time to time.
+        variables = environment() | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+        command = [sys.executable, "-c", PROGRAM, given]
+        told = subprocess.run(command, env=variables, check=True, capture_output=True, text=True)
+    peak, rounds = json.loads(told.stdout.splitlines()[-1])
+    assert rounds >= 3
+    assert peak <= most * ELEMENTS + BESIDE_BYTES, (peak - BESIDE_BYTES) / ELEMENTS
