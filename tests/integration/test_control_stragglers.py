@@ -122,3 +122,13 @@ async def test_a_paused_run_judges_nobody(crew: Crew) -> None:
     await crew.api.post("/v1/runs/r/pause")
     await crew.train(40.0, a=FAST, b=SLOW)
     assert await crew.events() == []
+
+
+async def test_a_pace_that_cannot_be_ends_nobodys_watch(crew: Crew) -> None:
+    """Leases are looked after in the same turn: who is gone must still be seen to be."""
+    await crew.create("a", "b", "c")
+    await crew.train(5.0, a=1.0, b=0.0, c=-1.0)
+    await crew.train(15.0, a=1.0, c=-1.0)
+    assert (await crew.view("b"))["state"] == "lost"
+    view = await crew.view("c")
+    assert (view["state"], view["pace"]) == ("alive", None)

@@ -27,6 +27,8 @@ class Cluster:
     """Verb, path, and content type of each."""
     refuses: int = 0
     """The status of every answer; 0: it answers."""
+    instead: bytes | None = None
+    """The body of every answer that is none of its own: of a proxy before it."""
 
     def answer(self, verb: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         found = PATH.fullmatch(path.partition("?")[0])
@@ -60,7 +62,7 @@ def cluster_at_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
             kind = self.headers.get("content-type") or ""
             made.calls.append((self.command, self.path, kind))
             status, told = made.answer(self.command, self.path, body)
-            text = json.dumps(told).encode()
+            text = json.dumps(told).encode() if made.instead is None else made.instead
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(text)))

@@ -19,6 +19,8 @@ SHARE_STEP = 0.05
 """Shares of a round's steps are multiples of it."""
 SHARE_CHANGE = 0.1
 """A smaller change of a share is not worth a word to its replica."""
+RATE_MIN, RATE_MAX = 1e-6, 1e6
+"""Inner steps a second that a replica can make, if any; what tells of others tells nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,15 @@ def look(
 
 def _pace(one: Runner, runners: Sequence[Runner]) -> float | None:
     """The replica's rate over the median of the others'; None while nobody can say."""
-    others = [other.rate for other in runners if other is not one and other.rate]
-    return one.rate / median(others) if one.rate is not None and others else None
+    others = [rate for other in runners if other is not one and (rate := _rate(other))]
+    rate = _rate(one)
+    return rate / median(others) if rate is not None and others else None
+
+
+def _rate(one: Runner) -> float | None:
+    """What it says of itself, if that can be; None: nobody knows."""
+    rate = one.rate
+    return rate if rate is not None and (rate == 0.0 or RATE_MIN <= rate <= RATE_MAX) else None
 
 
 def _alone(one: Runner) -> Verdict:

@@ -31,6 +31,10 @@ from syncline_proto.merging import DirectionSettings
 
 EPSILON = 1e-8
 
+FAINT = 1e-30
+"""A momentum so much shorter than D says nothing: it is what rounds without a D have left of one.
+To make it as long as D would also leave fp32's range."""
+
 
 def combination(
     length: float, momentum: float, cosine: float, rules: DirectionSettings
@@ -58,13 +62,13 @@ def correct(
 
     ``accumulator`` and ``momentum`` are fp32 [numel]; D is ``scale`` times the former, ``edges``
     say where tensors begin and the last one ends. A tensor in which either is 0, or not finite,
-    stays as it is.
+    or the momentum ``FAINT``, stays as it is.
     """
     cosines: list[float] = []
     for start, stop in pairwise(edges):
         mine, its = accumulator[start:stop], momentum[start:stop]
         length, other = math.sqrt(square_sum(mine)), math.sqrt(square_sum(its))
-        if not (0.0 < length < math.inf and 0.0 < other < math.inf):
+        if not (0.0 < length < math.inf and FAINT * length < other < math.inf):
             continue
         cosine = max(-1.0, min(1.0, _product(mine, its) / length / other))
         cosines.append(cosine)

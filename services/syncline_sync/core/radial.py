@@ -31,6 +31,9 @@ Float64: TypeAlias = npt.NDArray[np.float64]
 CANCELLED = 0.01
 """Of the norm that u has where all directions agree."""
 
+FACTOR_MAX = 1e38
+"""What would be multiplied by more, for fp32, is so short that it has no direction."""
+
 
 @dataclass(slots=True)
 class Radii:
@@ -62,7 +65,8 @@ class Radii:
         elif rescale != 1.0:
             accumulator *= np.float32(rescale)
         mine = self._norms(payloads)
-        factors = np.divide(weight, mine, out=np.zeros_like(mine), where=mine > 0)
+        has_one = mine * FACTOR_MAX > weight
+        factors = np.divide(weight, mine, out=np.zeros_like(mine), where=has_one)
         for tensor, at, values in self._by_tensor(payloads):
             into = accumulator[at : at + values.size]
             into += np.float32(factors[tensor]) * values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,12 +134,21 @@ def test_what_nobody_knows_is_a_break_and_who_is_alone_holds_up_nobody() -> None
     assert (run.marks["b"], run.told[-1]) == (Mark(), ("replica.keeps_up", "b"))
 
 
+@pytest.mark.parametrize("lie", [-1.0, -1e308, 5e-324, 1e300, math.inf, math.nan])
+def test_a_rate_that_cannot_be_is_nobodys(lie: float) -> None:
+    run = race("let-go", let_go_seconds=60.0).go_on(900.0, a=1.0, b=lie, c=0.9)
+    assert run.told == [] and run.marks["b"] == Mark()
+    assert race("let-go").go_on(900.0, a=1.0, b=lie).told == [], "of two it is no measure either"
+
+
 def test_settings_that_could_not_help_are_refused() -> None:
     with pytest.raises(ValidationError, match="share_min"):
         StragglerSettings(pace_min=0.3, share_min=0.5)
 
 
-RATES = st.one_of(st.none(), st.floats(0.0, 1e6), st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]))
+RATES = st.one_of(
+    st.none(), st.floats(), st.floats(0.0, 1e6), st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0])
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -161,6 +171,7 @@ def test_whatever_is_measured_the_order_is_kept(
         assert len(gone) <= 1 and (not gone or staying > least), "the minimum stays"
         assert not gone or (policy, shares) == ("let-go", True)
         for one in found:
+            assert one.pace is None or 0.0 <= one.pace < math.inf
             was = before.get(one.replica, Mark())
             assert run.rules.share_min <= one.mark.share <= 1.0
             assert one.mark.share == 1.0 or (one.mark.straggles and shares and policy != "tell")

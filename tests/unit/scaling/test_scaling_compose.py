@@ -73,3 +73,17 @@ def test_what_is_missing_is_named(engine: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(engine))
     with pytest.raises(ConfigError, match="docker is not here"):
         Compose(str(engine / "docker-compose.yml")).look()
+
+
+def test_a_command_that_cannot_be_run_or_read_is_one_that_failed(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the scaler asks again, as after any other failure."""
+    workload, docker = Compose(str(engine / "docker-compose.yml")), engine / "bin" / "docker"
+    docker.write_text("#!/bin/sh\nprintf '\\377 is no text' >&2; exit 1\n")
+    with pytest.raises(ProcessFailed, match="ps failed: .* is no text"):
+        workload.look()
+    docker.write_bytes(b"\0")
+    monkeypatch.setenv("PATH", str(docker.parent))
+    with pytest.raises(ProcessFailed, match="cannot be run"):
+        workload.look()

@@ -66,6 +66,22 @@ def test_what_fails_is_told_as_what_it_is(cluster: Cluster) -> None:
             workload.scale(1)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>Log in</html>", b"{", b"null", b"[]", b"\xff", b'{"spec": {"replicas": "two"}}'],
+)
+def test_an_answer_that_is_no_scale_is_asked_for_again(cluster: Cluster, body: bytes) -> None:
+    """A proxy that answers in the API server's place, for a while, must not end the scaler."""
+    cluster.replicas = {("statefulsets", "worker"): 2}
+    workload = Kubernetes(api(), "syncline", "statefulset", "worker")
+    cluster.instead = body
+    for act in (workload.look, lambda: workload.scale(3)):
+        with pytest.raises(Unreachable, match="no scale"):
+            act()
+    cluster.instead = None
+    assert workload.look().replicas == 3
+
+
 def test_a_cluster_that_is_away_is_not_asked_twice(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncline_proto.codec import Float32
 from syncline_proto.merging import DirectionSettings
-from syncline_sync.core.direction import EPSILON, correct
+from syncline_sync.core.direction import EPSILON, FAINT, correct
 from syncline_sync.core.radial import Float64
 
 RULES = DirectionSettings(enabled=True)
@@ -87,3 +87,15 @@ def test_without_a_direction_nothing_is_turned(nothing: float) -> None:
     turned = mine.copy()
     assert correct(turned, momentum, 1.0, EDGES, RULES) is None
     assert np.array_equal(turned, mine, equal_nan=True)
+
+
+@pytest.mark.parametrize("left", [5e-45, 1e-41, 0.1 * FAINT])
+def test_a_momentum_that_has_died_away_turns_nothing(left: float) -> None:
+    """Rounds without a gradient leave fp32's least numbers; times 0.9 they round to themselves."""
+    mine, momentum = pair(1, -1.0)
+    momentum[:3] *= np.float32(left)
+    turned = mine.copy()
+    told = correct(turned, momentum, 1.0, EDGES, RULES)
+    assert np.array_equal(turned[:3], mine[:3])
+    assert np.isfinite(turned).all() and not np.array_equal(turned[3:], mine[3:])
+    assert told == pytest.approx(cosine(mine[3:], momentum[3:]), abs=1e-5)

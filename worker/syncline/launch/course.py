@@ -6,6 +6,7 @@ Asks the control plane and says what happens; starts nothing itself (``keeper``)
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from syncline.launch import commands
@@ -14,7 +15,13 @@ from syncline.launch.keeper import HOPELESS, Keeper
 from syncline.launch.plan import Launch
 from syncline.launch.probes import own_error, own_words
 from syncline.launch.view import ReplicaNow, ReplicaStage, Result, Screen, View, result
-from syncline_proto.errors import CalledOff, ProcessFailed, RunConflict, SynclineError
+from syncline_proto.errors import (
+    CalledOff,
+    ConfigError,
+    ProcessFailed,
+    RunConflict,
+    SynclineError,
+)
 from syncline_proto.rest import ReplicaState
 
 STATE_S = 1.0
@@ -118,9 +125,17 @@ class Course:
         if (lacking := wanted - elsewhere - len(here)) > 0:
             kicked = {one.replica for one in known if one.state is ReplicaState.KICKED}
             names = commands.replica_names(lacking, kicked | under_way)
-            self._screen.say(f"Starting {', '.join(names)}: {many} wanted.")
-            ours.update({name: ReplicaNow(name=name) for name in names})
+            self._start(names, many)
+
+    def _start(self, names: Sequence[str], many: str) -> None:
+        """Start replicas that are wanted; whoever asked for too many must not end the others."""
+        try:
             self._keeper.start_replicas(names)
+        except ConfigError as refused:
+            self._screen.say(f"{many} wanted, and none is started. {refused.message}")
+            return
+        self._view.replicas.update({name: ReplicaNow(name=name) for name in names})
+        self._screen.say(f"Starting {', '.join(names)}: {many} wanted.")
 
     def _replica_ended(self, now: ReplicaNow, code: int) -> None:
         """Take note of a replica's end; start it again where that helps."""

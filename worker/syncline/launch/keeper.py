@@ -17,9 +17,17 @@ from syncline.launch.plan import Launch
 from syncline.launch.probes import own_error, wait_ready
 from syncline.launch.processes import Command, Crew, Process, describe_exit
 from syncline.launch.view import Screen
-from syncline_proto.errors import ProcessFailed, StoreDamaged, StoreError, TrainingDiverged
+from syncline_proto.errors import (
+    ConfigError,
+    ProcessFailed,
+    StoreDamaged,
+    StoreError,
+    TrainingDiverged,
+)
 
 LOOK_S = 0.2
+REPLICAS_MAX = 1024
+"""On one machine, as a job and ``up --replicas`` have it."""
 TOOL_S = 600.0
 """An export or a sample takes no longer."""
 
@@ -43,6 +51,8 @@ class Keeper:
         self._places: dict[str, int] = {}
         """Of replicas that were ever started: each has its GPUs and its port by that."""
         self._restarts: dict[str, int] = {}
+        self.check_fits: Callable[[int], None] = lambda _: None
+        """Whether this machine may have so many replicas; raises ConfigError."""
 
     @property
     def alive(self) -> int:
@@ -66,8 +76,12 @@ class Keeper:
         """Start replicas of these names; each has its part of this machine's GPUs and ports.
 
         Raises:
-            ConfigError: there are not so many ports; nothing is started.
+            ConfigError: there are not so many ports, or no room for so many; nothing is started.
         """
+        count = self.alive + len(names)
+        if count > REPLICAS_MAX:
+            raise ConfigError(f"{count} replicas are too many here; {REPLICAS_MAX} are the most.")
+        self.check_fits(count)
         last = len(self._places.keys() | set(names)) - 1
         commands.metrics_port(last, self._launch.job.log.metrics_port)
         for name in names:

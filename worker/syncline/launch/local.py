@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -207,6 +208,7 @@ class LocalRun:
         if parameters is not None:
             on_gpus = len(commands.visible_gpus()) >= ranks
             check_memory(parameters, self._launch.replicas, on_gpus=on_gpus)
+            self._keeper.check_fits = partial(check_memory, parameters, on_gpus=on_gpus)
 
     def _prepare_data(self) -> None:
         data = self._launch.job.data

@@ -67,9 +67,13 @@ class Compose:
     def _run(self, arguments: Sequence[str], seconds: float) -> str:
         argv = [*self._command, *arguments]
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds)
+            done = subprocess.run(
+                argv, capture_output=True, text=True, errors="replace", timeout=seconds
+            )
         except FileNotFoundError:
             raise ConfigError("docker is not here; Compose is its command.") from None
+        except OSError as error:
+            raise ProcessFailed(f"docker cannot be run: {error.strerror}.") from None
         except subprocess.TimeoutExpired:
             raise ProcessFailed(f"{_said(arguments)} took longer than {seconds:g} s.") from None
         if done.returncode:

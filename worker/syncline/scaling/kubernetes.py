@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 CALL_S = 15.0
 """One call to the API server."""
+NO_SCALE = (
+    "The cluster's API server answers with something that is no scale; "
+    "whatever stands before it may have answered in its place."
+)
 MERGE = "application/merge-patch+json"
 
 Kind = Literal["statefulset", "deployment"]
@@ -91,12 +95,17 @@ class Kubernetes:
         kind = "stateful_set" if self._kind == "statefulset" else "deployment"
         call = getattr(self._apps, f"{verb}_namespaced_{kind}_scale")
         try:
-            return call(self._name, self._namespace, *body, _request_timeout=CALL_S, **how)
+            scale = call(self._name, self._namespace, *body, _request_timeout=CALL_S, **how)
         except ApiException as refused:
             raise self._refused(refused.status or 0, refused.reason) from None
         except (HTTPError, OSError) as away:
             what = type(away).__name__
             raise Unreachable(f"The cluster's API server does not answer ({what}).") from None
+        except ValueError:  # the client's word for what it cannot read
+            raise Unreachable(NO_SCALE) from None
+        if scale is None or scale.spec is None:
+            raise Unreachable(NO_SCALE)
+        return scale
 
     def _refused(self, status: int, reason: object) -> SynclineError:
         where = f"{self} in the namespace {self._namespace}"
