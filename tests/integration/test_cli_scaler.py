@@ -110,6 +110,7 @@ def test_wrong_words_are_told(shell: Shell, cluster: Cluster) -> None:
         ("scaler r --kubernetes worker --once", "NAMESPACE/NAME"),
         ("scaler r --kubernetes a/pod/worker --once", "NAMESPACE/NAME"),
         ("scaler r --compose a.yml --kubernetes a/b --once", "--kubernetes or --compose"),
+        ("scaler r --compose nowhere.yml", "nowhere.yml does not exist"),
     ):
         code, said = shell.refused(line)
         assert code == 10 and why in said
@@ -137,4 +138,5 @@ def test_what_fails_holds_up_no_other_run_and_ends_it_at_last(url: str, cluster:
         ("good", 2)
     ]
     assert len(warned) == 1, "the same sentence once"
+    assert f"Trying again, {FAILURES_MAX} times in a row at most." in warned[0]
     assert len(waits) == FAILURES_MAX - 1 and waits == sorted(waits)

@@ -31,10 +31,15 @@ async def test_what_is_wanted_is_kept_and_told(api: httpx.AsyncClient) -> None:
     assert (await scaled(api, 2)).status_code == 200
     assert (await api.get("/v1/runs/r")).json()["replicas_wanted"] == 2
     assert 'syncline_replicas{run="r",state="wanted"} 2.0' in (await api.get("/metrics")).text
+    assert (await scaled(api, 1)).json()["replicas_wanted"] == 1
     assert (await scaled(api, None)).json()["replicas_wanted"] is None
     events = (await api.get("/v1/events?run=r")).json()
     told = [event["message"] for event in events if event["kind"] == "run.scaled"]
-    assert told == ["r should have 2 replicas.", "r has as many replicas as come."]
+    assert told == [
+        "r should have 2 replicas.",
+        "r should have 1 replica.",
+        "r has as many replicas as come.",
+    ]
 
 
 @pytest.mark.parametrize(

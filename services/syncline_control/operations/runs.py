@@ -164,7 +164,7 @@ def scale(tx: Transaction, run: str, body: Scale) -> RunView:
     life.check_scale(run, settings_of(row), body.replicas)
     if row.replicas_wanted != body.replicas:
         row.replicas_wanted = body.replicas
-        told = f"{run} should have {body.replicas} replicas."
+        told = f"{run} should have {body.replicas} replica{'' if body.replicas == 1 else 's'}."
         if body.replicas is None:
             told = f"{run} has as many replicas as come."
         tx.record("run.scaled", told, run=run)

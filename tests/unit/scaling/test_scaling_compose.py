@@ -17,6 +17,9 @@ from syncline_proto.errors import ConfigError, ProcessFailed
 DOCKER = """#!/bin/sh
 echo "$*" >> "$STATE/calls"
 if [ -e "$STATE/broken" ]; then echo "noise" >&2; echo "no such service: worker" >&2; exit 14; fi
+if [ -e "$STATE/alone" ]; then
+  echo "docker: unknown command" >&2; echo "Run 'docker --help' for more information" >&2; exit 1
+fi
 case "$*" in
   *" ps "*) for id in "$STATE"/containers/*; do [ -e "$id" ] && basename "$id"; done ;;
   *" up "*)
@@ -70,9 +73,13 @@ def test_what_fails_is_told_in_compose_s_words(engine: Path) -> None:
 def test_what_is_missing_is_named(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yml does not exist"):
         Compose(str(engine / "nowhere.yml"))
+    workload = Compose(str(engine / "docker-compose.yml"))
+    (engine / "alone").touch()
+    with pytest.raises(ConfigError, match="install its Compose plugin"):
+        workload.look()
     monkeypatch.setenv("PATH", str(engine))
     with pytest.raises(ConfigError, match="docker is not here"):
-        Compose(str(engine / "docker-compose.yml")).look()
+        Compose(str(engine / "docker-compose.yml"))
 
 
 def test_a_command_that_cannot_be_run_or_read_is_one_that_failed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,7 @@ from syncline.cli.options import (
     connect,
     example,
 )
+from syncline.cli.settings import settings_in_words, what_changed
 from syncline.launch.words import outer_rounds, way_on
 from syncline_proto.names import EVENTS_MAX, ROUNDS_MAX, RUN_DAMAGED
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from syncline.launch.client import OperatorClient
     from syncline_proto.rest import Event, RunView
-    from syncline_proto.settings import RunSettings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -165,7 +165,7 @@ def scale_run(
     from syncline_proto.errors import ConfigError
 
     if (replicas is None) is not whoever_comes:
-        raise ConfigError("Say how many replicas there should be, or --any.")
+        raise ConfigError("Say how many replicas there should be, or --any, and not both.")
     with connect(control, token) as client:
         view = client.scale(run, replicas)
     output.show(view, as_json, lambda: _wanted(view))
@@ -183,9 +183,9 @@ def change_settings(
 ) -> None:
     """Change live settings of a run, from its next round on.
 
-    What may change: sync_every, sync_seconds, min_round_steps, outer.*, penalty.*, codec.*,
-    stragglers.*; all else is settled when the run is created. A job's file has them in [run], and
-    so run. may stand before each.
+    What may change: sync_every, sync_seconds, min_round_steps, quorum, grace_seconds, late.*,
+    stragglers.*, outer.*, penalty.*, codec.*; all else is settled when the run is created. A job's
+    file has them in [run], and so run. may stand before each.
 
     \b
     Examples:
@@ -199,13 +199,15 @@ def change_settings(
     with connect(control, token) as client:
         before = client.run(run)
         view = client.change_settings(run, patch)
-    output.show(view, as_json, lambda: _what_changed(before, view))
+    output.show(view, as_json, lambda: what_changed(before, view))
 
 
 def _wanted(run: RunView) -> str:
+    alive = f"{run.replicas_alive} {'is' if run.replicas_alive == 1 else 'are'} alive"
     if run.replicas_wanted is None:
-        return f"{run.name} has as many replicas as come; {run.replicas_alive} are alive."
-    return f"{run.name} should have {run.replicas_wanted} replicas; {run.replicas_alive} are alive."
+        return f"{run.name} has as many replicas as come; {alive}."
+    many = "1 replica" if run.replicas_wanted == 1 else f"{run.replicas_wanted} replicas"
+    return f"{run.name} should have {many}; {alive}."
 
 
 def runs_table(runs: Sequence[RunView]) -> RenderableType:
@@ -259,22 +261,6 @@ def run_facts(run: RunView) -> list[tuple[str, object]]:
     return facts + list(settings_in_words(run.settings).items())
 
 
-def settings_in_words(settings: RunSettings) -> dict[str, str]:
-    """Return every setting by its dotted name; one that is not set as what it comes to."""
-    timeouts = settings.timeouts
-    default = f"(default of {timeouts.profile})"
-    unset = {
-        "expected_replicas": f"{settings.replicas} (default: min_replicas)",
-        "penalty.temperature": f"{settings.penalty.kappa:g} mean norms (default: kappa)",
-        "timeouts.lease": f"{timeouts.lease_s:g} s {default}",
-        "timeouts.round_deadline": f"{timeouts.round_deadline_s:g} s {default}",
-    }
-    return {
-        name: unset.get(name, "none") if value is None else _in_words(name, value)
-        for name, value in _flat(settings.model_dump(mode="json"))
-    }
-
-
 def state_of(run: RunView) -> str:
     """Return the run's state, and that too few have joined, or since when nobody trains it."""
     if run.idle_since is not None:
@@ -292,17 +278,6 @@ def _replicas(run: RunView) -> str:
 
 def _is_paused(run: RunView) -> bool:
     return run.state.value == "paused"
-
-
-def _what_changed(before: RunView, after: RunView) -> str:
-    """Return what a live change came to, in one sentence."""
-    old, new = settings_in_words(before.settings), settings_in_words(after.settings)
-    was, is_now = (dict(_flat(run.settings.model_dump())) for run in (before, after))
-    changed = [name for name in new if is_now[name] != was[name]]  # not what follows from them
-    changes = [f"{name} {new[name]} (was {old[name]})" for name in changed]
-    if not changes:
-        return f"{after.name} has these settings already."
-    return f"From its next round on, {after.name} has {', '.join(changes)}."
 
 
 def damaged_runs(client: OperatorClient, runs: Sequence[RunView]) -> list[Event]:
@@ -333,18 +308,3 @@ def _is_there(client: OperatorClient, name: str) -> bool:
     except RunUnknown:
         return False
     return True
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
-    found: list[tuple[str, object]] = []
-    for key, value in settings.items():
-        below = isinstance(value, dict)
-        found += _flat(value, f"{prefix}{key}.") if below else [(prefix + key, value)]
-    return found
-
-
-def _in_words(name: str, value: object) -> str:
-    """A value as a job's file would have it; a time with its unit."""
-    if name.startswith("timeouts.") and isinstance(value, float):
-        return f"{value:g} s"
-    return str(value).lower() if isinstance(value, bool) else str(value)

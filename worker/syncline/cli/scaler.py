@@ -103,7 +103,9 @@ def _workloads(
     from syncline_proto.errors import ConfigError
 
     if (kubernetes is None) is (compose is None):
-        raise ConfigError("Say where replicas are to be started: --kubernetes or --compose.")
+        raise ConfigError(
+            "Say where replicas are to be started: --kubernetes or --compose, and not both."
+        )
     named = " ".join(filter(None, (kubernetes, compose, project)))
     if run is None and RUN not in named:
         raise ConfigError(
@@ -143,4 +145,6 @@ def _in_compose(file: str, project: str | None, service: str) -> Callable[[str],
         of_run = project.replace(RUN, run) if project else None
         return Compose(file.replace(RUN, run), of_run, service)
 
+    if RUN not in file:
+        workload(RUN)  # a wrong file is told at once; what looks find is tried again
     return workload

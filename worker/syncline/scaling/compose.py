@@ -7,6 +7,7 @@ Each container is one replica and has its container's id for a name, as in our
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 
@@ -28,10 +29,12 @@ class Compose:
         """``project``: None for the one that the file names.
 
         Raises:
-            ConfigError: there is no such file.
+            ConfigError: there is no such file, or Docker is not installed.
         """
         if not os.path.exists(file):
             raise ConfigError(f"--compose: {file} does not exist.")
+        if shutil.which("docker") is None:
+            raise ConfigError("docker is not here; Compose is its command.")
         named = ["--project-name", project] if project else []
         self._command = ["docker", "compose", "--file", file, *named]
         self._service = service
@@ -42,7 +45,7 @@ class Compose:
     def look(self) -> There:
         """
         Raises:
-            ConfigError: Docker is not installed.
+            ConfigError: Docker is here without Compose.
             ProcessFailed: Compose cannot say.
         """
         states = ["--status", "running", "--status", "restarting"]
@@ -70,14 +73,14 @@ class Compose:
             done = subprocess.run(
                 argv, capture_output=True, text=True, errors="replace", timeout=seconds
             )
-        except FileNotFoundError:
-            raise ConfigError("docker is not here; Compose is its command.") from None
         except OSError as error:
             raise ProcessFailed(f"docker cannot be run: {error.strerror}.") from None
         except subprocess.TimeoutExpired:
             raise ProcessFailed(f"{_said(arguments)} took longer than {seconds:g} s.") from None
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            if "docker --help" in lines[-1]:  # Docker's own word for a command that it has not
+                raise ConfigError("docker has no compose here; install its Compose plugin.")
             raise ProcessFailed(f"{_said(arguments)} failed: {lines[-1].strip().rstrip('.')}.")
         return done.stdout
 

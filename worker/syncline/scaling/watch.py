@@ -82,7 +82,9 @@ class Scaler:
                 if failures >= FAILURES_MAX:
                     raise
                 if error.message != said:
-                    self._warn(error.message)
+                    self._warn(
+                        f"{error.message} Trying again, {FAILURES_MAX} times in a row at most."
+                    )
                 said = error.message
             wait(wait_s(every_s, failures))
 
