@@ -12,8 +12,8 @@ from sqlalchemy import select
 from syncline_control.core import stragglers
 from syncline_control.core.leases import HELD
 from syncline_control.core.stragglers import Mark, Runner, Verdict
-from syncline_control.database import Replica, Run
 from syncline_control.operations import replicas, runs
+from syncline_control.tables import Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.rest import ReplicaState, RunState
 
