@@ -10,7 +10,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from syncline.scaling.core import There
+from syncline.scaling.core import Observed
 from syncline_proto.errors import ConfigError, ProcessFailed
 
 LOOK_S = 60.0
@@ -39,7 +39,7 @@ class Compose:
     def __str__(self) -> str:
         return f"the service {self._service}"
 
-    def look(self) -> There:
+    def look(self) -> Observed:
         """
         Raises:
             ConfigError: Docker is not installed.
@@ -49,7 +49,7 @@ class Compose:
         asked = ["ps", "--quiet", *states, self._service]
         ids = self._run(asked, LOOK_S).split()
         names = {one[:ID_CHARACTERS] for one in ids}
-        return There(
+        return Observed(
             replicas=len(ids),
             is_own=names.__contains__,
             highest_first="The highest numbers leave, each within its stop_grace_period.",
