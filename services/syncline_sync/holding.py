@@ -27,12 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from syncline_proto.codec import (
-    Float32,
-    UInt16,
-    advance,
-    publish,
-)
+from syncline_proto.codec import Float32, UInt16, advance, publish
 from syncline_proto.errors import StoreError
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import direction, merge
