@@ -60,7 +60,8 @@ from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
 from syncline_sync.core.record import Saved
-from syncline_sync.fragment_store import FragmentStore, Place
+from syncline_sync.entries import Place
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.shard import Shard
 from syncline_sync.slabs import Slabs
 from syncline_sync.stored import sent_of

@@ -34,7 +34,7 @@ from syncline_sync.core import direction, merge
 from syncline_sync.core.radial import Radii
 from syncline_sync.core.record import Closing, Kind, Saved
 from syncline_sync.disk import Disk
-from syncline_sync.fragment_store import Entry
+from syncline_sync.entries import Entry
 from syncline_sync.lull import Lull
 from syncline_sync.pool import P, T, compute
 from syncline_sync.published import Published, Shelf
