@@ -46,7 +46,7 @@ from typing import Any, get_args
 
 import systems
 from asked import at_least
-from course import CODECS
+from contest import CODECS
 from network import NETWORKS, PROFILES, network
 from paced import tell, wait_until
 from syncline.launch.ports import free_ports

@@ -37,7 +37,7 @@ from typing import Any, get_args
 import bare_disk
 import systems
 from asked import at_least
-from course import CODECS, DURABLE, OURS, Course, Rounds
+from contest import CODECS, DURABLE, OURS, Contest, Rounds
 from network import NETWORKS, NetworkUnavailable, network
 from peers.environments import PINS, CannotInstall, default_folder, python_of
 from syncline.launch.processes import Crew
@@ -136,15 +136,15 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         crew = stack.enter_context(Crew())
         referee = stack.enter_context(Referee(scene.gate, given.replicas, LIMIT_S[given.network]))
         peers = [name for name in given.peers if name not in missing]
-        course = Course(scene, crew, referee, given.codec)
-        course.start_ours(settings, given.shards)
-        taken = {peer: course.beside(peer, given.repeats) for peer in peers}
+        contest = Contest(scene, crew, referee, given.codec)
+        contest.start_ours(settings, given.shards)
+        taken = {peer: contest.beside(peer, given.repeats) for peer in peers}
         if not any(taken.values()):
-            taken[ALONE] = course.beside(None, given.repeats)
+            taken[ALONE] = contest.beside(None, given.repeats)
         sizes = bare_disk.round_sizes(folder, DURABLE)
         disk_s = median(bare_disk.write_s(folder / "bare", sizes) for _ in range(given.repeats))
     return {
-        **figures(taken, {**missing, **course.failed}),
+        **figures(taken, {**missing, **contest.failed}),
         "disk_s": disk_s,
         "disk_bytes": sum(sizes),
         "network": given.network,

@@ -60,7 +60,8 @@ from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
 from syncline_sync.core.record import Saved
-from syncline_sync.fragment_store import FragmentStore, Place
+from syncline_sync.entries import Place
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.shard import Shard
 from syncline_sync.slabs import Slabs
 from syncline_sync.stored import sent_of
@@ -95,7 +96,7 @@ class Stages:
         )
         self.payload = np.empty(codec_of(self.up).size(numel), np.uint8)
         self.revision = 0
-        self.taken: dict[str, list[tuple[float, float]]] = {}
+        self.times: dict[str, list[tuple[float, float]]] = {}
         """By stage: seconds, and those of all processors."""
 
     def round(self) -> None:
@@ -163,7 +164,7 @@ class Stages:
         began, used = time.perf_counter(), time.process_time()
         result = work()
         took = time.perf_counter() - began, time.process_time() - used
-        self.taken.setdefault(stage, []).append(took)
+        self.times.setdefault(stage, []).append(took)
         return result
 
 
@@ -180,10 +181,10 @@ def sealed(data: Bytes, codec: pb.Codec.ValueType, size_max: int) -> Iterator[by
     return (write_chunk(Chunk(cut, crc32c(cut))) for cut in cuts)
 
 
-def summary(taken_: dict[str, list[tuple[float, float]]], numel: int) -> dict[str, Any]:
+def summary(times: dict[str, list[tuple[float, float]]], numel: int) -> dict[str, Any]:
     """Medians by stage; the first round, which finds new memory, does not count."""
-    seconds = {stage: statistics.median(s for s, _ in all_[1:]) for stage, all_ in taken_.items()}
-    cpu = {stage: statistics.median(c for _, c in all_[1:]) for stage, all_ in taken_.items()}
+    seconds = {stage: statistics.median(s for s, _ in its[1:]) for stage, its in times.items()}
+    cpu = {stage: statistics.median(c for _, c in its[1:]) for stage, its in times.items()}
     speeds = {stage: 4e-9 * numel / max(s, 1e-9) for stage, s in seconds.items()}
     return {"seconds": seconds, "cpu_seconds": cpu, "gb_per_s": speeds}
 
@@ -196,7 +197,7 @@ def main() -> None:
         for repeat in range(given.repeats + 1):
             stages.round()
             print(f"Round {repeat} of {given.repeats}.", file=sys.stderr)
-    told = summary(stages.taken, given.parameters)
+    told = summary(stages.times, given.parameters)
     print(json.dumps(told | {name: getattr(given, name) for name in ("parameters", "up", "down")}))
 
 

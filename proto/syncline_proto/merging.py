@@ -42,7 +42,7 @@ class OuterSettings(Section):
     restart_every: int | None = Field(default=None, ge=1, le=1_000_000)
     """The momentum begins anew, from 0, with every so many rounds; None: never."""
     age_guard: float | None = Field(default=2.0, gt=0, le=100)
-    """kappa of the bound that the mean age of pushes sets the lr, where rounds do not wait
+    """Factor of the bound that the mean age of pushes sets the lr, where rounds do not wait
     (``asynchronous``) and it is over one round; None: none."""
 
 

@@ -10,7 +10,7 @@ equal values. Everything here takes and returns such.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -91,15 +91,6 @@ def split(ranges: Ranges, first: int) -> tuple[Ranges, Ranges]:
         taken.append(ranges[number])
         first -= stop - start
     return tuple(taken), NOTHING
-
-
-def by_epoch(ranges: Ranges) -> Iterator[tuple[int, Ranges]]:
-    """Yield each epoch that is in them, with its part."""
-    begin = 0
-    for end in range(1, len(ranges) + 1):
-        if end == len(ranges) or ranges[end].epoch != ranges[begin].epoch:
-            yield ranges[begin].epoch, ranges[begin:end]
-            begin = end
 
 
 def check(ranges: Sequence[Range], where: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from syncline_control.database import EventRow, Plane
+from syncline_control.tables import EventRow, Plane
 from syncline_proto.names import RUN_DAMAGED
 
 EVENTS_KEPT = 50_000

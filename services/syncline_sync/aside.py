@@ -28,6 +28,7 @@ from syncline_proto.errors import CheckpointDamaged, CheckpointError, StoreDamag
 from syncline_proto.manifest import Entry, Manifest, check_file
 from syncline_proto.owners import Seat
 from syncline_sync.descriptors import opened
+from syncline_sync.entries import check_arrays
 from syncline_sync.files import (
     SEAL,
     make_folder,
@@ -38,7 +39,7 @@ from syncline_sync.files import (
     understood,
     writing,
 )
-from syncline_sync.fragment_store import FragmentStore, check_arrays
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.saved import saved_from_json
 from syncline_sync.store import RunStore
 

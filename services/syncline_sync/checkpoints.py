@@ -1,20 +1,17 @@
 """gRPC <-> checkpoints: which files are copied where, and what its caller hears meanwhile.
 
-Copies have threads of their own: a slow store delays no merge. A call that ends, however it ends,
-stops its copies at their next piece, and counts until its threads are back: a store that hangs
-takes up calls, and never more than those. The end of the process waits for them a moment. Changes
-nothing of a run that is at work.
+How calls count, and on which threads they work, ``copies`` says. Changes nothing of a run that is
+at work.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
+from contextlib import aclosing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -24,7 +21,6 @@ from syncline_proto.errors import (
     CheckpointError,
     ConfigError,
     InvalidRequest,
-    Overloaded,
     RunConflict,
 )
 from syncline_proto.manifest import MANIFEST, Entry, Manifest, manifest_of, sealed
@@ -33,45 +29,14 @@ from syncline_proto.reports import EventIn
 from syncline_proto.v1 import checkpoints_pb2 as pb
 from syncline_proto.v1 import checkpoints_pb2_grpc
 from syncline_sync.aside import Aside, sweep_aside
+from syncline_sync.copies import Copies, Copying
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.host import Host
 from syncline_sync.pins import Pin, Pinned, pin_all, pin_folder, unpin
-from syncline_sync.pool import compute
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.seating import is_inside
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-T = TypeVar("T")
-
-CALLS_MAX = 8
-"""At a time, of all calls here."""
-
-COPIES = 2
-"""Files on their way at a time."""
-
-TELL_S = 1.0
-"""The longest silence in a stream whose bytes are on their way."""
-
-END_S = 3.0
-"""How long the end waits for stores that are in the midst of a piece."""
-
-
-class Copying:
-    """How far the copies of one call are; threads count, the loop reads."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.done = 0
-        self.is_over = False
-
-    def moved(self, count: int) -> None:
-        """
-        Raises:
-            CheckpointError: the call is over, and so is the copy.
-        """
-        if self.is_over:
-            raise CheckpointError("Nobody waits for this copy any more.")
-        self.done += count  # off by a piece at worst, where two threads meet: it is shown, not used
 
 
 class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
@@ -79,33 +44,17 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
 
     def __init__(self, host: Host, shared: Shared) -> None:
         self._host, self._shared = host, shared
-        self._pool = ThreadPoolExecutor(COPIES, "checkpoints")
-        self._brief = ThreadPoolExecutor(CALLS_MAX, "checkpoints-brief")
-        """What is short does not stand in line behind copies."""
-        self._calls: dict[object, str] = {}
-        """What is under way, in words."""
-        self._all_done = asyncio.Event()
-        self._is_closing = False
+        self._copies = Copies()
         self._restoring: set[str] = set()
 
     async def close(self) -> list[str]:
-        """Begin no more, and wait a little for what is under way: it ends at its next piece.
-
-        Returns:
-            What hangs, in words; its threads may never be back.
-        """
-        self._is_closing = True
-        self._see_done()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._all_done.wait(), END_S)
-        for pool in (self._pool, self._brief):
-            pool.shutdown(wait=not self._calls, cancel_futures=True)
-        return list(self._calls.values())
+        """Begin no more, and wait a little for what is under way; as ``Copies.close``."""
+        return await self._copies.close()
 
     async def SaveFragments(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.SaveFragmentsRequest, context: Context
     ) -> AsyncIterator[pb.SaveFragmentsResponse]:
-        with self._call(f"run {request.run} is not copied to {request.url}"):
+        with self._copies.call(f"run {request.run} is not copied to {request.url}"):
             async with aclosing(self._save(request)) as answers:
                 async for answer in answers:
                     yield answer
@@ -113,9 +62,9 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     async def SealCheckpoint(
         self, request: pb.SealCheckpointRequest, context: Context
     ) -> pb.SealCheckpointResponse:
-        with self._call(f"the checkpoint {request.url} is not sealed"):
-            manifest = await self._do(_manifest, request.manifest)
-            await self._do(_seal, await self._depot(request.url), manifest)
+        with self._copies.call(f"the checkpoint {request.url} is not sealed"):
+            manifest = await self._copies.do(_manifest, request.manifest)
+            await self._copies.do(_seal, await self._depot(request.url), manifest)
             if self._host.knows(manifest.run):
                 said = f"Revision {manifest.revision} is kept as {request.url}."
                 self._shared.report(manifest.run, EventIn(kind="checkpoint.saved", message=said))
@@ -124,16 +73,16 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     async def ReadCheckpoint(
         self, request: pb.ReadCheckpointRequest, context: Context
     ) -> pb.ReadCheckpointResponse:
-        with self._call(f"the checkpoint {request.url} is not read"):
+        with self._copies.call(f"the checkpoint {request.url} is not read"):
             depot = await self._depot(request.url)
-            manifest = await self._do(depot.manifest)
+            manifest = await self._copies.do(depot.manifest)
         return pb.ReadCheckpointResponse(manifest=manifest.model_dump_json())
 
     async def RestoreFragments(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.RestoreFragmentsRequest, context: Context
     ) -> AsyncIterator[pb.RestoreFragmentsResponse]:
         said = f"run {request.run} is not restored from {request.url}"
-        with self._call(said), self._alone(request.run):
+        with self._copies.call(said), self._alone(request.run):
             async with aclosing(self._restore(request)) as answers:
                 async for answer in answers:
                     yield answer
@@ -147,85 +96,53 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         for fragment in pins:  # what is published may still be on its way to the disk
             await run.runners[fragment].holding.written()
         folder = pin_folder(self._shared.root)
-        taking = asyncio.ensure_future(self._do(pin_all, folder, pins))
+        taking = asyncio.ensure_future(self._copies.do(pin_all, folder, pins))
         try:
             held = await asyncio.shield(taking)
             depot = await self._depot(request.url)
-            if MANIFEST in await self._do(depot.sizes):
+            if MANIFEST in await self._copies.do(depot.sizes):
                 raise _there_already(depot)
             copying = Copying(sum(pinned.entry.bytes for pinned in held.values()))
             jobs = [partial(_copied, f, p, depot, copying, tokens[f]) for f, p in held.items()]
-            async with aclosing(self._followed(jobs, copying)) as steps:
+            async with aclosing(self._copies.followed(jobs, copying)) as steps:
                 async for saved in steps:
                     yield pb.SaveFragmentsResponse(
                         bytes_done=copying.done, bytes_total=copying.total, saved=saved
                     )
         finally:
             await asyncio.gather(taking, return_exceptions=True)
-            await self._tidy(unpin, folder)
+            await self._copies.tidy(unpin, folder)
 
     async def _restore(
         self, request: pb.RestoreFragmentsRequest
     ) -> AsyncGenerator[pb.RestoreFragmentsResponse]:
         depot = await self._depot(request.url)
-        manifest = await self._do(depot.manifest)
-        await self._do(sweep_aside, self._shared.root, set(self._restoring))
+        manifest = await self._copies.do(depot.manifest)
+        await self._copies.do(sweep_aside, self._shared.root, set(self._restoring))
         aside = Aside(self._shared.root, request.run, manifest.id, self._shared.seat)
         mine = self._shared.seat.owned(manifest.cut)
         total = sum(manifest.entries[f].bytes for f in mine)
-        if await self._do(aside.keep):
+        if await self._copies.do(aside.keep):
             yield pb.RestoreFragmentsResponse(bytes_done=total, bytes_total=total, restored=mine)
             return
         is_whole = False
         try:
-            places = await self._do(aside.begin, manifest)
+            places = await self._copies.do(aside.begin, manifest)
             copying = Copying(total)
             jobs = [
                 partial(_fetched, aside, places[f], manifest.entries[f], depot, copying)
                 for f in mine
             ]
-            async with aclosing(self._followed(jobs, copying)) as steps:
+            async with aclosing(self._copies.followed(jobs, copying)) as steps:
                 async for restored in steps:
                     yield pb.RestoreFragmentsResponse(
                         bytes_done=copying.done, bytes_total=copying.total, restored=restored
                     )
-            await self._do(aside.finish)
+            await self._copies.do(aside.finish)
             is_whole = True
         finally:
             if not is_whole:
-                await self._tidy(aside.drop)
-
-    async def _followed(
-        self, jobs: Sequence[Callable[[], T]], copying: Copying
-    ) -> AsyncGenerator[list[T]]:
-        """Do jobs on the threads for copies; yield what is done, at least every ``TELL_S``."""
-        copies = [self._pool.submit(job) for job in jobs]
-        pending = {asyncio.wrap_future(copy) for copy in copies}
-        try:
-            while pending:
-                done, pending = await asyncio.wait(
-                    pending, timeout=TELL_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                yield await asyncio.gather(*done)
-        finally:
-            copying.is_over = True
-            # Those that have begun are waited for: they have files open, and may make others.
-            begun = [asyncio.wrap_future(copy) for copy in copies if not copy.cancel()]
-            await asyncio.gather(*begun, *pending, return_exceptions=True)
-
-    async def _do(self, work: Callable[..., T], *args: Any) -> T:
-        doing = asyncio.ensure_future(compute(self._brief, work, *args))
-        try:
-            return await asyncio.shield(doing)
-        except asyncio.CancelledError:
-            # A call that goes does not take the thread with it, and counts until that is back.
-            await asyncio.gather(doing, return_exceptions=True)
-            raise
-
-    async def _tidy(self, work: Callable[..., None], *args: Any) -> None:
-        """Take away what a call has left; at the end of the process that is for the next start."""
-        if not self._is_closing:
-            await self._do(work, *args)
+                await self._copies.tidy(aside.drop)
 
     async def _depot(self, url: str) -> Depot:
         """A checkpoint's folder, by its address.
@@ -235,27 +152,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
             ConfigError: it is in the midst of our own files, or what its store needs is not
                 installed here.
         """
-        return await self._do(_depot_beside, self._shared.root, url)
-
-    @contextmanager
-    def _call(self, said: str) -> Generator[None]:
-        """Count a call; ``said`` is what is not done until it is over.
-
-        Raises:
-            Overloaded: there are too many.
-        """
-        if len(self._calls) >= CALLS_MAX:
-            raise Overloaded(f"{CALLS_MAX} checkpoints are being saved or restored; try later.")
-        self._calls[call := object()] = said
-        try:
-            yield
-        finally:
-            del self._calls[call]
-            self._see_done()
-
-    def _see_done(self) -> None:
-        if self._is_closing and not self._calls:
-            self._all_done.set()
+        return await self._copies.do(_depot_beside, self._shared.root, url)
 
     @contextmanager
     def _alone(self, run: str) -> Generator[None]:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from syncline_proto.errors import RunUnknown, StoreDamaged
 from syncline_proto.layout import Layout
+from syncline_sync.entries import Entry
 from syncline_sync.files import MEND
-from syncline_sync.fragment_store import Entry, FragmentStore
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.store import RunStore
 
 

@@ -27,19 +27,14 @@ from pathlib import Path
 
 import numpy as np
 
-from syncline_proto.codec import (
-    Float32,
-    UInt16,
-    advance,
-    publish,
-)
+from syncline_proto.codec import Float32, UInt16, advance, publish
 from syncline_proto.errors import StoreError
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import direction, merge
 from syncline_sync.core.radial import Radii
 from syncline_sync.core.record import Closing, Kind, Saved
 from syncline_sync.disk import Disk
-from syncline_sync.fragment_store import Entry
+from syncline_sync.entries import Entry
 from syncline_sync.lull import Lull
 from syncline_sync.pool import P, T, compute
 from syncline_sync.published import Published, Shelf

@@ -20,8 +20,8 @@ from syncline_proto.depot import PIECE_BYTES, Depot, Moved
 from syncline_proto.errors import CheckpointError, StoreDamaged
 from syncline_proto.manifest import file_name
 from syncline_sync.descriptors import opened
+from syncline_sync.entries import Entry
 from syncline_sync.files import MEND
-from syncline_sync.fragment_store import Entry
 
 Pin: TypeAlias = Callable[[Path], Entry]
 """Gives a fragment's file a second name, at once, or raises."""

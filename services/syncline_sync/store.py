@@ -29,6 +29,7 @@ from pathlib import Path
 from syncline_proto.errors import StoreDamaged
 from syncline_proto.layout import Layout, layout_from_json, layout_to_json
 from syncline_proto.settings import RunSettings
+from syncline_sync.entries import Place
 from syncline_sync.files import (
     MEND,
     SEAL,
@@ -37,7 +38,7 @@ from syncline_sync.files import (
     replace_file,
     understood,
 )
-from syncline_sync.fragment_store import FragmentStore, Place
+from syncline_sync.fragment_store import FragmentStore
 
 
 class RunStore:

@@ -13,7 +13,7 @@ import pytest
 from syncline.launch.kept import listed
 from syncline_proto.reports import EventIn
 from syncline_proto.v1 import checkpoints_pb2
-from syncline_sync.checkpoints import CALLS_MAX
+from syncline_sync.copies import CALLS_MAX
 from syncline_sync.pins import sweep_pins
 from syncline_sync.seating import folder_of, take_seat
 from syncline_testing.keeping import (

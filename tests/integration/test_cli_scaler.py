@@ -134,7 +134,7 @@ def test_what_fails_holds_up_no_other_run_and_ends_it_at_last(url: str, cluster:
         )
         with pytest.raises(ConfigError, match="no statefulset/"):
             watch.follow(1.0, waits.append)
-    assert [(one.step.run, one.step.after) for one in told if one.step.run == "good"] == [
+    assert [(one.change.run, one.change.after) for one in told if one.change.run == "good"] == [
         ("good", 2)
     ]
     assert len(warned) == 1, "the same sentence once"

@@ -91,5 +91,6 @@ def test_a_rank_holds_an_anchor_and_what_is_in_flight(cluster: Cluster, tmp_path
         for (run, (_, most)), (peak, shard, rounds) in zip(
             WAYS.items(), json.loads(text.splitlines()[-1]), strict=True
         ):
-            assert peak <= most * shard, (run, peak / shard)
+            # The anchor at least: a count that misses what is held would keep any bound.
+            assert 2 * shard <= peak <= most * shard, (run, peak / shard)
             assert rounds >= ROUNDS

@@ -7,6 +7,7 @@ and leave embeddings alone.
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def pushes() -> list[tuple[Float32, Float32]]:
 
 
 def by_tensor(*arrays: Float32) -> list[list[Float32]]:
-    return [[array[a:b] for array in arrays] for a, b in zip(EDGES, EDGES[1:], strict=False)]
+    return [[array[a:b] for array in arrays] for a, b in pairwise(EDGES)]
 
 
 def radial(a: Float32, b: Float32) -> Float32:
@@ -112,7 +113,8 @@ def test_rounds_go_where_the_formulas_lead(tmp_path: Path, outer: dict[str, Any]
             rounds = [r for r in s.reports if isinstance(r, RoundReport)]
             reports = [r for r in rounds if r.kind == "pseudo-gradient"]
             cosines = [r.momentum_cosine for r in reports if r.revision > 1]
-            assert all((c is not None) == given.outer.direction.enabled for c in cosines)
+            told = [c is not None for c in cosines]
+            assert told == [given.outer.direction.enabled] * len(NAMES) * (ROUNDS - 1)
 
     asyncio.run(scenario())
     same = np.allclose(results[0], results[1], atol=1e-3)

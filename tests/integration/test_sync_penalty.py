@@ -16,7 +16,7 @@ from syncline_proto.codec import Float32
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Contribution
-from syncline_sync.fragment_store import Loaded
+from syncline_sync.entries import Loaded
 from syncline_sync.store import RunStore
 from syncline_testing.pure import PureFragment
 from syncline_testing.service import RUN, Service, flat_layout, service

@@ -15,7 +15,8 @@ from syncline_proto.codec import Float32
 from syncline_proto.merging import OuterSettings
 from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved
 from syncline_sync.disk import Disk
-from syncline_sync.fragment_store import FragmentStore, Place
+from syncline_sync.entries import Place
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.holding import Holding
 from syncline_sync.lull import Lull
 from syncline_sync.published import Loan

@@ -10,7 +10,8 @@ import numpy as np
 
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Saved
-from syncline_sync.fragment_store import FragmentStore, Place
+from syncline_sync.entries import Place
+from syncline_sync.fragment_store import FragmentStore
 
 SIZE = 600
 """Elements of the fragment."""

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import bare_disk
-from course import CODECS, DURABLE, OURS
+from contest import CODECS, DURABLE, OURS
 from network import NETWORKS
 from peers.gate import GATE, PARTICIPANT, SYSTEM, Gate
 from peers.values import AVERAGE, DILOCO, PATTERN, Outer, Trainee, shapes, sizes

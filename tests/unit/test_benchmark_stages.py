@@ -31,7 +31,7 @@ def test_after_them_the_model_holds_what_was_published(tmp_path: Path, up: str, 
         assert loaded is not None and loaded.saved.revision == number
         assert np.array_equal(loaded.parameters, stages.parameters)
     assert not np.array_equal(before, stages.parameters)
-    told = summary(stages.taken, NUMEL)
+    told = summary(stages.times, NUMEL)
     assert len({tuple(by_stage) for by_stage in told.values()}) == 1, "all of every stage"
     assert all(seconds > 0 for seconds in told["seconds"].values())
 

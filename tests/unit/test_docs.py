@@ -10,13 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_origin
 
+import typer
+from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import BaseModel
+from typer.core import TyperGroup
 
+from syncline.cli.commands import app
+from syncline.metrics import Figures
 from syncline.train.config import JobConfig
+from syncline_control.metrics import Metrics as ControlMetrics
+from syncline_control.operations.fleet import Snapshot
+from syncline_sync.metrics import Metrics as SyncMetrics
+from syncline_testing.replicas import Trial
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 KEY = re.compile(r"`([a-z_.]+)`")
 BETWEEN_VALUES = re.compile(r", (?![^\[]*\])")
+METRIC = re.compile(r"\bsyncline_[a-z_]+")
+TYPE = re.compile(r"^# TYPE (\w+) ", re.MULTILINE)
 SECTION = re.compile(r"^`\[([a-z.]+)\]`|^## `\[([a-z.]+)\]`")
 
 
@@ -80,3 +92,47 @@ def test_the_exit_codes_are_those_of_the_command() -> None:
     cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines()
              if re.match(r"\| \d", line)]  # fmt: skip
     assert cells == [[str(row["exit"]), row["code"], row["meaning"]] for row in rows]
+
+
+def commands(group: Any, before: str) -> Iterator[str]:
+    """Every command of a group, as one types it."""
+    for name, command in group.commands.items():
+        words = f"{before} {name}"
+        if isinstance(command, TyperGroup):
+            yield from commands(command, words)
+        else:
+            yield words
+
+
+def section(page: str, head: str) -> str:
+    return (DOCS / page).read_text().partition(f"## {head}\n")[2].partition("\n## ")[0]
+
+
+def test_every_command_is_told() -> None:
+    told = set(re.findall(r"`(syncline [a-z -]+)`", section("operations.md", "Commands")))
+    assert told == set(commands(typer.main.get_command(app), "syncline"))
+
+
+def test_every_metric_is_told_and_every_told_one_exists() -> None:
+    trial = Trial(None, "any", 0)
+    with trial.replica:
+        trial.replica.report(loss=1.0, grad_norm=1.0, lr=1.0, tokens_per_second=1.0, mfu=0.5)
+        worker = CollectorRegistry()
+        worker.register(Figures(trial.replica))
+        texts = [generate_latest(worker), generate_latest(SyncMetrics().registry)]
+    texts.append(ControlMetrics().text(Snapshot(), {}))
+    there = {name for text in texts for name in TYPE.findall(text.decode())}
+    told = set(METRIC.findall(section("operations.md", "Metrics worth an alert")))
+    assert told - {"syncline_worker_"} == there, "that one is how names of a replica's begin"
+
+
+def test_every_module_has_its_place_in_the_house() -> None:
+    """Of packages that are told file by file; of others their folder has."""
+    page = (ROOT / "ARCHITECTURE.md").read_text().partition("## 2. ")[2].partition("\n## ")[0]
+    words = set(re.findall(r"[a-z_0-9]+", page))
+    for package in ("proto/syncline_proto", "services/syncline_sync", "services/syncline_control",
+                    "worker/syncline"):  # fmt: skip
+        for path in (ROOT / package).glob("*.py"):
+            assert path.name in page or path.stem == "__init__", path
+        for path in (ROOT / package / "core").glob("*.py"):
+            assert path.stem in words or path.stem == "__init__", path

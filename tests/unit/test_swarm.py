@@ -114,13 +114,14 @@ class SwarmMachine(RuleBasedStateMachine):
 
     @rule()
     def all_is_well_again(self) -> None:
-        """Then whoever lives gets on."""
+        """Then who has just come is in it, and whoever lives gets on."""
         swarm = self.swarm
         swarm.heal()
         swarm.register("a")
         swarm.register("b")
         swarm.run(swarm.now_s + 3 * LEASE_S + 2.0)
         living = [one for one in swarm.replicas.values() if one.alive]
+        assert {"a", "b"} <= {one.name for one in living}
         before = {one.name: list(one.revisions) for one in living}
         swarm.run(swarm.now_s + DEADLINE_S)
         for one in living:

@@ -27,7 +27,8 @@ from syncline.layout import RankShard
 from syncline.line import Place, PushLine
 from syncline.link import Link, Stalled
 from syncline.patience import PASSING, Pauses, RoundPatience
-from syncline.pulled import Held, Pulled
+from syncline.pulled import Pulled
+from syncline.puller import AGAIN_S, Puller
 from syncline.push import (
     Identity,
     Outcome,
@@ -37,13 +38,12 @@ from syncline.push import (
     is_forgotten,
     loss_by,
     outcome_of,
-    request_of,
     verdict_of,
     wanted_by,
 )
 from syncline.scratch import Scratch
 from syncline.services import Services
-from syncline_proto.codec import Float32, Follower
+from syncline_proto.codec import Float32
 from syncline_proto.errors import (
     EpochChanged,
     LeaseLost,
@@ -53,7 +53,6 @@ from syncline_proto.errors import (
 )
 from syncline_proto.layout import Layout
 from syncline_proto.settings import TimeoutSettings
-from syncline_proto.spans import spans
 from syncline_proto.v1 import sync_pb2 as pb
 
 PUSHES_MAX = 4
@@ -61,9 +60,6 @@ PUSHES_MAX = 4
 
 IDLE_SHARE = 0.05
 """Of ``call_s``: when nothing has been sent for so long, those who send wait for room."""
-
-AGAIN_S = 0.5
-"""Before a push or pull that the service broke off comes again."""
 
 NEW_SERVICE = "the sync service has started anew"
 
@@ -104,8 +100,7 @@ class Exchange:
 
         Told by the training thread, read by exchanges.
         """
-        self._identity, self._layout, self._shards = identity, layout, shards
-        self._timeouts, self._scratch = timeouts, scratch
+        self._identity, self._shards = identity, shards
         self._seqs = list(seqs)
         self._judged_pushes: set[int] = set()
         """Fragments whose newest push was judged: what is missing is the result."""
@@ -113,6 +108,9 @@ class Exchange:
         self._line = PushLine(PUSHES_MAX, IDLE_SHARE * timeouts.call_s)
         self._stop = threading.Event()
         self._services = Services(identity, layout, links, epochs, timeouts, self._stop)
+        self._puller = Puller(
+            identity, layout, shards, self._services, timeouts, scratch, self.pauses, self._stop
+        )
         self._threads: list[threading.Thread] = []
 
     @property
@@ -156,14 +154,14 @@ class Exchange:
 
     def begin_pull(self, fragment: int, wanted: Wanted) -> Future[Outcome]:
         """Pull in the background, as if it had been pushed and merged; the newest if it is gone."""
-        return self._exchanged(lambda: self._pulled(fragment, wanted))
+        return self._exchanged(lambda: self._puller.kept(fragment, wanted))
 
     def begin_waiting(self, fragment: int) -> Future[Outcome]:
         """Wait in the background for the end of the synchronous phase, and pull what is then.
 
         The outcome is GONE if the phase started again meanwhile, so that we could take part.
         """
-        return self._exchanged(lambda: self._wait_for_first(fragment))
+        return self._exchanged(lambda: self._puller.first(fragment))
 
     def states(self) -> dict[int, pb.FragmentState]:
         """Where each fragment stands, asked anew."""
@@ -183,7 +181,7 @@ class Exchange:
             answer, instance = self._judged(push, header, place)
             self._judged_pushes.add(push.fragment)
             # The first time in line, and of sending, is not the round's.
-            patience = patience or self._patience()
+            patience = patience or self._puller.patience()
             if verdict_of(answer) == pb.VERDICT_FENCED:
                 return Outcome(answer=Answer.FENCED, reason=answer.reason)
             # Here, since a round is waited for anyway; the same however often the push is sent.
@@ -195,7 +193,7 @@ class Exchange:
             except RevisionGone:
                 return Outcome(answer=Answer.GONE)
             if isinstance(pulled, str):
-                name = self._name(push.fragment)
+                name = self._puller.name(push.fragment)
                 patience.check(name)
                 if not self._stop.is_set():  # else the pull was broken off by our own end
                     log.info("push.again", fragment=name, seq=header.seq, why=pulled)
@@ -218,7 +216,7 @@ class Exchange:
         if not self._late.keep(late.push, late.header, answer, instance):
             self._late.drop(fragment)
             if verdict_of(answer) == pb.VERDICT_STALE:
-                name, so = self._name(fragment), "what it holds is left out"
+                name, so = self._puller.name(fragment), "what it holds is left out"
                 log.warning("push.lost", fragment=name, why=answer.reason, so=so)
 
     def _judged(
@@ -256,9 +254,9 @@ class Exchange:
         while True:
             epoch = services.epoch(fragment)
             try:
-                return self._pull(fragment, wanted, push.held)
+                return self._puller.pull(fragment, wanted, push.held)
             except Stalled:
-                patience.check(self._name(fragment))
+                patience.check(self._puller.name(fragment))
                 if services.instance(fragment) != instance:
                     return NEW_SERVICE
             except PASSING as error:
@@ -270,68 +268,7 @@ class Exchange:
                 if wanted.gradient_step is not None:
                     raise
                 # Others went on without us; what we pushed is in the newest, or was judged.
-                wanted = self._newest_instead(fragment, wanted, patience)
-
-    def _pulled(self, fragment: int, wanted: Wanted) -> Outcome:
-        services, patience = self._services, self._patience()
-        while True:
-            epoch = services.epoch(fragment)
-            try:
-                pulled = services.keep_asking(
-                    fragment, lambda wanted=wanted: self._pull(fragment, wanted)
-                )
-                return Outcome(answer=Answer.MERGED, pulled=pulled)
-            except RevisionGone:
-                wanted = self._newest_instead(fragment, wanted, patience)
-            except EpochChanged:
-                services.learn_epoch(fragment, epoch, 0)
-                wanted = self._newest_instead(fragment, wanted, patience)
-
-    def _newest_instead(self, fragment: int, gone: Wanted, patience: RoundPatience) -> Wanted:
-        """What to pull where that is gone; the newest, too, may go while it is on its way."""
-        patience.check_fetching(self._name(fragment))
-        if gone == Wanted():
-            self._stop.wait(AGAIN_S)
-        return Wanted()
-
-    def _patience(self) -> RoundPatience:
-        return RoundPatience(self._timeouts, lambda: self.pauses.seconds)
-
-    def _wait_for_first(self, fragment: int) -> Outcome:
-        services, patience = self._services, self._patience()
-        wanted, step = Wanted(revision=1), 0
-        while True:
-            epoch = services.epoch(fragment)
-            try:
-                return Outcome(answer=Answer.MERGED, pulled=self._pull(fragment, wanted))
-            except RevisionGone:
-                wanted = self._newest_instead(fragment, wanted, patience)
-            except EpochChanged:
-                services.learn_epoch(fragment, epoch, 0)
-                patience.check(self._name(fragment))
-            except (Stalled, *PASSING):
-                state = services.state(fragment)
-                if state.revision == 0 and state.gradient_step == 0:
-                    return Outcome(answer=Answer.GONE)
-                if state.gradient_step != step:
-                    step = state.gradient_step
-                    patience.start_again()
-                patience.check(self._name(fragment))
-                self._stop.wait(AGAIN_S)
-
-    def _pull(self, fragment: int, wanted: Wanted, held: Held | None = None) -> Pulled:
-        shard = self._shards[fragment]
-        # No boxes would mean the whole fragment; a rank with an empty shard wants none of it.
-        wanted = replace(wanted, values=wanted.values and bool(shard.pieces))
-        boxes, name = shard.boxes, held.name if held and wanted.values else ""
-        epoch = self._services.epoch(fragment)
-        request = request_of(wanted, self._identity, fragment, epoch, boxes, name)
-        follower = None
-        if held is not None and name:
-            follower = Follower(held.bits, spans(self._layout, fragment, boxes))
-        link = self._services.link(fragment)
-        elements = shard.numel if wanted.values else None
-        return link.pull(request, elements, self._scratch, follower)
+                wanted = self._puller.newest_instead(fragment, wanted, patience)
 
     def _exchanged(self, act: Callable[[], Outcome]) -> Future[Outcome]:
         """Begin ``act``; an error of ours becomes an outcome, a fault is raised to who reads it."""
@@ -352,6 +289,3 @@ class Exchange:
         work = in_background(act, "syncline-exchange")
         self._threads = [t for t in self._threads if t.is_alive()] + [work.thread]
         return work.future
-
-    def _name(self, fragment: int) -> str:
-        return self._layout.fragments[fragment].name

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from syncline.alone import Alone
-from syncline.join import Wish
 from syncline.life import Life
 from syncline.session import Session
 from syncline.stats import Stats, stats_of
 from syncline.tally import Phase
+from syncline.wish import Wish
 from syncline_proto.rest import Registration
 from syncline_proto.settings import RunSettings
 

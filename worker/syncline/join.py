@@ -23,9 +23,8 @@ from syncline.outage import Outage
 from syncline.patience import patiently
 from syncline.ranks import Ranks
 from syncline.recall import CALLED_OFF, unless_recalled
-from syncline.settings import Environment, checked_name, default_replica
 from syncline.standing import owners_of
-from syncline_proto.addresses import bearer_token, control_url
+from syncline.wish import Wish
 from syncline_proto.differing import in_words
 from syncline_proto.errors import CalledOff, RunConflict, RunFull, RunUnknown, Unreachable
 from syncline_proto.layout import Layout
@@ -38,54 +37,12 @@ Told = TypeVar("Told")
 PLACE_S = 2.0
 """Between two questions for a place in a run that is full."""
 
+GIVEN_BEFORE = (
+    "the control plane has given this life a number that another had: its database is older than "
+    "the run (a backup, perhaps)"
+)
+
 log = structlog.get_logger()
-
-CheckJob = Callable[[str, dict[str, Any]], None]
-"""Is given the run's name and the job that it keeps; raises where that is another."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What the user asked to take part in."""
-
-    control: str
-    token: str | None
-    run: str
-    replica: str
-    settings: RunSettings | None
-    """None: whatever the run has."""
-    job: dict[str, Any]
-    check_job: CheckJob
-
-
-def wished(
-    control: str | None,
-    run: str | None,
-    replica: str | None,
-    settings: RunSettings | None,
-    job: dict[str, Any],
-    check_job: CheckJob,
-) -> Wish | None:
-    """Return what was asked for, by arguments before the environment; None: to train alone.
-
-    Raises:
-        ConfigError: a name, the address or the token cannot be used.
-    """
-    env = Environment()
-    run = checked_name("run", run or env.run)
-    replica = checked_name("replica", replica or env.replica or default_replica())
-    url = control or env.control
-    if url is None:
-        return None
-    return Wish(
-        control=control_url(url),
-        token=bearer_token(env.token),
-        run=run,
-        replica=replica,
-        settings=settings,
-        job=job,
-        check_job=check_job,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,12 +210,6 @@ def _check_nothing_lost(layout: Layout, address: str, answer: pb.OpenRunResponse
             ", and the run has gone on: start the service on the folder (--data) that has the run, "
             "or start another run."
         )
-
-
-GIVEN_BEFORE = (
-    "the control plane has given this life a number that another had: its database is older than "
-    "the run (a backup, perhaps)"
-)
 
 
 class _Links:

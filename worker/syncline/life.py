@@ -32,7 +32,7 @@ from syncline.fsdp import reshard_all
 from syncline.heartbeat import Pulse
 from syncline.helm import Helm
 from syncline.hooks import Hooks
-from syncline.join import Joined, Wish, found_run, open_run, register
+from syncline.join import Joined, found_run, open_run, register
 from syncline.landing import Landing
 from syncline.layout import ModelLayout, outline
 from syncline.leased import Leased
@@ -54,6 +54,7 @@ from syncline.traffic import Traffic
 from syncline.verdicts import Verdicts
 from syncline.voice import voice
 from syncline.waiting import Waiting
+from syncline.wish import Wish
 from syncline_proto.errors import ConfigError, LeaseLost, SynclineError
 from syncline_proto.leased import Dataset
 from syncline_proto.rest import Progress, Registration

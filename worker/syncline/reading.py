@@ -20,9 +20,9 @@ from syncline.batches import Batch, Counting, Untaken, dealt, ranks_among, whole
 from syncline.data.order import SequenceStream
 from syncline.facts import Facts
 from syncline.faults import plainly
-from syncline.join import Wish
 from syncline.leased import Drawn, Order, Unleased
 from syncline.voice import own_rank, voice
+from syncline.wish import Wish
 from syncline_proto.errors import ConfigError
 from syncline_proto.leased import Dataset as Named
 from syncline_proto.words import sentence

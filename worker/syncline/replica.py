@@ -22,7 +22,6 @@ from syncline.alone import Alone
 from syncline.batches import Untaken
 from syncline.faults import plainly
 from syncline.fitting import Claim, check_trains
-from syncline.join import CheckJob, Wish, wished
 from syncline.life import Life
 from syncline.optim.followed import followed
 from syncline.reading import Reading
@@ -33,6 +32,7 @@ from syncline.setbacks import Setbacks, figures_of
 from syncline.settings import run_settings
 from syncline.stats import OddLosses, number_of, progress_of
 from syncline.voice import own_rank, voice
+from syncline.wish import CheckJob, Wish, wished
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import LossPoint, Progress
 from syncline_proto.settings import RunSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from syncline.control import ControlClient
-from syncline.join import Wish
+from syncline.wish import Wish
 from syncline_proto.errors import SynclineError
 from syncline_proto.rest import Registration, ReplicaState
 

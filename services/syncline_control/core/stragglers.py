@@ -38,7 +38,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runner:
+class Sample:
     """One replica at one look."""
 
     replica: str
@@ -63,22 +63,22 @@ class Verdict:
 
 
 def look(
-    now: float, runners: Sequence[Runner], rules: StragglerSettings, least: int, shares: bool
+    now: float, samples: Sequence[Sample], rules: StragglerSettings, least: int, shares: bool
 ) -> list[Verdict]:
     """Return a verdict for each replica, in their order.
 
     Args:
         now: seconds on one clock.
-        runners: all replicas of a run that hold a lease.
+        samples: all replicas of a run that hold a lease.
         rules: the run's settings.
         least: its ``min_replicas``.
         shares: whether replicas count their steps by ``sync_every``, so that fewer can be asked.
     """
-    if len(runners) == 1:
-        return [_alone(runners[0])]
-    found = [_judged(now, one, _pace(one, runners), rules, shares) for one in runners]
-    staying = sum(not one.leaves for one in runners)
-    if rules.policy != "let-go" or staying <= least or staying < len(runners):
+    if len(samples) == 1:
+        return [_alone(samples[0])]
+    found = [_judged(now, one, _pace(one, samples), rules, shares) for one in samples]
+    staying = sum(not one.leaves for one in samples)
+    if rules.policy != "let-go" or staying <= least or staying < len(samples):
         return found
     long = [
         (verdict.mark.least_since, number)
@@ -92,20 +92,20 @@ def look(
     return found
 
 
-def _pace(one: Runner, runners: Sequence[Runner]) -> float | None:
+def _pace(one: Sample, samples: Sequence[Sample]) -> float | None:
     """The replica's rate over the median of the others'; None while nobody can say."""
-    others = [rate for other in runners if other is not one and (rate := _rate(other))]
+    others = [rate for other in samples if other is not one and (rate := _rate(other))]
     rate = _rate(one)
     return rate / median(others) if rate is not None and others else None
 
 
-def _rate(one: Runner) -> float | None:
+def _rate(one: Sample) -> float | None:
     """What it says of itself, if that can be; None: nobody knows."""
     rate = one.rate
     return rate if rate is not None and (rate == 0.0 or RATE_MIN <= rate <= RATE_MAX) else None
 
 
-def _alone(one: Runner) -> Verdict:
+def _alone(one: Sample) -> Verdict:
     """Nobody waits for who is alone."""
     said = f"{one.replica} is alone, so nobody waits for it; it makes all inner steps of a round."
     events = [("replica.keeps_up", said)] if one.mark.straggles else []
@@ -113,7 +113,7 @@ def _alone(one: Runner) -> Verdict:
 
 
 def _judged(
-    now: float, one: Runner, pace: float | None, rules: StragglerSettings, shares: bool
+    now: float, one: Sample, pace: float | None, rules: StragglerSettings, shares: bool
 ) -> Verdict:
     mark = one.mark
     if one.leaves:

@@ -8,8 +8,8 @@ from sqlalchemy import delete, insert, select, update
 
 from syncline_control.core.leases import HELD
 from syncline_control.core.ledger import Done, Ledger, Life, Span
-from syncline_control.database import DataEpoch, DataSpan, Replica, Run
 from syncline_control.operations import runs
+from syncline_control.tables import DataEpoch, DataSpan, Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.leased import Dataset
 from syncline_proto.ranges import Range, Ranges, count

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from sqlalchemy import func, select
 
 from syncline_control.core.ledger import Life, Push, counts
-from syncline_control.database import Fragment, Run
 from syncline_control.operations import replicas, runs
 from syncline_control.operations.books import Book, settle_s
+from syncline_control.tables import Fragment, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import DataMismatch, Overloaded
 from syncline_proto.leased import (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, or_, select
 
-from syncline_control.database import EventRow
 from syncline_control.operations import runs
+from syncline_control.tables import EventRow
 from syncline_control.transaction import Transaction
 from syncline_proto.rest import Event
 

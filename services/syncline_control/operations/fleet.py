@@ -9,8 +9,8 @@ from sqlalchemy import func, select
 
 from syncline_control.core.leases import HELD
 from syncline_control.core.runs import ENDED
-from syncline_control.database import Replica, Run
 from syncline_control.operations import data, replicas, runs
+from syncline_control.tables import Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.leased import DataView
 from syncline_proto.rest import ReplicaView, RunView

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 
 from syncline_control.core.leases import HELD
-from syncline_control.database import Replica, Run
 from syncline_control.operations import points, replicas, runs
 from syncline_control.operations.checks import finite
+from syncline_control.tables import Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import SynclineError
 from syncline_proto.rest import Heartbeat, HeartbeatAnswer, ReplicaState, RunState

@@ -8,8 +8,8 @@ from sqlalchemy import select
 
 from syncline_control.core.leases import HELD
 from syncline_control.core.runs import ENDED
-from syncline_control.database import Plane, Replica, Run, Watch
 from syncline_control.operations import runs
+from syncline_control.tables import Plane, Replica, Run, Watch
 from syncline_control.transaction import Transaction
 from syncline_proto.rest import Member, Membership, RunMembership, RunState
 

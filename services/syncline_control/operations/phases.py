@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from syncline_control.core import phases
 from syncline_control.core.phases import Phase
-from syncline_control.database import Run
+from syncline_control.tables import Run
 from syncline_control.transaction import Transaction
 from syncline_proto.rest import SyncServiceHello
 

@@ -10,8 +10,8 @@ from typing import Any, get_args
 from sqlalchemy import delete, func, insert, select
 
 from syncline_control.core.curves import thinned
-from syncline_control.database import Point, Replica
 from syncline_control.operations import runs
+from syncline_control.tables import Point, Replica
 from syncline_control.transaction import Transaction
 from syncline_proto.rest import LossPoint, MetricSeries
 

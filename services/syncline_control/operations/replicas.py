@@ -8,8 +8,8 @@ from sqlalchemy import select
 
 from syncline_control.core import leases
 from syncline_control.core.leases import Lease
-from syncline_control.database import Replica, Run
 from syncline_control.operations import books, runs, services
+from syncline_control.tables import Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import LayoutMismatch, Overloaded, ReplicaUnknown, RunFull
 from syncline_proto.rest import (

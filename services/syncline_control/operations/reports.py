@@ -8,9 +8,9 @@ import math
 from sqlalchemy import delete, select
 
 from syncline_control.core.leases import HELD
-from syncline_control.database import Fragment, Replica, Round, Run
 from syncline_control.operations import data, runs
 from syncline_control.operations.checks import finite
+from syncline_control.tables import Fragment, Replica, Round, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.counts import FRAGMENTS_MAX
 from syncline_proto.errors import InvalidRequest

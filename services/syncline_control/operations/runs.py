@@ -12,7 +12,7 @@ from sqlalchemy import Integer, case, cast, func, select
 
 from syncline_control.core import runs as life
 from syncline_control.core.leases import HELD
-from syncline_control.database import Replica, Run
+from syncline_control.tables import Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.differing import changes
 from syncline_proto.errors import InvalidRequest, Overloaded, RunConflict, RunUnknown

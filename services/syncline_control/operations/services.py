@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from sqlalchemy import delete, func, or_, select
 
-from syncline_control.database import SyncService
 from syncline_control.operations import phases
+from syncline_control.tables import SyncService
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import InvalidRequest, Overloaded, RunConflict
 from syncline_proto.rest import SyncEndpoint, SyncServiceAnswer, SyncServiceHello

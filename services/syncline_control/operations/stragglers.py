@@ -11,9 +11,9 @@ from sqlalchemy import select
 
 from syncline_control.core import stragglers
 from syncline_control.core.leases import HELD
-from syncline_control.core.stragglers import Mark, Runner, Verdict
-from syncline_control.database import Replica, Run
+from syncline_control.core.stragglers import Mark, Sample, Verdict
 from syncline_control.operations import replicas, runs
+from syncline_control.tables import Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.rest import ReplicaState, RunState
 
@@ -41,8 +41,8 @@ def look(tx: Transaction, last: float) -> float:
 
 def _look_at(tx: Transaction, run_row: Run, rows: list[Replica]) -> None:
     settings = runs.settings_of(run_row)
-    runners = [
-        Runner(
+    samples = [
+        Sample(
             replica=row.name,
             rate=row.steps_per_second,
             mark=Mark(row.slow_since, row.straggles, row.step_share, row.least_since),
@@ -52,7 +52,7 @@ def _look_at(tx: Transaction, run_row: Run, rows: list[Replica]) -> None:
     ]
     by_steps = settings.sync_seconds is None and not settings.overlap_eager
     verdicts = stragglers.look(
-        tx.now, runners, settings.stragglers, settings.min_replicas, by_steps
+        tx.now, samples, settings.stragglers, settings.min_replicas, by_steps
     )
     for row, verdict in zip(rows, verdicts, strict=True):
         _take(tx, run_row, row, verdict)

@@ -12,8 +12,8 @@ from sqlalchemy import delete, or_, select, update
 
 from syncline_control.core import leases
 from syncline_control.core.leases import HELD, REVIEW_S_MAX
-from syncline_control.database import Replica, Run, Watch
 from syncline_control.operations import books, replicas, services
+from syncline_control.tables import Replica, Run, Watch
 from syncline_control.transaction import Transaction
 
 

@@ -7,9 +7,9 @@ from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy import text
 
-from syncline_control.database import Plane
 from syncline_control.operations import fleet
 from syncline_control.routes.asking import Control, Registry
+from syncline_control.tables import Plane
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import StoreError, Unreachable
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from syncline_proto.merging import PenaltySettings
+from syncline_proto.settings import RunSettings
 
 POOLED_PUSHES_MIN = 3
 """Accepted pushes before ``ratio_max`` counts."""
@@ -192,3 +193,9 @@ def _restarted(last: Sequence[float], rules: PenaltySettings) -> ReplicaNorms:
     for x in last:
         ema = ema.fed(x, rules.ema)
     return ReplicaNorms(ema, len(last))
+
+
+def measured(settings: RunSettings) -> str:
+    """What norms depend on: those of pushes that differ in it cannot be compared."""
+    every = settings.sync_every if settings.sync_seconds is None else f"{settings.sync_seconds:g}s"
+    return f"{settings.codec.up} {every} {settings.strategy}"

@@ -49,7 +49,7 @@ class Fragment:
         """
         self.settings = settings
         self._number, self._ending = number, ending or Ending()
-        self.saved = saved or Saved(epoch=epoch, measured=_measured(settings))
+        self.saved = saved or Saved(epoch=epoch, measured=detector.measured(settings))
         self.initialised = saved is not None
         self.members: Mapping[str, int] = {}
         self.running = True
@@ -241,7 +241,7 @@ class Fragment:
     def _take_settings(self) -> tuple[str, ...]:
         """Let new settings count, between two rounds; statistics that they spoil start anew."""
         self.settings = self._next_settings
-        measured = _measured(self.settings)
+        measured = detector.measured(self.settings)
         if self.saved.measured == measured:
             return ()
         window = forgotten(self.saved.window)
@@ -270,10 +270,7 @@ class Fragment:
         size = self._window().size if settings.asynchronous else 1
         limit, age = settings.age_max * size, self._age(push)
         late = refusals.late(self.saved, settings.warmup_steps, limit, push)
-        if late is None and r and (push.replica, age > 0) in r.entries:
-            why = f"round {r.result} has a{' late' if age else ''} push of {push.replica} already"
-            return refusals.stale(why, self.saved.revision if age else r.result)
-        return late
+        return late or refusals.another(r, self.saved.revision, push.replica, is_late=age > 0)
 
     def _age(self, push: WholePush) -> int:
         """Revisions between a push's base and the one that the open round starts from."""
@@ -306,24 +303,11 @@ class Fragment:
 
     def _judge_offer(self, now_s: float, push: WholePush) -> Judgement:
         """PARAMETERS: revision 0 from nothing, or revision 1 when the synchronous phase ends."""
-        first = push.base is None and not self.initialised
-        last = push.base == 0 and self.synchronous and self.initialised
-        if last and self.saved.gradient_step < self.settings.warmup_steps:
-            raise InvalidRequest(
-                f"push: the synchronous phase is at step {self.saved.gradient_step} of "
-                f"{self.settings.warmup_steps}; parameters cannot be offered yet."
-            )
-        if not (first or last) or self._round is not None:
-            # Not of a round that waits for pushes: it may be waiting for this very replica.
-            r = self._round
-            result = r.result if r and r.kind is Kind.PARAMETERS else self.saved.revision
-            return refusals.stale(
-                "another replica has offered these parameters, or the run has them", result
-            )
-        if not detector.is_finite(push.norm):
-            why = detector.unfit(push.norm)
-            raise InvalidRequest(f"push: {why}; such parameters are refused.")
-        r = self._round = self._new_round(now_s, push.kind, 0 if first else 1)
+        saved, steps, is_set = self.saved, self.settings.warmup_steps, self.initialised
+        refused = refusals.offer(saved, self._round, steps, push, is_set=is_set)
+        if refused is not None:
+            return refused
+        r = self._round = self._new_round(now_s, push.kind, 0 if push.base is None else 1)
         r.enter(now_s, push, detector.Finding(False, 0.0), self.settings)
         return Judgement(verdict=ACCEPTED, judged=ACCEPTED, result=r.result, sets=True)
 
@@ -362,9 +346,3 @@ class Fragment:
         window = self.saved.window
         size = window.size_now(self.settings, len(self._alive(self._taking_part)))
         return replace(window, size=size)
-
-
-def _measured(settings: RunSettings) -> str:
-    """What norms depend on: those of pushes that differ in it cannot be compared."""
-    every = settings.sync_every if settings.sync_seconds is None else f"{settings.sync_seconds:g}s"
-    return f"{settings.codec.up} {every} {settings.strategy}"

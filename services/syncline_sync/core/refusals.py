@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core.detector import is_finite
+from syncline_sync.core.detector import is_finite, unfit
 from syncline_sync.core.record import Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
 
@@ -123,6 +123,45 @@ def late(saved: Saved, warmup_steps: int, age_max: int, push: WholePush) -> Judg
     if push.base is None or not 0 <= saved.revision - push.base <= age_max:
         why = f"its base is revision {push.base}, the round starts from {saved.revision}"
         return stale(why, saved.revision)
+    return None
+
+
+def another(r: Round | None, revision: int, replica: str, *, is_late: bool) -> Judgement | None:
+    """STALE for a second push of a replica in the open round; None for its first.
+
+    One in time and one late may be in it. ``revision`` is the newest published.
+    """
+    if r is None or (replica, is_late) not in r.entries:
+        return None
+    why = f"round {r.result} has a{' late' if is_late else ''} push of {replica} already"
+    return stale(why, revision if is_late else r.result)
+
+
+def offer(
+    saved: Saved, r: Round | None, warmup_steps: int, push: WholePush, *, is_set: bool
+) -> Judgement | None:
+    """STALE for parameters that somebody else has offered, or that are there; None for the first.
+
+    ``is_set``: the fragment has its revision 0. ``r`` is the open round.
+
+    Raises:
+        InvalidRequest: the synchronous phase goes on, or they are not finite.
+    """
+    synchronous = warmup_steps > 0 and saved.revision == 0
+    first = push.base is None and not is_set
+    last = push.base == 0 and synchronous and is_set
+    if last and saved.gradient_step < warmup_steps:
+        raise InvalidRequest(
+            f"push: the synchronous phase is at step {saved.gradient_step} of "
+            f"{warmup_steps}; parameters cannot be offered yet."
+        )
+    if not (first or last) or r is not None:
+        # Not of a round that waits for pushes: it may be waiting for this very replica.
+        result = r.result if r and r.kind is Kind.PARAMETERS else saved.revision
+        why = "another replica has offered these parameters, or the run has them"
+        return stale(why, result)
+    if not is_finite(push.norm):
+        raise InvalidRequest(f"push: {unfit(push.norm)}; such parameters are refused.")
     return None
 
 

@@ -93,10 +93,10 @@ class Window:
 def guarded(outer: OuterSettings, age: float) -> OuterSettings:
     """The outer optimizer with its lr bounded by the mean age d of pushes, in rounds.
 
-        lr <= kappa (1 - mu) 2 sin(pi / (4 d + 2))            where d > 1
+        lr <= age_guard (1 - mu) 2 sin(pi / (4 d + 2))        where d > 1
 
     The bound of lr / (1 - mu) beyond which a linear model with delay d does not settle, if every
-    push undoes its whole error (kappa = 1); real pushes undo a part, so kappa = 2 is usual.
+    push undoes its whole error (age_guard = 1); real pushes undo a part, so 2 is usual.
     """
     if outer.age_guard is None or age <= 1.0:
         return outer

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from syncline_control.core.stragglers import Mark, Runner, Verdict, look
+from syncline_control.core.stragglers import Mark, Sample, Verdict, look
 from syncline_proto.straggling import StragglerSettings
 
 LOOK_S = 5.0
@@ -32,8 +32,8 @@ class Race:
 
     def look(self, rates: dict[str, float | None]) -> list[Verdict]:
         self.now += LOOK_S
-        runners = [
-            Runner(
+        samples = [
+            Sample(
                 replica=name,
                 rate=rate,
                 mark=self.marks.get(name, Mark()),
@@ -41,7 +41,7 @@ class Race:
             )
             for name, rate in rates.items()
         ]
-        found = look(self.now, runners, self.rules, self.least, self.shares)
+        found = look(self.now, samples, self.rules, self.least, self.shares)
         for one in found:
             self.marks[one.replica] = one.mark
             self.told += [(kind, one.replica) for kind, _ in one.events]

@@ -51,14 +51,6 @@ def test_split_cuts_off_the_first(given_: list[Range], first: int) -> None:
     assert not head or not rest or max(positions(head)) < min(positions(rest))
 
 
-@given(loose())
-def test_by_epoch_leaves_nothing_out(given_: list[Range]) -> None:
-    whole = ranges.joined(given_)
-    parts = dict(ranges.by_epoch(whole))
-    assert ranges.joined(*parts.values()) == whole
-    assert all({one.epoch for one in part} == {epoch} for epoch, part in parts.items())
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

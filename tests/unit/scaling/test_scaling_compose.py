@@ -51,9 +51,11 @@ def test_only_the_service_of_replicas_is_touched(engine: Path) -> None:
     workload = Compose(str(engine / "docker-compose.yml"), "mine")
     assert workload.look().replicas == 0
     workload.scale(3)
-    there = workload.look()
-    assert there.replicas == 3 and not there.starts_again
-    assert there.is_own("0123456789ab") and not there.is_own("worker-0"), "a host's name is an id"
+    observed = workload.look()
+    assert observed.replicas == 3 and not observed.starts_again
+    assert observed.is_own("0123456789ab") and not observed.is_own("worker-0"), (
+        "a host's name is an id"
+    )
     asked = (engine / "calls").read_text().splitlines()
     (up,) = [line for line in asked if " up " in line]
     file = engine / "docker-compose.yml"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.scaling.core import WAIT_S_MAX, Step, There, Wish, step, told, wait_s
+from syncline.scaling.core import WAIT_S_MAX, Change, Demand, Observed, change_of, told, wait_s
 
 OWN = frozenset({"worker-0", "worker-1", "worker-2", "worker-3"})
 
 
-def there(replicas: int, *, starts_again: bool = True) -> There:
-    return There(
+def observed(replicas: int, *, starts_again: bool = True) -> Observed:
+    return Observed(
         replicas=replicas,
         is_own=OWN.__contains__,
         starts_again=starts_again,
@@ -20,38 +20,40 @@ def there(replicas: int, *, starts_again: bool = True) -> There:
 
 
 def test_nobody_said_nothing_is_done() -> None:
-    assert step(Wish(run="r", wanted=None, alive=["worker-0"]), there(3)) is None
+    assert change_of(Demand(run="r", wanted=None, alive=["worker-0"]), observed(3)) is None
 
 
 def test_what_is_wanted_is_made_so_once() -> None:
-    wish = Wish(run="r", wanted=4, alive=["worker-0", "worker-1"])
-    assert step(wish, there(2)) == Step(run="r", before=2, after=4, why="r should have 4")
-    assert step(wish, there(4)) is None, "they are on their way"
+    demand = Demand(run="r", wanted=4, alive=["worker-0", "worker-1"])
+    expected = Change(run="r", before=2, after=4, why="r should have 4")
+    assert change_of(demand, observed(2)) == expected
+    assert change_of(demand, observed(4)) is None, "they are on their way"
 
 
 def test_replicas_from_elsewhere_count_and_stay() -> None:
-    wish = Wish(run="r", wanted=3, alive=["worker-0", "guest", "other"])
-    found = step(wish, there(2))
+    demand = Demand(run="r", wanted=3, alive=["worker-0", "guest", "other"])
+    found = change_of(demand, observed(2))
     assert found is not None and found.after == 1
-    assert told(found, "statefulset/worker", there(2)) == (
+    assert told(found, "statefulset/worker", observed(2)) == (
         "statefulset/worker goes from 2 to 1 replica: r should have 3, and 2 are elsewhere. "
         "The highest numbers leave."
     )
-    crowd = Wish(run="r", wanted=1, alive=["guest", "other", "third"])
-    assert step(crowd, there(0)) is None, "there is nobody of its own to end"
+    crowd = Demand(run="r", wanted=1, alive=["guest", "other", "third"])
+    assert change_of(crowd, observed(0)) is None, "there is nobody of its own to end"
 
 
 def test_more_replicas_are_told_without_who_leaves() -> None:
-    found = step(Wish(run="r", wanted=2), there(0))
-    assert found and told(found, "w", there(0)) == "w goes from 0 to 2 replicas: r should have 2."
+    found = change_of(Demand(run="r", wanted=2), observed(0))
+    said = "w goes from 0 to 2 replicas: r should have 2."
+    assert found and told(found, "w", observed(0)) == said
 
 
 def test_what_would_start_again_for_ever_is_ended_with_its_run() -> None:
-    wish = Wish(run="r", wanted=3, has_ended=True)
-    found = step(wish, there(3))
+    demand = Demand(run="r", wanted=3, has_ended=True)
+    found = change_of(demand, observed(3))
     assert found and (found.after, found.why) == (0, "r has ended")
-    assert step(wish, there(0)) is None
-    assert step(wish, there(3, starts_again=False)) is None, "its logs are kept"
+    assert change_of(demand, observed(0)) is None
+    assert change_of(demand, observed(3, starts_again=False)) is None, "its logs are kept"
 
 
 @given(
@@ -60,10 +62,10 @@ def test_what_would_start_again_for_ever_is_ended_with_its_run() -> None:
     guests=st.sets(st.sampled_from(["a", "b", "c"])),
 )
 def test_a_step_leads_where_no_other_is_needed(wanted: int, before: int, guests: set[str]) -> None:
-    wish = Wish(run="r", wanted=wanted, alive=sorted(OWN)[:before] + sorted(guests))
-    found = step(wish, there(before))
+    demand = Demand(run="r", wanted=wanted, alive=sorted(OWN)[:before] + sorted(guests))
+    found = change_of(demand, observed(before))
     after = before if found is None else found.after
-    assert step(wish, there(after)) is None
+    assert change_of(demand, observed(after)) is None
     assert after + len(guests) >= wanted, "never too few"
     assert after == 0 or after + len(guests) == wanted, "too many only where they are not its own"
 

@@ -21,8 +21,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 def test_a_statefulset_is_scaled_by_its_subresource_alone(cluster: Cluster) -> None:
     cluster.replicas = {("statefulsets", "worker"): 2, ("statefulsets", "sync"): 1}
     workload = Kubernetes(api(), "syncline", "statefulset", "worker")
-    there = workload.look()
-    assert (there.replicas, there.starts_again) == (2, True)
+    observed = workload.look()
+    assert (observed.replicas, observed.starts_again) == (2, True)
     workload.scale(5)
     assert workload.look().replicas == 5
     workload.scale(0)

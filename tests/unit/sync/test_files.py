@@ -12,8 +12,8 @@ import pytest
 
 from syncline_proto.errors import StoreDamaged
 from syncline_sync.core.record import Saved
+from syncline_sync.entries import check_arrays
 from syncline_sync.files import array_of, arrays_of, checksum_of, parse_safetensors, reading
-from syncline_sync.fragment_store import check_arrays
 from syncline_sync.saved import saved_from_json, saved_to_json
 
 

@@ -25,7 +25,8 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import published, staged
 from syncline_sync.core.record import Saved
 from syncline_sync.cuts import CUT_SPANS
-from syncline_sync.fragment_store import FragmentStore, Place
+from syncline_sync.entries import Place
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.published import (
     FEW_CUT_SPANS,
     LONG_DIFFERENCE_ELEMENTS,

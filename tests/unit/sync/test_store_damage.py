@@ -13,8 +13,9 @@ import pytest
 from syncline_proto.errors import StoreDamaged
 from syncline_proto.settings import RunSettings
 from syncline_sync.core.record import Saved
+from syncline_sync.entries import Place
 from syncline_sync.files import SEAL
-from syncline_sync.fragment_store import FragmentStore, Place
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.run import Recalled
 from syncline_sync.store import RunStore
 from syncline_testing.service import flat_layout

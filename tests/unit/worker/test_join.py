@@ -12,9 +12,10 @@ from pydantic import TypeAdapter
 from structlog.testing import capture_logs
 
 from syncline import outage
-from syncline.join import Wish, open_run
+from syncline.join import open_run
 from syncline.ranks import Ranks
 from syncline.recall import Recall
+from syncline.wish import Wish
 from syncline_proto.errors import CalledOff
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.rest import SyncEndpoint

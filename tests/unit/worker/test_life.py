@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from syncline.join import wished
 from syncline.life import Life
 from syncline.ranks import Ranks
 from syncline.recall import Recall
+from syncline.wish import wished
 from syncline_proto.errors import LeaseLost, ProcessFailed
 from syncline_proto.rest import Progress
 

@@ -85,7 +85,7 @@ def scaler(
 
 
 def _fields(done: Done) -> dict[str, object]:
-    return {"run": done.step.run, "before": done.step.before, "after": done.step.after}
+    return {"run": done.change.run, "before": done.change.before, "after": done.change.after}
 
 
 def _workloads(

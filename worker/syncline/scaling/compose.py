@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from syncline.scaling.core import There
+from syncline.scaling.core import Observed
 from syncline_proto.errors import ConfigError, ProcessFailed
 
 LOOK_S = 60.0
@@ -42,7 +42,7 @@ class Compose:
     def __str__(self) -> str:
         return f"the service {self._service}"
 
-    def look(self) -> There:
+    def look(self) -> Observed:
         """
         Raises:
             ConfigError: Docker is here without Compose.
@@ -52,7 +52,7 @@ class Compose:
         asked = ["ps", "--quiet", *states, self._service]
         ids = self._run(asked, LOOK_S).split()
         names = {one[:ID_CHARACTERS] for one in ids}
-        return There(
+        return Observed(
             replicas=len(ids),
             is_own=names.__contains__,
             highest_first="The highest numbers leave, each within its stop_grace_period.",

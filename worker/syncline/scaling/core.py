@@ -1,6 +1,6 @@
 """How many replicas a workload should have, and what that comes to.
 
-Pure: what a run wants and who is there come in, a step or none goes out. Never starts or ends
+Pure: what a run wants and who is there come in, a change or none goes out. Never starts or ends
 anything, and never asks anybody to leave: who ends replicas gives them the time to drain.
 """
 
@@ -17,7 +17,7 @@ WAIT_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Demand:
     """What is known of a run."""
 
     run: str
@@ -29,7 +29,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class There:
+class Observed:
     """What is known of the workload that has the run's replicas."""
 
     replicas: int
@@ -43,7 +43,7 @@ class There:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Change:
     """The workload goes from so many replicas to so many."""
 
     run: str
@@ -52,35 +52,35 @@ class Step:
     why: str
 
 
-def step(wish: Wish, there: There) -> Step | None:
+def change_of(demand: Demand, observed: Observed) -> Change | None:
     """Return what is to be done; None: nothing, or nobody has said how many there should be.
 
     Replicas from elsewhere count as well, and stay. A run that has ended needs nobody, and a
     workload that starts its replicas again would do so for ever; any other is left as it ended.
     """
-    if wish.has_ended:
-        if not there.starts_again or not there.replicas:
+    if demand.has_ended:
+        if not observed.starts_again or not observed.replicas:
             return None
-        why = f"{wish.run} has ended"
-        return Step(run=wish.run, before=there.replicas, after=0, why=why)
-    if wish.wanted is None:
+        why = f"{demand.run} has ended"
+        return Change(run=demand.run, before=observed.replicas, after=0, why=why)
+    if demand.wanted is None:
         return None
-    elsewhere = sum(not there.is_own(name) for name in wish.alive)
-    after = max(0, wish.wanted - elsewhere)
-    if after == there.replicas:
+    elsewhere = sum(not observed.is_own(name) for name in demand.alive)
+    after = max(0, demand.wanted - elsewhere)
+    if after == observed.replicas:
         return None
-    why = f"{wish.run} should have {wish.wanted}"
+    why = f"{demand.run} should have {demand.wanted}"
     if elsewhere:
         why += f", and {elsewhere} {'is' if elsewhere == 1 else 'are'} elsewhere"
-    return Step(run=wish.run, before=there.replicas, after=after, why=why)
+    return Change(run=demand.run, before=observed.replicas, after=after, why=why)
 
 
-def told(step: Step, workload: str, there: There) -> str:
-    """Return the sentence that tells of a step."""
-    many = "1 replica" if step.after == 1 else f"{step.after} replicas"
-    said = f"{workload} goes from {step.before} to {many}: {step.why}."
-    leave = step.after < step.before and there.highest_first
-    return f"{said} {there.highest_first}" if leave else said
+def told(change: Change, workload: str, observed: Observed) -> str:
+    """Return the sentence that tells of a change."""
+    many = "1 replica" if change.after == 1 else f"{change.after} replicas"
+    said = f"{workload} goes from {change.before} to {many}: {change.why}."
+    leave = change.after < change.before and observed.highest_first
+    return f"{said} {observed.highest_first}" if leave else said
 
 
 def wait_s(every_s: float, failures: int) -> float:

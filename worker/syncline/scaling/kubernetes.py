@@ -10,7 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from syncline.scaling.core import There
+from syncline.scaling.core import Observed
 from syncline_proto.errors import ConfigError, Forbidden, ProcessFailed, SynclineError, Unreachable
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Kubernetes:
     def __str__(self) -> str:
         return f"{self._kind}/{self._name}"
 
-    def look(self) -> There:
+    def look(self) -> Observed:
         """
         Raises:
             ConfigError, Forbidden: there is no such workload, or we may not look at it.
@@ -74,7 +74,7 @@ class Kubernetes:
         """
         scale = self._call("read")
         leave = "The highest numbers leave" if self._kind == "statefulset" else "Some leave"
-        return There(
+        return Observed(
             replicas=scale.spec.replicas or 0,
             is_own=lambda name: self._pods.fullmatch(name) is not None,
             starts_again=True,

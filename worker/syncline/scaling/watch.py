@@ -1,4 +1,4 @@
-"""The scaler's rounds: ask the control plane, look at the workloads, take the steps, tell of them.
+"""The scaler's looks: ask the control plane, see the workloads, change them, tell of that.
 
 What fails is asked again, later and later, and ends the scaler when it has failed too often in a
 row. Decides nothing (``core``) and knows no platform.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from syncline.launch.client import OperatorClient
-from syncline.scaling.core import FAILURES_MAX, Step, There, Wish, step, told, wait_s
+from syncline.scaling.core import FAILURES_MAX, Change, Demand, Observed, change_of, told, wait_s
 from syncline_proto.errors import SynclineError
 from syncline_proto.rest import ReplicaState, RunView
 
@@ -19,16 +19,16 @@ from syncline_proto.rest import ReplicaState, RunView
 class Workload(Protocol):
     """What starts and ends a run's replicas; its text is its name."""
 
-    def look(self) -> There: ...
+    def look(self) -> Observed: ...
 
     def scale(self, replicas: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """One step that was taken."""
+    """One change that was made."""
 
-    step: Step
+    change: Change
     sentence: str
 
 
@@ -100,17 +100,17 @@ class Scaler:
         if run.name in self._settled:
             return
         workload = self._workload_of(run.name)
-        there = workload.look()
+        observed = workload.look()
         alive = [] if has_ended else self._client.replicas(run.name)
-        wish = Wish(
+        demand = Demand(
             run=run.name,
             wanted=run.replicas_wanted,
             has_ended=has_ended,
             alive=[one.replica for one in alive if one.state is ReplicaState.ALIVE],
         )
-        next_step = step(wish, there)
-        if next_step is not None:
-            workload.scale(next_step.after)
-            self._tell(Done(step=next_step, sentence=told(next_step, str(workload), there)))
+        change = change_of(demand, observed)
+        if change is not None:
+            workload.scale(change.after)
+            self._tell(Done(change=change, sentence=told(change, str(workload), observed)))
         if has_ended:
             self._settled.add(run.name)

@@ -24,7 +24,7 @@ Rounds = dict[str, list[Round]]
 """By system."""
 
 
-class Course:
+class Contest:
     """The systems of one run of the benchmark, and their rounds."""
 
     def __init__(self, scene: systems.Scene, crew: Crew, referee: Referee, codec: str) -> None:
