@@ -1,4 +1,4 @@
-"""What tests of several files start from: the control plane's state, its process, a corpus."""
+"""What tests of several files start from: the control plane's state, processes, a corpus."""
 
 from __future__ import annotations
 
@@ -54,6 +54,13 @@ async def api(state: State) -> AsyncIterator[httpx.AsyncClient]:
     """The control plane's REST, with nothing in it yet; a file may put its runs there."""
     async with client_of(state) as api:
         yield api
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Control plane and sync service, for all tests of a file: each has runs of its own name."""
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
 
 
 @pytest.fixture

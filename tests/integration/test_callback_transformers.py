@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,12 +46,6 @@ control, folder = sys.argv[1:]
 callback = SynclineCallback(run="breaks", name="left", control=control, settings=ALONE)
 trainer(Path(folder), callback, at_step=breaks).train()
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 class Watched(Trainer):

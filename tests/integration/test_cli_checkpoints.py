@@ -70,12 +70,6 @@ def exported(told: Any) -> list[bytes]:
     return [tensors[spec.name].tobytes() for spec in LAYOUT.tensors]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def bucket() -> Iterator[str]:
     pytest.importorskip("s3fs", reason="s3fs is not installed")

@@ -5,7 +5,6 @@ A merge writes the shards behind FSDP2's back; a copy from before it must never 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,12 +38,6 @@ ALL = {
     )
 }
 BLIND = {"blind": replace(POISONED, poison="left")}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 @pytest.mark.long

@@ -5,7 +5,6 @@ A box says what a rank holds, however its tensor came to be cut; what several ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +18,6 @@ from syncline_testing.replicas import published, together
 
 ODD = 18
 """Divides by two ranks, and what each has then does not."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 @pytest.mark.long

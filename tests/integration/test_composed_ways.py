@@ -7,7 +7,6 @@ parameters are the same bits. What changes no arithmetic also equals the plain w
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,12 +32,6 @@ WAYS = {
 }
 SAME = {"plain", "wrapper", "function", "reentrant", "captured"}
 """Of these the arithmetic is the plain way's."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 @pytest.mark.long

@@ -71,12 +71,6 @@ class Reader(Trial):
         return self
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
 def told(cluster: Cluster, run: str, trained: int) -> dict[str, Any]:
     """How the run's data stands, once so much of it was told to be trained."""
     wait_until(lambda: view(cluster, run)["trained"] >= trained, 20, f"{trained} are trained")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,12 +29,6 @@ WAIT_S = 100.0
 AT = (
     "import os, runpy, sys; os.chdir(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 )
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def play(folder: Path, example: str, names: list[str], control: str) -> None:

@@ -6,7 +6,6 @@ Each journey is a program of its own, against a real control plane and sync serv
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from syncline_testing.cluster import Cluster
 from syncline_testing.foreign import FOLDER, arrives, generate, start
 
 OURS = ("syncline", "syncline_proto", "syncline_sync", "syncline_control", "syncline_testing")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

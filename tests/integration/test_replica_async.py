@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,6 @@ SETTINGS: dict[str, Any] = {
     "penalty": {"enabled": False, "step_power": 0.0},
     "timeouts": {"lease": 30.0, "round_deadline": 60.0},
 }
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def committed_told(cluster: Cluster, run: str) -> int:

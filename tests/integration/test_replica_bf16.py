@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,12 +13,6 @@ ROUNDS, EVERY = 4, 4
 PLAIN = {**QUICK, "strategy": "local-sgd"}
 
 Values = dict[str, Tensor]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def held_in_bf16(seed: int) -> TinyModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,12 +11,6 @@ from torch import Tensor, nn
 from syncline_proto.errors import ConfigError, LayoutMismatch
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, WIDTH, TinyModel, Trial, arrived, joined, published
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 class Scaled(nn.Module):

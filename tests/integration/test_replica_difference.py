@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,6 @@ from syncline_testing.waiting import wait_until
 
 INT8 = {**QUICK, "min_replicas": 2, "codec": {"up": "int8", "down": "int8"}}
 FRAGMENTS = 4
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def trial(cluster: Cluster, run: str, seed: int, **more: Any) -> Trial:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +86,6 @@ class Walker(Trial):
         assert isinstance(session, Session)
         held = session._rounds._landing.residuals._held
         return held.get(0, np.zeros(SIZE, np.float32))
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def settings(codec: CodecName, **more: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,6 @@ from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, publish
 from syncline_testing.training import Recorder, tiny_job
 
 EVERY = QUICK["sync_every"]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 @pytest.mark.parametrize("overlap", [0, 3])

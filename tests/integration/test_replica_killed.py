@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import torch
 
 from syncline_testing.cluster import Cluster
@@ -25,12 +23,6 @@ SETTINGS: dict[str, Any] = {
     "timeouts": {"lease": 4.0, "round_deadline": 100.0},
 }
 """Three in the first round; who waits for the deadline of a later one fails the test."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def survivors(cluster: Cluster, run: str) -> list[Trial]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -33,12 +32,6 @@ TIMEOUTS = TimeoutSettings.model_validate(IMPATIENT["timeouts"])
 CALLS_S = exchange.CLOSE_S + link.CLOSE_S + heartbeat.CLOSE_S + 2 * TIMEOUTS.connect_s
 PROMISED_S = TIMEOUTS.round_deadline_s + TIMEOUTS.lease_s + CALLS_S
 """How long a drain may take, as docs/operations.md says it: 2 + 1.5 + 25 s here."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def session_of(trial: Trial) -> Session:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import grpc
 import numpy as np
@@ -47,12 +47,6 @@ from syncline_testing.waiting import wait_until
 TWO = {**QUICK, "min_replicas": 2}
 ALONE = {**QUICK, "min_replicas": 1}
 FRAGMENTS = 4
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def steps_until(trial: Trial, holds: Callable[[], bool], seconds: float = 20) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -16,12 +15,6 @@ from syncline_testing.warm import warm_ranks
 
 WAYS = list(product((0, OVERLAP), ("bf16", "int8"), (1, 2)))
 """Overlap, codec both ways, micro-batches in a step."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 from torch import nn
@@ -23,12 +22,6 @@ from syncline_testing.waiting import wait_until
 
 TWO = {**QUICK, "min_replicas": 2, "timeouts": {"lease": 20.0, "round_deadline": 60.0}}
 FRAGMENTS = range(4)
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def watched(trial: Trial) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,6 @@ from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, publish
 
 ALONE = {**QUICK, "strategy": "local-sgd"}
 ROUNDS, EVERY = 4, 4
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def descent(parameters: Any) -> torch.optim.Optimizer:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from threading import Thread
 
-import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import CalledOff
@@ -14,12 +13,6 @@ from syncline_testing.replicas import QUICK, Trial, joined
 from syncline_testing.waiting import wait_until
 
 SETTINGS = {**QUICK, "max_replicas": 1}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def waits(logs: Sequence[Mapping[str, object]]) -> bool:

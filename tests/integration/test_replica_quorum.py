@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,6 @@ ALONE: dict[str, Any] = {
     "timeouts": {"lease": 30.0, "round_deadline": 60.0},
 }
 """The first round has both; any other closes with whoever pushes in time."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def goes_on_to(other: ByHand, revision: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,6 @@ from syncline_testing.replicas import QUICK, Trial, joined
 from syncline_testing.training import Recorder, tiny_job
 
 EVERY = QUICK["sync_every"]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def factors(trial: Trial, steps: int) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,6 @@ from syncline_testing.waiting import wait_until
 TWO = {**QUICK, "min_replicas": 2}
 LEASE_S = 3.0
 FRAGMENTS = 4
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def job(cluster: Cluster, run: str, settings: dict[str, Any], steps: int) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from syncline import replica
@@ -14,12 +12,6 @@ from syncline_testing.replicas import QUICK, Trial, joined
 from syncline_testing.waiting import wait_until
 
 ALONE = {**QUICK, "min_replicas": 1}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def scraped(trial: Trial) -> float | None:

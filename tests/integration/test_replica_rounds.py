@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -39,12 +39,6 @@ TWO = {**QUICK, "min_replicas": 2}
 AVERAGE = {**TWO, "strategy": "local-sgd"}
 
 Values = dict[str, Tensor]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def trials(cluster: Cluster, run: str, settings: dict[str, Any], count: int = 2) -> list[Trial]:

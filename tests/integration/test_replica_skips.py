@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,6 @@ with trial.replica as replica:
     told = [replica.inner_step, replica.committed_tokens, replica.revision]
     print(told, [float(p.sum()) for p in trial.model.parameters()])
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def backward(trial: Trial, times: float = 1.0) -> torch.Tensor:

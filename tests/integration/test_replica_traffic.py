@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, TinyModel
@@ -31,12 +28,6 @@ with trial.replica as replica:
             told.append([*own, all_of_it.bytes_up, all_of_it.bytes_down])
 print(json.dumps(told))
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def test_bytes_are_those_of_both_ranks(cluster: Cluster, tmp_path: Path) -> None:

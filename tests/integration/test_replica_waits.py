@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,12 +15,6 @@ from syncline_testing.waiting import wait_until
 
 TWO = {**QUICK, "min_replicas": 2}
 ALONE = {**QUICK, "min_replicas": 1}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def until_said(logs: Sequence[EventDict], event: str) -> None:

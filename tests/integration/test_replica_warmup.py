@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,12 +26,6 @@ from syncline_testing.waiting import wait_until
 
 STEPS = 5
 WARM: dict[str, Any] = {**QUICK, "min_replicas": 2, "warmup_steps": STEPS}
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def test_it_equals_one_process_with_the_mean_gradient(cluster: Cluster) -> None:

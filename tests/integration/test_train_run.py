@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,6 @@ from syncline_testing.warm import Program, warm, warm_ranks
 
 SYNC_EVERY = 4
 TIMEOUT_S = 100
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
 
 
 def settings(name: str, replicas: int, steps: int) -> dict[str, Any]:
