@@ -95,7 +95,11 @@ def test_a_long_wait_in_a_later_round_names_who_is_missing(
             together(lambda: a.step(4), come_late)
         together(a.replica.finish, b.replica.finish)
     said = {log["why"] for log in logs if log["event"] == "round.waits"}
-    assert said == {"replica-1 has not pushed yet"}
+    # A round of several fragments: of a later one the push may be in by the time it is asked.
+    merges = "all have pushed, and the sync service has not merged them yet"
+    missing = "replica-1 has not pushed yet"
+    assert missing in said
+    assert said <= {missing, merges}
 
 
 def test_nobody_else_is_blamed_while_the_sync_service_is_away(

@@ -336,11 +336,13 @@ class FragmentState(_message.Message):
     """
     @_builtins.property
     def arrived(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Replicas whose push of the open round is in."""
+        """Replicas whose push is in the round that makes the next revision: an open one, or one that is
+        being merged.
+        """
 
     @_builtins.property
     def expected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Replicas the open round waits for."""
+        """Replicas that this round waits, or waited, for."""
 
     def __init__(
         self,
