@@ -213,7 +213,10 @@ def main(path: Path) -> None:
     probe: tuple[float, float] | None = None
     pace_s = job.get("pace_s", [0.0] * dist.get_world_size())[rank]
     with replica:
+        if job.get("bears"):
+            replica.bear_loss()
         for step in range(job["steps"]):
+            replica.rejoin()
             if replica.done:
                 break
             if step == job["probe"]:
@@ -231,6 +234,7 @@ def main(path: Path) -> None:
             "inner_step": replica.inner_step,
             "revision": replica.revision,
             "committed": replica.committed_tokens,
+            "lives": replica.incarnation,
             "stale": replica.stats.stale,
             "rounds": replica.stats.rounds,
             "probe": probe,
