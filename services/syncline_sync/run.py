@@ -242,8 +242,8 @@ class RunHost:
                 revision=r.latest.revision,
                 gradient_step=r.latest.gradient_step,
                 committed_tokens=r.latest.committed_tokens,
-                arrived=r.attendance.arrived,
-                expected=r.attendance.expected,
+                arrived=r.core.arrived,
+                expected=r.core.expected,
                 last_seq=r.core.last_seq(*life),
             )
             for r in self.runners.values()

@@ -77,14 +77,6 @@ class Surroundings:
     """Stop the whole process: a fragment that cannot go on must not pretend to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attendance:
-    """Of a round: the replicas that are in it, and those that it waits or waited for."""
-
-    arrived: tuple[str, ...]
-    expected: tuple[str, ...]
-
-
 class Runner:
     """One fragment of one run."""
 
@@ -123,7 +115,6 @@ class Runner:
         )
         self.latest = self.core.saved
         """Where the fragment stands, as published."""
-        self._closing: Attendance | None = None
         if not self.core.synchronous:
             self._end_gradients()
         around.metrics.stands(number, self.core.saved)
@@ -141,11 +132,6 @@ class Runner:
 
     def adopt(self, change: Adopt) -> None:
         self._inbox.put_nowait(change)
-
-    @property
-    def attendance(self) -> Attendance:
-        """Of the round whose result comes after ``latest``, until that is published."""
-        return self._closing or Attendance(self.core.arrived, self.core.expected)
 
     async def stop(self) -> None:
         """End once what is under way is done: a round that closes is published and told of, and on
@@ -251,7 +237,6 @@ class Runner:
 
     async def _close(self, closed_by: ClosedBy) -> None:
         """Finish the open round: outer step, store, publish, report."""
-        self._closing = self.attendance
         closing, since_s = self.core.close(closed_by), time.monotonic()
         made: list[RoundReport] = []
 
@@ -260,7 +245,7 @@ class Runner:
             return self._untold.kept(self._around.settled(), made[0].model_dump_json())
 
         await self.holding.finish(closing, reports)
-        self.latest, self._closing = closing.saved, None
+        self.latest = closing.saved
         self.core.published(time.monotonic() - since_s)
         if self.latest.revision > 0:
             self._end_gradients()

@@ -7,6 +7,7 @@ control plane late is told once.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from network import NetworkUnavailable
+from syncline_proto.settings import TimeoutSettings
 from syncline_testing.apart import CONTROL, SYNC, Apart, Way
 from syncline_testing.course import FRAGMENTS, LEASE_S, Course, course
 
@@ -21,11 +23,27 @@ pytestmark = pytest.mark.timeout(240)
 
 SHORT_S, LONG_S = LEASE_S / 6, 1.1 * LEASE_S
 
+SLOW_MBIT, WIDE = 20, 200
+"""Four replicas of a model so wide take a second to push."""
+CUTS = 12
+DEAD_S = TimeoutSettings().call_s / 2 + TimeoutSettings().connect_s + 2.0
+"""By then keepalive has closed a connection on which somebody waits."""
+
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
     try:
         with Apart(tmp_path_factory.mktemp("apart"), replicas=4) as apart:
+            yield apart
+    except NetworkUnavailable as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Apart]:
+    """Where pushes and pulls are under way for about half of the time."""
+    try:
+        with Apart(tmp_path, replicas=4, mbit=SLOW_MBIT) as apart:
             yield apart
     except NetworkUnavailable as why:
         pytest.skip(str(why))
@@ -77,6 +95,27 @@ def test_replicas_cut_from_the_control_plane_are_fenced_and_come_back_as_new_liv
             lost, kept = steps[name]
             assert 0 < of_fragment[name, 1] <= lost
             assert of_fragment[name, 2] == kept
+
+
+@pytest.mark.long
+def test_cuts_amid_pushes_and_longer_than_a_connection_lives_lose_nothing(
+    slow: Apart, tmp_path: Path
+) -> None:
+    draw = random.Random(1)
+    with course(slow, tmp_path, "amid", WIDE) as c:
+        for _ in range(CUTS):
+            time.sleep(draw.uniform(0.1, 1.5))
+            with slow.cut(*draw.sample(in_three_ways(c, SYNC), k=2)):
+                time.sleep(draw.uniform(0.1, 2.0))
+        c.everyone_is_in()
+        with slow.cut(*in_three_ways(c, SYNC)):
+            time.sleep(DEAD_S)
+        c.everyone_is_in()
+        assert set(c.states().values()) == {("alive", 1)}
+        steps = c.ends()
+        counted = c.counted()
+    everything = {(name, 1): own[0] for name, own in steps.items()}
+    assert counted == [everything] * len(FRAGMENTS)
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ import torch
 
 from syncline_proto.errors import LeaseLost
 from syncline_testing.apart import REPLICAS, Apart, inside
-from syncline_testing.replicas import Trial
+from syncline_testing.replicas import WIDTH, TinyModel, Trial
 from syncline_testing.waiting import wait_until
 from syncline_testing.warm import Program, warm
 
@@ -47,8 +47,10 @@ class Afar:
 
 
 @contextmanager
-def afar(apart: Apart, folder: Path, number: int, run: str, settings: Any) -> Iterator[Afar]:
-    """Start the replica of that number; it is gone at the end."""
+def afar(
+    apart: Apart, folder: Path, number: int, run: str, settings: Any, width: int = WIDTH
+) -> Iterator[Afar]:
+    """Start the replica of that number, and a model so wide; it is gone at the end."""
     host, name = REPLICAS + number, f"replica-{number}"
     path, log = folder / f"{name}.json", folder / f"{name}.log"
     job = {
@@ -57,6 +59,7 @@ def afar(apart: Apart, folder: Path, number: int, run: str, settings: Any) -> It
         "run": run,
         "seed": number,
         "settings": settings,
+        "width": width,
     }
     path.write_text(json.dumps(job))
     with warm("-m", __name__, str(path), log=log) as process:
@@ -67,7 +70,10 @@ def main(path: Path) -> None:
     job = json.loads(path.read_text())
     torch.set_num_threads(1)
     with inside(job["namespace"]):
-        steps = _trained(Trial(job["control"], job["run"], job["seed"], settings=job["settings"]))
+        model = TinyModel(job["seed"], width=job["width"])
+        steps = _trained(
+            Trial(job["control"], job["run"], job["seed"], model=model, settings=job["settings"])
+        )
     path.with_suffix(".out.json").write_text(json.dumps(steps))
 
 

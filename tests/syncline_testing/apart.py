@@ -57,9 +57,9 @@ class Apart:
         NetworkUnavailable: no such hosts can be made here.
     """
 
-    def __init__(self, folder: Path, replicas: int) -> None:
+    def __init__(self, folder: Path, replicas: int, mbit: int = 1000) -> None:
         self.store = folder / "store"
-        self.links = Links(Profile(mbit=1000), REPLICAS + replicas)
+        self.links = Links(Profile(mbit=mbit), REPLICAS + replicas)
         self.control_url = f"http://{self.links.address(CONTROL)}:{CONTROL_PORT}"
         sync = self.links.address(SYNC)
         control_options = ["--host", "0.0.0.0", "--port", str(CONTROL_PORT), "--insecure"]

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from syncline_sync.saved import saved_from_json
 from syncline_testing.afar import Afar, afar
 from syncline_testing.apart import Apart
+from syncline_testing.replicas import WIDTH
 from syncline_testing.waiting import wait_until
 
 FRAGMENTS = range(4)
@@ -120,11 +121,12 @@ class Course:
 
 
 @contextmanager
-def course(apart: Apart, folder: Path, run: str) -> Iterator[Course]:
-    """Within it four replicas train; where a test fails, their logs are shown."""
+def course(apart: Apart, folder: Path, run: str, width: int = WIDTH) -> Iterator[Course]:
+    """Within it four replicas train a model so wide; where a test fails, their logs are shown."""
     with ExitStack() as started:
         replicas = [
-            started.enter_context(afar(apart, folder, number, run, SETTINGS)) for number in range(4)
+            started.enter_context(afar(apart, folder, number, run, SETTINGS, width))
+            for number in range(4)
         ]
         try:
             wait_until(lambda: _is_there(apart, run), WAIT_S, "the run is there")

@@ -49,10 +49,10 @@ QUICK: dict[str, Any] = {
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, width)
         self.scale = nn.Parameter(torch.ones(1))  # the second of two ranks holds nothing of it
 
     def forward(self, h: Tensor) -> Tensor:
@@ -62,13 +62,15 @@ class Block(nn.Module):
 class TinyModel(nn.Module):
     """An embedding, some blocks and a head: 1,500 parameters that predict the next token."""
 
-    def __init__(self, seed: int = 0, blocks: int = 2, tied: bool = False) -> None:
+    def __init__(
+        self, seed: int = 0, blocks: int = 2, tied: bool = False, width: int = WIDTH
+    ) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList([Block() for _ in range(blocks)])
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList([Block(width) for _ in range(blocks)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
         if tied:
             self.head.weight = self.embed.weight
 

@@ -1,13 +1,14 @@
 """The ranks' council on one fragment: wait together, then draw one conclusion.
 
 A wait is cut into slices. After each, all ranks tell what they have (core/agreement), so Ctrl+C is
-heard, and what rank 0 hears from the control plane reaches a rank that waits.
+heard, and what rank 0 hears from the control plane reaches a rank that waits. They tell of other
+fragments that are pending, too: where all has come, one word is enough for a whole forward pass.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
@@ -25,6 +26,10 @@ LONG_S = 10.0
 
 WAITING = Outcome(answer=Answer.WAITING)
 
+Futures = Mapping[int, Future[Outcome]]
+"""Exchanges by fragment; all ranks have the same fragments, in the same order."""
+NONE: Futures = {}
+
 
 class Council:
     """Conclusions that are equal on all ranks."""
@@ -34,6 +39,8 @@ class Council:
         self.paused_s = 0.0
         """How much of all waiting was while the run was paused, or had too few replicas."""
         self._ranks, self._exchange, self._order = ranks, exchange, order
+        self._foreseen: dict[int, tuple[Future[Outcome], Conclusion]] = {}
+        """What was concluded of a fragment while another was waited for."""
 
     def conclude(
         self,
@@ -41,14 +48,18 @@ class Council:
         future: Future[Outcome],
         until: float | None = None,
         on_long: Callable[[], None] | None = None,
+        beside: Futures = NONE,
     ) -> tuple[Conclusion, Outcome]:
-        """Wait for an exchange on all ranks.
+        """Wait for an exchange on all ranks, and see what else has come of those ``beside`` it.
 
         With MERGE and REBASE the outcome holds the concluded revision. Past ``until`` (of
         ``time.monotonic``; None: the exchange's own bounds) the conclusion is ABANDON. ``on_long``
         is called once, after a wait of ``LONG_S`` for others alone: the push is in, the service
         there, and the run not paused.
         """
+        known = self._foreseen.pop(fragment, None)
+        if known is not None and known[0] is future:
+            return known[1], future.result()
         long_at = time.monotonic() + LONG_S
         pushed: Outcome | None = None
         while True:
@@ -60,7 +71,7 @@ class Council:
             if until is not None and time.monotonic() > until and order is not Order.STOP:
                 order = Order.ABANDON
             mine = _report(outcome, order)
-            told = [Report.from_ints(numbers) for numbers in self._ranks.gather(mine.to_ints())]
+            told = self._told(mine, {f: one for f, one in beside.items() if f != fragment})
             self._exchange.pauses.set(told[0].order in (Order.HOLD, Order.SHORT))
             if paused:
                 self.paused_s += time.perf_counter() - began
@@ -80,12 +91,30 @@ class Council:
                 on_long()
                 on_long = None
 
+    def _told(self, mine: Report, beside: Futures) -> list[Report]:
+        """What all ranks report; on the way, all conclude what can be concluded of the others."""
+        if self._ranks.count == 1:
+            return [mine]
+        others = {f: one for f, one in beside.items() if f not in self._foreseen}
+        reports = [mine, *(_report(_so_far(one), Order.GO_ON) for one in others.values())]
+        told = self._ranks.gather([number for report in reports for number in report.to_ints()])
+        first, *rest = zip(*map(Report.many_from_ints, told), strict=True)
+        for (fragment, one), of_it in zip(others.items(), rest, strict=True):
+            conclusion = conclude(of_it)
+            if conclusion.step in (Step.MERGE, Step.REBASE):
+                self._foreseen[fragment] = one, conclusion
+        return list(first)
+
 
 def _within(future: Future[Outcome], seconds: float) -> Outcome:
     try:
         return future.result(seconds)
     except NotYet:
         return WAITING
+
+
+def _so_far(future: Future[Outcome]) -> Outcome:
+    return future.result() if future.done() else WAITING
 
 
 def _fetched(pushed: Outcome, pulled: Pulled) -> Outcome:

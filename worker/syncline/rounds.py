@@ -251,7 +251,8 @@ class Rounds:
         push = flight.push
         of_round = push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
         say = (lambda: self._say_waiting(push)) if of_round else None
-        conclusion, outcome = self._waiting.settled(fragment, flight.result, until, say)
+        beside = {number: other.result for number, other in self._pending.items()}
+        conclusion, outcome = self._waiting.settled(fragment, flight.result, until, say, beside)
         self._landing.settle(push, conclusion, outcome)
         if conclusion.step is Step.REBASE or outcome.anomalous:
             self.eager.forget(fragment)

@@ -16,6 +16,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 NAMED_MAX = 5
 """Replicas that a line of the log names."""
 
+MERGES = {"why": "all have pushed, and the sync service has not merged them yet"}
 NEVER_FEWER = "no round closes with fewer"
 
 
@@ -41,6 +42,8 @@ def of_waiting(state: pb.FragmentState, settings: RunSettings) -> dict[str, str]
     ``state`` is where the sync service says that the fragment stands.
     """
     least, wished = settings.min_replicas, max(settings.min_replicas, settings.replicas)
+    if not state.arrived:  # though whoever asks has pushed: the round has closed meanwhile
+        return MERGES
     pushed, missing = len(state.arrived), sorted({*state.expected} - {*state.arrived})
     so = "the round closes without them at its deadline (timeouts.round_deadline)"
     so += f", with min_replicas {least} at least" if least > 1 else ""
@@ -55,7 +58,7 @@ def of_waiting(state: pb.FragmentState, settings: RunSettings) -> dict[str, str]
         return {"why": f"{_some(missing)} {has} not pushed yet", "so": so}
     if pushed < least:
         return {"why": f"{pushed} of min_replicas {least} have pushed", "so": NEVER_FEWER}
-    return {"why": "all have pushed, and the sync service has not merged them yet"}
+    return MERGES
 
 
 def _some(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from syncline.core.agreement import Conclusion, Step
-from syncline.council import Council
+from syncline.council import NONE, Council, Futures
 from syncline.helm import Helm
 from syncline.push import Outcome
 from syncline.recall import CALLED_OFF
@@ -41,10 +41,12 @@ class Waiting:
         future: Future[Outcome],
         until: float | None = None,
         on_long: Callable[[], None] | None = None,
+        beside: Futures = NONE,
     ) -> tuple[Conclusion, Outcome]:
         """Wait for an exchange, on all ranks: the conclusion is MERGE, REBASE or REJOIN.
 
-        ``on_long`` is called once if others make that take long.
+        ``on_long`` is called once if others make that take long. Of those ``beside`` it that have
+        come already on all ranks the ranks need not talk again.
 
         Raises:
             RunOver: the run has ended.
@@ -58,7 +60,7 @@ class Waiting:
         began, paused_s = time.perf_counter(), self._council.paused_s
         self.is_on = not future.done()
         try:
-            conclusion, outcome = self._council.conclude(fragment, future, until, on_long)
+            conclusion, outcome = self._council.conclude(fragment, future, until, on_long, beside)
         finally:
             self.is_on = False
             paused_s = self._council.paused_s - paused_s

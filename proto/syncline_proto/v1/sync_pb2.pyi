@@ -336,13 +336,11 @@ class FragmentState(_message.Message):
     """
     @_builtins.property
     def arrived(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Replicas whose push is in the round that makes the next revision: an open one, or one that is
-        being merged.
-        """
+        """Replicas whose push of the open round is in."""
 
     @_builtins.property
     def expected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Replicas that this round waits, or waited, for."""
+        """Replicas the open round waits for."""
 
     def __init__(
         self,

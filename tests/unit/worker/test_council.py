@@ -40,12 +40,18 @@ class Seat:
 
     table: Table
     index: int
+    gathered: int = 0
 
     @property
     def first(self) -> bool:
         return self.index == 0
 
+    @property
+    def count(self) -> int:
+        return self.table.count
+
     def gather(self, numbers: list[int]) -> list[list[int]]:
+        self.gathered += 1
         self.table.barrier.wait()
         self.table.numbers[self.index] = numbers
         self.table.barrier.wait()
@@ -152,3 +158,54 @@ def test_too_few_replicas_are_waited_for_as_in_a_pause_and_that_is_said(
 def test_past_the_limit_all_ranks_give_up_together() -> None:
     ends = concluded(Future(), Future(), until=time.monotonic() + 0.3)
     assert [conclusion.step for conclusion, _ in ends] == [Step.ABANDON] * 2
+
+
+def of_all(*flights: list[Future[Outcome]]) -> list[tuple[list[Conclusion], int]]:
+    """What each rank concludes of its flights, one fragment after another, in how many talks."""
+    table = Table(len(flights))
+
+    def rank(index: int) -> tuple[list[Conclusion], int]:
+        seat, orders = Seat(table, index), iter([Order.GO_ON] * 2)
+        council = Council(
+            cast(Ranks, seat), cast(Exchange, Shelf(1)), lambda: next(orders, Order.ABANDON)
+        )
+        own = dict(enumerate(flights[index]))
+        ends = [council.conclude(f, future, beside=own)[0] for f, future in own.items()]
+        return ends, seat.gathered
+
+    with ThreadPoolExecutor(len(flights)) as pool:
+        return list(pool.map(rank, range(len(flights))))
+
+
+def test_of_fragments_that_have_all_come_the_ranks_talk_once() -> None:
+    """And not at each layer of a forward pass."""
+    here = [done(Answer.MERGED, 1), done(Answer.STALE, 2), done(Answer.MERGED, 3)]
+    for ends, talks in of_all(here, list(here)):
+        assert [end.step for end in ends] == [Step.MERGE, Step.REBASE, Step.MERGE]
+        assert [end.revision for end in ends] == [1, 2, 3]
+        assert talks == 1
+
+
+def test_a_fragment_that_a_rank_lacks_or_has_otherwise_is_talked_of_when_it_is_its_turn() -> None:
+    mine = [done(Answer.MERGED, 1), done(Answer.MERGED, 2), done(Answer.MERGED, 3)]
+    other = [done(Answer.MERGED, 1), done(Answer.MERGED, 3), Future[Outcome]()]
+    for ends, talks in of_all(mine, other):
+        assert [end.step for end in ends] == [Step.MERGE, Step.MERGE, Step.ABANDON]
+        assert [end.revision for end in ends[:2]] == [1, 3]
+        assert talks > 2
+
+
+def test_what_was_foreseen_of_another_exchange_counts_for_nothing() -> None:
+    """A fragment may be pushed anew before anybody asked what became of the push before."""
+    table = Table(2)
+
+    def rank(index: int) -> Conclusion:
+        council = Council(
+            cast(Ranks, Seat(table, index)), cast(Exchange, Shelf(1)), lambda: Order.GO_ON
+        )
+        before = {0: done(Answer.MERGED, 1), 1: done(Answer.MERGED, 1)}
+        council.conclude(0, before[0], beside=before)
+        return council.conclude(1, done(Answer.MERGED, 2))[0]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [end.revision for end in pool.map(rank, range(2))] == [2, 2]

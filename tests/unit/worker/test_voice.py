@@ -50,3 +50,8 @@ def test_later_rounds_name_who_is_missing() -> None:
     few = said(1, "a", "a", min_replicas=2)
     assert few == {"why": "1 of min_replicas 2 have pushed", "so": "no round closes with fewer"}
     assert said(0, "a", "")["why"].startswith("all have pushed")
+
+
+def test_a_round_that_has_closed_since_waits_for_nobody() -> None:
+    for revision in (0, 7):
+        assert said(revision, "", "", min_replicas=2)["why"].startswith("all have pushed")

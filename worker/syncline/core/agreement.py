@@ -8,7 +8,7 @@ control plane, and its ``order`` is part of its report.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 
@@ -78,6 +78,12 @@ class Report:
     def from_ints(cls, numbers: Sequence[int]) -> Report:
         answer, revision, non_finite, order, epoch = numbers
         return cls(Answer(answer), revision, bool(non_finite), Order(order), epoch)
+
+    @classmethod
+    def many_from_ints(cls, numbers: Sequence[int]) -> list[Report]:
+        """One rank's reports that came as one row."""
+        each = len(fields(cls))
+        return [cls.from_ints(numbers[at : at + each]) for at in range(0, len(numbers), each)]
 
 
 @dataclass(frozen=True, slots=True)
