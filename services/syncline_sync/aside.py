@@ -66,7 +66,7 @@ class Aside:
 
         It may begin at any time, so nobody fetches it again.
         """
-        with contextlib.suppress(OSError, StoreDamaged):  # gone to its place, or to be fetched anew
+        with contextlib.suppress(OSError, StoreError):  # gone to its place, or to be fetched anew
             if _mark_of(self._store.folder) == self._mark:
                 os.utime(self._store.folder / MARK)
                 return True

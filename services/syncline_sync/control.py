@@ -125,16 +125,20 @@ class ControlLink:
             answer = await self._try("PUT", path, hello.model_dump_json())
             if answer.is_success:
                 self._welcome.set()
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes with the hurry.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), HELLO_S)
+                async with asyncio.timeout(HELLO_S):
+                    await self._hurry.wait()
 
     async def _follow(self) -> None:
         version = -1
         while True:
             wait_s = POLL_S if version >= 0 else 0.0  # the first answer comes at once
             path = f"/v1/membership?after={max(version, 0)}&wait_s={wait_s:g}"
-            answer = (await self._try("GET", path, timeout_s=POLL_S + 10.0)).content
-            membership = self._read(answer)
+            told = await self._try("GET", path, timeout_s=POLL_S + 10.0, shape=_membership)
+            answer, membership = told.content, _membership(told.content)
+            self._heard = True
+            self._answered()
             await self._welcome.wait()
             if membership.version == version:
                 await asyncio.sleep(QUIET_S)
@@ -143,15 +147,6 @@ class ControlLink:
             # Kept before it counts: after a kill nobody whose push was taken may be a stranger.
             await asyncio.to_thread(replace_file, self._snapshot, answer)
             await self._adopt(membership)
-
-    def _read(self, answer: bytes) -> Membership:
-        try:
-            membership = Membership.model_validate_json(answer)
-        except ValidationError:
-            raise self._stranger("with something of another shape") from None
-        self._heard = True
-        self._answered()
-        return membership
 
     async def send_last(self, within_s: float) -> None:
         """Send what is queued, and that we end, after ``run`` has been cancelled.
@@ -205,8 +200,9 @@ class ControlLink:
         body: str | None = None,
         timeout_s: float = 10.0,
         failures_max: float = math.inf,
+        shape: Callable[[bytes], object] = bytes,
     ) -> httpx.Response:
-        """Call until it answers; an answer that refuses is logged and taken as one.
+        """Call until it answers in this shape; an answer that refuses is logged and taken as one.
 
         So is the last of ``failures_max`` answers that tell of a failure of its own (5xx, but
         for those that ask for patience). Where there are several, the next is asked next.
@@ -226,7 +222,7 @@ class ControlLink:
                     headers={"content-type": "application/json"},
                     timeout=timeout_s,
                 )
-                if answer.is_success:
+                if answer.is_success and self._has(shape, answer):
                     if self._heard:  # before that it may be anybody
                         self._answered()
                     return answer
@@ -259,6 +255,20 @@ class ControlLink:
                 self._urls.rotate(-1)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2.0 * pause_s, RETRY_S[1])
+
+    def _has(self, shape: Callable[[bytes], object], answer: httpx.Response) -> bool:
+        """Whether it is in this shape; who has taken the place of one that was heard may go again.
+
+        Raises:
+            ConfigError: it is not, and nobody has been heard yet.
+        """
+        try:
+            shape(answer.content)
+        except ValidationError:
+            if not self._heard:
+                raise self._stranger("with something of another shape") from None
+            return False
+        return True
 
     def _is_first(self, method: str) -> bool:
         """Whether nobody has been heard yet; reports leave it to the other calls to meet it."""
@@ -306,6 +316,10 @@ def _words_of(answer: httpx.Response) -> str:
     """What a refusal says to people; of what is no problem details its beginning."""
     problem = _problem_of(answer)
     return problem.detail if problem else answer.text[:300]
+
+
+def _membership(answer: bytes) -> Membership:
+    return Membership.model_validate_json(answer)
 
 
 def _problem_of(answer: httpx.Response) -> Problem | None:

@@ -15,7 +15,7 @@ import structlog
 
 from syncline_proto.errors import LeaseLost, RunUnknown, StoreDamaged, StoreError, bare
 from syncline_proto.names import RUN_DAMAGED
-from syncline_proto.reports import EventIn, FragmentData, RoundReport
+from syncline_proto.reports import EventIn
 from syncline_proto.rest import (
     Membership,
     Origin,
@@ -298,24 +298,7 @@ class Host:
         for runner in host.runners.values():
             if runner.holding.revisions.newest is None:
                 continue
-            self._shared.report(
-                host.name,
-                RoundReport(
-                    fragment=runner.number,
-                    fragment_name=runner.name,
-                    kind="parameters",
-                    revision=runner.latest.revision,
-                    committed_at=time.time(),
-                    seconds=0.0,
-                    committed_tokens=runner.latest.committed_tokens,
-                    closed_by="offer",
-                    fragments=host.fragments,
-                    data=FragmentData(
-                        trained=list(runner.latest.trained),
-                        excluded=list(runner.latest.excluded),
-                    ),
-                ),
-            )
+            self._shared.report(host.name, runner.standing())
 
     def _give_up(self, name: str, why: str) -> None:
         """Serve a damaged run to nobody, and tell everybody why: once, until the next start."""

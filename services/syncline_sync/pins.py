@@ -13,11 +13,11 @@ import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from syncline_proto.codec import crc32c
 from syncline_proto.depot import PIECE_BYTES, Depot, Moved
-from syncline_proto.errors import CheckpointError, StoreDamaged
+from syncline_proto.errors import CheckpointError, StoreDamaged, StoreError
 from syncline_proto.manifest import file_name
 from syncline_sync.descriptors import opened
 from syncline_sync.entries import Entry
@@ -39,7 +39,7 @@ class Pinned:
 
         Raises:
             StoreDamaged: the file is not what its head says; nothing of it stays there.
-            CheckpointError: the depot refuses.
+            CheckpointError: the depot refuses, or the disk that the file is on.
         """
         name = file_name(fragment, self.entry.crc32c)
         depot.put(name, self._checked(moved))
@@ -49,13 +49,30 @@ class Pinned:
 
     def _checked(self, moved: Moved) -> Generator[bytes]:
         crc, size = 0, 0
-        with opened(self.path, lambda: self.path.open("rb")) as file:
-            while piece := file.read(PIECE_BYTES):
+        with self._readable() as file:
+            while piece := self._piece(file):
                 crc, size = crc32c(piece, crc), size + len(piece)
                 yield piece
                 moved(len(piece))
         if (size, crc) != (self.entry.bytes, self.entry.crc32c):
             raise StoreDamaged(f"{self.entry.file} is damaged: its checksum is another. {MEND}")
+
+    def _readable(self) -> BinaryIO:
+        try:
+            return opened(self.path, lambda: self.path.open("rb"))
+        except StoreError as error:  # want of descriptors, which is no matter of the run's
+            raise CheckpointError(f"{self.entry.file} cannot be copied. {error.message}") from None
+        except OSError as error:
+            raise self._unread(error) from error
+
+    def _piece(self, file: BinaryIO) -> bytes:
+        try:
+            return file.read(PIECE_BYTES)
+        except OSError as error:
+            raise self._unread(error) from error
+
+    def _unread(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"{self.entry.file} cannot be read: {error.strerror or error}.")
 
 
 def pin_folder(root: Path) -> Path:

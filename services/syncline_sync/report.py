@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from syncline_proto.reports import ContributionView, RoundReport
+from syncline_proto.reports import ContributionView, FragmentData, RoundReport
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import Outcome
-from syncline_sync.core.record import Closing, Contribution, Saved
+from syncline_sync.core.record import ClosedBy, Closing, Contribution, Kind, Saved
 
 
 def round_report(
@@ -36,6 +36,24 @@ def round_report(
         momentum_cosine=outcome.cosine if outcome else None,
         contributions=[_view(c) for c in closing.saved.contributions],
         fragments=fragments,
+    )
+
+
+def standing_report(
+    fragment: int, name: str, saved: Saved, told_at: float, fragments: int
+) -> RoundReport:
+    """Where a fragment stands, in the form of a round that set its value."""
+    return RoundReport(
+        fragment=fragment,
+        fragment_name=name,
+        kind=Kind.PARAMETERS.value,
+        revision=saved.revision,
+        committed_at=told_at,
+        seconds=0.0,
+        committed_tokens=saved.committed_tokens,
+        closed_by=ClosedBy.OFFER.value,
+        fragments=fragments,
+        data=FragmentData(trained=list(saved.trained), excluded=list(saved.excluded)),
     )
 
 

@@ -62,6 +62,7 @@ class ReportQueue:
         self.dropped += len(batch) - free
         newest = batch[len(batch) - free :]
         self._items.extendleft((run, what) for what in reversed(newest))
+        self._upto = self._put - len(self._items)  # not theirs: they are still to be answered
         self._filled.set()
 
     def settle(self) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import EMBEDDINGS, FragmentSpec
@@ -30,7 +30,7 @@ from syncline_sync.holding import Holding
 from syncline_sync.lull import Lull
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
-from syncline_sync.report import round_report
+from syncline_sync.report import round_report, standing_report
 from syncline_sync.sources import FEW_SPANS
 from syncline_sync.staged import Staged
 from syncline_sync.staging import Staging, away
@@ -133,6 +133,12 @@ class Runner:
     def adopt(self, change: Adopt) -> None:
         self._inbox.put_nowait(change)
 
+    def standing(self) -> RoundReport:
+        """Where the fragment stands now, for who may not have heard of it."""
+        return standing_report(
+            self.number, self.name, self.latest, time.time(), self._around.fragments
+        )
+
     async def stop(self) -> None:
         """End once what is under way is done: a round that closes is published and told of, and on
         the disk.
@@ -196,7 +202,10 @@ class Runner:
             self.holding.forget()
         if self.core.synchronous and self.core.saved.gradient_step == 0:
             self.holding.gradients.clear()
-            self.latest = replace(self.latest, gradient_step=0)
+            if self.latest.gradient_step:
+                self.latest = self.core.saved
+                self._around.metrics.stands(self.number, self.latest)
+                self._around.tell_round(self.standing())
         if (ending.phase, ending.vote) != before:
             self._around.look()
 

@@ -132,11 +132,10 @@ def shard_of(places: Places, header: pb.PushHeader, slabs: Slabs) -> Shard:
     plain = header.kind != pb.PUSH_KIND_PSEUDO_GRADIENT
     if plain and header.codec != pb.CODEC_FP32:
         raise InvalidRequest("codec: gradients and parameters travel in fp32 (1).")
-    if header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
-        if not header.HasField("base_revision"):
-            raise InvalidRequest("base_revision: a pseudo-gradient must name its base.")
-        if header.inner_steps < 1:
-            raise InvalidRequest("inner_steps: a push covers at least one step.")
+    if not plain and not header.HasField("base_revision"):
+        raise InvalidRequest("base_revision: a pseudo-gradient must name its base.")
+    if header.kind != pb.PUSH_KIND_PARAMETERS and header.inner_steps < 1:
+        raise InvalidRequest("inner_steps: a push covers at least one step.")
     if header.kind == pb.PUSH_KIND_GRADIENT and header.gradient_step < 1:
         raise InvalidRequest("gradient_step: counts from 1.")
     if header.first_step > header.last_step:

@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
+from syncline_proto.reports import RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.service import Service, code_of, flat_layout, service
@@ -161,6 +162,9 @@ def test_the_phase_starts_again_when_everyone_is_gone(tmp_path: Path) -> None:
             s.seqs.clear()
             while (await s.status()).fragments[0].gradient_step:
                 await asyncio.sleep(0.01)
+            stands = (await s.status()).fragments[0]
+            told = [one for one in s.reports if isinstance(one, RoundReport)][-1]
+            assert stands.committed_tokens == told.committed_tokens == 0, "they are gone with it"
             for replica in ("a", "b"):
                 await s.push(
                     gradient(replica, 1), replica, incarnation=2, kind=GRADIENT, gradient_step=1

@@ -108,6 +108,8 @@ class Seen:
     norm: float
     inner_steps: int
     bad: bool
+    age: int = 0
+    """Rounds by which it came late; a replica's late push and its next one may be in one round."""
 
 
 def is_finite(norm: float) -> bool:
@@ -160,7 +162,7 @@ def closed(
     statistics: Statistics, rules: PenaltySettings, seen: Sequence[Seen]
 ) -> tuple[Statistics, tuple[str, ...]]:
     """Return the statistics after a round, and what is worth telling of it (sentences)."""
-    seen = sorted(seen, key=lambda push: push.replica)
+    seen = sorted(seen, key=lambda push: (push.replica, -push.age))
     good = [push for push in seen if not push.bad]
     finite_bad = [push for push in seen if push.bad and is_finite(push.norm)]
     bad_rounds = statistics.bad_rounds + 1 if 2 * len(finite_bad) > len(seen) else 0
@@ -170,12 +172,12 @@ def closed(
     pooled, norms = statistics.pooled, statistics.norms
     for push in good:
         x = scaled(push.norm, push.inner_steps)
-        own = statistics.of(push.replica)
+        own = replicas.get(push.replica) or statistics.of(push.replica)
         replicas[push.replica] = ReplicaNorms(own.ema.fed(x, rules.ema), own.rounds + 1)
         pooled, norms = pooled.fed(x, rules.ema), norms.fed(push.norm, rules.ema)
     told: list[str] = []
     for push in finite_bad:
-        own = statistics.of(push.replica)
+        own = replicas.get(push.replica) or statistics.of(push.replica)
         last = (*own.excluded, scaled(push.norm, push.inner_steps))[-EXCLUSIONS_MAX:]
         replicas[push.replica] = replace(own, excluded=last)
         near = all(x <= rules.ratio_max * pooled.mean for x in last)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from syncline_proto.merging import OuterSettings
-from syncline_proto.ranges import joined
+from syncline_proto.ranges import NOTHING, joined
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import detector
@@ -33,7 +33,9 @@ def after(
     statistics, told = before.statistics, ()
     if round_.kind is Kind.PSEUDO_GRADIENT:
         seen = [
-            detector.Seen(c.replica, c.norm, c.inner_steps, c.verdict == pb.VERDICT_ANOMALOUS)
+            detector.Seen(
+                c.replica, c.norm, c.inner_steps, c.verdict == pb.VERDICT_ANOMALOUS, c.age
+            )
             for c in contributions
         ]
         statistics, told = detector.closed(statistics, settings.penalty, seen)
@@ -73,6 +75,22 @@ def after(
         ),
     )
     return saved, told
+
+
+def begun_anew(before: Saved, phase: int) -> Saved:
+    """What a fragment has once a synchronous phase is lost: its parameters, which are revision 0's.
+
+    The tokens and data of the steps that are gone with it are nobody's any more.
+    """
+    return replace(
+        before,
+        gradient_step=0,
+        committed_tokens=0,
+        contributions=(),
+        trained=NOTHING,
+        excluded=NOTHING,
+        phase=phase,
+    )
 
 
 def outer_of(

@@ -128,8 +128,7 @@ class Fragment:
         if self.synchronous and self.saved.phase < self._ending.phase:
             if self.saved.gradient_step or self._round is not None:
                 told.append("everyone in the synchronous phase is gone: it starts again")
-            phase = self._ending.phase
-            self.saved = replace(self.saved, gradient_step=0, contributions=(), phase=phase)
+            self.saved = ended.begun_anew(self.saved, self._ending.phase)
             self._round, self._taking_part = None, {}
         return tuple(told)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from syncline_proto.merging import PenaltySettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core.detector import Ema, ReplicaNorms, Seen, Statistics, closed, inspect
+from syncline_sync.core.detector import Ema, ReplicaNorms, Seen, Statistics, closed, inspect, scaled
 from syncline_sync.core.record import ClosedBy
 from syncline_testing.world import World
 
@@ -291,3 +291,27 @@ def test_two_bad_rounds_in_a_row_restart_the_fragment(
         last = number == len(rounds) - 1
         assert (statistics == Statistics()) == (restarts and last)
         assert any("most pushes" in sentence for sentence in told) == (restarts and last)
+
+
+@given(st.permutations([good("a", 1.1), good("a", 1.2, 2), good("b", 0.9), bad("b", 30.0)]))
+def test_all_that_a_replica_has_in_one_round_counts_in_whatever_order_it_came(
+    seen: list[Seen],
+) -> None:
+    """Its late push, which is older, and its next one: each of both is one of its norms."""
+    aged = [replace(push, age=int(push.inner_steps == 1)) for push in seen]
+    before = known(ema(1.0), ema(1.0))
+    after, _ = closed(before, RULES, aged)
+    assert after.replicas["a"].rounds == before.replicas["a"].rounds + 2
+    own = before.replicas["a"].ema.fed(1.1, RULES.ema)
+    assert after.replicas["a"].ema == own.fed(scaled(1.2, 2), RULES.ema)
+    assert after.replicas["b"].rounds == before.rounds + 1, "the good one of both is kept"
+    assert after.replicas["b"].excluded == (30.0,)
+
+
+def test_who_is_accepted_in_each_round_is_not_excluded_in_a_row() -> None:
+    statistics = known(ema(1.0), ema(1.0))
+    for _ in range(4):
+        seen = [replace(bad("a", 5.0), age=1), good("a", 1.0), good("b", 1.0), good("c", 1.0)]
+        statistics, told = closed(statistics, RULES, seen)
+        assert not told
+    assert statistics.replicas["a"].excluded == (5.0,)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from syncline_proto.errors import InvalidRequest
+from syncline_proto.ranges import Range
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.ending import Ending
@@ -186,6 +187,23 @@ def test_the_phase_starts_again_when_everyone_in_it_is_gone() -> None:
     w.seqs.clear()
     w.step(1, "a", "b")
     assert w.core.saved.gradient_step == 1
+
+
+def test_what_was_trained_in_a_phase_that_is_lost_is_nobodys_any_more() -> None:
+    """Its parameters are gone: neither a budget nor the data may count it."""
+    w = Phase("a", "b", min_replicas=1)
+    w.gradient("a", 1, tokens=5, data=(Range(0, 0, 8),))
+    w.gradient("b", 1, tokens=5, data=(Range(0, 8, 16),), norm=math.nan)
+    assert w.close().saved.committed_tokens == 5
+    assert (w.core.saved.trained, w.core.saved.excluded) != ((), ())
+    w.adopt(a=2, b=2)
+    assert w.core.saved.committed_tokens == 0
+    assert (w.core.saved.trained, w.core.saved.excluded) == ((), ())
+    w.seqs.clear()
+    w.gradient("a", 1, tokens=7, data=(Range(0, 0, 8),))
+    w.gradient("b", 1, tokens=7, data=(Range(0, 8, 16),))
+    saved = w.close().saved
+    assert (saved.committed_tokens, saved.trained) == (14, (Range(0, 0, 16),))
 
 
 def test_who_has_followed_into_the_open_step_keeps_the_phase_alive() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from syncline_proto.depot import Depot
-from syncline_proto.errors import CheckpointError, RevisionGone, StoreDamaged
+from syncline_proto.errors import CheckpointError, RevisionGone, StoreDamaged, StoreError
+from syncline_sync import pins
 from syncline_sync.core.record import KEPT
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.pins import Pinned, pin_all, pin_folder, unpin
@@ -63,6 +64,27 @@ def test_a_damaged_file_is_not_copied_as_if_it_were_whole(tmp_path: Path, harm: 
     held.path.write_bytes(data if harm == "flipped" else data[:-1])
     depot = Depot(str(tmp_path / "kept"))
     with pytest.raises(StoreDamaged, match="r00000000"):
+        held.copy(0, depot, nothing)
+    assert depot.sizes() == {}
+
+
+def test_want_of_descriptors_ends_the_copy_and_not_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fragment(tmp_path / "f")
+    revision(0)(store)
+    _, held = pinned(store, tmp_path, 0)
+    depot = Depot(str(tmp_path / "kept"))
+
+    def none_left(path: Path, how: object) -> None:
+        raise StoreError(f"Cannot open {path}: too many open files.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pins, "opened", none_left)
+        with pytest.raises(CheckpointError, match=r"r00000000.* too many open files"):
+            held.copy(0, depot, nothing)
+    held.path.unlink()
+    with pytest.raises(CheckpointError, match=r"r00000000.* cannot be read: No such file"):
         held.copy(0, depot, nothing)
     assert depot.sizes() == {}
 

@@ -65,6 +65,10 @@ def test_a_push_is_whole_when_its_last_rank_is_in_and_one_answer_reaches_all() -
         ({"base_revision": None}, "^base_revision:"),
         ({"base_revision": COUNT_MAX + 1}, "^base_revision:"),
         ({"inner_steps": 0}, "^inner_steps:"),
+        (
+            {"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 1, "inner_steps": 0},
+            "^inner_steps:",
+        ),
         ({"inner_steps": 2**64 - 1}, "^inner_steps:"),
         ({"tokens": 2**63}, "^tokens:"),
         ({"first_step": 2, "last_step": 1}, "^first_step:"),

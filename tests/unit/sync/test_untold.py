@@ -94,6 +94,26 @@ def test_what_is_on_the_disk_is_told_whatever_is_killed_when(steps: list[tuple[s
         asyncio.run(scenario())
 
 
+def test_half_of_a_batch_that_waits_for_another_time_is_not_settled_with_the_other_half() -> None:
+    async def scenario() -> None:
+        service = Service([()] * FRAGMENTS)
+        for revision in range(1, 5):
+            service.tell(0, report(0, revision))
+        run, batch = await service.queue.batch()
+        service.queue.put_back(run, batch[2:])  # too large for one request
+        service.queue.settle()
+        text = report(0, 5)
+        kept = service.fragments[0].kept(service.queue.settled, text)
+        assert kept == (report(0, 3), report(0, 4), text)
+        assert (await service.queue.batch())[1] == batch[2:]
+        service.queue.settle()
+        assert service.fragments[0].kept(service.queue.settled, text) == (text,)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report_queue, "FLUSH_S", 0.0)
+        asyncio.run(scenario())
+
+
 def test_what_is_settled_is_kept_no_longer_and_the_rest_within_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
