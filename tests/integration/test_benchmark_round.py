@@ -35,6 +35,7 @@ print(time.monotonic() - began)
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_round_of_a_tiny_model_is_timed_beside_gloo(tmp_path: Path) -> None:
     command = [sys.executable, str(ROUND), "--peers", "gloo", "--parameters", "20000"]

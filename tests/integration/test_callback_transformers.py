@@ -104,6 +104,7 @@ def log_of(cluster: Cluster, run: str) -> str:
     return str(cluster.get(f"/events?run={run}"))
 
 
+@pytest.mark.long
 def test_a_training_that_raises_leaves_at_the_end_of_the_process(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ async def kept(store: Path, url: str) -> str:
         return (await save(s, LAYOUT, url, 0)).entries[0].file
 
 
+@pytest.mark.long
 def test_a_store_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """Neither a fragment on its way nor a manifest that is read, with threads that never return."""
     place = tmp_path / "kept"

@@ -215,6 +215,7 @@ def test_a_run_is_kept_found_and_begun_from(
     assert exported(done("export", f"{place}/first-r1", "--out", str(tmp_path / "o"))) == newest
 
 
+@pytest.mark.long
 def test_all_of_it_goes_to_a_bucket_and_comes_from_there(
     tmp_path: Path,
     bucket: str,

@@ -299,6 +299,7 @@ def test_the_client_closes_what_it_opened(control: str) -> None:
         client.runs()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "code", "lines"),
     [

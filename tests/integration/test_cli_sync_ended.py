@@ -11,6 +11,7 @@ from syncline.cli.app import run
 from syncline_testing.cluster import Cluster
 
 
+@pytest.mark.long
 def test_a_service_that_was_ended_is_away_at_once_with_the_way_to_start_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def has_ended_tidily(terminal: Terminal, before: list[object], folder: Path) -> 
     return not alive(folder.parent)
 
 
+@pytest.mark.long
 def test_ctrl_c_lets_the_replica_push_and_restores_the_terminal(data: Path, folder: Path) -> None:
     with training(data, folder) as terminal:
         before = terminal.settings()

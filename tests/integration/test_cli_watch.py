@@ -13,6 +13,7 @@ from syncline_testing.terminal import CTRL_C, HIDE, SHOW, on_terminal
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal")
 
 
+@pytest.mark.long
 def test_it_draws_what_is_new_and_ends_with_ctrl_c(control_alone: Cluster) -> None:
     control_alone.post("/runs", {"name": "first-run"})
     flags = ("status", "--watch", "--every", "0.2", "--control", control_alone.control_url)

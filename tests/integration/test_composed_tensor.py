@@ -28,6 +28,7 @@ def test_matrices_that_four_ranks_share_along_two_axes(cluster: Cluster, tmp_pat
         assert left[name] == left[f"{name}.by-hand"]
 
 
+@pytest.mark.long
 def test_two_ranks_that_share_all_and_have_parts_of_a_gradient(
     cluster: Cluster, tmp_path: Path
 ) -> None:

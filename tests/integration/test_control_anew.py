@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, published
 
 EVERY = QUICK["sync_every"]
 
 
+@pytest.mark.long
 def test_a_life_whose_number_was_given_before_counts_from_its_first_push(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
 

@@ -108,6 +108,7 @@ async def test_an_unheard_answer_comes_again_and_a_heard_one_does_not(
     }
 
 
+@pytest.mark.long
 async def test_a_run_takes_other_data_until_it_has_trained_on_some(
     api: httpx.AsyncClient, state: State, clock: Clock
 ) -> None:

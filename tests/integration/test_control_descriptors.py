@@ -30,6 +30,7 @@ def idle(stack: ExitStack, cluster: Cluster) -> list[socket.socket]:
     ]
 
 
+@pytest.mark.long
 def test_idle_connections_take_nothing_from_those_who_are_here(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.control.limit("ulimit -n 256")

@@ -98,6 +98,7 @@ async def test_one_after_the_other_is_taken_too(pulse: Pulse) -> None:
         assert (await pulse.beat("r", "a0", Heartbeat(incarnation=1))).lease_s == 10.0
 
 
+@pytest.mark.long
 async def test_a_curve_of_many_small_beats_stays_bounded(
     pulse: Pulse, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:

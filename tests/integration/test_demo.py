@@ -238,6 +238,7 @@ def test_the_benchmark_ends_in_one_line_of_seven_keys(job: Path, tmp_path: Path)
     assert 0 < worked <= told["seconds"] <= seconds
 
 
+@pytest.mark.long
 def test_a_replica_that_cannot_start_ends_the_launch_with_its_own_code(
     job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

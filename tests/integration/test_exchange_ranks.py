@@ -148,6 +148,7 @@ def outlives_a_kill(cluster: Cluster, killed_at: int) -> None:
         assert answers(wides) == merged * RANKS, killed_at
 
 
+@pytest.mark.long
 def test_a_service_that_waits_for_another_rank_is_not_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def trial(cluster: Cluster, run: str, norm: nn.Module, name: str = "one", **more
     return Trial(cluster.control_url, run, 0, model=model, name=name, settings=QUICK | more)
 
 
+@pytest.mark.long
 def test_a_buffer_that_nothing_changes_is_no_matter(cluster: Cluster) -> None:
     one = trial(cluster, "still", Scaled(0.5))
     with joined(one):

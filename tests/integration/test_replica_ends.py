@@ -136,6 +136,7 @@ def test_a_replica_that_waits_for_a_sync_service_is_called_off(cluster: Cluster)
     assert states(cluster, "away") == ["left"]
 
 
+@pytest.mark.long
 def test_who_comes_before_the_first_sync_service_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from syncline_testing.training import Recorder, tiny_job
 EVERY = QUICK["sync_every"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [0, 3])
 def test_steps_that_were_not_pushed_are_forgotten_and_what_was_is_not(
     cluster: Cluster, overlap: int

@@ -143,6 +143,7 @@ def test_a_paused_run_stands_still_and_goes_on(cluster: Cluster) -> None:
             thread.join()
 
 
+@pytest.mark.long
 def test_a_pause_costs_no_patience_with_what_was_pushed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def test_late_for_some_fragments_it_is_waited_for_and_loses_nothing(cluster: Clu
     other.channel.close()
 
 
+@pytest.mark.long
 def test_a_fragment_that_is_ahead_sits_one_boundary_out(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, RUN, 1, settings=SETTINGS)
     trial.replica.start()

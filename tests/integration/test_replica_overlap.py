@@ -210,6 +210,7 @@ def test_what_is_not_finite_heals_though_training_went_on_with_it(
         assert all(value.isfinite().all() for value in a.parameters().values())
 
 
+@pytest.mark.long
 def test_a_joiner_falls_into_the_others_rhythm(cluster: Cluster) -> None:
     budget = 16 * EVERY * STEP_TOKENS
     how = {**STREAMING, "min_replicas": 1, "fragment_groups": 10, "token_budget": budget}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from threading import Thread
 
+import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import CalledOff
@@ -19,6 +20,7 @@ def waits(logs: Sequence[Mapping[str, object]]) -> bool:
     return any(line["event"] == "replica.waits" for line in logs)
 
 
+@pytest.mark.long
 def test_who_comes_to_a_full_run_joins_when_another_has_left(cluster: Cluster) -> None:
     a, b = (Trial(cluster.control_url, "full", seed, settings=SETTINGS) for seed in range(2))
     with capture_logs() as logs:

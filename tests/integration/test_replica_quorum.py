@@ -79,6 +79,7 @@ def test_a_late_push_counts_with_its_age_and_costs_no_wait(cluster: Cluster) -> 
     assert trial.replica.committed_tokens == (4 + 4 + 3 * 1) * STEP_TOKENS
 
 
+@pytest.mark.long
 def test_a_late_push_that_a_service_forgets_is_sent_again(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, "forgotten", 1, settings=ALONE)
     trial.replica.start()

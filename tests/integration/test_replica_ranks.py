@@ -165,6 +165,7 @@ def test_when_a_rank_dies_the_other_ends_in_a_sentence(cluster: Cluster, tmp_pat
     assert "Another rank of this replica is gone" in (tmp_path / "wide-dead-0.log").read_text()
 
 
+@pytest.mark.long
 def test_a_killed_replica_holds_up_a_round_until_its_lease_is_lost(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ def scraped(trial: Trial) -> float | None:
     return found[0].samples[0].value if found else None
 
 
+@pytest.mark.long
 def test_the_pace_of_a_loop_that_reports_none_is_measured(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, "paced", 0, settings=ALONE)
     with joined(trial):

@@ -156,6 +156,7 @@ def test_a_joiner_is_soon_in_every_round(cluster: Cluster) -> None:
     assert told == sorted(told) and told[-1] == 2, "and from then on"
 
 
+@pytest.mark.long
 def test_an_interval_changes_while_the_run_goes_on(cluster: Cluster) -> None:
     """From by time to by steps, and to another time, in either order of who hears first."""
     fast, slow = pair(cluster, "live", token_budget=6 * BUDGET)
@@ -179,6 +180,7 @@ def test_an_interval_changes_while_the_run_goes_on(cluster: Cluster) -> None:
     assert all(len(both) == 2 for both in rounds(cluster, "live"))
 
 
+@pytest.mark.long
 def test_a_paused_run_goes_on_by_time(cluster: Cluster) -> None:
     fast, slow = pair(cluster, "pause", token_budget=4 * BUDGET)
 
@@ -195,6 +197,7 @@ def test_a_paused_run_goes_on_by_time(cluster: Cluster) -> None:
     ends_with_what_is_published(cluster, "pause", fast, slow)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [0, 2])
 def test_what_is_not_finite_heals(cluster: Cluster, overlap: int) -> None:
     run = f"heals-{overlap}"

@@ -80,6 +80,7 @@ def torchrun(crew: Crew, folder: Path, cluster: Cluster, *arguments: str) -> Pro
     return crew.start(Command(name="torchrun", argv=argv, folder=folder, env=env))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_ranks_of_torchrun_end_well_with_the_parameters_of_all(
     cluster: Cluster, tmp_path: Path

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, TinyModel
 from syncline_testing.two_ranks import two_ranks
@@ -30,6 +32,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.long
 def test_bytes_are_those_of_both_ranks(cluster: Cluster, tmp_path: Path) -> None:
     """Each sends a part of what both hold, and receives all of it."""
     act = ACT.format(control=cluster.control_url, settings=QUICK)

@@ -102,6 +102,7 @@ def test_a_long_wait_in_a_later_round_names_who_is_missing(
     assert said <= {missing, merges}
 
 
+@pytest.mark.long
 def test_nobody_else_is_blamed_while_the_sync_service_is_away(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

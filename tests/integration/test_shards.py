@@ -69,6 +69,7 @@ def observed(cluster: Cluster, run: str) -> dict[str, np.ndarray]:
         client.close()
 
 
+@pytest.mark.long
 def test_a_save_that_every_service_refuses_is_told_once(two: Cluster, tmp_path: Path) -> None:
     trained(two, "kept", 4)
     (tmp_path / "file").touch()
@@ -161,6 +162,7 @@ def test_a_service_that_is_killed_in_a_round_stalls_its_own_fragments_and_recove
         assert all(np.array_equal(values[0][name].numpy(), merged[name]) for name in merged)
 
 
+@pytest.mark.long
 def test_a_service_that_may_have_gone_back_is_in_an_epoch_of_its_own(two: Cluster) -> None:
     """Replicas push to each under its own epoch; what int4 lost of the other's stays owed."""
     rules = {**RULES, "durability": "async", "codec": {"up": "int4", "down": "bf16"}}

@@ -146,6 +146,7 @@ def frames_of(left: list[Any]) -> list[str]:
     return [code.co_qualname for code in codes if "syncline_sync" in code.co_filename]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", CALLS)
 def test_a_call_that_is_refused_leaves_no_ring(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -126,6 +126,7 @@ def peak_bytes(folder: Path, count: int) -> int:
     return int(found[1]) << 10
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_six_more_replicas_cost_less_than_half_a_fragments_push_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

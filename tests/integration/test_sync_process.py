@@ -108,6 +108,7 @@ def test_a_damaged_run_is_named_and_ends_nothing_else(tmp_path: Path) -> None:
             assert (code, said.count(file.name)) == (0, 1), said
 
 
+@pytest.mark.long
 def test_a_store_has_one_writer(tmp_path: Path) -> None:
     with process(tmp_path) as first:
         first.ready()
@@ -203,6 +204,7 @@ def test_the_last_rounds_are_told_before_it_ends(tmp_path: Path) -> None:
     assert list(asked)[-1] == "DELETE /v1/sync-services/sync-0", "and last, that it ends"
 
 
+@pytest.mark.long
 def test_with_the_control_plane_away_it_ends_all_the_same(tmp_path: Path) -> None:
     with at_work(tmp_path) as p:
         p.signal(signal.SIGTERM)

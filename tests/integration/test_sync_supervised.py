@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from syncline_proto.owners import Seat
 from syncline_proto.settings import RunSettings
 from syncline_sync.seating import folder_of, take_seat
@@ -110,6 +112,7 @@ def test_what_no_restart_would_mend_ends_all_with_its_code(tmp_path: Path) -> No
         assert "Cannot write to" in text and "sync-1 ended with exit code 40" in text
 
 
+@pytest.mark.long
 def test_a_folder_is_one_services_and_of_the_number_of_services_that_it_was(
     tmp_path: Path,
 ) -> None:

@@ -58,6 +58,7 @@ def test_what_only_building_shows_ends_in_one_sentence(tmp_path: Path, job: Path
     assert errors.startswith(f"error: {tmp_path} is not prepared data") and errors.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_dead_control_plane_ends_in_one_sentence(job: Path) -> None:
     there = ("--control", "http://127.0.0.1:1", "--progress", "none")
     with python("-m", "syncline.cli", "train", str(job), *there) as process:

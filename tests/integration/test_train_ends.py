@@ -151,6 +151,7 @@ def test_who_stood_still_for_longer_than_its_lease_joins_again(
     assert "it joins the run again, from its newest revision" in ends[0]
 
 
+@pytest.mark.long
 def test_who_is_replaced_by_another_process_stays_out(cluster: Cluster, job: Path) -> None:
     with train(cluster, job, "replaced", "only") as older:
         until_rounds(cluster, "replaced", 1)

@@ -182,6 +182,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_two_replicas_of_it_end_as_one_model(folder: Path, cluster: Cluster) -> None:
     url = cluster.control_url
     ends: list[float] = []

@@ -206,6 +206,7 @@ def paced(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pace
         yield Paced(data, folder / "kept", cluster)
 
 
+@pytest.mark.long
 def test_in_a_run_the_rate_counts_the_replicas_that_are_expected(paced: Paced) -> None:
     schedule = schedule_of(paced.job)
     assert paced.rates == [schedule.lr(paced.tokens_at(step + 1)) for step in range(STEPS)]

@@ -18,6 +18,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_it_says_and_ends_as_a_fresh_process_does(text: str) -> None:
     with (
