@@ -6,7 +6,7 @@ The ranks of one replica are exchanges of this process; services, links and what
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import closing, contextmanager
@@ -26,6 +26,7 @@ from syncline.link import Link
 from syncline.payload import Encoded
 from syncline.push import Identity, Outcome, Push
 from syncline.scratch import Scratch
+from syncline_proto.errors import Unreachable
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.rest import ReplicaRegister, RunCreate
 from syncline_proto.settings import RunSettings, TimeoutSettings
@@ -62,11 +63,12 @@ SETTINGS = RunSettings(min_replicas=2, timeouts=TimeoutSettings(lease=120.0, rou
 
 @contextmanager
 def exchanges(
-    cluster: Cluster, replica: str, ranks: int, run: str = "run"
+    cluster: Cluster, replica: str, ranks: int, run: str = "run", least: int = 2
 ) -> Iterator[list[Exchange]]:
     """One replica's, rank by rank; each holds an equal part of every fragment."""
     with closing(ControlClient(cluster.control_url, None, 10.0)) as client:
-        client.create_run(RunCreate(name=run, settings=SETTINGS))
+        settings = SETTINGS.model_copy(update={"min_replicas": least})
+        client.create_run(RunCreate(name=run, settings=settings))
         lease = client.register(run, ReplicaRegister(replica=replica, ranks=ranks))
     size, made = NUMEL // ranks, list[Exchange]()
     try:
@@ -94,15 +96,18 @@ def shard(box: Box) -> RankShard:
 
 
 def push_all(
-    ranks: list[Exchange], kind: pb.PushKind.ValueType, of: int | None = None
+    ranks: list[Exchange],
+    kind: pb.PushKind.ValueType,
+    of: int | None = None,
+    fragments: Sequence[int] = range(FRAGMENTS),
 ) -> list[Future[Outcome]]:
-    """Every fragment from every rank (all, or some ``of`` them), as the training threads do."""
+    """All or some fragments from all or some (``of`` so many) ranks, as training threads do."""
     base = 0 if kind == pb.PUSH_KIND_PSEUDO_GRADIENT else None
     payload = Encoded(np.full(NUMEL // (of or len(ranks)), 1e-3, np.float32).view(np.uint8))
     return [
         rank.begin(Push(fragment=fragment, kind=kind, payload=payload, base=base, tokens=1))
         for rank in ranks
-        for fragment in range(FRAGMENTS)
+        for fragment in fragments
     ]
 
 
@@ -146,6 +151,32 @@ def outlives_a_kill(cluster: Cluster, killed_at: int) -> None:
         narrows = push_all(narrow, pb.PUSH_KIND_PSEUDO_GRADIENT)
         assert answers(narrows) == merged, killed_at
         assert answers(wides) == merged * RANKS, killed_at
+
+
+def test_who_has_the_answer_to_a_stale_push_is_not_waited_for_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two ranks one has pulled, and will not push again; the service remembers neither."""
+    gradient = pb.PUSH_KIND_PSEUDO_GRADIENT
+    with (
+        Cluster(tmp_path) as cluster,
+        exchanges(cluster, "narrow", 1, least=1) as narrow,
+        exchanges(cluster, "wide", 2, least=1) as wide,
+    ):
+        for kind in (pb.PUSH_KIND_PARAMETERS, gradient):
+            assert answers(push_all(narrow, kind)) == [Answer.MERGED.name] * FRAGMENTS
+        begun: list[Future[Outcome]] = []
+
+        def broken_off(*_: object) -> None:
+            monkeypatch.undo()
+            wait_until(lambda: len(begun) == 2 and begun[0].done(), 30, "the other has its own")
+            cluster.sync.kill()
+            cluster.sync.start()
+            raise Unreachable("It was killed.")
+
+        monkeypatch.setattr(wide[1]._puller, "pull", broken_off)
+        begun += push_all(wide, gradient, fragments=[0])
+        assert answers(begun) == [Answer.STALE.name] * 2
 
 
 @pytest.mark.long

@@ -125,7 +125,7 @@ def _fetched(pushed: Outcome, pulled: Pulled) -> Outcome:
     assert pushed.pulled is not None
     if pulled.header.epoch == pushed.pulled.header.epoch:
         return replace(pushed, pulled=pulled)
-    return Outcome(answer=Answer.STALE, pulled=pulled)
+    return Outcome(answer=Answer.STALE, pulled=pulled, is_kept=pushed.is_kept)
 
 
 def _report(outcome: Outcome, order: Order) -> Report:

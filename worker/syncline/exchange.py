@@ -36,6 +36,7 @@ from syncline.push import (
     Wanted,
     header_of,
     is_forgotten,
+    is_settled,
     loss_by,
     outcome_of,
     verdict_of,
@@ -187,7 +188,7 @@ class Exchange:
             # Here, since a round is waited for anyway; the same however often the push is sent.
             loss = loss_by(push, answer) if loss is None else loss
             try:
-                pulled = self._result(push, wanted_by(push, answer), instance, patience)
+                pulled = self._result(push, answer, instance, patience)
                 if isinstance(pulled, Pulled) and is_forgotten(header, answer, instance, pulled):
                     pulled = NEW_SERVICE
             except RevisionGone:
@@ -243,14 +244,14 @@ class Exchange:
         return answer, instance
 
     def _result(
-        self, push: Push, wanted: Wanted, instance: str, patience: RoundPatience
+        self, push: Push, answer: pb.PushResponse, instance: str, patience: RoundPatience
     ) -> Pulled | str:
-        """Wait for the result of a judged push; why, if the service may have forgotten the push.
+        """Wait for the result of a judged push; why, if that is to be sent again.
 
         Raises:
             RevisionGone: the gradient step is no longer kept.
         """
-        services, fragment = self._services, push.fragment
+        services, fragment, wanted = self._services, push.fragment, wanted_by(push, answer)
         while True:
             epoch = services.epoch(fragment)
             try:
@@ -260,7 +261,12 @@ class Exchange:
                 if services.instance(fragment) != instance:
                     return NEW_SERVICE
             except PASSING as error:
-                return f"the pull was broken off: {error.message.rstrip('.')}"
+                why = f"the pull was broken off: {error.message.rstrip('.')}"
+                if not is_settled(answer):
+                    return why
+                patience.check(self._puller.name(fragment))
+                self._stop.wait(AGAIN_S)
+                services.instance(fragment)  # which waits for a service that is away
             except EpochChanged:
                 services.learn_epoch(fragment, epoch, 0)
                 return "the sync service has restored the run"

@@ -32,6 +32,10 @@ class Unpushed:
         data = joined(push.data, self.data)
         return Unpushed(push.first_step, push.tokens + self.tokens, data)
 
+    def after_undone(self, push: Push) -> Unpushed:
+        """As after one whose progress the model does not have any more; it was read, though."""
+        return self.more(0, push.data)
+
     def forgotten(self, step: int) -> Unpushed:
         """Without the steps up to this one; what they have read has been read."""
         return Unpushed(step, data=self.data)
@@ -49,3 +53,5 @@ class Flight:
     """This rank's parameters when it was pushed (fp32, flat), if training goes on meanwhile."""
     back: Float32 | None = None
     """What to add to those to have what was pushed; None: they are that (see ``eager``)."""
+    is_undone: bool = False
+    """The model went back behind what was pushed: if it comes late, it is no progress any more."""

@@ -180,6 +180,17 @@ def wanted_by(push: Push, answer: pb.PushResponse) -> Wanted:
     return Wanted(revision=answer.result_revision)
 
 
+def is_settled(answer: pb.PushResponse) -> bool:
+    """Whether a judged push is not sent again though its service may have forgotten it.
+
+    It counts for nothing; or it came late, and LatePushes sees to it. What was pulled for it was
+    published before, so ranks end at different times, and who sent it again would wait for others
+    that do not.
+    """
+    is_in = verdict_of(answer) in (pb.VERDICT_ACCEPTED, pb.VERDICT_ANOMALOUS)
+    return not is_in or answer.counts_in > answer.result_revision
+
+
 def is_forgotten(
     header: pb.PushHeader, answer: pb.PushResponse, instance: str, pulled: Pulled
 ) -> bool:
@@ -189,9 +200,7 @@ def is_forgotten(
     what was only in memory, and may have published without it.
     """
     there = pulled.header
-    if there.instance == instance or answer.counts_in > answer.result_revision:
-        return False  # the second: LatePushes sees to it
-    if verdict_of(answer) not in (pb.VERDICT_ACCEPTED, pb.VERDICT_ANOMALOUS):
+    if there.instance == instance or is_settled(answer):
         return False
     mine = (header.replica, header.incarnation, header.seq)
     return mine not in ((c.replica, c.incarnation, c.seq) for c in there.contributions)

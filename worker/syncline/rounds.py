@@ -259,7 +259,7 @@ class Rounds:
         if conclusion.step is Step.REBASE:
             self._landing.rebase(flight, outcome)
             self._landed(push, outcome)
-            self._came_late(push)
+            self._came_late(flight)
             self._verdicts.barren(fragment, conclusion, outcome)
             return
         # Where nothing was trained meanwhile, the value itself: a sum would round it.
@@ -297,8 +297,9 @@ class Rounds:
         for fragment in self.fragments:
             self._landing.restore(fragment)
             self._forget_steps(fragment)
-            if fragment in self._pending:
-                self._pending[fragment] = replace(self._pending[fragment], start=None, back=None)
+            if (flight := self._pending.get(fragment)) is not None:
+                start = self._anchors.current(fragment) if flight.start is not None else None
+                self._pending[fragment] = replace(flight, start=start, back=None, is_undone=True)
         self.eager.clear()
 
     def drop_progress(self) -> None:
@@ -344,10 +345,12 @@ class Rounds:
 
         self._exchange.look(push.fragment, say)
 
-    def _came_late(self, push: Push) -> None:
+    def _came_late(self, flight: Flight) -> None:
         """Count what it held as not pushed."""
+        push, held = flight.push, self._unpushed[flight.push.fragment]
         self.tally.stale += 1
         self.owed += self._turns.came_late(push.fragment)
-        self._unpushed[push.fragment] = self._unpushed[push.fragment].after(push)
+        held = held.after_undone(push) if flight.is_undone else held.after(push)
+        self._unpushed[push.fragment] = held
         if push.fragment == self.fragments[-1]:
             self.tally.since_sync, self.tally.pushed = self.tally.since_sync + self.tally.pushed, 0

@@ -70,6 +70,8 @@ class Session:
         """The synchronous phase went on without this step, so it is none."""
         self._skipped = False
         """The loop has left this step out, so its update is none."""
+        self._under_way = False
+        """A forward pass has used parameters that its backward still needs as they are."""
         self._over = False
         """The run has ended, as a forward pass learnt that must not change what it has used."""
         self._began = time.monotonic()
@@ -152,6 +154,7 @@ class Session:
         if training:
             # Gradients of another step come, even if the loop left out the update of the last.
             self._synchronized = self._missed = self._skipped = False
+            self._under_way = True
         if self._rounds.are_pending and not (self.unsynced or self.lost):
             with self._at_hook():
                 try:
@@ -161,7 +164,7 @@ class Session:
                         raise
                     self._over = True
                     self._rounds.forget()
-                if not training:
+                if not self._under_way:
                     self._boundary.see_budget()
 
     @plainly
@@ -191,7 +194,7 @@ class Session:
     @plainly
     def after_step(self) -> None:
         """Count the step, and do what rank 0 decides."""
-        skipped, self._skipped = self._skipped, False
+        skipped, self._skipped, self._under_way = self._skipped, False, False
         if self.done or self.lost or skipped:
             return
         with self._at_hook():
@@ -221,6 +224,7 @@ class Session:
         leave_out(self._optimizer)
         self._rounds.tokens.drop_step()
         self._synchronized = self._skipped = True
+        self._under_way = False
         return True
 
     def before_write(self) -> None:

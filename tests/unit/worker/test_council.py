@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -122,6 +122,14 @@ def test_what_went_into_a_revision_that_is_lost_is_late_for_all_ranks(there: int
         assert (conclusion.step, conclusion.epoch) == (Step.REBASE, 2)
         assert outcome.pulled is not None
         assert (outcome.pulled.header.epoch, outcome.pulled.header.revision) == (2, there)
+
+
+def test_what_a_late_push_has_is_still_its_own_where_the_epoch_has_ended() -> None:
+    """Who keeps it, to send it again, gives its memory back; and nobody else as well."""
+    kept: Future[Outcome] = Future()
+    kept.set_result(replace(done(Answer.MERGED, 5).result(), is_kept=True))
+    ends = concluded(kept, done(Answer.STALE, 5, epoch=2), epoch=2)
+    assert [outcome.is_kept for _, outcome in ends] == [True, False]
 
 
 def test_what_went_into_a_revision_that_was_not_lost_is_merged_for_all_ranks() -> None:

@@ -56,5 +56,10 @@ def test_a_late_push_is_unpushed_again_with_its_data() -> None:
     assert held == Unpushed(2, 13, (Range(0, 0, 8),))
 
 
+def test_what_the_model_has_lost_of_a_late_push_is_no_progress_and_was_read() -> None:
+    held = Unpushed(5, 3, SECOND).after_undone(push(FIRST))
+    assert held == Unpushed(5, 3, (Range(0, 0, 8),))
+
+
 def test_steps_that_are_forgotten_have_read_what_they_read() -> None:
     assert Unpushed(2, 10, FIRST).forgotten(6) == Unpushed(6, 0, FIRST)
