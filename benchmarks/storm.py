@@ -4,16 +4,17 @@ Four replicas train at a fixed pace on leased data, with a quorum of three and a
 of them is killed with SIGKILL every minute or so, at a random instant, and started again at once.
 The last line is one line of JSON:
 
-    {"efficiency", "longest_wait_s", "lease_s", "tokens_lost", "tokens_twice", "kills",
-     "compute_share", "late", "revisions", "committed_tokens", "minutes", "seed"}
+    {"efficiency", "longest_wait_s", "lease_s", "tokens_lost", "tokens_twice", "tokens_torn",
+     "kills", "compute_share", "late", "revisions", "committed_tokens", "minutes", "seed"}
 
 ``efficiency``: tokens that were committed, over what the processes that were up could have trained
 at their pace; a process is up from when it is started, so what it takes to load counts against it.
 ``longest_wait_s``: the longest that any step of a replica that lived took beyond its pace, whatever
 it waited for. ``tokens_lost``: what the program's own count of accepted pushes, taken from every
 revision's header, has more than the service's count or the ledger of data; ``tokens_twice``: what
-any of these has more than it, or what was in two rounds. ``late`` are pushes that counted with an
-age. ``compute_share`` is what of the machine's processors all of it used.
+any of these has more than it, or what was in two rounds; ``tokens_torn``: what a kill amid a push
+has left in some fragments alone, which the ledger gives to others. ``late`` are pushes that counted
+with an age. ``compute_share`` is what of the machine's processors all of it used.
 
     python benchmarks/storm.py [--minutes M] [--every SECONDS] [--seed N]
 
@@ -30,7 +31,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ from typing import Any
 import httpx
 
 import systems
+from accounts import Life, accounts
 from asked import at_least
 from network import network
 from paced import LOOK_S, Failed, check_well, tell, wait_until
@@ -46,7 +48,7 @@ from peers.paced_replica import cpu_s
 from peers.stormed_replica import BATCH
 from syncline.launch.ports import free_ports
 from syncline.launch.processes import Command, Crew, Process
-from watched import Watch, addresses
+from watched import Counted, Watch, addresses
 
 RUN, REPLICAS, LEASE_S, STEP_S, EVERY, LENGTH = "storm", 4, 3.0, 0.1, 10, 32
 SETTINGS: dict[str, Any] = {
@@ -156,6 +158,13 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         return storm.measure(watch, api, given)
 
 
+def killed(fragments: Sequence[Counted]) -> set[Life]:
+    """The lives after which the same replica has had another: only a kill ends one here."""
+    lives = {life for one in fragments for life in one.own_tokens}
+    last = dict(sorted(lives))
+    return {(name, number) for name, number in lives if number < last[name]}
+
+
 class Storm:
     """The replicas while they are killed, and what comes of it."""
 
@@ -186,16 +195,19 @@ class Storm:
         watch.settle(SETTLE_S)
         if missed := next((one.missed for one in watch.fragments if one.missed), ""):
             raise Failed(f"Not every revision was seen: {missed}")
-        own = [one.own_tokens for one in watch.fragments]
-        ledger = api.get(f"/runs/{RUN}/data").json()["trained"] * LENGTH
-        counts = [one.committed_tokens for one in watch.fragments] + [ledger]
+        found = accounts(
+            [one.own_tokens for one in watch.fragments],
+            [one.committed_tokens for one in watch.fragments],
+            api.get(f"/runs/{RUN}/data").json()["trained"] * LENGTH,
+            killed(watch.fragments),
+        )
         return {
             "efficiency": tokens / (up_s / STEP_S * STEP_TOKENS),
             "longest_wait_s": max(max(slot.waits_s) for slot in self._slots),
             "lease_s": LEASE_S,
-            "tokens_lost": max(0, max(own) - min(counts + own)),
-            "tokens_twice": max(0, max(counts) - min(own))
-            + sum(one.twice_tokens for one in watch.fragments),
+            "tokens_lost": found.lost,
+            "tokens_twice": found.twice + sum(one.twice_tokens for one in watch.fragments),
+            "tokens_torn": found.torn,
             "kills": self._kills,
             "compute_share": compute_share / (os.cpu_count() or 1),
             "late": watch.last.late,
@@ -228,7 +240,8 @@ class Storm:
         print(f"kill {self._kills}: {said}", file=sys.stderr, flush=True)
 
     def _calm(self) -> None:
-        """Let all replicas leave."""
+        """Let all replicas leave, once who was killed last is back: a start knows no SIGTERM yet."""
+        self.await_all(lambda slot: slot.words().get("steps", 0) > 0, BEGIN_S, "trains again")
         for slot in self._slots:
             slot.process.terminate()
         self.await_all(lambda slot: slot.process.exit_code is not None, END_S, "left")

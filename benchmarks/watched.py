@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import grpc
 import httpx
 
+from accounts import Life
 from syncline_proto.status import NEWEST_TRAILER
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
@@ -30,8 +32,8 @@ class Counted:
     revision: int = 0
     committed_tokens: int = 0
     """As the newest header says."""
-    own_tokens: int = 0
-    """Of all accepted pushes, each once."""
+    own_tokens: Counter[Life] = field(default_factory=Counter[Life])
+    """Of each life's accepted pushes, each once."""
     twice_tokens: int = 0
     """Of those that were in a round before."""
     late: int = 0
@@ -54,7 +56,7 @@ class Counted:
                 self.twice_tokens += push.tokens
                 continue
             self.pushes.add(key)
-            self.own_tokens += push.tokens
+            self.own_tokens[push.replica, push.incarnation] += push.tokens
             self.late += push.age > 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import curves
 import storm
 import stragglers
+from accounts import Accounts, accounts
 from syncline_proto.v1 import sync_pb2 as pb
 from watched import Counted
 
@@ -33,10 +35,39 @@ def test_its_own_count_is_of_accepted_pushes_each_once() -> None:
     counted = Counted()
     counted.take(header(1, 30, push("a", 1, 10), push("b", 1, 20)))
     counted.take(header(2, 45, push("a", 2, 15), push("b", 2, 99, verdict=ANOMALOUS)))
-    assert (counted.own_tokens, counted.committed_tokens, counted.twice_tokens) == (45, 45, 0)
+    assert counted.own_tokens == {("a", 1): 25, ("b", 1): 20}
+    assert (counted.committed_tokens, counted.twice_tokens) == (45, 0)
     counted.take(header(3, 60, push("a", 2, 15), push("b", 3, 1, age=1)))
-    assert (counted.own_tokens, counted.twice_tokens, counted.late) == (46, 15, 1)
+    assert (counted.own_tokens.total(), counted.twice_tokens, counted.late) == (46, 15, 1)
     assert [tokens for _, tokens in counted.course] == [30, 45, 60]
+
+
+@pytest.mark.parametrize(
+    ("committed", "trained", "found"),
+    [
+        ((50, 40), 40, Accounts(lost=0, twice=0, torn=10)),
+        ((50, 40), 50, Accounts(lost=0, twice=10, torn=10)),
+        ((50, 40), 30, Accounts(lost=10, twice=0, torn=10)),
+        ((50, 30), 40, Accounts(lost=10, twice=0, torn=10)),
+        ((60, 40), 40, Accounts(lost=0, twice=10, torn=10)),
+    ],
+)
+def test_what_a_kill_tore_is_neither_lost_nor_twice(
+    committed: tuple[int, int], trained: int, found: Accounts
+) -> None:
+    own = [Counter({("a", 1): 20, ("b", 1): 30}), Counter({("a", 1): 10, ("b", 1): 30})]
+    assert accounts(own, committed, trained, {("a", 1)}) == found
+
+
+def test_what_only_some_fragments_have_of_who_was_not_killed_is_lost() -> None:
+    own = [Counter({("a", 1): 20}), Counter({("a", 1): 10})]
+    assert accounts(own, (20, 10), 10, set()) == Accounts(lost=10, twice=0, torn=0)
+
+
+def test_a_life_after_which_there_was_another_was_killed() -> None:
+    counted = Counted()
+    counted.own_tokens.update({("a", 1): 5, ("a", 3): 5, ("b", 2): 5})
+    assert storm.killed([counted, Counted()]) == {("a", 1)}
 
 
 @pytest.mark.parametrize(
