@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from syncline.launch import processes, ranks
+from syncline.launch import guard, processes, ranks
 from syncline.launch.probes import own_error, wait_ready
 from syncline.launch.processes import Command, Crew, Process
 from syncline_proto.errors import ProcessFailed, StoreError, TrainingDiverged, Unreachable
@@ -208,6 +208,26 @@ def test_a_command_that_cannot_start_is_told(tmp_path: Path) -> None:
         until_ended(process)
         assert process.exit_code == 127
         assert "/no/such/program" in process.failure().message
+
+
+# The guard as it is, with a child that has ended before the guard knows of it.
+QUICK = """
+import os, runpy, subprocess, sys
+class Quick(subprocess.Popen):
+    def __init__(self, *args, **how):
+        super().__init__(*args, **how)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+subprocess.Popen = Quick
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_child_that_ends_at_once_has_its_exit_code_told() -> None:
+    child = [sys.executable, "-c", "raise SystemExit(7)"]
+    argv = [sys.executable, "-I", "-S", "-c", QUICK, guard.__file__, *child]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        assert process.wait(WAIT_S) == 7
 
 
 def test_waiting_for_readiness_has_a_bound(tmp_path: Path) -> None:

@@ -249,6 +249,7 @@ def test_alone_a_replica_reads_each_example_once_an_epoch() -> None:
         (Examples(), {"batch_size": 0}, "is 0"),
         (Examples(), {"shuffle": True}, "takes no shuffle"),
         (Examples(), {"sampler": [1]}, "takes no sampler"),
+        (Examples(), {"in_order": False}, "takes no in_order"),
         (Examples(), {"num_worker": 2}, "is num_workers meant"),
     ],
     ids=[
@@ -261,6 +262,7 @@ def test_alone_a_replica_reads_each_example_once_an_epoch() -> None:
         "nothing",
         "shuffle",
         "sampler",
+        "disorder",
         "misspelt",
     ],
 )

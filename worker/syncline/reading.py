@@ -27,8 +27,11 @@ from syncline_proto.errors import ConfigError
 from syncline_proto.leased import Dataset as Named
 from syncline_proto.words import sentence
 
-OURS = frozenset({"dataset", "batch_sampler", "sampler", "shuffle", "drop_last"})
-"""Arguments of a DataLoader that say what the leases decide."""
+OURS = frozenset({"dataset", "batch_sampler", "sampler", "shuffle", "drop_last", "in_order"})
+"""Arguments of a DataLoader that say what the leases decide.
+
+In order it must be: batches are counted as read in the order in which they were drawn.
+"""
 
 
 class MapStyle(Protocol):

@@ -1,4 +1,4 @@
-"""More replicas are wanted than this machine can have: those that train go on.
+"""More replicas are wanted, or more than this machine can have: those that train go on.
 
 No process is started: what would be is only noted.
 """
@@ -18,7 +18,7 @@ from syncline.launch.keeper import REPLICAS_MAX, Keeper
 from syncline.launch.plan import plan_up
 from syncline.launch.view import ReplicaNow, View
 from syncline_proto.errors import ConfigError
-from syncline_proto.rest import RunState, RunView
+from syncline_proto.rest import ReplicaState, ReplicaView, RunState, RunView
 from syncline_proto.settings import RunSettings
 
 PORTS = 20
@@ -49,6 +49,7 @@ class Launched:
         self.started: list[str] = []
         self.said: list[str] = []
         self.wanted: int | None = None
+        self.known: list[ReplicaView] = []
         place, me = Place(folder=folder, control_port=1, syncs=()), self.me()
         self.keeper = Keeper(launch, place, me, me)
         self.view = View(run="tiny", page="", replicas={})
@@ -70,7 +71,7 @@ class Launched:
                 created_at=0.0,
                 replicas_wanted=self.wanted,
             ),
-            replicas=lambda _: [],
+            replicas=lambda _: self.known,
         )
 
     def _start(self, command: Any) -> Any:
@@ -107,3 +108,14 @@ def test_replicas_that_come_later_have_to_fit_into_memory_too(tmp_path: Path) ->
     assert launched.said == ["4 replicas are wanted, and none is started. 4 do not fit."]
     launched.scaled(3)
     assert launched.started[2:] == ["replica-2"]
+
+
+def test_nobody_is_started_by_the_name_of_one_that_trains_elsewhere(tmp_path: Path) -> None:
+    """It would be taken for another life of that one, which would be told to end."""
+    launched = Launched(tmp_path)
+    launched.known = [
+        ReplicaView(replica=f"replica-{number}", incarnation=1, state=state)
+        for number, state in enumerate((ReplicaState.ALIVE,) * 3 + (ReplicaState.DRAINING,))
+    ]
+    launched.scaled(6)
+    assert launched.started[2:] == ["replica-4", "replica-5"]

@@ -52,6 +52,25 @@ def test_the_trainers_own_lines_are_understood() -> None:
     assert replica.stage == "training"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": "start"}',
+        '{"event": "start", "run": "mine", "epoch": 1}',
+        '{"event": "end", "reason": "mine"}',
+        '{"event": ["progress"]}',
+        '{"event": "epoch"}',
+        '["event"]',
+        "[" * 100_000,
+    ],
+)
+def test_json_of_somebody_else_is_passed_over(line: str) -> None:
+    """As a factory of the user's own may print it."""
+    replica = ReplicaNow(name="replica-0")
+    replica.hear([line[:-1], line, *told(), line])
+    assert (replica.begun, replica.latest, replica.ending) == (START, NOW, None)
+
+
 def test_sums_over_the_replicas() -> None:
     seen = view(None, None)
     assert seen.tokens_per_second == 2000.0

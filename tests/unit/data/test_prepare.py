@@ -192,15 +192,19 @@ def test_a_failed_replacement_keeps_the_old_folder(lines: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("letter.txt", "dear"), ("manifest.json", '{"name": "an app"}'), ("manifest.json", "[]")],
+)
 def test_what_is_not_ours_is_never_overwritten(
-    lines: Path, tmp_path: Path, overwrite: bool
+    lines: Path, tmp_path: Path, name: str, said: str, overwrite: bool
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    (home / "letter.txt").write_text("dear")
+    (home / name).write_text(said)
     with pytest.raises(DataError, match="is not prepared data, so it is never overwritten"):
         prepare([lines], home, overwrite=overwrite, progress=False)
-    assert (home / "letter.txt").read_text() == "dear"
+    assert (home / name).read_text() == said
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from syncline.data import TokenDataset
+from syncline.data.tokenizer import train_bpe
 from syncline.train.config import DataSection
 from syncline.train.folder import prepared_folder
 from syncline.train.inputs import Feed
@@ -76,6 +77,20 @@ def test_sources_are_prepared_once_and_found_again(tmp_path: Path) -> None:
     assert (folder / "manifest.json").stat().st_mtime_ns == made_at
     text.write_text("Another text.\n" * 200)
     assert prepared_folder(section) != folder
+
+
+def test_a_tokenizer_that_was_trained_again_is_another(tmp_path: Path) -> None:
+    """Whatever its path, and the size of its file."""
+    text = tmp_path / "text.txt"
+    text.write_text("A line of text that is worth a model.\n" * 200)
+    path = tmp_path / "tokenizer.json"
+    section = DataSection(source=[str(text)], tokenizer=str(path), cache=tmp_path / "cache")
+    folders = list[Path]()
+    for of in ("abab", "cdcd", "abab"):
+        train_bpe([of], 258, progress=False).save(tmp_path)
+        folders.append(prepared_folder(section))
+        assert (folders[-1] / path.name).read_bytes() == path.read_bytes()
+    assert folders[0] == folders[2] != folders[1]
 
 
 def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:

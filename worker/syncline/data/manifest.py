@@ -72,6 +72,17 @@ class Manifest:
         return json.dumps(asdict(self), indent=2, sort_keys=True).encode() + b"\n"
 
 
+def is_prepared(folder: Path) -> bool:
+    """Whether the folder is a result of ours, whole or damaged.
+
+    The manifest must say so: files of that name are other programs', too.
+    """
+    try:
+        return json.loads((folder / MANIFEST_FILE).read_bytes()).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared folder.
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from syncline.data.errors import DataError
-from syncline.data.manifest import MANIFEST_FILE
+from syncline.data.manifest import is_prepared
 from syncline.disk import to_disk
 
 
@@ -41,9 +41,8 @@ def new_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
 def _refuse(out: Path, overwrite: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
-    is_ours = (out / MANIFEST_FILE).is_file()
     is_empty = out.is_dir() and not any(out.iterdir())
-    if out.is_symlink() or not (is_ours or is_empty):
+    if out.is_symlink() or not (is_prepared(out) or is_empty):
         raise DataError(
             f"{out} exists already and is not prepared data, so it is never overwritten; choose "
             "another place, or remove it yourself."

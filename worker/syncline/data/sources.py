@@ -7,7 +7,6 @@ depends on names alone. Nothing is ever written.
 """
 
 import glob
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from syncline.data import corpus, readers
 from syncline.data.errors import DataError
-from syncline.data.manifest import FORMAT, MANIFEST_FILE
+from syncline.data.manifest import is_prepared
 from syncline.data.readers import Document
 
 BUILTIN = "builtin"
@@ -120,19 +119,11 @@ def _hub(spec: str, text_field: str) -> Source:
 
 def _files_under(root: Path) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root):
-        if _is_prepared(Path(folder)):
+        if is_prepared(Path(folder)):  # which is no text to prepare again
             subfolders.clear()
             continue
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
-
-
-def _is_prepared(folder: Path) -> bool:
-    """Whether the folder is a result of ours, which is no text to prepare again."""
-    try:
-        return json.loads((folder / MANIFEST_FILE).read_bytes()).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def _wanted(path: Path) -> bool:

@@ -27,6 +27,8 @@ from syncline_proto.settings import changed
 
 CONNECT_S = 3.0
 CALL_S = 15.0
+RUNS_LISTED = 1000
+"""Of more runs than these, the newest are told."""
 STREAM_SILENCE_S = 45.0
 """Three keep-alive comments of the event stream."""
 RECONNECT_S = 60.0
@@ -67,7 +69,9 @@ class OperatorClient:
             return None
 
     def runs(self) -> list[RunView]:
-        return self._rest.call("GET", "/v1/runs", list[RunView])
+        """The newest ``RUNS_LISTED``, newest first."""
+        query = {"limit": RUNS_LISTED}
+        return self._rest.call("GET", "/v1/runs", list[RunView], query=query)
 
     def run(self, name: str) -> RunView:
         return self._rest.call("GET", below_v1("runs", name), RunView)

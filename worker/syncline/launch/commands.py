@@ -144,10 +144,10 @@ def trainer(
     return argv
 
 
-def replica_names(replicas: int, kicked: Collection[str]) -> list[str]:
-    """Name the replicas of this machine: by number, without those that may not join any more."""
+def replica_names(replicas: int, taken: Collection[str]) -> list[str]:
+    """Name replicas of this machine: by number, without names by which none may join."""
     numbered = (f"replica-{number}" for number in count())
-    return list(islice((name for name in numbered if name not in kicked), replicas))
+    return list(islice((name for name in numbered if name not in taken), replicas))
 
 
 def devices(place: int, ranks: int, gpus: Sequence[str]) -> dict[str, str]:

@@ -114,17 +114,18 @@ class Course:
         if wanted is None:
             return
         ours = self._view.replicas
-        elsewhere = sum(one.state in HELD and one.replica not in ours for one in known)
+        elsewhere = {one.replica for one in known if one.state in HELD and one.replica not in ours}
         under_way = {name for name, now in ours.items() if now.stage in UNDER_WAY}
         here = [name for name in ours if name in under_way - self._leaving]
         many = "1 replica is" if wanted == 1 else f"{wanted} replicas are"
-        for name in here[max(0, wanted - elsewhere) :]:
+        for name in here[max(0, wanted - len(elsewhere)) :]:
             self._screen.say(f"{name} leaves: {many} wanted.")
             self._keeper.end_replica(name)
             self._leaving.add(name)
-        if (lacking := wanted - elsewhere - len(here)) > 0:
+        if (lacking := wanted - len(elsewhere) - len(here)) > 0:
             kicked = {one.replica for one in known if one.state is ReplicaState.KICKED}
-            names = commands.replica_names(lacking, kicked | under_way)
+            # By the name of one that trains elsewhere, a new one would put an end to it.
+            names = commands.replica_names(lacking, kicked | under_way | elsewhere)
             self._start(names, many)
 
     def _start(self, names: Sequence[str], many: str) -> None:

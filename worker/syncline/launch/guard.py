@@ -34,12 +34,13 @@ def main(command: list[str]) -> int:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signals = _signal_pipe()
     try:
+        # Kept to the end: let go, it would collect a child that has ended, and its exit code.
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             # Should the guard itself be killed, its command goes with it.
             preexec_fn=(lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)) if prctl else None,
-        ).pid
+        )
     except OSError as error:
         sys.stderr.write(f"cannot start {command[0]}: {error.strerror}\n")
         return CANNOT_START
@@ -52,8 +53,8 @@ def main(command: list[str]) -> int:
             return 128 + signal.SIGKILL
         for number in os.read(signals, 512) if signals in ready else b"":
             if number in PASSED_ON:
-                os.kill(child, number)
-        code = _reaped(child)
+                os.kill(child.pid, number)
+        code = _reaped(child.pid)
         if code is not None:
             kill_descendants()
             return code

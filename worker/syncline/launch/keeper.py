@@ -17,6 +17,7 @@ from syncline.launch.plan import Launch
 from syncline.launch.probes import own_error, wait_ready
 from syncline.launch.processes import Command, Crew, Process, describe_exit
 from syncline.launch.view import Screen
+from syncline.train.steps import checkpoints_in
 from syncline_proto.errors import (
     ConfigError,
     ProcessFailed,
@@ -183,4 +184,4 @@ class Keeper:
         """Whether an earlier life of the replica left its inner state."""
         job = self._launch.job
         folder = job.checkpoint.folder
-        return folder is not None and any((folder / job.run.name / name).glob("step-*"))
+        return folder is not None and bool(checkpoints_in(folder / job.run.name / name))

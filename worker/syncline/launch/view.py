@@ -15,6 +15,8 @@ from syncline.launch.words import outer_rounds
 from syncline.train.progress import Ending, Snapshot, Start
 from syncline_proto.rest import RunState, RunView
 
+EVENTS = {"start": Start, "progress": Snapshot, "end": Ending}
+
 ReplicaStage = Literal["starting", "training", "ended", "kicked", "failed"]
 
 
@@ -45,14 +47,15 @@ class ReplicaNow:
     def hear(self, lines: Iterable[str]) -> None:
         """Take in lines of its output; what is no event of the trainer is passed over."""
         for line in lines:
-            told = _event(line)
-            match told.pop("event", None):
-                case "start":
-                    self.begun, self.stage = Start(**told), "training"
-                case "progress":
-                    self.latest = Snapshot(**told)
-                case "end":
-                    self.ending = Ending(**told)
+            match told := _event(line):
+                case Start():
+                    self.begun, self.stage = told, "training"
+                case Snapshot():
+                    self.latest = told
+                case Ending():
+                    self.ending = told
+                case None:
+                    continue
 
 
 @dataclass(slots=True, kw_only=True)
@@ -277,9 +280,10 @@ def of_export(ended: Result, made: Mapping[str, Any], warmup_steps: int) -> Resu
     )
 
 
-def _event(line: str) -> dict[str, Any]:
+def _event(line: str) -> Start | Snapshot | Ending | None:
+    """What the trainer tells in a line; None: these are the words of somebody else."""
     try:
         told = json.loads(line)
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}
+        return EVENTS[told.pop("event")](**told)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return None  # no JSON, or of another shape, as what a user's own code prints may be

@@ -10,16 +10,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from syncline.launch.client import OperatorClient
+from syncline.launch.client import RUNS_LISTED, OperatorClient
 from syncline.scaling.core import FAILURES_MAX, Change, Demand, Observed, change_of, told, wait_s
-from syncline_proto.errors import SynclineError
+from syncline_proto.errors import ConfigError, SynclineError
 from syncline_proto.rest import ReplicaState, RunView
 
 
 class Workload(Protocol):
     """What starts and ends a run's replicas; its text is its name."""
 
-    def look(self) -> Observed: ...
+    def look(self) -> Observed:
+        """
+        Raises:
+            ConfigError: it is not there.
+            SynclineError: it cannot be looked at now.
+        """
+        ...
 
     def scale(self, replicas: int) -> None: ...
 
@@ -48,6 +54,8 @@ class Scaler:
         self._tell, self._warn = tell, warn
         self._settled: set[str] = set()
         """Runs that have ended, and whose workloads are as they are to stay."""
+        self._has_said = False
+        """That there are runs which are not seen to."""
 
     def once(self) -> None:
         """Look at every run once, and do what is to be done; one that fails holds up no other.
@@ -92,15 +100,28 @@ class Scaler:
         if self._run is not None:
             yield self._client.run(self._run)
             return
+        newest = self._client.runs()
+        if len(newest) >= RUNS_LISTED and not self._has_said:
+            self._has_said = True
+            self._warn(
+                f"Of so many runs the newest {RUNS_LISTED} are seen to; give an older one a "
+                "scaler of its own."
+            )
         # Who never said how many there should be looks after the replicas himself.
-        yield from (one for one in self._client.runs() if one.replicas_wanted is not None)
+        yield from (one for one in newest if one.replicas_wanted is not None)
 
     def _see_to(self, run: RunView) -> None:
         has_ended = run.ended_at is not None
         if run.name in self._settled:
             return
-        workload = self._workload_of(run.name)
-        observed = workload.look()
+        try:
+            workload = self._workload_of(run.name)
+            observed = workload.look()
+        except ConfigError:
+            if not has_ended:
+                raise
+            self._settled.add(run.name)  # who ends a run may remove what had its replicas
+            return
         alive = [] if has_ended else self._client.replicas(run.name)
         demand = Demand(
             run=run.name,

@@ -9,7 +9,6 @@ newer parameters from the service when it joins.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,13 +26,11 @@ from torch.distributed.tensor import DTensor
 from syncline.disk import to_disk
 from syncline.layout import local_part, saved_buffers
 from syncline.train.ranks import RankGroup
+from syncline.train.steps import BEFORE, checkpoints_in
 from syncline_proto.codec import crc32c
 from syncline_proto.errors import ConfigError, FileMissing
 
 FORMAT = 1
-STEP_FOLDER = re.compile(r"step-(\d{10})$")
-BEFORE = re.compile(r"\.(step-\d{10})\.before$")
-"""The one that a newer of the same step is about to replace."""
 PARAMETER, BUFFER, STATE, RANDOM = "parameter/", "buffer/", "optimizer/", "random/"
 PIECE = 1 << 20
 """Bytes that are read at a time to sum a file."""
@@ -72,7 +69,7 @@ class Checkpoints:
         Raises:
             ConfigError: there are some.
         """
-        found = self._found()
+        found = checkpoints_in(self._folder)
         if found:
             raise ConfigError(
                 f"checkpoint.folder: {self._folder} has checkpoints of this run, up to "
@@ -86,7 +83,7 @@ class Checkpoints:
     @property
     def newest(self) -> Path | None:
         """The one that ``load`` would take up."""
-        return next(reversed(self._found()), None)
+        return next(reversed(checkpoints_in(self._folder)), None)
 
     def save(self, position: Position, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
         """Write one and remove the oldest of the others beyond ``keep``. All ranks must call it.
@@ -178,25 +175,9 @@ class Checkpoints:
             replaced = BEFORE.match(path.name)
             if replaced and (self._folder / replaced[1]).is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-        others = [path for path in self._found() if path != final]
+        others = [path for path in checkpoints_in(self._folder) if path != final]
         for old in others[: max(0, len(others) + 1 - self._keep)]:
             shutil.rmtree(old, ignore_errors=True)
-
-    def _found(self) -> list[Path]:
-        """All whole checkpoints, oldest first."""
-        if not self._folder.is_dir():
-            return []
-        there = {path.name: path for path in self._folder.iterdir()}
-        found = {name: path for name, path in there.items() if STEP_FOLDER.match(name)}
-        for name, path in there.items():
-            if replaced := BEFORE.match(name):
-                found.setdefault(replaced[1], path)
-        return [found[name] for name in sorted(found)]
-
-
-def has_any(folder: Path) -> bool:
-    """Whether a replica's folder holds a checkpoint."""
-    return any(STEP_FOLDER.match(one.name) or BEFORE.match(one.name) for one in folder.iterdir())
 
 
 def told_of_interrupt(inner_step: int, kept: Checkpoints | None) -> str:

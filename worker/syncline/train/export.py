@@ -191,7 +191,7 @@ def recorded_job(record: dict[str, Any], run: str, data: str | Path | None) -> J
     if data is not None and job.model.factory is not None:
         raise ConfigError(f"a factory makes the model of {run}, without tokenizer; no --data.")
     if data is not None:
-        here = {"path": Path(data), "source": None, "factory": None, "arguments": {}}
+        here = {"path": Path(data), "url": None, "source": None, "factory": None, "arguments": {}}
         job = job.model_copy(update={"data": job.data.model_copy(update=here)})
     return job
 

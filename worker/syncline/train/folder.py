@@ -98,8 +98,15 @@ def cache_of(section: DataSection) -> Path:
 
 
 def _cache_name(section: DataSection) -> str:
-    """Names the sources by what can be seen without reading them: names and sizes."""
+    """Names the sources by what can be seen without reading them: names and sizes.
+
+    A tokenizer's file counts by what is in it, since one that was trained again lies where the one
+    before did, and has its size.
+    """
     found = [(source.name, source.size_bytes) for source in resolve(section.source or [])]
     key = [found, section.tokenizer, section.text_field, section.held_out_fraction]
+    if section.tokenizer != "byte" and section.tokenizer.partition(":")[0] != "bpe":
+        made = load_tokenizer(section.tokenizer)
+        key += [made.fingerprint, made.eos_id]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     return f"tokens-{digest[:16]}"

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from syncline.data.errors import DataError
-from syncline.train.checkpoint import Checkpoints, Position, has_any, told_of_interrupt
+from syncline.train.checkpoint import Checkpoints, Position, told_of_interrupt
 from syncline.train.config import JobConfig
 from syncline.train.inputs import Feed
 from syncline.train.ranks import RankGroup
+from syncline.train.steps import checkpoints_in
 from syncline.voice import NAMED_MAX
 from syncline_proto.errors import ConfigError, FileMissing
 
@@ -119,7 +120,7 @@ def _see_others(own: Path, *, is_new: bool) -> None:
         ConfigError: it is to go on from one.
     """
     beside = own.parent.iterdir() if own.parent.is_dir() else ()
-    others = sorted(path.name for path in beside if path.is_dir() and has_any(path))
+    others = sorted(path.name for path in beside if checkpoints_in(path))
     if not others or own.name in others:
         return
     named = ", ".join(others[:NAMED_MAX]) + (", ..." if len(others) > NAMED_MAX else "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,6 +17,9 @@ from syncline.train.folder import NO_TOKENIZER, Vocabulary
 from syncline.train.inputs import HELD_OUT, TRAIN, Sequences, prepared_by_all
 from syncline.train.sizes import check_enough, check_sequences
 from syncline_proto.errors import ConfigError
+
+CONTENT_CHARACTERS = 128
+"""What the control plane takes of a name."""
 
 
 class Sets(NamedTuple):
@@ -61,7 +66,16 @@ def _made(job: JobConfig, named: str, ranks: int) -> Sets:
 
     train = split(TRAIN)
     check_enough(job, len(train), f"of {named}", ranks=ranks)
-    return Sets(train, split(HELD_OUT), NO_TOKENIZER, 0.0, 0.0, f"{named}:{length}"[-128:])
+    content = f"{named}:{length}{_told_apart(job.data.arguments)}"[-CONTENT_CHARACTERS:]
+    return Sets(train, split(HELD_OUT), NO_TOKENIZER, 0.0, 0.0, content)
+
+
+def _told_apart(arguments: Mapping[str, Any]) -> str:
+    """A hash of what a factory is given, for two of the same name; "" of nothing."""
+    if not arguments:
+        return ""
+    text = json.dumps(arguments, sort_keys=True, default=str)  # TOML has dates, JSON has none
+    return ":" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class _Rows:
