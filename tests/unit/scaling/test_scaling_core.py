@@ -15,7 +15,7 @@ def observed(replicas: int, *, starts_again: bool = True) -> Observed:
         replicas=replicas,
         is_own=OWN.__contains__,
         starts_again=starts_again,
-        highest_first="The highest numbers leave.",
+        who_leaves="The highest numbers leave.",
     )
 
 

@@ -55,7 +55,7 @@ class Compose:
         return Observed(
             replicas=len(ids),
             is_own=names.__contains__,
-            highest_first="The highest numbers leave, each within its stop_grace_period.",
+            who_leaves="Compose chooses who leaves, each within its stop_grace_period.",
         )
 
     def scale(self, replicas: int) -> None:

@@ -38,7 +38,7 @@ class Observed:
     """Whether a replica of this name is one of its own."""
     starts_again: bool = False
     """Whether what has come to its end is started again, for ever."""
-    highest_first: str = ""
+    who_leaves: str = ""
     """Which of its replicas leave first, and how long each is given, in words."""
 
 
@@ -79,8 +79,8 @@ def told(change: Change, workload: str, observed: Observed) -> str:
     """Return the sentence that tells of a change."""
     many = "1 replica" if change.after == 1 else f"{change.after} replicas"
     said = f"{workload} goes from {change.before} to {many}: {change.why}."
-    leave = change.after < change.before and observed.highest_first
-    return f"{said} {observed.highest_first}" if leave else said
+    leave = change.after < change.before and observed.who_leaves
+    return f"{said} {observed.who_leaves}" if leave else said
 
 
 def wait_s(every_s: float, failures: int) -> float:

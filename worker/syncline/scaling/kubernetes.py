@@ -78,7 +78,7 @@ class Kubernetes:
             replicas=scale.spec.replicas or 0,
             is_own=lambda name: self._pods.fullmatch(name) is not None,
             starts_again=True,
-            highest_first=f"{leave}, each within its terminationGracePeriodSeconds.",
+            who_leaves=f"{leave}, each within its terminationGracePeriodSeconds.",
         )
 
     def scale(self, replicas: int) -> None:
