@@ -240,7 +240,7 @@ class Storm:
         print(f"kill {self._kills}: {said}", file=sys.stderr, flush=True)
 
     def _calm(self) -> None:
-        """Let all replicas leave, once who was killed last is back: a start knows no SIGTERM yet."""
+        """Let all replicas leave, once all train: a process that starts knows no SIGTERM yet."""
         self.await_all(lambda slot: slot.words().get("steps", 0) > 0, BEGIN_S, "trains again")
         for slot in self._slots:
             slot.process.terminate()
