@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -24,7 +26,8 @@ def test_what_is_trained_after_a_heal_stays_when_an_older_push_lands(cluster: Cl
     how = {**ALONE, "overlap_steps": 4}
     trial = Trial(cluster.control_url, "healed", 0, settings=how)
     with joined(trial):
-        rounds = trial.replica._session._rounds
+        session: Any = trial.replica._session
+        rounds = session._rounds
         trial.step(4)
         assert rounds.are_pending, "the round is under way"
         rounds._is_sick = True  # as where another fragment's values were not finite
