@@ -165,7 +165,7 @@ def test_the_page_of_a_run_that_has_only_begun(control_alone: Cluster, tmp_path:
         page.shows(
             f"{text('#since')}.endsWith('the first round waits for 2 more of expected_replicas 3')"
         )
-        page.shows(f"{text('#runs')}.includes('lonelywaits')")
+        page.shows(f"{text('#runs')}.includes('lonelyrunning, waits')")
         page.shows(f"{text('#plot')}.includes('replica.report(loss=…)')")
         page.shows("document.querySelector('.chart').clientHeight <= 240")
         ticks = "[[2, 2.025], [0, 0.25], [1, 1.5], [4, 5], [0, 20], [0.1, 0.3]]"
