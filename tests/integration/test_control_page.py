@@ -177,6 +177,31 @@ def test_the_page_of_a_run_that_has_only_begun(control_alone: Cluster, tmp_path:
         assert page.faults == []
 
 
+FAILS_ONCE = """
+  window.failed = 0;
+  window.real = window.fetch;
+  window.fetch = (url, ...rest) =>
+    url.startsWith("/v1/events?run=second") && !window.failed++
+      ? Promise.reject(new TypeError("away"))
+      : window.real(url, ...rest);
+"""
+
+
+def test_a_call_that_fails_does_not_leave_a_run_without_its_events(
+    control_alone: Cluster, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        control_alone.post("/runs", {"name": name})
+    with Browser(tmp_path / "profile") as page:
+        page.open(f"{control_alone.control_url}/#first")
+        page.shows(f"{text('#events')}.includes('Run first was created')")
+        page.says(f"{FAILS_ONCE} location.hash = 'second'")
+        page.shows(f"window.failed > 1 && {text('#events')}.includes('Run second was created')")
+        control_alone.post("/runs/second/pause")
+        page.shows(f"{text('#events li.new')}.includes('paused')")
+        assert page.faults == []
+
+
 def test_replicas_stand_by_their_names(control_alone: Cluster, tmp_path: Path) -> None:
     settings = {"timeouts": {"profile": "wan", "lease": 300}}
     control_alone.post("/runs", {"name": "many", "settings": settings})
