@@ -96,8 +96,8 @@ class State:
         """The batch under way, if there is one."""
         self._closed = False
         self._review_due: float | None = None
-        self._looked_at = 0.0
-        """When replicas' paces were last compared; on the database's thread."""
+        self._looked = stragglers.Looked()
+        """When replicas' paces were last compared, and of which runs."""
         self._failing_since: float | None = None
         """Since when writes fail; on the database's thread."""
         self.membership_bell = Bell(POLLS_MAX)
@@ -201,12 +201,11 @@ class State:
     async def review_leases(self) -> float:
         """Mark what has run out; return the seconds until leases should be looked at again."""
 
-        def review(tx: Transaction) -> tuple[float, float]:
+        def review(tx: Transaction) -> tuple[float, float, stragglers.Looked]:
             every_s = sweep.review_leases(tx, self.instance)
-            self._looked_at = stragglers.look(tx, self._looked_at)
-            return tx.now, every_s
+            return tx.now, every_s, stragglers.look(tx, self._looked)
 
-        now, every_s = await self.do_first(review)
+        now, every_s, self._looked = await self.do_first(review)
         self._review_due = now + every_s
         return every_s
 

@@ -160,9 +160,8 @@ class RunHost:
         self._cutting: asyncio.Task[None] | None = None
         self._shared = shared
         self._store, self.epoch = RunStore(shared.root, name), recalled.epoch
-        self._running = True
-        self._is_ending = False
-        self._phase = (0, False)
+        self._running, self._is_ending = True, False
+        self._phase: tuple[int, bool] | None = None
         """The control plane's last word on the synchronous phase: its number, whether it ended."""
         self._ending = Ending(())
         self._voted: Vote | None = None
@@ -192,7 +191,7 @@ class RunHost:
         if self.ended_at_s is not None:  # it is served (again) from now on
             self._see_room()
         self.ended_at_s = None
-        self._phase = (membership.phase, membership.phase_ended)
+        self._phase = membership.phase, membership.phase_ended
         self._ending.hear(*self._phase)
         self._look()
 
@@ -287,7 +286,8 @@ class RunHost:
             is_alone=self._shared.seat.shards == 1,
             phase=max((one.saved.phase for one in fragments.values() if one.saved), default=0),
         )
-        self._ending.hear(*self._phase)
+        if self._phase is not None:
+            self._ending.hear(*self._phase)
         around = Surroundings(
             run=self.name,
             fragments=len(layout.fragments),

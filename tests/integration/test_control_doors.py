@@ -17,7 +17,7 @@ from syncline_control import intake, server, streams
 from syncline_control import state as state_module
 from syncline_control.app import create_app
 from syncline_control.core.runs import Act
-from syncline_control.operations import replicas, runs
+from syncline_control.operations import events, replicas, runs
 from syncline_control.pulse import Pulse
 from syncline_control.state import State
 from syncline_control.transaction import Transaction
@@ -214,6 +214,18 @@ async def test_nobody_misses_what_happens_while_others_read(state: State) -> Non
         await state.do(runs.act, "r", Act.RESUME if number % 2 else Act.PAUSE)
     told = await asyncio.gather(*readers)
     assert all(one == told[0] for one in told)
+
+
+async def test_who_follows_the_log_of_another_database_goes_on_with_what_is_new(
+    state: State,
+) -> None:
+    await state.do(runs.create, RunCreate(name="r"))
+    newest = await state.do(events.newest_id, "r")
+    page = await state.do(events.page, "r", newest + 5_000, streams.PAGE)
+    assert (page.events, page.more) == ([], False)
+    await state.do(runs.act, "r", Act.PAUSE)
+    page = await state.do(events.page, "r", page.upto, streams.PAGE)
+    assert [event.kind for event in page.events] == ["run.paused"]
 
 
 async def test_there_are_only_so_many_streams(

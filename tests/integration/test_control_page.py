@@ -165,7 +165,7 @@ def test_the_page_of_a_run_that_has_only_begun(control_alone: Cluster, tmp_path:
         page.shows(
             f"{text('#since')}.endsWith('the first round waits for 2 more of expected_replicas 3')"
         )
-        page.shows(f"{text('#runs')}.includes('lonelywaits')")
+        page.shows(f"{text('#runs')}.includes('lonelyrunning, waits')")
         page.shows(f"{text('#plot')}.includes('replica.report(loss=…)')")
         page.shows("document.querySelector('.chart').clientHeight <= 240")
         ticks = "[[2, 2.025], [0, 0.25], [1, 1.5], [4, 5], [0, 20], [0.1, 0.3]]"
@@ -174,6 +174,31 @@ def test_the_page_of_a_run_that_has_only_begun(control_alone: Cluster, tmp_path:
             f"{ticks}.map(m.decimals).join()))"
         )
         page.shows("window.digits === '3,2,1,0,0,1'")
+        assert page.faults == []
+
+
+FAILS_ONCE = """
+  window.failed = 0;
+  window.real = window.fetch;
+  window.fetch = (url, ...rest) =>
+    url.startsWith("/v1/events?run=second") && !window.failed++
+      ? Promise.reject(new TypeError("away"))
+      : window.real(url, ...rest);
+"""
+
+
+def test_a_call_that_fails_does_not_leave_a_run_without_its_events(
+    control_alone: Cluster, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        control_alone.post("/runs", {"name": name})
+    with Browser(tmp_path / "profile") as page:
+        page.open(f"{control_alone.control_url}/#first")
+        page.shows(f"{text('#events')}.includes('Run first was created')")
+        page.says(f"{FAILS_ONCE} location.hash = 'second'")
+        page.shows(f"window.failed > 1 && {text('#events')}.includes('Run second was created')")
+        control_alone.post("/runs/second/pause")
+        page.shows(f"{text('#events li.new')}.includes('paused')")
         assert page.faults == []
 
 

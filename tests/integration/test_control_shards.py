@@ -107,3 +107,16 @@ async def test_a_phase_that_is_lost_starts_again_for_all(api: httpx.AsyncClient)
     assert (await word(api))[1:] == (1, True)
     kinds = [one["kind"] for one in (await api.get("/v1/events?run=r")).json()]
     assert [kind for kind in kinds if kind.startswith("phase.")] == ["phase.lost", "phase.ended"]
+
+
+async def test_a_new_database_takes_over_the_phase_of_services_that_are_ahead_of_it(
+    api: httpx.AsyncClient,
+) -> None:
+    before = await word(api)
+    await hello(api, "sync-0", 0, 2, vote(0, True))
+    await hello(api, "sync-1", 1, 2, vote(1, True))
+    assert await word(api) == (before[0] + 1, 1, False), "who is behind hears of it"
+    await hello(api, "sync-0", 0, 2, vote(1, True))
+    assert (await word(api))[1:] == (1, True)
+    kinds = [one["kind"] for one in (await api.get("/v1/events?run=r")).json()]
+    assert [kind for kind in kinds if kind.startswith("phase.")] == ["phase.ended"]

@@ -8,11 +8,13 @@ import httpx
 import pytest
 
 from syncline_control.state import State
-from syncline_testing.control import Clock, on_both, pass_time
+from syncline_testing.control import Clock, client_of, on_both, pass_time
 
 pytestmark = [pytest.mark.anyio, on_both]
 
 SLOW, FAST = 0.4, 2.0
+LET_GO = {"policy": "let-go", "seconds": 5, "let_go_seconds": 15}
+SLOWEST = {"a": FAST, "b": FAST, "c": SLOW / 4}
 
 
 class Crew:
@@ -54,6 +56,9 @@ class Crew:
         kinds = ("replica.straggles", "replica.keeps_up", "replica.steps", "replica.draining")
         return [(e["kind"], e["replica"], e["message"]) for e in found if e["kind"] in kinds]
 
+    async def drained(self) -> list[str]:
+        return [who for kind, who, _ in await self.events() if kind == "replica.draining"]
+
 
 @pytest.fixture
 def crew(api: httpx.AsyncClient, state: State, clock: Clock) -> Crew:
@@ -90,8 +95,7 @@ async def test_the_answer_to_its_heartbeat_gives_a_straggler_fewer_steps(crew: C
 
 
 async def test_who_is_too_slow_even_so_is_let_go_but_never_below_the_minimum(crew: Crew) -> None:
-    rules = {"policy": "let-go", "seconds": 5, "let_go_seconds": 15}
-    await crew.create("a", "b", "c", "d", min_replicas=3, stragglers=rules)
+    await crew.create("a", "b", "c", "d", min_replicas=3, stragglers=LET_GO)
     rates = {"a": FAST, "b": FAST, "c": SLOW / 2, "d": SLOW / 4}
     await crew.train(15.0, **rates)
     assert not crew.answers["d"]["drain"]
@@ -122,6 +126,36 @@ async def test_a_paused_run_judges_nobody(crew: Crew) -> None:
     await crew.api.post("/v1/runs/r/pause")
     await crew.train(40.0, a=FAST, b=SLOW)
     assert await crew.events() == []
+
+
+async def test_a_pause_is_not_counted_as_slowness(crew: Crew) -> None:
+    """In which the slow machine may have been mended."""
+    await crew.create("a", "b", "c", stragglers=LET_GO)
+    await crew.train(15.0, **SLOWEST)
+    await crew.api.post("/v1/runs/r/pause")
+    await crew.train(40.0, **SLOWEST)
+    await crew.api.post("/v1/runs/r/resume")
+    await crew.train(10.0, **SLOWEST)
+    assert await crew.drained() == []
+    assert (await crew.view("c"))["straggles"], "its name it keeps"
+    await crew.train(20.0, **SLOWEST)
+    assert await crew.drained() == ["c"]
+
+
+async def test_a_time_without_a_control_plane_is_not_counted_as_slowness(
+    database: str, clock: Clock
+) -> None:
+    async with await State.open(database, clock=clock) as state, client_of(state) as api:
+        crew = Crew(api, state, clock)
+        await crew.create("a", "b", "c", stragglers=LET_GO)
+        await crew.train(15.0, **SLOWEST)
+    clock.now += 40.0
+    async with await State.open(database, clock=clock) as state, client_of(state) as api:
+        crew = Crew(api, state, clock)
+        await crew.train(10.0, **SLOWEST)
+        assert await crew.drained() == []
+        await crew.train(20.0, **SLOWEST)
+        assert await crew.drained() == ["c"]
 
 
 async def test_a_pace_that_cannot_be_ends_nobodys_watch(crew: Crew) -> None:

@@ -3,7 +3,8 @@
 Pure. A service says that its fragments' offers are all stored, or that everyone in the phase is
 gone, and goes on saying so; whichever makes a decision first, counts. The phase ends when all of
 them have their offers, for good; otherwise the next one begins, and what is said of an older one
-says nothing.
+says nothing. Of a newer one a service hears from us alone: who names one knows more than a database
+that is new, or an old copy, and it is taken over.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ class Phase:
 
 def after(phase: Phase, index: int, shards: int, number: int, offered: bool) -> Phase:
     """Return the phase after what service ``index`` of ``shards`` says of phase ``number``."""
-    if phase.has_ended or number != phase.number:
+    if phase.has_ended or number < phase.number:
         return phase
+    if number > phase.number:
+        phase = Phase(number=number)
     if not offered:
         return Phase(number=number + 1)
     those = phase.offered | {index}

@@ -3,8 +3,9 @@
 Pure: what replicas measured of themselves comes in with ``now``, verdicts go out. A pace is a
 share: a replica's inner steps a second of its own time, without its waits, over the median of the
 others'. So nobody is slow alone, of two the slower one is seen, and who waits for a straggler is
-none. Names, fewer steps and leaving come in this order, each after a time without a break; no
-verdict ever brings a run below its minimum, and one replica is let go at a time.
+none. Names, fewer steps and leaving come in this order, each after a time without a break; time in
+which nobody looked is a break. No verdict ever brings a run below its minimum, and one replica is
+let go at a time.
 """
 
 from __future__ import annotations
@@ -92,6 +93,12 @@ def look(
     return found
 
 
+def broken_off(mark: Mark) -> Mark:
+    """What is left of it after what nobody knows: a name, and fewer steps, outlast that."""
+    since = mark.slow_since if mark.straggles else None
+    return replace(mark, slow_since=since, least_since=None)
+
+
 def _pace(one: Sample, samples: Sequence[Sample]) -> float | None:
     """The replica's rate over the median of the others'; None while nobody can say."""
     others = [rate for other in samples if other is not one and (rate := _rate(other))]
@@ -119,10 +126,7 @@ def _judged(
     if one.leaves:
         return Verdict(replica=one.replica, pace=pace, mark=mark)
     if pace is None:
-        # What nobody knows breaks off what is counted; a name, and fewer steps, outlast it.
-        since = mark.slow_since if mark.straggles else None
-        mark = replace(mark, slow_since=since, least_since=None)
-        return Verdict(replica=one.replica, pace=None, mark=mark)
+        return Verdict(replica=one.replica, pace=None, mark=broken_off(mark))
     if not mark.straggles:
         mark = replace(mark, slow_since=_since(now, mark.slow_since, pace < rules.pace_min))
         if mark.slow_since is None or now - mark.slow_since < rules.seconds:

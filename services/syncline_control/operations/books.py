@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select
 
 from syncline_control.core.leases import HELD
 from syncline_control.core.ledger import Done, Ledger, Life, Span
-from syncline_control.operations import runs
+from syncline_control.operations import runs, settling
 from syncline_control.tables import DataEpoch, DataSpan, Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.leased import Dataset
 from syncline_proto.ranges import Range, Ranges, count
 from syncline_proto.rest import RunState
-
-HEARD_S = 15.0
-"""Sync services ask again within 5 s, and tell at once what waits."""
 
 
 class Book:
@@ -44,12 +41,12 @@ class Book:
     def see_lives(self) -> None:
         """Free what lost replicas held, once that is time."""
         tx, run_row = self._tx, self._run
-        alive = _alive(tx, run_row)
-        enough = len(alive) >= runs.settings_of(run_row).min_replicas
+        alive, settings = _alive(tx, run_row), runs.settings_of(run_row)
+        enough = len(alive) >= settings.min_replicas
         self._freed = self.ledger.see_lives(
             alive,
             tx.now,
-            settle_s(run_row),
+            settling.settle_s(settings),
             rounds_close=enough and run_row.state == RunState.RUNNING,
         )
 
@@ -99,12 +96,6 @@ class Book:
             self._tx.record("data.epoch", message, run=self._run.name)
 
 
-def hold_back(tx: Transaction) -> None:
-    """We were away: what settles goes on to, until sync services have told what came of it."""
-    until = tx.now + HEARD_S
-    tx.session.execute(update(DataSpan).where(DataSpan.until < until).values(until=until))
-
-
 def see_lives(tx: Transaction, run_row: Run) -> None:
     """A life has ended: what it held settles from now on."""
     if run_row.dataset is not None:
@@ -112,15 +103,6 @@ def see_lives(tx: Transaction, run_row: Run) -> None:
         book = Book(tx, run_row)
         book.see_lives()
         book.close()
-
-
-def settle_s(run_row: Run) -> float:
-    """How long a round may be open once a life that has pushed to it is known to be gone.
-
-    In a run that is not paused, and has its ``min_replicas``; else it may be open for ever.
-    """
-    timeouts = runs.settings_of(run_row).timeouts
-    return timeouts.round_deadline_s + timeouts.lease_s
 
 
 def _alive(tx: Transaction, run_row: Run) -> dict[str, int]:

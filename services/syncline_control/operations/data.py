@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from sqlalchemy import func, select
 
 from syncline_control.core.ledger import Life, Push, counts
-from syncline_control.operations import replicas, runs
-from syncline_control.operations.books import Book, settle_s
+from syncline_control.operations import replicas, runs, settling
+from syncline_control.operations.books import Book
 from syncline_control.tables import Fragment, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import DataMismatch, Overloaded
@@ -90,7 +90,7 @@ def told(tx: Transaction, run_row: Run, reports: Iterable[RoundReport]) -> None:
         _keep_for_later(tx, run_row, reports)
         return
     book = Book(tx, run_row)
-    until = tx.now + settle_s(run_row)
+    until = tx.now + settling.settle_s(runs.settings_of(run_row))
     covered: dict[tuple[Ranges, bool], int] = defaultdict(int)
 
     def cover() -> None:

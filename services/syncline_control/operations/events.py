@@ -58,7 +58,10 @@ class Page:
 
     events: list[Event]
     upto: int
-    """The id after which the next page begins; it passes over events of other runs."""
+    """The id after which the next page begins; it passes over events of other runs.
+
+    It is below the id that was asked about where that is from the log of another database.
+    """
     more: bool
 
 
@@ -67,7 +70,7 @@ def page(tx: Transaction, run: str | None, after: int, limit: int) -> Page:
     found = listed(tx, run, after, limit)
     if len(found) == limit:
         return Page(events=found, upto=found[-1].id, more=True)
-    return Page(events=found, upto=max(after, newest_id(tx, run)), more=False)
+    return Page(events=found, upto=newest_id(tx, run), more=False)
 
 
 def newest_id(tx: Transaction, run: str | None) -> int:

@@ -25,10 +25,10 @@ def take(tx: Transaction, body: SyncServiceHello) -> None:
         row.phase_offered = json.dumps(sorted(now.offered))
         if now.has_ended:
             tx.record("phase.ended", "The synchronous phase has ended.", run=row.name)
-            tx.bump()
-        elif now.number > before.number:
+        elif not vote.offered:
             why = "Everyone in the synchronous phase is gone: it starts again."
             tx.record("phase.lost", why, run=row.name)
+        if now.has_ended or now.number > before.number:
             tx.bump()
 
 

@@ -72,9 +72,9 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
             replica=body.replica,
         )
     tx.bump()
-    books.see_lives(tx, run_row)
     if not (older and older.held):
-        runs.see_minimum(tx, run_row, grown=1)
+        runs.see_minimum(tx, run_row, grown=1)  # first: what settles may have to do so anew
+    books.see_lives(tx, run_row)
     tx.session.flush()
     return Registration(
         replica=row.name,

@@ -12,6 +12,7 @@ from sqlalchemy import Integer, case, cast, func, select
 
 from syncline_control.core import runs as life
 from syncline_control.core.leases import HELD
+from syncline_control.operations import settling
 from syncline_control.tables import Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.differing import changes
@@ -105,7 +106,10 @@ def finish_if_done(tx: Transaction, row: Run) -> None:
 def see_minimum(tx: Transaction, row: Run, grown: int) -> None:
     """So many more replicas are alive than before: tell if there are enough now, or too few."""
     tx.session.flush()
-    there, least = alive(tx, row), settings_of(row).min_replicas
+    there, settings = alive(tx, row), settings_of(row)
+    least = settings.min_replicas
+    if there - grown < least <= there:
+        settling.anew(tx, row, settings)
     told = life.crossed(row.name, RunState(row.state), there - grown, there, least)
     if told is not None:
         tx.record(*told, run=row.name)
@@ -121,6 +125,8 @@ def _move(tx: Transaction, row: Run, what: life.Act) -> None:
     if state != row.state:
         row.state = state
         row.ended_at = tx.now if state in life.ENDED else None
+        if what is life.Act.RESUME:
+            settling.anew(tx, row, settings_of(row))
         message = life.told(row.name, what, settings_of(row).token_budget)
         tx.record(f"run.{_DONE[what]}", message, run=row.name)
         tx.bump()

@@ -1,11 +1,14 @@
 """Stragglers: what replicas tell of their pace, and what ``core/stragglers`` says of it, kept.
 
-Every row of a run that holds a lease is looked at, every ``LOOK_S``. Decides nothing.
+Every row of a run that holds a lease is looked at, every ``LOOK_S``. How long somebody has been
+slow is counted only from look to look: a pause, or a time without a control plane, is nobody's
+fault. Decides nothing.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 from sqlalchemy import select
 
@@ -20,13 +23,24 @@ from syncline_proto.rest import ReplicaState, RunState
 LOOK_S = 5.0
 
 
-def look(tx: Transaction, last: float) -> float:
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A control plane's last look."""
+
+    at: float = 0.0
+    runs: frozenset[int] = frozenset()
+    """Those that went on then, by id."""
+
+
+def look(tx: Transaction, last: Looked) -> Looked:
     """Judge the replicas of every run that goes on, if the last look is long past; when that was.
 
-    Several control planes on a database all look, and find the same.
+    Several control planes on a database all look, and find the same; with one that starts
+    all counts begin anew.
     """
-    if 0.0 <= tx.now - last < LOOK_S:
+    if 0.0 <= tx.now - last.at < LOOK_S:
         return last
+    followed = last.runs if 0.0 <= tx.now - last.at <= 2 * LOOK_S else frozenset[int]()
     both = select(Run, Replica).join(Replica, Replica.run_id == Run.id)
     query = both.where(Run.state == RunState.RUNNING, Replica.state.in_(HELD))
     crews: defaultdict[int, list[Replica]] = defaultdict(list)
@@ -35,17 +49,17 @@ def look(tx: Transaction, last: float) -> float:
         of_run[run_row.id] = run_row
         crews[run_row.id].append(row)
     for run_id, rows in crews.items():
-        _look_at(tx, of_run[run_id], rows)
-    return tx.now
+        _look_at(tx, of_run[run_id], rows, run_id in followed)
+    return Looked(tx.now, frozenset(crews))
 
 
-def _look_at(tx: Transaction, run_row: Run, rows: list[Replica]) -> None:
+def _look_at(tx: Transaction, run_row: Run, rows: list[Replica], is_followed: bool) -> None:
     settings = runs.settings_of(run_row)
     samples = [
         Sample(
             replica=row.name,
             rate=row.steps_per_second,
-            mark=Mark(row.slow_since, row.straggles, row.step_share, row.least_since),
+            mark=_mark(row) if is_followed else stragglers.broken_off(_mark(row)),
             leaves=row.state == ReplicaState.DRAINING,
         )
         for row in rows
@@ -65,6 +79,10 @@ def _take(tx: Transaction, run_row: Run, row: Replica, verdict: Verdict) -> None
         tx.record(kind, message, run=run_row.name, replica=row.name)
     if verdict.let_go:
         replicas.let_go(tx, run_row, row, verdict.let_go)
+
+
+def _mark(row: Replica) -> Mark:
+    return Mark(row.slow_since, row.straggles, row.step_share, row.least_since)
 
 
 def _keep(row: Replica, mark: Mark) -> None:

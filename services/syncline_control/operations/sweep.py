@@ -12,7 +12,7 @@ from sqlalchemy import delete, or_, select, update
 
 from syncline_control.core import leases
 from syncline_control.core.leases import HELD, REVIEW_S_MAX
-from syncline_control.operations import books, replicas, services
+from syncline_control.operations import replicas, services, settling
 from syncline_control.tables import Replica, Run, Watch
 from syncline_control.transaction import Transaction
 
@@ -26,7 +26,7 @@ def review_leases(tx: Transaction, instance: str) -> float:
         _wait_for(tx, others, max([*lengths_s, *services.lengths_s(tx)], default=0.0))
     services.review(tx)
     if tx.late_s > services.LEASE_S / 2:
-        books.hold_back(tx)
+        settling.hold_back(tx)
     query = select(Replica, Run).join(Run, Run.id == Replica.run_id).where(held)
     # Only these can change; in a large fleet that is nearly nobody, unless we were held up.
     query = query.where(
@@ -57,7 +57,7 @@ def begin(tx: Transaction, instance: str, *, alone: bool) -> None:
     for row in tx.session.scalars(select(Replica).where(Replica.state.in_(HELD))):
         row.lease_until = tx.now + row.lease_s
     services.extend_all(tx)
-    books.hold_back(tx)
+    settling.hold_back(tx)
     if alone:
         tx.session.execute(delete(Watch))
     # Who was alone has not said so far when it looks again.

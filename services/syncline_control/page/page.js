@@ -39,9 +39,10 @@ async function refresh() {
 }
 
 async function choose(run) {
+  // First, so that where the call fails the run is chosen again at the next turn.
+  const events = await get(`/events?run=${encodeURIComponent(run.name)}&limit=${EVENTS_SHOWN}`);
   now.unfollow?.();
   Object.assign(now, { chosen: run.name, roundsSeen: null, turn: 0 });
-  const events = await get(`/events?run=${encodeURIComponent(run.name)}&limit=${EVENTS_SHOWN}`);
   byId("events").replaceChildren(...events.reverse().map((event) => line(event)));
   const last = events.length ? events[0].id : 0;
   now.unfollow = follow(run.name, last, (event) => {

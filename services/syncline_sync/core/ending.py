@@ -11,6 +11,10 @@ a service votes once its own offers are stored, and from then on gives none up b
 phase has ended when all have voted; when one says instead that everyone is gone, the next
 begins. A service acts on what was decided alone, whatever it knows itself.
 
+A control plane whose database is new, or an old copy, may know less than a service. It hears again
+that a phase has ended; and where it names an older one than ours, that ours is lost, unless we have
+all our offers of it: nobody knows who else is in it, and with others behind it would never end.
+
 Invariants:
     - once a phase has ended, it stays so, and none follows it;
     - who has voted for a phase has every offer of it stored, until it has ended or the next began.
@@ -41,6 +45,8 @@ class Ending:
         self._all = frozenset(fragments)
         self._missing = set(self._all)
         self._is_alone, self._has_ended, self._is_lost = is_alone, False, False
+        self._heard, self._is_known = phase, False
+        """The phase of the word heard last; whether that says, too, that ours has ended."""
 
     @property
     def decided(self) -> bool:
@@ -50,11 +56,12 @@ class Ending:
     @property
     def vote(self) -> Vote | None:
         """What is still to be decided by others, and what we say to it."""
-        if self._is_alone or self._has_ended:
+        if self._is_alone or self._is_known:
             return None
         if not self._missing:
             return Vote(self.phase, offered=True)
-        return Vote(self.phase, offered=False) if self._is_lost else None
+        is_lost = self._is_lost or self._heard < self.phase
+        return Vote(self.phase, offered=False) if is_lost and not self._has_ended else None
 
     def offered(self, fragment: int, phase: int) -> None:
         """A fragment's offer is stored, or it stands at revision 1 already."""
@@ -76,7 +83,8 @@ class Ending:
             return
         if phase > self.phase and not self._has_ended:
             self._begin(phase)
-        self._has_ended = self._has_ended or (has_ended and phase == self.phase)
+        self._heard, self._is_known = phase, has_ended and phase == self.phase
+        self._has_ended = self._has_ended or self._is_known
 
     def _begin(self, phase: int) -> None:
         self.phase, self._missing, self._is_lost = phase, set(self._all), False

@@ -2,7 +2,7 @@
 
 Services, control plane and replicas are their real cores; the network is two bags of what was said,
 from which anything may arrive at any time, again and again, or never. What a service had stored is
-all that is left of it when it is killed.
+all that is left of it when it is killed; of a control plane that loses its database nothing is.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class World:
     def __init__(self, steps: int) -> None:
         self.services = [Service(index) for index in range(len(OWNED))]
         self.phase = Phase()
+        self.ended: int | None = None
+        """Which phase has ended, whoever remembers."""
         self.members = {"a": 1, "b": 1}
         self.incarnations = {"a": 1, "b": 1}
         self.seqs: dict[str, int] = {"a": 0, "b": 0}
@@ -107,6 +109,15 @@ class World:
         self.phase = phases.after(before, index, shards, vote.phase, vote.offered)
         if self.phase != before:
             self.say()
+        if self.phase.has_ended:
+            assert self.ended in (None, self.phase.number), "another one has ended before"
+            self.ended = self.phase.number
+
+    def the_control_plane_loses_its_database(self) -> None:
+        """Whoever was asking it hears nothing more, and must join anew."""
+        self.phase, self.votes, self.words = Phase(), [], []
+        self.members.clear()
+        self.say()
 
     def a_service_hears_the_word(self, service: int) -> None:
         self.services[service].adopt(*self.words[-1])
@@ -166,9 +177,9 @@ class World:
         everywhere = [pair for service in self.services for pair in service.disk.values()]
         if not any(saved.revision for saved, _ in everywhere):
             return
-        assert self.phase.has_ended
+        assert self.ended is not None
         for saved, offer in everywhere:
-            assert saved.revision or (offer is not None and offer.phase == self.phase.number)
+            assert saved.revision or (offer is not None and offer.phase == self.ended)
 
     def ends_well(self) -> None:
         """From anywhere it ends well, once faults stop: with everybody gone, or with one left."""
@@ -216,6 +227,8 @@ def something_happens(world: World, chance: random.Random) -> None:
         lambda: world.services_vote(some, arrives=chance.random() < 0.5),
         lambda: world.a_vote_arrives(at),
     ]
+    if chance.randrange(4) == 0:
+        things.append(world.the_control_plane_loses_its_database)
     chance.choice(things)()
 
 
@@ -231,7 +244,7 @@ def test_it_ends_for_all_fragments_together_whatever_is_killed_lost_or_said_twic
             for _ in range(30):
                 something_happens(world, chance)
                 world.nobody_is_at_revision_1_before_all_have_their_offers()
-            ended += world.phase.has_ended
+            ended += world.ended is not None
             restarted += world.phase.number > 0
             world.ends_well()
         except AssertionError as error:
@@ -241,14 +254,44 @@ def test_it_ends_for_all_fragments_together_whatever_is_killed_lost_or_said_twic
 
 def test_the_control_plane_counts_each_service_once_and_only_for_the_phase_under_way() -> None:
     phase = Phase()
-    for index, number, offered in [(0, 0, True), (0, 0, True), (1, 7, True)]:
-        phase = phases.after(phase, index, 2, number, offered)
+    for _ in range(2):
+        phase = phases.after(phase, 0, 2, 0, True)
     assert (phase.has_ended, phase.offered) == (False, {0})
     lost = phases.after(phase, 1, 2, 0, False)
     assert (lost.number, lost.offered) == (1, frozenset())
     assert phases.after(lost, 1, 2, 0, True) == lost, "the vote was for the phase before"
     ended = phases.after(phase, 1, 2, 0, True)
     assert ended.has_ended and phases.after(ended, 0, 2, 0, False) == ended
+
+
+def test_a_control_plane_that_is_behind_its_services_takes_their_number() -> None:
+    """Its database is a new one, or an old copy."""
+    behind = phases.after(Phase(), 0, 2, 0, True)
+    offered = phases.after(behind, 1, 2, 1, True)
+    assert offered == Phase(number=1, offered=frozenset({1}))
+    assert phases.after(offered, 0, 2, 1, True).has_ended
+    assert phases.after(behind, 1, 2, 1, False) == Phase(number=2)
+
+
+def test_who_has_heard_of_the_end_says_so_where_it_is_forgotten() -> None:
+    ending = Ending((0,), is_alone=False)
+    ending.offered(0, 0)
+    ending.hear(0, True)
+    assert ending.vote is None
+    ending.hear(0, False)
+    assert (ending.vote, ending.decided) == (Vote(0, offered=True), True)
+    ending.hear(0, True)
+    assert ending.vote is None
+
+
+def test_a_phase_of_which_the_control_plane_knows_nothing_is_lost_without_all_offers() -> None:
+    ending = Ending(range(2), is_alone=False, phase=1)
+    ending.offered(0, 1)
+    assert ending.vote is None, "it has heard nothing yet"
+    ending.hear(0, False)
+    assert ending.vote == Vote(1, offered=False)
+    ending.offered(1, 1)
+    assert ending.vote == Vote(1, offered=True)
 
 
 def test_a_service_alone_decides_by_itself() -> None:

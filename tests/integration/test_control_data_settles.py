@@ -1,0 +1,77 @@
+"""What a replica that is gone held of the data is nobody's while a round may have a push of it.
+
+Nobody asks for data in the meantime, as it is while a run stands still: time alone frees nothing.
+"""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from syncline_control.state import State
+from syncline_testing.control import Clock, on_both, pass_time
+
+pytestmark = [pytest.mark.anyio, on_both]
+
+LEASE_S, DEADLINE_S = 1.0, 2.0
+SETTLE_S = DEADLINE_S + LEASE_S
+DATASET = {"sequences": 100, "seed": 7}
+REPLICAS = "/v1/runs/r/replicas"
+
+
+@pytest.fixture
+async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
+    """A run that needs two of its replicas a, b and c; a was given the first ten sequences."""
+    timeouts = {"lease": LEASE_S, "round_deadline": DEADLINE_S}
+    body = {"name": "r", "settings": {"min_replicas": 2, "timeouts": timeouts}}
+    assert (await api.post("/v1/runs", json=body)).is_success
+    for name in "abc":
+        await api.post(REPLICAS, json={"replica": name})
+    assert await given(api, "a", 10) == [[0, 0, 10]]
+    return api
+
+
+async def given(api: httpx.AsyncClient, replica: str, want: int, after: int = 0) -> list[list[int]]:
+    body = {"incarnation": 1, "dataset": DATASET, "want": want, "after": after}
+    answer = await api.post(f"{REPLICAS}/{replica}/data", json=body)
+    assert answer.is_success, answer.text
+    return answer.json()["ranges"]
+
+
+async def leaves(api: httpx.AsyncClient, replica: str) -> None:
+    assert (await api.delete(f"{REPLICAS}/{replica}?incarnation=1")).is_success
+
+
+async def train(
+    api: httpx.AsyncClient, state: State, clock: Clock, seconds: float, *replicas: str
+) -> None:
+    """Let so much time go by, in which these replicas beat."""
+    for _ in range(round(seconds / (LEASE_S / 2))):
+        for name in replicas:
+            beat = await api.post(f"{REPLICAS}/{name}/heartbeat", json={"incarnation": 1})
+            assert beat.is_success, beat.text
+        await pass_time(state, clock, LEASE_S / 2)
+
+
+async def test_it_settles_anew_when_a_pause_ends(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    await api.post("/v1/runs/r/pause")
+    await leaves(api, "a")
+    await train(api, state, clock, 2 * SETTLE_S, "b", "c")
+    await api.post("/v1/runs/r/resume")
+    assert await given(api, "b", 2) == [[0, 10, 12]]
+    await train(api, state, clock, SETTLE_S, "b", "c")
+    assert await given(api, "b", 2, after=1) == [[0, 0, 2]]
+
+
+async def test_it_settles_anew_when_somebody_makes_the_minimum(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    await leaves(api, "a")
+    await leaves(api, "c")
+    await train(api, state, clock, 2 * SETTLE_S, "b")
+    assert (await api.post(REPLICAS, json={"replica": "d"})).is_success
+    assert await given(api, "d", 2) == [[0, 10, 12]]
+    await train(api, state, clock, SETTLE_S, "b", "d")
+    assert await given(api, "d", 2, after=1) == [[0, 0, 2]]
