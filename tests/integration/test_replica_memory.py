@@ -21,6 +21,8 @@ ELEMENTS, BLOCKS, EVERY = 64_000_000, 20, 4
 BESIDE_BYTES = 192 << 20
 """gRPC, the compiled loops and LLVM that loads them, and the chunks under way, in a process that
 had loaded PyTorch alone: as much for a model of any size; one more copy of this one is more."""
+MEANWHILE_BYTES = 64 << 20
+"""More chunks wait to be read where training goes on and the machine is busy."""
 
 PROGRAM = """
 import json
@@ -99,4 +101,5 @@ def test_a_replica_takes_an_anchor_and_what_is_in_flight(tmp_path: Path, way: st
         told = subprocess.run(command, env=variables, check=True, capture_output=True, text=True)
     peak, rounds = json.loads(told.stdout.splitlines()[-1])
     assert rounds >= 3
-    assert peak <= most * ELEMENTS + BESIDE_BYTES, (peak - BESIDE_BYTES) / ELEMENTS
+    beside = BESIDE_BYTES + (MEANWHILE_BYTES if "overlap_steps" in more else 0)
+    assert peak <= most * ELEMENTS + beside, (peak - beside) / ELEMENTS
