@@ -50,6 +50,9 @@ PROBES_MAX, PROBES_SHARE = 256, 1 / 8
 
 _LINE_OPTIONS = (
     ("grpc.so_reuseport", 0),
+    # Nothing is compressed (bit 0: as it is). What is would be inflated before it came to us, by a
+    # thousand; gRPC 1.76 sets no bound to that.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     # Who connects and does not begin to speak HTTP/2 is closed; so is who has had no call for
     # long, and clients, which close after half an hour themselves, connect anew with the next.
     ("grpc.server_handshake_timeout_ms", 10_000),

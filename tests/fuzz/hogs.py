@@ -1,6 +1,7 @@
 """Messages that are small on the wire for what they would be in memory, and streams without end.
 
-The largest that gRPC lets through are nothing but boxes, names, numbers, unknown fields or garbage.
+The largest that gRPC lets through are nothing but boxes, names, numbers, unknown fields or garbage;
+what is compressed it must not let through at all.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from syncline_proto.v1 import sync_pb2 as pb
 
 MESSAGE_BYTES = 8 << 20
 """The largest message that the service takes."""
+
+INFLATED_BYTES = 64 << 20
+"""A compressed message, where it is read: a thousandth of that comes over the wire."""
 
 
 def streams() -> list[Stream]:
@@ -63,6 +67,15 @@ def requests() -> list[Request]:
     return [
         *(Request("Pull", data, is_cut=False) for data in pulls),
         *(Request("OpenRun", opened + _field(b"\x22", one), is_cut=False) for one in layouts),
+    ]
+
+
+def compressed() -> list[Stream | Request]:
+    """A push and a pull of zeros, which are to be sent compressed."""
+    zeros = bytes(INFLATED_BYTES)
+    return [
+        Stream((zeros,), "end", is_compressed=True),
+        Request("Pull", zeros, is_cut=False, is_compressed=True),
     ]
 
 

@@ -69,6 +69,7 @@ class Request:
     method: str
     data: bytes
     is_cut: bool
+    is_compressed: bool = False
 
     def __repr__(self) -> str:
         how = ", cut" if self.is_cut else ""

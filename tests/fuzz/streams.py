@@ -55,6 +55,7 @@ class Stream:
 
     messages: tuple[bytes, ...]
     ending: str
+    is_compressed: bool = False
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{len(m)}:{m[:40].hex()}" for m in self.messages)

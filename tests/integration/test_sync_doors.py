@@ -164,6 +164,32 @@ def test_bytes_that_are_no_message_are_the_callers_fault(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+@pytest.mark.parametrize("how", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_what_is_compressed_is_refused_unread_at_every_door(
+    tmp_path: Path, how: grpc.Compression
+) -> None:
+    """It would be a thousand times as long in memory before anything of ours could look at it."""
+    at_probes = "/grpc.health.v1.Health/Check"
+
+    async def scenario() -> None:
+        async with doors(tmp_path) as (opened, s):
+            calls = [(method, opened.port) for method in METHODS]
+            for method, port in (*calls, (at_probes, opened.health_port)):
+                kind = METHODS[method]
+                target = f"127.0.0.1:{port}"
+                async with grpc.aio.insecure_channel(target, compression=how) as channel:
+                    call: Any = getattr(channel, kind)(method)
+                    # A stream's call is refused before it has a message.
+                    call = call(timeout=20) if kind.startswith("stream") else call(b"", timeout=20)
+                    with pytest.raises(grpc.aio.AioRpcError) as error:
+                        await (call.read() if kind.endswith("stream") else call)
+                assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED, method
+                assert "is disabled" in (error.value.details() or "")
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
 def test_every_method_is_in_the_list_above() -> None:
     for schema, service in ((pb, SERVICE), (checkpoints_pb2, CHECKPOINTS)):
         methods = {m.name for m in schema.DESCRIPTOR.services_by_name[service[17:]].methods}
