@@ -117,6 +117,7 @@ class Recalled:
             StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
             StoreError: the disk refuses.
         """
+        store.settle()
         layout, epoch = store.load_layout(), store.load_epoch()
         if layout is None:
             return cls(None, {}, epoch)

@@ -14,10 +14,11 @@
 Beside ROOT/runs lie what a checkpoint pins (pins.py) and runs that are being restored (aside.py).
 A commit is: write the file, sync it, write a new head, sync it, rename it over the old one, sync
 the folder. A process killed at any instruction leaves the old head or the new one, and both name
-whole files. What no head names is removed by whoever commits, never by whoever reads. A write that
-fails raises StoreError: the service stops rather than guess. Every JSON is sealed with its
-CRC-32C, and every file of a fragment says whose it is, so that nothing that was changed or put in
-another's place is taken for what was committed.
+whole files; who starts then syncs the folders before anybody hears of what they name. What no head
+names is removed by whoever commits, never by whoever reads. A write that fails raises StoreError:
+the service stops rather than guess. Every JSON is sealed with its CRC-32C, and every file of a
+fragment says whose it is, so that nothing that was changed or put in another's place is taken for
+what was committed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from syncline_sync.files import (
     make_folder,
     read,
     replace_file,
+    sync_folder,
     understood,
+    writing,
 )
 from syncline_sync.fragment_store import FragmentStore
 
@@ -64,6 +67,20 @@ class RunStore:
         """
         for folder in (self.folder.parent, self.folder):
             make_folder(folder)
+
+    def settle(self) -> None:
+        """See that what is here outlasts a power cut, before anybody is told of it.
+
+        A kill may have come between a name and the sync of its folder; contents came before.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        below = sorted(path for path in self.folder.glob("*") if path.is_dir())
+        for folder in (self.root, self.folder.parent, self.folder, *below):
+            if folder.is_dir():
+                with writing(folder):
+                    sync_folder(folder)
 
     def save_layout(self, layout: Layout) -> None:
         self._save("layout.json", layout_to_json(layout))

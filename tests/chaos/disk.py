@@ -60,13 +60,35 @@ class Disk:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def watched(self, patch: pytest.MonkeyPatch) -> Disk:
-        """What is there already is safe; from now on every act is seen."""
-        self._look()
-        self._names, self._pending = dict(self._now), []
-        self._synced = dict(self._written)
+        """From now on every act is seen. What is there already is safe, unless it was told apart
+        (``goes_on``)."""
+        if not self._now:
+            self._look()
+            self._names, self._pending = dict(self._now), []
+            self._synced = dict(self._written)
         self._remember()
-        for name in ("fsync", "fdatasync", "replace", "rename", "unlink", "mkdir", "open"):
+        acts = ("fsync", "fdatasync", "replace", "rename", "unlink", "mkdir", "rmdir", "open")
+        for name in acts:
             patch.setattr(os, name, self._seen(name, getattr(os, name)))
+        return self
+
+    def goes_on(self, moment: Moment) -> Disk:
+        """Be the disk of another process, that comes after a kill at that moment: all that was
+        written is there, and as much of it is safe as was. ``root`` is empty."""
+        names = dict(moment.names)
+        for act in moment.pending:
+            _apply(names, act)
+        for name in sorted(n for n in names if _has_folders(names, n)):
+            number, path = names[name], self.root / name
+            if number == FOLDER:
+                path.mkdir()
+            else:
+                path.write_bytes(moment.written[number])
+                self._inodes[path.stat().st_ino] = number
+        self._numbers = itertools.count(max(moment.written, default=0) + 1)
+        self._look()
+        self._names, self._pending = dict(moment.names), [dict(act) for act in moment.pending]
+        self._synced, self._written = dict(moment.synced), dict(moment.written)
         return self
 
     def step(self, work: Callable[[], object]) -> None:
@@ -114,7 +136,7 @@ class Disk:
         if path.is_dir():
             within = "" if path == self.root else str(path.relative_to(self.root))
             for act in list(self._pending):
-                if all(os.path.dirname(name) == within for name in act):
+                if _is_within(act, within):
                     _apply(self._names, act)
                     self._pending.remove(act)
         else:
@@ -163,6 +185,16 @@ def _torn(whole: bytes) -> Iterator[bytes]:
     yield bytes(half) + whole[half:]
 
 
+def _is_within(act: Act, within: str) -> bool:
+    """Whether an act is durable with this folder: that of what came, or else of what went.
+
+    What is below a folder that comes or goes, comes and goes with it.
+    """
+    heads = [name for name in act if os.path.dirname(name) not in act]
+    came = [name for name in heads if act[name] is not None]
+    return all(os.path.dirname(name) == within for name in came or heads)
+
+
 def _apply(names: Names, act: Act) -> None:
     for name, file in act.items():
         if file is None:
@@ -173,6 +205,19 @@ def _apply(names: Names, act: Act) -> None:
 
 def _has_folders(names: Names, name: str) -> bool:
     return all(str(folder) in names for folder in list(Path(name).parents)[:-1])
+
+
+def cuts(disk: Disk, root: Path, *, in_any_order: bool) -> Iterator[tuple[Moment, Path]]:
+    """Each folder that a power cut may have left, made below ``root``, and at which moment."""
+    seen: set[bytes] = set()
+    for moment in disk.moments:
+        for files in left(moment, in_any_order=in_any_order):
+            mark = repr((moment.returned, moment.under_way, sorted(files.items()))).encode()
+            if mark not in seen:
+                seen.add(mark)
+                folder = root / f"cut{len(seen)}"
+                restore(folder, files)
+                yield moment, folder
 
 
 def restore(root: Path, files: Files) -> None:

@@ -45,8 +45,10 @@ def told(store: FragmentStore) -> Any:
     whole, kept = np.array([[0, store.place.numel]], np.int64), list[Any]()
     for is_gradient, saved in ((False, loaded.revisions), (True, loaded.gradients)):
         for one in saved:
-            source = store.filed(one, pb.CODEC_FP32, is_gradient=is_gradient)
+            codec = pb.CODEC_BF16 if one.is_by_difference else pb.CODEC_FP32
+            source = store.filed(one, codec, is_gradient=is_gradient)
             kept.append((one, bytes(source.read(whole))))
             source.close()
-    arrays = (loaded.parameters, loaded.momentum, loaded.gradient, loaded.published)
-    return loaded.saved, [one is not None and one.tobytes() for one in arrays], kept
+    offer = loaded.offer or (None, None)
+    arrays = (loaded.parameters, loaded.momentum, loaded.gradient, loaded.published, offer[1])
+    return loaded.saved, [one is not None and one.tobytes() for one in arrays], kept, offer[0]
