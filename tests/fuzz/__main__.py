@@ -18,6 +18,7 @@ from hypothesis.strategies import SearchStrategy
 from fuzz.arena import Arena, arena
 from fuzz.asking import Asking, asking
 from fuzz.flood import BUDGET, CONSTANT, drawn, flooded
+from fuzz.keeping import Keeping, calls, keeping
 from fuzz.requests import openings, pulls
 from fuzz.streams import pushes
 
@@ -56,6 +57,13 @@ def asked(folder: Path, number: int, examples: int) -> Asking:
         return asker
 
 
+def kept(folder: Path, number: int, examples: int) -> Keeping:
+    """Make so many calls of a seed that are about checkpoints, one after another."""
+    with keeping(folder) as (runner, keeper):
+        meet(calls(), number, examples, lambda call: runner.run(keeper.meets(call)))
+        return keeper
+
+
 def main() -> int:
     """Exit code 0 if all is well; else what went wrong, and the seed to see it again."""
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
@@ -63,6 +71,7 @@ def main() -> int:
     parser.add_argument("--flood", type=float, default=60.0, help="seconds of many at a time")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--requests", type=int, default=1000, help="pulls, and openings")
+    parser.add_argument("--kept", type=int, default=1000, help="calls that are about checkpoints")
     given = parser.parse_args()
     structlog.configure(processors=[lambda *_: ""], logger_factory=structlog.ReturnLoggerFactory())
     print(f"seed {given.seed}", flush=True)
@@ -71,6 +80,8 @@ def main() -> int:
         print(f"{fighter.examples} pushes, {fighter.entered} entered a round", flush=True)
         asker = asked(Path(folder) / "asked", given.seed, given.requests)
         print(f"{asker.examples} requests, {asker.answered} answered", flush=True)
+        keeper = kept(Path(folder) / "kept", given.seed, given.kept)
+        print(f"{keeper.examples} about checkpoints, {keeper.answered} answered", flush=True)
         (Path(folder) / "flood").mkdir()
         flood = flooded(Path(folder) / "flood", drawn(given.seed), given.seed, given.flood)
     figures = {
@@ -79,7 +90,9 @@ def main() -> int:
         "requests": asker.examples,
         "answered": asker.answered,
         "opened": asker.opened,
-        "refused": fighter.refused + asker.refused + flood.refused,
+        "checkpoint_calls": keeper.examples,
+        "runs_begun": keeper.begun,
+        "refused": fighter.refused + asker.refused + keeper.refused + flood.refused,
         "looks": fighter.looks,
         "flood_calls": flood.calls,
         "budget_bytes": BUDGET,

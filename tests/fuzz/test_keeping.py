@@ -1,0 +1,35 @@
+"""The short form of ``make fuzz`` for checkpoints: whatever they are, the run at work stays it.
+
+And what is refused says so; nothing that somebody has written there ends the service.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+
+from fuzz.keeping import Call, calls, keeping, strange_files
+
+EXAMPLES = 50
+
+
+def test_whatever_is_asked_about_checkpoints_the_service_goes_on_as_it_was(tmp_path: Path) -> None:
+    with keeping(tmp_path) as (runner, kept):
+
+        @settings(
+            max_examples=EXAMPLES,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        )
+        @given(calls())
+        def meets(call: Call) -> None:
+            runner.run(kept.meets(call))
+
+        meets()
+        for call in strange_files():
+            runner.run(kept.meets(call))
+        # The examples are worth something: many were refused, and some answered.
+        assert kept.refused > EXAMPLES / 3 and kept.answered > EXAMPLES / 10 and kept.begun
