@@ -40,6 +40,7 @@ from syncline_sync.files import (
     writing,
 )
 from syncline_sync.fragment_store import FragmentStore
+from syncline_sync.report import standing_report
 from syncline_sync.saved import saved_from_json
 from syncline_sync.store import RunStore
 
@@ -201,6 +202,8 @@ def _commit(store: FragmentStore, entry: Entry, data: mmap.mmap, where: str) -> 
         if whose != (str(place.fragment), place.layout, entry.revision):
             raise ValueError("it is of another fragment, revision or layout")
         check_arrays(tensors, saved, place.numel)
+        # A run that begins tells where it stands: what cannot be told would end the service.
+        standing_report(place.fragment, "", saved, 0.0, fragments=1)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointDamaged(f"{where} is no fragment of this version ({error}).") from error
     parameters, momentum = (cast(Float32, tensors[name]) for name in ("parameters", "momentum"))

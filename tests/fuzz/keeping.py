@@ -126,12 +126,14 @@ def calls(draw: st.DrawFn) -> Call:
 
 
 def strange_files() -> list[Call]:
-    """Restores of fragments whose header, or memory, is of quite another form."""
+    """Restores of fragments whose header, or memory, is of quite another form, or whose tokens are
+    no count."""
     fields = {"run": "other", "url": "{kept}/made"}
     plain = Call("RestoreFragments", fields, manifest=(), header=(), memory=(), cut=0, text=None)
     others: list[Any] = [[], {}, 5, None, "a", True]
     return [
         *(replace(plain, memory=(((), other),)) for other in others),
+        *(replace(plain, memory=(((4,), tokens),)) for tokens in (-1, 1 << 63)),
         *(replace(plain, header=((way, other),)) for way in ((), (0,), (1,)) for other in others),
     ]
 
@@ -191,9 +193,11 @@ class Keeping:
         if answers is None or call.method != "RestoreFragments":
             shutil.rmtree(self._store / "restoring", ignore_errors=True)
             return
-        await self._begins(call)
-        await self.stop()
-        await self.start()
+        try:
+            await self._begins(call)
+        finally:
+            await self.stop()
+            await self.start()
 
     def _makes(self, call: Call) -> str:
         """Make the checkpoint that was drawn; its manifest."""

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from fuzz.keeping import Call, calls, keeping, strange_files
 
-EXAMPLES = 50
+EXAMPLES = 30
 
 
 def test_whatever_is_asked_about_checkpoints_the_service_goes_on_as_it_was(tmp_path: Path) -> None:
