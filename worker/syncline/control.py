@@ -33,12 +33,14 @@ CONNECT_S = 20.0
 class ControlClient:
     """REST calls to one control plane; they raise what ``Rest`` says."""
 
-    def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
+    def __init__(
+        self, url: str, token: str | None, timeout_s: float, connect_s: float = CONNECT_S
+    ) -> None:
         """
         Raises:
             ConfigError: the address or the token cannot be used.
         """
-        self._rest = Rest(url, token, timeout_s, CONNECT_S)
+        self._rest = Rest(url, token, timeout_s, connect_s)
         self.url = self._rest.url
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Event, Lock
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ import structlog
 
 from syncline.background import in_background
 from syncline.control import ControlClient, all_alive
+from syncline.elsewhere import found_elsewhere
 from syncline.link import Link
 from syncline.outage import Outage
 from syncline.patience import patiently
@@ -28,6 +30,7 @@ from syncline.wish import Wish
 from syncline_proto.differing import in_words
 from syncline_proto.errors import CalledOff, RunConflict, RunFull, RunUnknown, Unreachable
 from syncline_proto.layout import Layout
+from syncline_proto.owners import Seat
 from syncline_proto.rest import Registration, ReplicaRegister, RunCreate, RunView, SyncEndpoint
 from syncline_proto.settings import LIVE, RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -140,7 +143,7 @@ def open_run(
         Unreachable: a service does not answer, or a fragment has none, or two.
     """
     timeouts = registration.run.settings.timeouts
-    links = _Links(timeouts, wish.token)
+    links = _Links(wish, timeouts)
 
     def ask(address: str) -> pb.OpenRunResponse:
         if recall.is_set():
@@ -155,7 +158,8 @@ def open_run(
         )
 
     def opened() -> dict[str, Any]:
-        addresses = [service.address for service in _services(wish, registration, recall)]
+        services = _services(wish, registration, recall)
+        addresses = [service.address for service in services]
         asked = [in_background(lambda at=at: ask(at), "syncline-opening") for at in addresses]
         answers = {at: one.future.result() for at, one in zip(addresses, asked, strict=True)}
         owners = owners_of(layout, answers)
@@ -173,10 +177,12 @@ def open_run(
             ],
             "epochs": {str(number): answers[at].epoch for number, at in owners.items()},
             "seqs": seqs,
+            "seats": {one.address: (one.index, one.shards) for one in services},
         }
 
     try:
         told = ranks.share(lambda: unless_recalled(opened, recall))
+        links.seats = {address: Seat(*seat) for address, seat in told["seats"].items()}
         owners = {int(number): links.to(address) for number, address in told["owners"].items()}
     except BaseException:
         links.close()  # ends a call on its way
@@ -215,8 +221,10 @@ def _check_nothing_lost(layout: Layout, address: str, answer: pb.OpenRunResponse
 class _Links:
     """One link to each address, for who opens a run, and who may give that up meanwhile."""
 
-    def __init__(self, timeouts: TimeoutSettings, token: str | None) -> None:
-        self._timeouts, self._token = timeouts, token
+    def __init__(self, wish: Wish, timeouts: TimeoutSettings) -> None:
+        self._wish, self._timeouts = wish, timeouts
+        self.seats: dict[str, Seat] = {}
+        """Of the services, by the address at which each was found."""
         self._links: dict[str, Link] = {}
         self._lock = Lock()
         self._closed = False
@@ -230,8 +238,14 @@ class _Links:
             if self._closed:
                 raise CalledOff(CALLED_OFF)
             if address not in self._links:
-                self._links[address] = Link(address, self._timeouts, self._token)
+                found = partial(self._elsewhere, address)
+                self._links[address] = Link(address, self._timeouts, self._wish.token, found)
             return self._links[address]
+
+    def _elsewhere(self, found_at: str, address: str) -> str | None:
+        """Where the service listens by now that was ``found_at`` when the run was opened."""
+        seat = self.seats.get(found_at)
+        return seat and found_elsewhere(self._wish.control, self._wish.token, seat, address)
 
     def close(self, keep: Collection[Link] = ()) -> None:
         """Close all but ``keep``; from here on none is opened."""

@@ -7,9 +7,10 @@ again, and for how long, is the exchange's business. All methods may be called f
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +38,9 @@ PUSH, PULL = "/syncline.sync.v1.SyncService/Push", "/syncline.sync.v1.SyncServic
 AGO_S_MAX = 1e9
 """A revision is no older than that."""
 
+LOOK_S = 5.0
+"""Between two questions where a service is that does not answer."""
+
 CLOSE_S = 5.0
 """How long the end of the thread that looks after calls is waited for."""
 
@@ -54,12 +58,21 @@ class Link:
         SynclineError: the class that the service's trailer names.
     """
 
-    def __init__(self, address: str, timeouts: TimeoutSettings, token: str | None) -> None:
-        """
+    def __init__(
+        self,
+        address: str,
+        timeouts: TimeoutSettings,
+        token: str | None,
+        elsewhere: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        """``elsewhere`` is told an address that nobody answers at: it says where the service is
+        by now, or None.
+
         Raises:
             ConfigError: the address or the token cannot be used.
         """
         self.address = sync_address(address)
+        """Where calls go; replaced whole."""
         self.instance = ""
         """Of the service process, as last heard.
 
@@ -72,21 +85,35 @@ class Link:
         token = bearer_token(token)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else None
         self._lock = threading.Lock()
-        self._channel = grpc.insecure_channel(address, options=_options(timeouts))
-        self._stub = sync_pb2_grpc.SyncServiceStub(self._channel)
-        # Chunks are written and read by us; see ``syncline_proto.parts``.
-        self._push = self._channel.stream_unary(
-            PUSH, response_deserializer=pb.PushResponse.FromString
-        )
-        self._pull = self._channel.unary_stream(
-            PULL, request_serializer=pb.PullRequest.SerializeToString
-        )
+        self._elsewhere, self._look_again_at, self._closed = elsewhere, 0.0, False
+        self._calls = _Calls(self.address, timeouts)
         self._watch = _Watch(timeouts.call_s)
 
     def close(self) -> None:
         """End every call in flight, and the connection."""
         self._watch.close()
-        self._channel.close()
+        with self._lock:
+            self._closed = True
+        self._calls.channel.close()
+
+    def follow(self) -> bool:
+        """See where the service is that does not answer; whether calls go elsewhere from now on.
+
+        Those in flight end. One thread looks, every ``LOOK_S``; all others go on.
+        """
+        with self._lock:
+            if self._closed or time.monotonic() < self._look_again_at:
+                return False
+            self._look_again_at = math.inf
+        address = self._elsewhere(self.address)
+        with self._lock:
+            self._look_again_at = time.monotonic() + LOOK_S
+            if self._closed or address is None:
+                return False
+            before = self._calls
+            self.address, self._calls = address, _Calls(address, self._timeouts)
+        before.channel.close()
+        return True
 
     def open_run(
         self, run: str, replica: str, incarnation: int, layout: Layout
@@ -107,7 +134,7 @@ class Link:
 
     def _open(self, request: pb.OpenRunRequest) -> pb.OpenRunResponse:
         with self._errors():
-            answer = self._stub.OpenRun(
+            answer = self._calls.stub.OpenRun(
                 request, timeout=self._timeouts.call_s, metadata=self._metadata
             )
         self.instance = answer.instance
@@ -116,7 +143,7 @@ class Link:
     def status(self, run: str) -> pb.GetRunStatusResponse:
         request = pb.GetRunStatusRequest(run=run)
         with self._errors():
-            answer = self._stub.GetRunStatus(
+            answer = self._calls.stub.GetRunStatus(
                 request, timeout=self._timeouts.call_s, metadata=self._metadata
             )
         self.instance = answer.instance
@@ -133,7 +160,7 @@ class Link:
         """
         with self._errors(), self._watch.follow() as watched:
             parts = _parts(header, payload, watched, sending)
-            call = self._push.future(parts, metadata=self._metadata)
+            call = self._calls.push.future(parts, metadata=self._metadata)
             watched.begin(call)
             answer = call.result()
         with self._lock:
@@ -159,7 +186,7 @@ class Link:
             InvalidRequest: what came is not what was asked for.
         """
         with self._errors(), self._watch.follow() as watched:
-            stream: Any = self._pull(request, metadata=self._metadata)
+            stream: Any = self._calls.pull(request, metadata=self._metadata)
             watched.begin(stream)
             header = pb.PullResponse.FromString(next(stream)).header
             published_s = time.monotonic() - min(max(0.0, header.published_ago_s), AGO_S_MAX)
@@ -201,6 +228,21 @@ class Link:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
             return Unreachable(f"{what} ended the call.")
         return from_rpc_error(error, what)
+
+
+class _Calls:
+    """The calls of a connection."""
+
+    def __init__(self, address: str, timeouts: TimeoutSettings) -> None:
+        self.channel = grpc.insecure_channel(address, options=_options(timeouts))
+        self.stub = sync_pb2_grpc.SyncServiceStub(self.channel)
+        # Chunks are written and read by us; see ``syncline_proto.parts``.
+        self.push = self.channel.stream_unary(
+            PUSH, response_deserializer=pb.PushResponse.FromString
+        )
+        self.pull = self.channel.unary_stream(
+            PULL, request_serializer=pb.PullRequest.SerializeToString
+        )
 
 
 class _Watched:

@@ -44,6 +44,11 @@ class Outage:
         """Nobody has answered the last call, whether or not that was said."""
         return self._since is not None
 
+    @property
+    def is_told(self) -> bool:
+        """It has lasted, and that was said."""
+        return self._said
+
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Inside, one call is made; what it raises goes on its way."""

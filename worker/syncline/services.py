@@ -1,7 +1,8 @@
 """The sync services that own a run's fragments: who is asked, for how long, under which epoch.
 
 Each owns whole fragments and goes back by itself: epochs are of a service, and never compared
-between two. All methods may be called from any thread. Knows nothing of pushes and their rounds.
+between two. One that is away for a while may have come back at another address: it is looked for.
+All methods may be called from any thread. Knows nothing of pushes and their rounds.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Services:
         self._lock = threading.Lock()
         limit = f"{timeouts.give_up_s:g} s, less once this replica is to leave"
         so = f"waiting up to {limit}; start it again on the same data folder"
-        say = voice(identity.rank)
-        self._outages = {link: Outage("sync", so, say) for link in self._epochs}
+        self._say = voice(identity.rank)
+        self._outages = {link: Outage("sync", so, self._say) for link in self._epochs}
 
     @property
     def bytes_up(self) -> int:
@@ -135,6 +136,10 @@ class Services:
         try:
             with outage.noted():
                 return act()
+        except Unreachable:
+            if outage.is_told and link.follow():
+                self._say.info("sync.moved", to=link.address)
+            raise
         except Stalled:
             outage.answered()  # it took the call, and has no room or waits for others
             raise Unreachable("The sync service took a call and did not answer it.") from None

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from pydantic import TypeAdapter
@@ -20,36 +17,11 @@ from syncline_proto.errors import CalledOff
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.rest import SyncEndpoint
 from syncline_testing.cluster import free_ports
+from syncline_testing.plane import control
 from syncline_testing.views import registration
 from syncline_testing.waiting import wait_until
 
 LAYOUT = Layout((TensorSpec("t", (2,), "float32"),), (FragmentSpec("f", (Box(0, (0,), (2,)),)),))
-
-
-@contextmanager
-def control(answer: Callable[[], bytes]) -> Iterator[str]:
-    """A control plane that has one thing to say; yields its address."""
-
-    class Door(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = answer()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def opened(address: str, recall: Recall) -> None:

@@ -27,7 +27,7 @@ class Copier(Link):
 
     def __init__(self, address: str, token: str | None) -> None:
         super().__init__(address, TimeoutSettings(), token)
-        self._kept: Any = checkpoints_pb2_grpc.CheckpointServiceStub(self._channel)
+        self._kept: Any = checkpoints_pb2_grpc.CheckpointServiceStub(self._calls.channel)
         self._call: Any = None
         self._is_called_off = False
 
