@@ -154,7 +154,7 @@ def payload(header: pb.PushHeader, chunks: Sequence[pb.Chunk], elements: int) ->
     grain = codec.size(codec.grain)
     for chunk in chunks:
         size = len(chunk.data)
-        if not 0 < size <= min(1 << 20, left) or (size != left and size % grain):
+        if not 0 < size <= min(2 << 20, left) or (size != left and size % grain):
             raise Wrong("length")
         if crc32c(chunk.data) != chunk.crc32c:
             raise Wrong("crc32c")
