@@ -262,3 +262,12 @@ def test_where_fragments_stand_apart_no_round_of_them_is_untold_and_none_is_kept
     code, said = refused("save", "apart", str(tmp_path / "kept"))
     assert code == 21 and "fragment 1: revision 1 is gone; the newest is 3." in said
     assert "let those that are ahead sit out" in said
+    cluster.sync.stop()
+    try:
+        code, away = refused("save", "apart", str(tmp_path / "kept"))
+    finally:
+        cluster.sync.start()
+    assert code == 30 and "No sync service is alive" in away
+    # Who had cron do it is not there to hear it.
+    told = [one for one in cluster.get("/events?run=apart") if one["kind"] == "checkpoint.failed"]
+    assert all(one["message"] in words for one, words in zip(told, (said, away), strict=True))

@@ -79,9 +79,13 @@ def save_checkpoint(
     place = _place(url)
     if name is not None:
         checked_name("checkpoint", name)
-    with connect(control, token) as client, copiers(client, token) as services:
+    with connect(control, token) as client:
         view = client.run(run)
-        with failure_told(client, run), _moving(f"Saving {run}", as_json) as told:
+        with (
+            failure_told(client, run),
+            copiers(client, token) as services,
+            _moving(f"Saving {run}", as_json) as told,
+        ):
             where, made = save(view, services, place, name, told)
     done = {
         "checkpoint": where,

@@ -21,6 +21,7 @@ from syncline.standing import no_cut, standing
 from syncline_proto.errors import (
     CheckpointError,
     ConfigError,
+    Overloaded,
     RevisionGone,
     RunConflict,
     RunUnknown,
@@ -136,13 +137,13 @@ def restore(
 
 @contextmanager
 def failure_told(client: OperatorClient, run: str) -> Generator[None]:
-    """Let the run's log have a save that the place or a store refuses: once, of all services.
+    """Let the run's log have a save that comes to nothing: once, of all services.
 
-    What may be mended by asking again, or was called off, is for the caller alone.
+    What was asked for wrongly, or was called off, is for the caller alone.
     """
     try:
         yield
-    except (CheckpointError, StoreError) as error:
+    except (CheckpointError, Overloaded, RevisionGone, StoreError, Unreachable) as error:
         with suppress(SynclineError):
             client.tell(run, EventIn(kind="checkpoint.failed", message=error.message))
         raise
