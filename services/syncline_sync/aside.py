@@ -40,8 +40,7 @@ from syncline_sync.files import (
     writing,
 )
 from syncline_sync.fragment_store import FragmentStore
-from syncline_sync.report import standing_report
-from syncline_sync.saved import saved_from_json
+from syncline_sync.saved import check_numbers, saved_from_json
 from syncline_sync.store import RunStore
 
 MARK = "origin.json"
@@ -202,13 +201,12 @@ def _commit(store: FragmentStore, entry: Entry, data: mmap.mmap, where: str) -> 
         if whose != (str(place.fragment), place.layout, entry.revision):
             raise ValueError("it is of another fragment, revision or layout")
         check_arrays(tensors, saved, place.numel)
-        # A run that begins tells where it stands: what cannot be told would end the service.
-        standing_report(place.fragment, "", saved, 0.0, fragments=1)
+        check_numbers(memory := saved.restored())
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointDamaged(f"{where} is no fragment of this version ({error}).") from error
     parameters, momentum = (cast(Float32, tensors[name]) for name in ("parameters", "momentum"))
     published = cast(UInt16 | None, tensors.get("published"))
-    store.commit(saved.restored(), parameters, momentum, published)
+    store.commit(memory, parameters, momentum, published)
 
 
 @contextlib.contextmanager

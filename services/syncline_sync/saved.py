@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -20,6 +21,9 @@ from syncline_proto.codec import CODEC_BY_NAME
 from syncline_proto.reports import RoundReport
 from syncline_sync.core.record import Saved
 from syncline_sync.files import VERSION
+
+COUNT_MAX = 1 << 62
+"""Of what is counted: as much again still fits 64 bits."""
 
 _SAVED = TypeAdapter(Saved)
 _REPORTS = TypeAdapter(list[RoundReport])
@@ -39,10 +43,47 @@ def saved_from_json(text: str) -> Saved:
     """
     if cast(dict[str, Any], json.loads(text))["version"] != VERSION:
         raise ValueError("the stored state is of another version")
-    saved = _SAVED.validate_json(text, strict=True)
+    try:
+        saved = _SAVED.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]  # there may be thousands, and a status holds a sentence
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"what it remembers is of no form of ours: {where}: {first['msg']}"
+        ) from None
     if saved.down not in CODEC_BY_NAME:
         raise ValueError(f"there is no codec {saved.down[:80]!r}")
     return saved
+
+
+def check_numbers(saved: Saved) -> None:
+    """Check what a file remembers that was not ours: that a run can count on, and average.
+
+    Raises:
+        ValueError: it has a number that no run comes to.
+    """
+    kept = asdict(saved)
+    if not all(0 <= count <= COUNT_MAX for count in _counts(kept)):
+        raise ValueError("what it remembers has a count that no run comes to")
+    statistics, window = saved.statistics, saved.window
+    averages = (statistics.pooled, statistics.norms, *(r.ema for r in statistics.replicas.values()))
+    numbers = [*(x for one in averages for x in (one.first, one.second)), window.age]
+    numbers += [norm for norm, _ in window.recent]
+    has_average = all(0.0 <= one.bias < 1.0 or not one.count for one in averages)
+    if not has_average or not all(math.isfinite(x) and x >= 0.0 for x in numbers):
+        raise ValueError("what it remembers of norms is no average")
+
+
+def _counts(kept: Any) -> Iterator[int]:
+    """The whole numbers of a JSON value."""
+    if isinstance(kept, dict):
+        kept = cast(dict[str, Any], kept).values()
+    elif not isinstance(kept, list | tuple):
+        if isinstance(kept, int):
+            yield kept
+        return
+    for one in cast(Iterable[Any], kept):
+        yield from _counts(one)
 
 
 def reports_from_json(text: str) -> tuple[RoundReport, ...]:

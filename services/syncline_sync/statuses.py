@@ -22,6 +22,9 @@ from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, status_of
 from syncline_sync.doorkeeper import Answers, AnyContext, Doorkeeper, Handler, Streams, replaced
 from syncline_sync.published import NewestNamed
 
+SAID_BYTES_MAX = 2 << 10
+"""Of a sentence, as UTF-8; what comes after it is cut off, where gRPC would keep back all of it."""
+
 
 class Statuses(Doorkeeper):
     """Ends the calls of a server; ``fail`` is told what must stop the process."""
@@ -113,7 +116,9 @@ async def tell(context: AnyContext, error: SynclineError) -> NoReturn:
     if isinstance(error, NewestNamed):
         trailer.append((NEWEST_TRAILER, str(error.newest)))
     context.set_trailing_metadata(tuple(trailer))
-    await _abort(context, status_of(error), error.message)
+    # gRPC takes 8 KiB of metadata for sure, and one byte may be three there.
+    said = error.message.encode()[:SAID_BYTES_MAX].decode(errors="ignore")
+    await _abort(context, status_of(error), said)
 
 
 async def _abort(context: AnyContext, status: grpc.StatusCode, message: str) -> NoReturn:

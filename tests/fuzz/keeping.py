@@ -126,14 +126,25 @@ def calls(draw: st.DrawFn) -> Call:
 
 
 def strange_files() -> list[Call]:
-    """Restores of fragments whose header, or memory, is of quite another form, or whose tokens are
-    no count."""
+    """Restores of fragments whose header, or memory, is of quite another form, or says of a number
+    what no run can have counted or averaged."""
     fields = {"run": "other", "url": "{kept}/made"}
     plain = Call("RestoreFragments", fields, manifest=(), header=(), memory=(), cut=0, text=None)
     others: list[Any] = [[], {}, 5, None, "a", True]
+    gradient_step, tokens, trained = 3, 4, 13
+    pooled, window = (5, 0), 9
+    numbers: list[Edit] = [
+        ((gradient_step,), 1 << 63),
+        ((tokens,), 1 << 63),
+        ((tokens,), -1),
+        ((trained,), [0] * 3000),
+        ((*pooled, 3), 1.0),  # of its averages: as if nothing had been fed
+        ((*pooled, 1), float("nan")),
+        ((window, 3), -0.5),  # the age of its pushes
+    ]
     return [
         *(replace(plain, memory=(((), other),)) for other in others),
-        *(replace(plain, memory=(((4,), tokens),)) for tokens in (-1, 1 << 63)),
+        *(replace(plain, memory=(number,)) for number in numbers),
         *(replace(plain, header=((way, other),)) for way in ((), (0,), (1,)) for other in others),
     ]
 

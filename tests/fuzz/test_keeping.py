@@ -29,7 +29,9 @@ def test_whatever_is_asked_about_checkpoints_the_service_goes_on_as_it_was(tmp_p
             runner.run(kept.meets(call))
 
         meets()
+        answered = kept.answered
         for call in strange_files():
             runner.run(kept.meets(call))
+        assert kept.answered == answered, "none of them is a fragment"
         # The examples are worth something: many were refused, and some answered.
         assert kept.refused > EXAMPLES / 3 and kept.answered > EXAMPLES / 10 and kept.begun

@@ -13,9 +13,11 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
-from syncline_proto.errors import PortInUse
+from syncline_proto.errors import PortInUse, RunUnknown
 from syncline_proto.v1 import checkpoints_pb2, checkpoints_pb2_grpc, sync_pb2_grpc
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.host import Host
+from syncline_sync.run import RunHost
 from syncline_sync.serving import CHECKPOINTS, SERVICE, bind
 from syncline_sync.settings import SyncSettings
 from syncline_testing.doors import doors, health, servicers
@@ -187,6 +189,24 @@ def test_what_is_compressed_is_refused_unread_at_every_door(
                 assert "is disabled" in (error.value.details() or "")
             assert not s.faults
 
+    asyncio.run(scenario())
+
+
+def test_a_sentence_that_is_too_long_is_cut_where_grpc_would_keep_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_host: Host, _name: str) -> RunHost:
+        raise RunUnknown("é" * 10_000)
+
+    async def scenario() -> None:
+        async with doors(tmp_path) as (_, s):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await s.status()
+            assert error.value.code() is grpc.StatusCode.NOT_FOUND
+            assert code_of(error.value) == "RUN_UNKNOWN"
+            assert set(error.value.details() or "") == {"é"}
+
+    monkeypatch.setattr(Host, "run", refuse)
     asyncio.run(scenario())
 
 
