@@ -51,9 +51,9 @@ class WSAM(Optimizer):
     makes the state that it loads into.
 
     The norm is over all parameters of all ranks that share them; FSDP2's must be resharded after
-    each backward pass, as they are unless asked otherwise. The gradient that perturbs is everybody's
-    mean, where ranks average theirs. Running statistics (BatchNorm's) move in both passes: the
-    optimizer does not know the model, so set their ``momentum`` to 0 for the second one yourself.
+    each backward pass, as they are unless asked otherwise. The gradient that perturbs is the mean
+    over all ranks, where they average theirs. Running statistics (BatchNorm's) move in both passes:
+    the optimizer does not know the model, so set their ``momentum`` to 0 for the second yourself.
     """
 
     def __init__(
