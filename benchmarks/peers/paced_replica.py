@@ -69,6 +69,7 @@ def trained(
         name=f"replica-{number}",
         settings=settings,
         control=f"http://{where['control']}",
+        drain_on_sigterm=False,  # who is interrupted ends, whatever is left of its steps
     ) as replica:
         before = {}
         for step in range(first + last):

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig
@@ -14,6 +15,23 @@ import exposed
 import overhead
 from syncline.hooks import Hooks
 from syncline_testing.cluster import Cluster
+from syncline_testing.two_ranks import two_ranks
+
+SMALL: dict[str, Any] = {
+    "vocab_size": overhead.VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+}
+RANK = """
+import json
+from transformers import LlamaConfig
+import overhead
+
+overhead.BLOCK, overhead.CONFIG = 2, LlamaConfig(**{small})
+print(json.dumps(overhead.measured({control!r}, 3, "cpu")))
+"""
 
 
 @pytest.mark.long
@@ -54,18 +72,30 @@ def test_what_hooks_cost_is_measured_beside_steps_without(
 ) -> None:
     monkeypatch.setattr(Hooks, "install", Hooks.install)  # it stands between; not for long
     monkeypatch.setattr(overhead, "BLOCK", 2)
-    small = LlamaConfig(
-        vocab_size=overhead.VOCABULARY,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-    )
-    monkeypatch.setattr(overhead, "CONFIG", small)
+    monkeypatch.setattr(overhead, "CONFIG", LlamaConfig(**SMALL))
     with Cluster(tmp_path) as cluster:
-        told = json.loads(json.dumps(overhead.measured(cluster.control_url, 3, "cpu")))
-    assert told.keys() == {"hook_share", "step_ratio", "steps", "step_s", "device"}
-    assert 0.0 < told["hook_share"] < 1.0
+        check_cost(json.loads(json.dumps(overhead.measured(cluster.control_url, 3, "cpu"))), 1)
+
+
+@pytest.mark.long
+def test_what_it_costs_several_ranks_is_measured_too(tmp_path: Path) -> None:
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    with Cluster(tmp_path) as cluster:
+        program = RANK.format(small=SMALL, control=cluster.control_url)
+        told = [json.loads(text.splitlines()[-1]) for text in two_ranks(ranks, program)]
+    for one in told:
+        check_cost(one, 2)
+    assert told[0]["hook_share"] == told[1]["hook_share"]
+
+
+def check_cost(told: dict[str, Any], ranks: int) -> None:
+    parts = told.pop("parts")
+    assert parts.keys() == {"batch", "hooks", "skips", "synchronize", "report"}
+    assert all(share > 0.0 for share in parts.values())
+    assert sum(parts.values()) <= told["hook_share"] * (1 + 1e-9) < 1.0, "of the worst rank"
+    assert told["hook_share"] == pytest.approx(sum(parts.values())) or ranks > 1
     assert 0.0 < told["step_ratio"] < math.inf
     assert told["step_s"] > 0.0
-    assert (told["steps"], told["device"]) == (4, "cpu"), "in whole blocks"
+    figures = {key: told[key] for key in ("hook_share", "step_ratio", "step_s")}
+    assert told == figures | {"steps": 4, "ranks": ranks, "device": "cpu"}, "in whole blocks"

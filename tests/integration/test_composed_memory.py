@@ -42,15 +42,15 @@ for run, settings in {ways}.items():
     with patch("syncline.life.carrier_of", lambda shards: carrier):
         replica = Replica(model, optimizer, run=run, settings=settings, control={control!r})
         replica.start()
-    scratch.peak = scratch.held
+    shard = sum(local_part(p).numel() for p in model.parameters())
+    joining, scratch.peak = scratch.peak, scratch.held
     for step in range({steps}):
         replica.count_tokens(STEP_TOKENS)
         loss_of(model, batch(rank, step)).backward()
         optimizer.step()
         optimizer.zero_grad()
     replica.finish()
-    shard = sum(local_part(p).numel() for p in model.parameters())
-    told.append((scratch.peak, shard, replica.stats.rounds))
+    told.append((joining, scratch.peak, shard, replica.stats.rounds))
     replica.close()
 print(json.dumps(told))
 """
@@ -63,6 +63,12 @@ WAYS: dict[str, tuple[dict[str, Any], float]] = {
     "overlap": ({"overlap_steps": 2}, 2 + (2 + 2 + 4)),
     # What a push leaves is kept while the next one is under way, whose fragments it may fit.
     "streaming": ({"fragment_groups": EVERY}, 2 + 2 * (2 + 2) / EVERY),
+    "streaming-overlap": (
+        {"fragment_groups": EVERY, "overlap_steps": 2},
+        2 + (1 + 2) * (2 + 2 + 4) / EVERY,
+    ),
+    # All gradients and their mean, whose memory the offer at the end has; then what is published.
+    "warmup": ({"warmup_steps": EVERY}, 2 + (4 + 4) + 2),
     "gpu": ({"codec": {"up": "int8", "down": "bf16"}}, 2 + (1.25 + 2 + 4)),
     "gpu-overlap": ({"overlap_steps": 2}, 2 + (2 + 2 + 4 + 4)),
 }
@@ -81,9 +87,12 @@ def test_a_rank_holds_an_anchor_and_what_is_in_flight(cluster: Cluster, tmp_path
     }
     how = {"ways": ways, "blocks": BLOCKS, "steps": ROUNDS * EVERY, "control": cluster.control_url}
     for text in two_ranks(tmp_path, PROGRAM.format(**how)):
-        for (run, (_, most)), (peak, shard, rounds) in zip(
+        for (run, (_, most)), (joining, peak, shard, rounds) in zip(
             WAYS.items(), json.loads(text.splitlines()[-1]), strict=True
         ):
             # The anchor at least: a count that misses what is held would keep any bound.
             assert 2 * shard <= peak <= most * shard, (run, peak / shard)
+            # Its own parameters, offered in fp32, and beside a GPU what is copied to be encoded.
+            most = 4 + 4 * run.startswith("gpu")
+            assert 2 * shard <= joining <= most * shard, (run, joining / shard)
             assert rounds >= ROUNDS

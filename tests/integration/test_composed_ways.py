@@ -22,15 +22,19 @@ WAYS = {
     "function": Way(checkpoint="function"),
     "reentrant": Way(checkpoint="reentrant"),
     "captured": Way(compile="aot_eager"),
+    "captured.whole": Way(compile="aot_eager", compile_whole=True),
     "bf16": Way(bf16=True),
+    "muon": Way(optimizer="muon"),
     "parts": Way(parts=3),
     "summed": Way(parts=3, sum_first=True),
     "warm": Way(warmup=EVERY),
     "all": ALL,
     "overlap": Way(overlap=1),
     "all.overlap": replace(ALL, overlap=1),
+    "streamed": Way(streamed=True),
+    "streamed.overlap": Way(streamed=True, overlap=1),
 }
-SAME = {"plain", "wrapper", "function", "reentrant", "captured"}
+SAME = {"plain", "wrapper", "function", "reentrant", "captured", "captured.whole", "streamed"}
 """Of these the arithmetic is the plain way's."""
 
 
@@ -41,6 +45,7 @@ def test_every_way_of_two_ranks_is_left_as_it_is(cluster: Cluster, tmp_path: Pat
         assert left[name] == left[f"{name}.by-hand"], name
         assert left[name].is_finite
         assert (left[name] == left["plain"]) == (name in SAME), name
+        assert bool(left[name].graphs) == bool(WAYS[name].compile), name
 
 
 @pytest.mark.long
@@ -49,3 +54,4 @@ def test_a_compiled_model_trains_as_it_would(cluster: Cluster, tmp_path: Path) -
     """By the default backend, of a single rank."""
     left = in_ranks(tmp_path, cluster, 1, beside({"compiled": Way(compile="inductor")}))
     assert left["compiled"] == left["compiled.by-hand"]
+    assert left["compiled"].graphs

@@ -20,12 +20,11 @@ from syncline_testing.waiting import wait_until
 from syncline_testing.warm import Program, warm
 
 SCRIPT = """
-import signal, sys, torch, syncline
+import sys, torch, syncline
 
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters())
 replica = syncline.Replica(model, optimizer, run=sys.argv[1], name="own", settings={})
-signal.signal(signal.SIGTERM, lambda *_: replica.request_drain())
 with replica:
     print("joined", flush=True)
     while not replica.done:

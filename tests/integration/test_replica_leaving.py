@@ -7,6 +7,7 @@ import signal
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,44 @@ def session_of(trial: Trial) -> Session:
     session = trial.replica._session
     assert isinstance(session, Session)
     return session
+
+
+def stepping(trial: Trial, steps: int) -> None:
+    """A script's loop, to which SIGTERM comes amid its third step."""
+    for step in range(steps):
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        trial.step()
+
+
+def test_sigterm_drains_a_script_that_has_said_nothing_of_it(cluster: Cluster) -> None:
+    trial = Trial(cluster.control_url, "script", 0, settings=IMPATIENT | {"min_replicas": 1})
+    with trial.replica as replica:
+        stepping(trial, 5)
+        assert replica.done
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    (left,) = cluster.get("/runs/script/replicas")
+    assert (left["state"], replica.committed_tokens) == ("left", 3 * STEP_TOKENS)
+
+
+def test_sigterm_stays_what_a_script_has_made_of_it_or_asks_to_be_left(cluster: Cluster) -> None:
+    how: dict[str, Any] = {"settings": IMPATIENT | {"min_replicas": 1}}
+    for run, handler, more in (
+        ("own", signal.SIG_IGN, {}),
+        ("unasked", signal.SIG_DFL, {"drain_on_sigterm": False}),
+    ):
+        before = signal.signal(signal.SIGTERM, handler)
+        try:
+            with Trial(cluster.control_url, run, 0, **how, **more).replica:
+                assert signal.getsignal(signal.SIGTERM) is handler
+            assert signal.getsignal(signal.SIGTERM) is handler
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    with Trial(None, "alone", 0).replica:
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with pytest.raises(ZeroDivisionError), Trial(cluster.control_url, "fails", 0, **how).replica:
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_drain_does_not_wait_for_a_round_that_nobody_closes(cluster: Cluster) -> None:

@@ -29,6 +29,7 @@ def test_replicas_agree_with_the_service_after_each_round(
             "run": f"m{count}-k{overlap}-{codec}-a{parts}",
             "settings": settings_of(overlap, codec),
             "accumulate": parts,
+            "ranks": count + 1,
         }
         for overlap, codec, parts in WAYS
     ]

@@ -12,13 +12,15 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -35,12 +37,16 @@ from torch.utils.checkpoint import checkpoint
 
 from syncline import Replica
 from syncline.blocks import CanonicalNames
+from syncline.carrier import Carrier
 from syncline.interrupts import end
 from syncline.layout import local_part, tensors_sha256
-from syncline.optim import AGD, WSAM
+from syncline.optim import AGD, WSAM, muon
+from syncline.scratch import Scratch
+from syncline.streamed import Streamed
 from syncline_testing.cluster import Cluster
 from syncline_testing.poison import poisoned
 from syncline_testing.replicas import BATCH, LENGTH, VOCABULARY, WIDTH, batch, loss_of
+from syncline_testing.streams import Prompt
 from syncline_testing.warm import warm_ranks
 
 ROUNDS, EVERY = 3, 2
@@ -71,8 +77,10 @@ class Way:
     checkpoint: Literal["", "wrapper", "function", "reentrant"] = ""
     compile: str = ""
     """The backend."""
+    compile_whole: bool = False
+    """The model, and not each block by itself."""
     bf16: bool = False
-    optimizer: Literal["adamw", "agd", "wsam"] = "adamw"
+    optimizer: Literal["adamw", "agd", "muon", "wsam"] = "adamw"
     parts: int = 1
     """Micro-batches of a step."""
     sum_first: bool = False
@@ -81,11 +89,13 @@ class Way:
     """Steps with everybody's mean gradient, before the first round."""
     overlap: int = 0
     """Inner steps between a push and its merge, fewer than there are between two pushes."""
+    streamed: bool = False
+    """What is pushed and merged goes the way that it goes beside a GPU."""
     evaluate: bool = False
     """After each push, with the replica's own parameters, so before the merge."""
     poison: Literal["", "merged", "left"] = ""
-    """With NaN what FSDP2 keeps beside the shards when a fragment is merged; ``left``: and is not
-    told to drop it."""
+    """With NaN what FSDP2 keeps beside the shards when a fragment is merged; ``left``: secondary
+    copies alone, which it is not told to drop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +106,8 @@ class Trace:
     """Of rank 0, one a step."""
     parameters: str
     """SHA-256 over the whole of them."""
+    graphs: int = field(compare=False, default=0)
+    """That torch.compile has captured of the model."""
 
     @property
     def is_finite(self) -> bool:
@@ -151,8 +163,8 @@ def built(way: Way, seed: int) -> nn.Module:
     else:
         _recomputed(model, way)
     if way.compile:
-        for block in model.blocks:
-            block.compile(backend=way.compile)
+        for module in (model,) if way.compile_whole else model.blocks:
+            module.compile(backend=way.compile)
     return model
 
 
@@ -199,23 +211,36 @@ def beside(ways: dict[str, Way]) -> dict[str, Way]:
 
 def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -> Trace:
     """Train all rounds."""
+    torch.compiler.reset()
+    counters.clear()
     model = built(way, seed)
     optimizer = _optimizer(model, way)
     if not way.inside:
-        return Trace(losses=_steps(model, optimizer, way, seed), parameters=_hash(model))
+        return _trace(_steps(model, optimizer, way, seed), model)
     more = {"warmup_steps": way.warmup, "overlap_steps": way.overlap}
     settings = SETTINGS | {"min_replicas": way.replicas} | more
-    with Replica(
-        model, optimizer, run=run, name=name, settings=settings, control=control
-    ) as replica:
+    replica = Replica(model, optimizer, run=run, name=name, settings=settings, control=control)
+    with patch("syncline.life.carrier_of", streamed) if way.streamed else nullcontext(), replica:
         losses = _steps(model, optimizer, way, seed, replica)
         assert replica.stats.rounds == ROUNDS
-    return Trace(losses=losses, parameters=_hash(model))
+    return _trace(losses, model)
+
+
+def streamed(shards: object) -> Carrier:
+    """Beside a device that has always done what it was told."""
+    return Streamed(Scratch(), torch.device("cpu"), Prompt())
+
+
+def _trace(losses: list[float], model: nn.Module) -> Trace:
+    graphs = counters["stats"]["unique_graphs"]
+    return Trace(losses=losses, parameters=_hash(model), graphs=graphs)
 
 
 def _optimizer(model: nn.Module, way: Way) -> torch.optim.Optimizer:
     if way.optimizer == "agd":
         return AGD(model.parameters(), lr=1e-2, delta=1e-4)
+    if way.optimizer == "muon":
+        return muon(model, lr=1e-2)
     if way.optimizer == "wsam":
         return WSAM(torch.optim.SGD(model.parameters(), lr=0.2), rho=0.2, adaptive=True)
     return torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -20,7 +20,9 @@ from syncline.hooks import Hooks
 
 @contextmanager
 def poisoned(how: Literal["", "merged", "left"], *, has_copies: bool) -> Iterator[None]:
-    """Inside, merges write NaN into what is kept; ``left``: and do not tell FSDP2 to drop it.
+    """Inside, merges write NaN into what is kept.
+
+    ``left``: into secondary copies alone, and FSDP2 is not told to drop them.
 
     ``has_copies``: ranks keep secondary copies, of which some must have been there.
     """
@@ -36,7 +38,8 @@ def poisoned(how: Literal["", "merged", "left"], *, has_copies: bool) -> Iterato
         before = [copy for module in modules for copy in secondary(module)]
         copies += len(before)
         with drop(hooks, fragment) if how == "merged" else nullcontext():
-            for tensor in (*before, *(tensor for module in modules for tensor in kept(module))):
+            left = (tensor for module in modules for tensor in kept(module))
+            for tensor in (*before, *(left if how == "merged" else ())):
                 tensor.fill_(torch.nan)
             yield
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from syncline.alone import Alone
 from syncline.batches import Untaken
+from syncline.drained import drained_on_sigterm, is_free
 from syncline.faults import plainly
 from syncline.fitting import Claim, check_trains
 from syncline.life import Life
@@ -68,6 +69,7 @@ class Replica(Reading):
         control: str | None = None,
         tokens_of: Callable[[Any], SupportsIndex] | None = None,
         join_ramp_steps: int | None = None,
+        drain_on_sigterm: bool = True,
     ) -> None:
         """Say what to take part in; nothing happens before ``start`` or ``with``.
 
@@ -87,6 +89,9 @@ class Replica(Reading):
             join_ramp_steps: over so many first steps ``lr_factor`` grows to 1 where this replica
                 joins a run that is under way and its optimizer has no state; None: a tenth of
                 ``sync_every``.
+            drain_on_sigterm: inside ``with``, of a replica that takes part in a run, SIGTERM is a
+                ``request_drain`` (a second one means what it did before), where the script has no
+                handler of its own.
 
         Raises:
             ConfigError: a setting, name or address is wrong.
@@ -102,15 +107,26 @@ class Replica(Reading):
         self._odd_losses, self._setbacks = OddLosses(), Setbacks(self)
         self._ramp_steps = join_ramp_steps
         self._claim = Claim(model)
+        self._drains_on_sigterm = drain_on_sigterm
+        self._end_heeding: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
-        self.start()
+        if self._drains_on_sigterm and self.active and is_free():
+            self._end_heeding = drained_on_sigterm(self)
+        try:
+            self.start()
+        except BaseException:
+            self._end_heeding()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
-        self._close(failed=kind is not None, error=error)
+        try:
+            self._close(failed=kind is not None, error=error)
+        finally:
+            self._end_heeding()
 
     @plainly
     def report(

@@ -6,8 +6,9 @@ optimizer's step; encoding waits for it, in the thread that sends. What is put g
 stream, after all that was fetched before, while layers ahead of it compute; the current stream
 waits for it, and copies it from its staging buffer into the parameters. Two such buffers, each as
 large as the largest piece that comes up (in fp32 where progress is moved onto another anchor), are
-all that this takes of the device, from the first merge of a round to the next step; a third piece
-waits, on the device, until the first has been copied.
+what this takes of the device, from the first merge of a round to the next step; a third piece
+waits, on the device, until the first has been copied. Where types differ there is a little more:
+what is blended is converted as a whole, what is fetched tensor by tensor.
 
 Knows streams and events only by ``Streams``, and decides nothing.
 """

@@ -63,6 +63,7 @@ class WarmUp:
 
     def offers(self, inner_step: int) -> list[Push]:
         """The parameters at the end of the phase: the first whole offer becomes revision 1."""
+        self._anchors.scratch.trim()  # no more gradients: with the first round their room goes
         return [
             Push(
                 fragment=fragment,

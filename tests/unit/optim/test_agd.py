@@ -72,6 +72,25 @@ def test_each_step_is_the_formulas(options: dict[str, Any], seed: int, steps: in
         np.testing.assert_allclose(found, reference.p, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_a_parameter_in_bf16_is_the_formulas_value_rounded_once(decay: float) -> None:
+    """The nearest there is: off by half of its last place, or by what fp32 adds where two tie."""
+    dice = np.random.default_rng(0)
+    o = {"lr": 0.01, "betas": (0.9, 0.99), "delta": 1e-14, "weight_decay": decay}
+    start = torch.from_numpy(dice.standard_normal((40, 50))).bfloat16()
+    parameter = torch.nn.Parameter(start)
+    optimizer = AGD([parameter], **o)
+    reference = Reference(start.double().numpy(), o | {"clip": None, "amsgrad": False})
+    for _ in range(6):
+        parameter.grad = torch.from_numpy(dice.standard_normal(start.shape)).bfloat16()
+        reference.step(parameter.grad.double().numpy())
+        optimizer.step()
+        found = parameter.detach().double().numpy()
+        last_place = 2.0 ** (np.floor(np.log2(np.abs(reference.p))) - 7)
+        assert (np.abs(found - reference.p) <= 0.5 * last_place + 1e-5).all()
+        reference.p = found
+
+
 def test_zero_gradients_move_nothing() -> None:
     parameter = torch.nn.Parameter(torch.ones(4))
     optimizer = AGD([parameter], lr=0.1)

@@ -10,7 +10,7 @@ from syncline_testing.two_ranks import two_ranks
 
 # Sizes that two ranks cannot share evenly, one of 1 that leaves the second with nothing, and a
 # gradient that is the same on both, so that its mean is it.
-ACT = """
+MODEL = """
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -35,15 +35,17 @@ class Model(nn.Module):
             x = block(x)
         return x.square().mean()
 
-def trained(is_sharded, steps=4):
+def built(is_sharded, make):
     torch.manual_seed(0)
     model = Model()
     if is_sharded:
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
-    optimizer = {made}
-    dice = torch.Generator().manual_seed(1)
+    return model, make(model)
+
+def train(model, optimizer, steps, seed=1):
+    dice = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         batch = torch.randn(4, 6, generator=dice)
         model(batch).backward()
@@ -53,6 +55,12 @@ def trained(is_sharded, steps=4):
         optimizer.step()
         optimizer.zero_grad()
     return [whole(parameter) for parameter in model.parameters()]
+"""
+
+ACT = """
+def trained(is_sharded, steps=4):
+    model, optimizer = built(is_sharded, lambda model: {made})
+    return train(model, optimizer, steps)
 
 start, alone, together = trained(False, steps=0), trained(False), trained(True)
 print(max(float((a - b).norm() / (a - s).norm()) for s, a, b in zip(start, alone, together)))
@@ -73,8 +81,38 @@ print(max(float((a - b).norm() / (a - s).norm()) for s, a, b in zip(start, alone
 )
 def test_sharded_steps_are_those_of_one_process(tmp_path: Path, made: str, close: float) -> None:
     """How far they are off, as a share of how far a tensor has come."""
-    said = two_ranks(tmp_path, ACT.replace("{made}", made))
+    said = two_ranks(tmp_path, MODEL + ACT.replace("{made}", made))
     assert all(float(off) <= close for off in said), said
+
+
+KEPT = """
+from copy import deepcopy
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+def goes_on(make):
+    model, optimizer = built(True, make)
+    train(model, optimizer, 2)
+    values, state = deepcopy(get_state_dict(model, optimizer))
+    again, other = built(True, make)
+    set_state_dict(again, other, model_state_dict=values, optim_state_dict=state)
+    ended = train(model, optimizer, 2, seed=2), train(again, other, 2, seed=2)
+    before = [value.full_tensor() for value in values.values()]
+    assert not any(torch.equal(a, b) for a, b in zip(ended[0], before))
+    return all(torch.equal(a, b) for a, b in zip(*ended))
+
+print([
+    goes_on(make) for make in (
+        lambda model: AGD(model.parameters(), lr=0.01),
+        lambda model: WSAM(torch.optim.AdamW(model.parameters(), lr=0.01)),
+        lambda model: muon(model, lr=0.01),
+    )
+])
+"""
+
+
+def test_the_state_goes_on_bit_for_bit_by_torchs_distributed_checkpoint(tmp_path: Path) -> None:
+    """Its functions step a new optimizer once, with gradients and a learning rate of 0."""
+    assert two_ranks(tmp_path, MODEL + KEPT) == ["[True, True, True]"] * 2
 
 
 # Nothing here is shared: the ranks have a process group, as those of other replicas or of a tool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from syncline.optim import WSAM
 from syncline_proto.errors import ConfigError
@@ -104,21 +109,50 @@ def test_a_gradient_of_one_pass_alone_is_zero_in_the_other() -> None:
     np.testing.assert_allclose(values_of(parts), expected, rtol=1e-12)
 
 
-def test_its_state_is_the_base_optimizers() -> None:
-    parameter = torch.nn.Parameter(torch.ones(3))
-    optimizer = WSAM(torch.optim.AdamW([parameter], lr=0.1))
-    for _ in range(2):
-        parameter.grad = torch.ones(3)
+def stepped(parameter: torch.nn.Parameter, optimizer: WSAM, steps: int) -> None:
+    for step in range(steps):
+        parameter.grad = torch.ones(3) + step
         optimizer.perturb()
-        parameter.grad = torch.full((3,), 2.0)
+        parameter.grad = torch.tensor([2.0, -1.0, 0.5])
         optimizer.step()
-    saved = optimizer.state_dict()
-    again = torch.nn.Parameter(torch.ones(3))
-    other = WSAM(torch.optim.AdamW([again], lr=0.3))
-    other.load_state_dict(saved)
-    assert float(other.state[again]["step"]) == float(other.base.state[again]["step"]) == 2
-    assert other.param_groups is other.base.param_groups
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("way", ["torch", "distributed"])
+def test_its_state_is_the_base_optimizers_and_goes_on_elsewhere(way: str) -> None:
+    model, again = torch.nn.Linear(3, 1, bias=False), torch.nn.Linear(3, 1, bias=False)
+    parameter, its = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    model.weight, again.weight = parameter, its
+    optimizer = WSAM(torch.optim.AdamW([parameter], lr=0.1))
+    other = WSAM(torch.optim.AdamW([its], lr=0.3))
+    stepped(parameter, optimizer, 2)
+    with torch.no_grad():
+        its.copy_(parameter)
+    if way == "torch":
+        other.load_state_dict(deepcopy(optimizer.state_dict()))
+    else:
+        saved = deepcopy(get_optimizer_state_dict(model, optimizer))
+        set_optimizer_state_dict(again, other, saved)
+    assert other.param_groups is other.base.param_groups and other.state is other.base.state
     assert other.param_groups[0]["lr"] == 0.1
+    kept, held = optimizer.base.state[parameter], other.base.state[its]
+    assert held.keys() == kept.keys() == {"step", "exp_avg", "exp_avg_sq"}
+    assert all(torch.equal(held[name], kept[name]) for name in kept)
+    stepped(parameter, optimizer, 1)
+    stepped(its, other, 1)
+    assert torch.equal(parameter, its)
+
+
+def test_where_it_may_learn_nothing_one_gradient_is_enough() -> None:
+    """Also of several groups, of which each may learn."""
+    one, two = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = WSAM(torch.optim.AdamW([{"params": [one], "lr": 0.0}, {"params": [two]}], lr=0.1))
+    one.grad = torch.ones(2)
+    with pytest.raises(ConfigError, match="call perturb"):
+        optimizer.step()
+    optimizer.param_groups[1]["lr"] = 0.0
+    optimizer.step()
+    assert torch.equal(one, torch.ones(2))
 
 
 def test_what_must_be_written_is_written_before_it_moves() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from syncline.integrations.drained import drained_on_sigterm, is_free
+from syncline.drained import drained_on_sigterm, is_free
 from syncline.integrations.guest import ramped
 
 

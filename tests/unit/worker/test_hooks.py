@@ -54,6 +54,36 @@ for parameter in model.parameters():
 print(model(torch.ones(1, 4)).tolist())
 """
 
+# In the place of the streams on which FSDP2 gathers: of the CPU these order nothing.
+WRITTEN = """
+from contextlib import suppress
+from types import SimpleNamespace
+import torch
+from torch.distributed.fsdp import fully_shard
+from syncline.hooks import Hooks
+from syncline.layout import outline
+from syncline_testing.replicas import TinyModel, batch, loss_of
+
+model = TinyModel()
+for block in model.blocks:
+    fully_shard(block)
+fully_shard(model)
+hooks = Hooks(model, outline(model, ranks).cut())
+loss_of(model, batch(0, 0))
+context = model._get_fsdp_state()._comm_ctx
+told = []
+for name in ("all_gather_copy_in_stream", "all_gather_stream"):
+    waits = lambda stream, name=name: told.append(f"{name} waits for {stream}")
+    setattr(context, name, SimpleNamespace(wait_stream=waits))
+context.device_handle = SimpleNamespace(current_stream=lambda: "the writer's")
+for fragment, _ in enumerate(hooks.places):
+    with hooks.writing(fragment):
+        told.append("written")
+with suppress(KeyError), hooks.writing(0):
+    raise KeyError
+print(told)
+"""
+
 
 class Watched:
     """Hooks whose callbacks note what came when."""
@@ -138,3 +168,12 @@ def test_what_an_evaluation_of_a_part_gathered_is_dropped(tmp_path: Path) -> Non
     """Modules of one group of FSDP2, of which one alone was run: FSDP2 by itself keeps it all."""
     kept, dropped = " ".join(["False"] * 4), " ".join(["True"] * 4)
     assert two_ranks(tmp_path, EVALUATED_IN_PART) == [f"{kept}\n{dropped}\n{[[8.0] * 4]}"] * 2
+
+
+def test_what_is_written_is_gathered_only_afterwards(tmp_path: Path) -> None:
+    """FSDP2 gathers on streams of its own, which know nothing of who writes into the shards."""
+    wait = [
+        f"{name} waits for the writer's"
+        for name in ("all_gather_copy_in_stream", "all_gather_stream")
+    ]
+    assert two_ranks(tmp_path, WRITTEN) == [str(["written", *wait] * 4)] * 2

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from syncline.drained import drained_on_sigterm, is_free
 from syncline.integrations.apart import begin_apart
-from syncline.integrations.drained import drained_on_sigterm, is_free
 from syncline.metrics import LOOPBACK, serve
 from syncline.optim.followed import followed
 from syncline.replica import Replica

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from syncline.integrations.drained import is_free
+from syncline.drained import is_free
 from syncline.integrations.guest import GuestCallback, figures
 from syncline_proto.errors import ConfigError
 

@@ -2,8 +2,8 @@
 
 Yue et al., "AGD: an Auto-switchable Optimizer using Stepwise Gradient Difference for
 Preconditioning Matrix" (arXiv 2312.01658, algorithm 1). Unlike the published code it keeps no
-second trajectory (WIN), does its arithmetic in fp32 whatever the parameters are in, and takes
-FSDP2's DTensors: everything is elementwise, so each rank works on its own part.
+second trajectory (WIN), does all its arithmetic in fp32 at least, whatever the parameters are in,
+and takes FSDP2's DTensors: everything is elementwise, so each rank works on its own part.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class AGD(Optimizer):
     Where the difference s of gradients stays below ``delta`` the step is momentum SGD's with
     lr / delta; elsewhere b stands for curvature. Its lr is about a tenth of AdamW's, and for
     transformers ``delta`` is tiny, so that the step is always adaptive (the authors' advice).
+    Parameters of lower precision than fp32 are rounded once a step, at its end: what is less than
+    half of their last place moves them not at all, as a decay by itself mostly is.
 
     State of a parameter: ``step`` (fp32 scalar), ``exp_avg`` (m) and ``exp_avg_difference_sq`` (b),
     the latter two like the parameter, in fp32 at least; with ``amsgrad`` also the largest b so far.
@@ -120,9 +122,12 @@ class AGD(Optimizer):
         u.mul_(m).div_(of_m)
         if group["clip"] is not None:
             u.clamp_(-group["clip"], group["clip"])
+        exact = here.to(u.dtype)  # itself, unless it is of lower precision
         if group["weight_decay"]:
-            here.mul_(1 - group["lr"] * group["weight_decay"])
-        here.add_(u.to(here.dtype) if here.dtype != u.dtype else u, alpha=-group["lr"])
+            exact.mul_(1 - group["lr"] * group["weight_decay"])
+        exact.add_(u, alpha=-group["lr"])
+        if exact is not here:
+            here.copy_(exact)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As every optimizer does, but a state in fp32 stays so beside parameters in bf16."""

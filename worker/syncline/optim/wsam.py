@@ -46,10 +46,14 @@ class WSAM(Optimizer):
 
     ``gamma`` 0 is the base optimizer alone, 0.5 is SAM; the authors take 0.9, and 0.5 to 0.8 is
     where to begin with language models. Groups and state are the base optimizer's own, so a state
-    dict is, too: between ``perturb`` and ``step`` there is more, and it is no moment to save.
+    dict is, too: between ``perturb`` and ``step`` there is more, and it is no moment to save. Where
+    every learning rate is 0 there need be no second gradient: so ``torch.distributed.checkpoint``
+    makes the state that it loads into.
 
     The norm is over all parameters of all ranks that share them; FSDP2's must be resharded after
-    each backward pass, as they are unless asked otherwise.
+    each backward pass, as they are unless asked otherwise. The gradient that perturbs is the mean
+    over all ranks, where they average theirs. Running statistics (BatchNorm's) move in both passes:
+    the optimizer does not know the model, so set their ``momentum`` to 0 for the second yourself.
     """
 
     def __init__(
@@ -137,11 +141,15 @@ class WSAM(Optimizer):
         """Go back, and take the step of both gradients.
 
         Raises:
-            ConfigError: ``perturb`` was not called, or there is a closure.
+            ConfigError: ``perturb`` was not called and there is something to step by, or there is
+                a closure.
         """
         if closure is not None:
             raise ConfigError("WSAM takes no closure; call perturb() between two backward passes.")
         if self._before is None:
+            if not any(group["lr"] for group in self.param_groups):
+                self.base.step()
+                return
             raise ConfigError(
                 "WSAM needs two gradients: call perturb() after the first backward pass."
             )

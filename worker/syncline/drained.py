@@ -8,9 +8,15 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
-from syncline.replica import Replica
 from syncline.train.signals import SIGNAL
+
+
+class Drains(Protocol):
+    """A replica, as far as is needed here."""
+
+    def request_drain(self, asker: str, /) -> None: ...
 
 
 def is_free() -> bool:
@@ -18,7 +24,7 @@ def is_free() -> bool:
     return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def drained_on_sigterm(replica: Replica) -> Callable[[], None]:
+def drained_on_sigterm(replica: Drains) -> Callable[[], None]:
     """Let SIGTERM drain the replica, once: a second one means what it did before.
 
     Does nothing outside of the main thread, where nobody may. Returns what puts back the handler
