@@ -270,6 +270,15 @@ def test_larger_batches_than_before_are_waited_for_no_longer(cluster: Cluster) -
     assert "data.unleased" not in {line["event"] for line in logs}
 
 
+def test_by_time_two_intervals_are_held(cluster: Cluster) -> None:
+    a = Reader(cluster.control_url, "by-time", 0, settings={**QUICK, "sync_seconds": 600.0})
+    with joined(a):
+        a.step(1)
+        life = a.replica._life
+        assert life is not None and life._leases is not None
+        assert life._leases._supply.ahead_s == 1200.0
+
+
 def test_alone_a_replica_reads_each_example_once_an_epoch() -> None:
     a = Reader(None, "alone", 0, settings={"token_budget": 2 * SIZE * LENGTH})
     with a.replica:
