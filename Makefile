@@ -3,6 +3,7 @@
 # make long     the tests that take long; with those of make test they are all
 # make chaos    tear its files, kill the sync service at random instants, and look what it makes of that
 # make fuzz     send the sync service malformed pushes, and look what it makes of them
+# make simulate misfortunes at every instant of a round, and some thousand schedules of them
 # make help     every target
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -10,10 +11,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests at a time; many of them start several processes themselves.
 WORKERS ?= 2
+# Of each mode, by make simulate.
+SCHEDULES ?= 500
 INSTALLED := $(VENV)/.installed
 SCHEMA := proto/syncline_proto/schema/syncline/sync/v1
 
-.PHONY: help install demo test lint types unit long chaos fuzz generate clean benchmarks
+.PHONY: help install demo test lint types unit long chaos fuzz simulate generate clean benchmarks
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +60,11 @@ chaos: $(INSTALLED)  ## Tear files, and kill the sync service 60 times: nothing 
 
 fuzz: $(INSTALLED)  ## Send the sync service malformed pushes for minutes: nothing changes, nothing grows
 	PYTHONPATH=tests $(BIN)/python -m fuzz
+
+# SCHEDULES=5000 draws more of them, of each mode.
+simulate: $(INSTALLED)  ## Simulate all misfortunes at every instant of a round, and thousands of schedules
+	SYNCLINE_SCHEDULES=$(SCHEDULES) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m long \
+	  tests/unit/test_instants.py tests/unit/test_swarm.py
 
 generate: $(INSTALLED)  ## Generate the gRPC stubs from the schema
 	PATH=$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -Isyncline_proto/v1=$(SCHEMA) \

@@ -25,7 +25,8 @@ class StragglerSettings(Section):
     seconds: float = Field(default=60.0, ge=1, le=86400)
     """For so long it is slower without a break before it is named."""
     share_min: float = Field(default=0.25, gt=0, le=1)
-    """The least share of a round's inner steps that a straggler is given."""
+    """The least share of a round's inner steps that a straggler is given; by time, where everybody
+    makes what it can, the share of the others' below which it may be asked to leave."""
     let_go_seconds: float = Field(default=600.0, ge=1, le=86400)
     """For so long it has made the least share, and was slower than even that, before it is asked to
     leave."""

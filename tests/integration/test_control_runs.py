@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from syncline_control.intake import BODY_BYTES_MAX
 from syncline_control.operations import runs
 from syncline_control.state import State
 from syncline_proto import leased, reports, rest
+from syncline_proto.settings import LIVE, RunSettings
 from syncline_testing.control import Clock, on_both
 
 pytestmark = [pytest.mark.anyio, on_both]
@@ -196,6 +198,8 @@ async def test_openapi_shows_examples_that_work_and_documents_problems(
 ) -> None:
     clock.now = 1_767_225_700.0  # soon after what the examples tell of
     document = (await api.get("/openapi.json")).json()
+    said = document["paths"]["/v1/runs/{run}/settings"]["patch"]["description"]
+    assert {name for name in RunSettings.model_fields if re.search(rf"\b{name}\b", said)} == LIVE
     problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
     seen, answers = 0, set[str]()
     for path, acts in document["paths"].items():

@@ -110,6 +110,16 @@ async def test_who_is_too_slow_even_so_is_let_go_but_never_below_the_minimum(cre
     assert kinds.count("replica.draining") == 1, "three are the minimum"
 
 
+@pytest.mark.parametrize("way", [{"sync_seconds": 5.0}, {"sync_every": 4, "overlap_steps": 4}])
+async def test_where_fewer_steps_cannot_be_asked_who_is_too_slow_is_let_go(
+    crew: Crew, way: dict[str, Any]
+) -> None:
+    await crew.create("a", "b", "c", stragglers=LET_GO, **way)
+    await crew.train(35.0, **SLOWEST)
+    assert await crew.drained() == ["c"]
+    assert crew.answers["c"]["step_share"] == 1.0
+
+
 async def test_a_live_change_of_policy_takes_shares_back(crew: Crew) -> None:
     await crew.create("a", "b", stragglers={"policy": "fewer-steps", "seconds": 5})
     await crew.train(20.0, a=1.0, b=0.5)

@@ -25,6 +25,7 @@ from syncline_testing.replicas import (
     loss_of,
     together,
 )
+from syncline_testing.shell import Shell
 from syncline_testing.waiting import wait_until
 
 SIZE = 96
@@ -119,6 +120,46 @@ def test_what_a_replica_left_unread_others_read(cluster: Cluster) -> None:
         assert b.replica.done
     assert Counter([*a.read, *b.read][:SIZE]) == dict.fromkeys(range(SIZE), 1)
     assert told(cluster, "leaves", SIZE)["epochs"][0]["trained"] == SIZE
+
+
+def test_data_status_shows_what_is_trained_and_who_holds_what(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
+    shell = Shell(capsys)
+    a = Reader(cluster.control_url, "shown", 0, settings=QUICK)
+    with capture_logs(), joined(a):
+        code, said, _ = shell("data status shown")
+        assert code == 0 and said.startswith("Nobody has asked for leased data in this run")
+        assert shell.json("data status shown")["dataset"] is None
+        a.step(QUICK["sync_every"] + 1)
+        told(cluster, "shown", ROUND)
+        a.replica.request_drain()
+        a.step(1)
+        last = told(cluster, "shown", ROUND + 2 * BATCH)
+    b = Reader(cluster.control_url, "shown", 1, settings=QUICK)
+    with capture_logs(), joined(b):
+        b.step(1)
+        seen, said = dict[str, Any](), ""
+
+        def stands() -> bool:
+            """It holds its stock, and both were shown before that changed."""
+            nonlocal seen, said
+            seen, (_, said, _) = shell.json("data status shown"), shell("data status shown")
+            return seen["leased"] >= ROUND and seen == view(cluster, "shown")
+
+        wait_until(stands, 20, "all is as it was", lambda: seen)
+    (epoch,) = seen["epochs"]
+    assert epoch["trained"] == seen["trained"] == last["trained"] == ROUND + 2 * BATCH
+    assert epoch["trained"] + epoch["leased"] + epoch["free"] == SIZE and epoch["free"] > 0
+    assert seen["holders"] == [{"replica": "replica-1", "sequences": epoch["leased"]}]
+    rows = [line.split() for line in said.splitlines() if line]
+    numbers = [str(epoch[name]) for name in ("trained", "excluded", "leased", "free")]
+    (row,) = [row for row in rows if row[-4:] == numbers]
+    assert (row[0], row[2:4]) == ("0", ["25.0", "%"])
+    assert row[1] == "█" * 6 + "▒" * round(24 * epoch["leased"] / SIZE) + "░" * row[1].count("░")
+    assert ["replica-1", str(epoch["leased"])] in rows
+    assert ["dataset", "96", "sequences,", "seed", "5"] in rows
 
 
 def test_what_a_lost_replica_did_not_bring_in_others_read(cluster: Cluster) -> None:
@@ -227,6 +268,15 @@ def test_larger_batches_than_before_are_waited_for_no_longer(cluster: Cluster) -
             for _ in range(3):
                 assert len(next(larger)) == SIZE // 2
     assert "data.unleased" not in {line["event"] for line in logs}
+
+
+def test_by_time_two_intervals_are_held(cluster: Cluster) -> None:
+    a = Reader(cluster.control_url, "by-time", 0, settings={**QUICK, "sync_seconds": 600.0})
+    with joined(a):
+        a.step(1)
+        life = a.replica._life
+        assert life is not None and life._leases is not None
+        assert life._leases._supply.ahead_s == 1200.0
 
 
 def test_alone_a_replica_reads_each_example_once_an_epoch() -> None:

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,3 +142,50 @@ def test_a_service_cut_from_the_control_plane_goes_on_and_tells_later_each_round
         counted = c.counted()
     everything = {(name, 1): own[0] for name, own in steps.items()}
     assert counted == [everything] * len(FRAGMENTS)
+
+
+@pytest.mark.long
+def test_leased_data_is_trained_once_whoever_is_cut_from_whom(apart: Apart, tmp_path: Path) -> None:
+    """The control plane goes on leasing to replicas whose pushes it hears nothing of, and late."""
+    with course(apart, tmp_path, "leased", leased=True) as c:
+        with apart.cut(*in_three_ways(c, SYNC)):
+            assert c.only_the_whole_is_in() == "deadline"
+        c.everyone_is_in()
+        with apart.cut((SYNC, CONTROL), (CONTROL, SYNC)):
+            time.sleep(LONG_S)
+        c.goes_on()
+        c.everyone_is_in()
+        assert set(c.states().values()) == {("alive", 1)}
+        steps = c.ends()
+        counted = c.counted()
+        trained = c.brought_in()
+    assert counted == [{(name, 1): own[0] for name, own in steps.items()}] * len(FRAGMENTS)
+    read = [one for replica in c.replicas for one in replica.read()]
+    assert trained == len(read) == len(set(read))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "closed_by"),
+    [
+        ({"quorum": 1, "grace_seconds": 0.5, "late": {"age_max": 1}}, "quorum"),
+        ({"asynchronous": True, "late": {"age_max": 1}}, "push"),
+    ],
+    ids=["quorum", "asynchronous"],
+)
+def test_where_rounds_need_not_wait_who_is_cut_off_holds_up_nobody_and_brings_in_all_it_did(
+    apart: Apart, tmp_path: Path, how: dict[str, Any], closed_by: str
+) -> None:
+    with course(apart, tmp_path, closed_by, how=how) as c:
+        with apart.cut(*in_three_ways(c, SYNC)):
+            time.sleep(SHORT_S)
+        c.everyone_is_in()
+        with apart.cut(*in_three_ways(c, SYNC)):
+            assert c.only_the_whole_is_in() == closed_by
+            for _ in range(3):
+                c.goes_on()  # beyond the age at which what comes late still counts
+        c.everyone_is_in()
+        assert set(c.states().values()) == {("alive", 1)}
+        steps = c.ends()
+        counted = c.counted()
+    assert counted == [{(name, 1): own[0] for name, own in steps.items()}] * len(FRAGMENTS)

@@ -16,10 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from syncline_proto.errors import LeaseLost
 from syncline_testing.apart import REPLICAS, Apart, inside
-from syncline_testing.replicas import WIDTH, TinyModel, Trial
+from syncline_testing.replicas import (
+    BATCH,
+    LENGTH,
+    VOCABULARY,
+    WIDTH,
+    TinyModel,
+    Trial,
+    loss_of,
+)
 from syncline_testing.waiting import wait_until
 from syncline_testing.warm import Program, warm
 
@@ -39,7 +48,11 @@ class Afar:
         """Wait for its end; the inner steps of each of its lives."""
         code = self._process.wait(END_S)
         assert code == 0, f"{self.name} ended with {code}"
-        return json.loads(self._out.read_text())
+        return json.loads(self._out.read_text())["steps"]
+
+    def read(self) -> list[int]:
+        """What it has read of leased data, once it has ended."""
+        return json.loads(self._out.read_text())["read"]
 
     def said(self) -> str:
         """Its log so far."""
@@ -48,9 +61,18 @@ class Afar:
 
 @contextmanager
 def afar(
-    apart: Apart, folder: Path, number: int, run: str, settings: Any, width: int = WIDTH
+    apart: Apart,
+    folder: Path,
+    number: int,
+    run: str,
+    settings: Any,
+    width: int = WIDTH,
+    leased: bool = False,
 ) -> Iterator[Afar]:
-    """Start the replica of that number, and a model so wide; it is gone at the end."""
+    """Start the replica of that number, and a model so wide; it is gone at the end.
+
+    ``leased``: it reads sequences that are leased, and none twice.
+    """
     host, name = REPLICAS + number, f"replica-{number}"
     path, log = folder / f"{name}.json", folder / f"{name}.log"
     job = {
@@ -60,6 +82,7 @@ def afar(
         "seed": number,
         "settings": settings,
         "width": width,
+        "leased": leased,
     }
     path.write_text(json.dumps(job))
     with warm("-m", __name__, str(path), log=log) as process:
@@ -70,11 +93,49 @@ def main(path: Path) -> None:
     job = json.loads(path.read_text())
     torch.set_num_threads(1)
     with inside(job["namespace"]):
-        model = TinyModel(job["seed"], width=job["width"])
-        steps = _trained(
-            Trial(job["control"], job["run"], job["seed"], model=model, settings=job["settings"])
-        )
-    path.with_suffix(".out.json").write_text(json.dumps(steps))
+        how = {"model": TinyModel(job["seed"], width=job["width"]), "settings": job["settings"]}
+        if job["leased"]:
+            trial = Reader(job["control"], job["run"], job["seed"], tokens_of=_tokens_of, **how)
+        else:
+            trial = Trial(job["control"], job["run"], job["seed"], **how)
+        steps = _trained(trial)
+    read = trial.read if isinstance(trial, Reader) else []
+    path.with_suffix(".out.json").write_text(json.dumps({"steps": steps, "read": read}))
+
+
+class Sequences:
+    """More than are ever read; each begins with its own number."""
+
+    def __len__(self) -> int:
+        return VOCABULARY**3
+
+    def __getitem__(self, index: int) -> Tensor:
+        own = (index // VOCABULARY**2, index // VOCABULARY % VOCABULARY, index % VOCABULARY)
+        return torch.tensor([*own, *range(LENGTH - 2)])
+
+
+def _tokens_of(batch: Tensor) -> int:
+    return batch[:, 1:].numel()
+
+
+class Reader(Trial):
+    """Trains on what it is leased, and remembers that."""
+
+    read: list[int]
+    _batches: Iterator[Tensor] | None = None
+
+    def step(self, count: int = 1) -> Reader:
+        if self._batches is None:
+            self.read = []
+            self._batches = self.replica.leased(Sequences(), BATCH)
+        for _, batch in zip(range(count), self._batches, strict=False):
+            self.read += [
+                VOCABULARY * (VOCABULARY * int(a) + int(b)) + int(c) for a, b, c, *_ in batch
+            ]
+            loss_of(self.model, batch).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return self
 
 
 def _trained(trial: Trial) -> list[int]:

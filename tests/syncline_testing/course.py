@@ -5,14 +5,17 @@ The store says what is committed; the control plane must have been told the same
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
+from syncline_proto.ranges import Range, common, count, joined
+from syncline_sync.core.record import Saved
 from syncline_sync.saved import saved_from_json
 from syncline_testing.afar import Afar, afar
 from syncline_testing.apart import Apart
@@ -38,8 +41,8 @@ Life = tuple[str, int]
 class Course:
     """A run under way."""
 
-    def __init__(self, apart: Apart, run: str, replicas: list[Afar]) -> None:
-        self._apart, self._run = apart, run
+    def __init__(self, apart: Apart, run: str, replicas: list[Afar], waits: bool) -> None:
+        self._apart, self._run, self._waits = apart, run, waits
         self.replicas = replicas
         self.whole = replicas[0]
         """Whom nobody cuts off."""
@@ -55,11 +58,15 @@ class Course:
         return views[self.whole.name]["progress"]["inner_step"]
 
     def newest(self) -> tuple[str, set[str]]:
-        """Why the newest round of the last fragment closed, and whose pushes it has."""
+        """Why the newest round of the last fragment closed, and whose pushes it has.
+
+        Where no round waits: whose the last ``len(self.replicas)`` have.
+        """
         rounds = [told for told in self._rounds() if told["fragment"] == FRAGMENTS[-1]]
-        if not rounds:
+        last = rounds[-1 if self._waits else -len(self.replicas) :]
+        if not last:
             return "", set()
-        return rounds[-1]["closed_by"], {c["replica"] for c in rounds[-1]["contributions"]}
+        return last[-1]["closed_by"], {c["replica"] for one in last for c in one["contributions"]}
 
     def everyone_is_in(self) -> None:
         """Wait for a round that has the pushes of all."""
@@ -104,14 +111,35 @@ class Course:
         assert tokens == kept
         return steps
 
+    def brought_in(self) -> int:
+        """How many sequences of leased data are trained; see that store and ledger have the same.
+
+        And that none is in two pushes of a fragment.
+        """
+        trained = [saved.trained for saved in self._saved()]
+        pushed: list[list[Range]] = [[] for _ in FRAGMENTS]
+        for told in self._rounds():
+            pushed[told["fragment"]] += [
+                Range(*range_) for c in told["contributions"] for range_ in c["data"]
+            ]
+        assert [count(ranges) for ranges in pushed] == [count(ranges) for ranges in trained]
+        assert [joined(ranges) for ranges in pushed] == trained
+        view = self._get("/data")
+        in_all = functools.reduce(common, trained)
+        assert (view["trained"], view["excluded"], view["leased"]) == (count(in_all), 0, 0)
+        return view["trained"]
+
     def _stored(self) -> list[int]:
         """By fragment: the tokens that are committed."""
-        tokens: list[int] = []
+        return [saved.committed_tokens for saved in self._saved()]
+
+    def _saved(self) -> list[Saved]:
+        found: list[Saved] = []
         for number in FRAGMENTS:
             newest = max((self._apart.store / "runs" / self._run / f"{number:05}").glob("r*"))
             with safe_open(newest, "np") as file:
-                tokens.append(saved_from_json(file.metadata()["saved"]).committed_tokens)
-        return tokens
+                found.append(saved_from_json(file.metadata()["saved"]))
+        return found
 
     def _rounds(self) -> list[dict[str, Any]]:
         return self._get("/rounds?limit=2000")
@@ -121,16 +149,27 @@ class Course:
 
 
 @contextmanager
-def course(apart: Apart, folder: Path, run: str, width: int = WIDTH) -> Iterator[Course]:
-    """Within it four replicas train a model so wide; where a test fails, their logs are shown."""
+def course(
+    apart: Apart,
+    folder: Path,
+    run: str,
+    width: int = WIDTH,
+    leased: bool = False,
+    how: Mapping[str, Any] | None = None,
+) -> Iterator[Course]:
+    """Within it four replicas train a model so wide; where a test fails, their logs are shown.
+
+    ``how``: settings besides those of all courses.
+    """
+    settings = {**SETTINGS, **(how or {})}
     with ExitStack() as started:
         replicas = [
-            started.enter_context(afar(apart, folder, number, run, SETTINGS, width))
+            started.enter_context(afar(apart, folder, number, run, settings, width, leased))
             for number in range(4)
         ]
         try:
             wait_until(lambda: _is_there(apart, run), WAIT_S, "the run is there")
-            under_way = Course(apart, run, replicas)
+            under_way = Course(apart, run, replicas, not settings.get("asynchronous"))
             under_way.everyone_is_in()
             yield under_way
         except BaseException:

@@ -7,8 +7,8 @@ has come because it was sent.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,8 @@ from syncline_testing.simulated import FRAGMENTS, Replica
 if TYPE_CHECKING:
     from syncline_testing.swarm import Swarm
 
-STEP_S, LEAVE_S = 0.25, 8.0
-"""An inner step; and how long who leaves waits for what it pushed last."""
+LEAVE_S = 8.0
+"""How long who leaves waits for what it pushed last."""
 
 Key = tuple[str, int, int]
 """A push of one fragment: replica, incarnation, seq."""
@@ -55,7 +55,7 @@ class Living(Replica):
 
     place: Swarm
 
-    def __init__(self, name: str, life: int, swarm: Swarm, groups: int, overlap: int) -> None:
+    def __init__(self, name: str, life: int, step_s: float, swarm: Swarm) -> None:
         self.life = life
         self.pushes: dict[int, WholePush] = {}
         """By fragment: the last push."""
@@ -66,9 +66,12 @@ class Living(Replica):
         self._leaves = False
         self._again: dict[int, Exchange] = {}
         """By fragment: the late push that is sent once more."""
-        super().__init__(name, STEP_S, swarm, groups, overlap)
+        rules = swarm.settings
+        way = rules.fragment_groups, rules.overlap_steps, rules.sync_seconds
+        super().__init__(name, step_s, swarm, *way)
 
     def enter(self) -> None:
+        self.draw = random.Random(f"{self.name} {self.life}")  # whatever befalls the others
         self.place.beat(self)
 
     def stop(self) -> None:
@@ -139,7 +142,8 @@ class Living(Replica):
         if counts_later:
             self._drop(fragment)
             self.late[fragment] = Late(exchange.push, judged.counts_in, exchange.instance)
-        self.heard(fragment, saved, self.place.newest, late=is_late)
+        published = self.place.published[fragment][saved.revision]
+        self.heard(fragment, saved, published, late=is_late)
 
     def _judged_again(self, fragment: int, exchange: Exchange, late: Late) -> None:
         """A late push that may have been forgotten is known, taken once more, or too late."""
@@ -158,9 +162,10 @@ class Living(Replica):
         if late is not None and key_of(late.push) not in self.place.committed[fragment]:
             self.lost[fragment] += late.push.inner_steps
 
-    def check(self, fragment: int, committed: Mapping[Key, int]) -> None:
+    def check(self, fragment: int) -> None:
         """Each inner step is in one place."""
-        mine = sum(n for key, n in committed.items() if key[:2] == (self.name, self.life))
+        committed = self.place.committed[fragment]
+        mine = self.place.counted[fragment][self.name, self.life]
         pushes = [self.pushes[fragment]] if fragment in self._pending else []
         pushes += [self.late[fragment].push] if fragment in self.late else []
         held = {key_of(push): push.inner_steps for push in pushes}

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from syncline.core.cadence import Cadence
 from syncline.core.goal import goal
@@ -114,10 +114,17 @@ class Place:
         self.close(fragment)
 
     def run(self, until_s: float) -> None:
-        while self._events and self._events[0][0] < until_s:
-            self.now_s, _, act = heapq.heappop(self._events)
-            act()
-        self.now_s = until_s
+        while self.happens(until_s):
+            pass
+
+    def happens(self, until_s: float) -> bool:
+        """Let the next event be; False, with the clock there, if none comes before that time."""
+        if not self._events or self._events[0][0] >= until_s:
+            self.now_s = until_s
+            return False
+        self.now_s, _, act = heapq.heappop(self._events)
+        act()
+        return True
 
 
 @dataclass
@@ -143,12 +150,16 @@ class Replica:
     ) -> None:
         """``seconds``: pushes are due by time; None: by inner steps."""
         self.name, self.step_s, self.place = name, step_s, place
+        self.draw = place.random
+        """How long each of its steps takes."""
         self.revisions = [core.saved.revision for core in place.cores]
-        self.turns, self.overlap = Turns(FRAGMENTS, groups), overlap
+        self.turns = Turns(FRAGMENTS, groups, not place.settings.asynchronous)
+        self.overlap = overlap
         self.cadence = Cadence(len(self.turns.groups), SYNC_EVERY)
         self.timed: Timed | None = None
         if seconds is not None:
-            self.timed = Timed(len(self.turns.groups), seconds, 0, place.now_s)
+            least = place.settings.min_round_steps
+            self.timed = Timed(len(self.turns.groups), seconds, least, place.now_s)
             self.timed.start_over(place.now_s, place.newest)
         self.step, self.steps = 0, [0] * FRAGMENTS
         """The inner step; and by fragment, how many no push holds."""
@@ -178,7 +189,7 @@ class Replica:
 
     def train(self) -> None:
         self._training = True
-        self.place.after(self.step_s * self.place.random.uniform(0.8, 1.2), self.trained)
+        self.place.after(self.step_s * self.draw.uniform(0.8, 1.2), self.trained)
 
     def trained(self) -> None:
         self._training, self.step = False, self.step + 1
@@ -257,10 +268,12 @@ class Replica:
         assert flight.outcome is not None
         saved, published, late = flight.outcome
         self.revisions[fragment] = saved.revision
+        self.turns.landed(fragment)
         if fragment == FRAGMENTS - 1:
             self.goal = self.goal_by(saved)
             if self.timed is not None:
-                self.timed.see(published)
+                steps = sum(c.inner_steps for c in saved.contributions if c.replica != self.name)
+                self.timed.see(replace(published, others=steps))
         if late:
             self.steps[fragment] += flight.steps
             is_whole = self.turns.came_late(fragment)

@@ -9,9 +9,12 @@ heartbeats are sent again, the membership is asked for again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from syncline.core.timed import Publication
 from syncline_control.core import leases
 from syncline_control.core.leases import Lease
 from syncline_proto.errors import LeaseLost
@@ -21,11 +24,23 @@ from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.record import KEPT, ClosedBy, Closing, Saved
 from syncline_testing.lives import Exchange, Key, Living
 from syncline_testing.pure import whole_push
-from syncline_testing.simulated import Place, Replica
+from syncline_testing.simulated import FRAGMENTS, SYNC_EVERY, Place, Replica
 
-LEASE_S, DEADLINE_S = 2.0, 8.0
+STEP_S, LEASE_S, DEADLINE_S = 0.25, 2.0, 8.0
 BEAT_S, REVIEW_S, AGAIN_S = LEASE_S / 4, 0.25, 1.0
 SERVICE, CONTROL = "the service", "the control plane"
+
+_BARRIER: Mapping[str, Any] = {
+    "sync_every": SYNC_EVERY,
+    "timeouts": {"lease": LEASE_S, "round_deadline": DEADLINE_S},
+}
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "barrier": _BARRIER,
+    "quorum": {**_BARRIER, "quorum": 2, "late": {"age_max": 2}},
+    "by time": {**_BARRIER, "sync_seconds": 1.0},
+    "asynchronous": {**_BARRIER, "asynchronous": True},
+}
+"""Settings under which rounds close in other ways."""
 
 Link = tuple[str, str]
 """From whom to whom."""
@@ -42,9 +57,12 @@ class Weather:
 class Swarm(Place):
     """All of them, on one clock; every method is an input."""
 
-    def __init__(self, settings: RunSettings, groups: int, overlap: int) -> None:
+    def __init__(self, settings: RunSettings) -> None:
         super().__init__(0, settings=settings)
-        self._way = groups, overlap
+        self.steps_s: dict[str, float] = {}
+        """By name, how long an inner step takes, where that is not ``STEP_S``."""
+        self.published = [{0: self.newest} for _ in self.cores]
+        """By fragment, its revisions."""
         self.replicas: dict[str, Living] = {}
         """By name, the newest life of each."""
         self._weather: dict[Link, Weather] = {}
@@ -59,6 +77,12 @@ class Swarm(Place):
         """The members, and whether the run goes on, as the service has heard last."""
         self.committed: list[dict[Key, int]] = [{} for _ in self.cores]
         """By fragment: the inner steps of each push that is in a revision."""
+        self.counted: list[Counter[tuple[str, int]]] = [Counter() for _ in self.cores]
+        """By fragment: those of each life."""
+        self.closings: list[list[tuple[float, frozenset[str]]]] = [[] for _ in self.cores]
+        """By fragment: when each round closed, and who is in it."""
+        self._waits_from_s: list[float | None] = [None for _ in self.cores]
+        """By fragment: when its round had its first timely push, or a pause ended in it."""
         self._pushed: list[set[tuple[str, int]]] = [set() for _ in self.cores]
         """By fragment: the lives that have pushed."""
         self._review()
@@ -74,11 +98,14 @@ class Swarm(Place):
         self.weather(link, Weather(copies=0))
         self.after(seconds, lambda: self.weather(link, Weather()))
 
-    def register(self, name: str) -> None:
-        """Somebody of that name asks for a lease; it trains as soon as the service knows it."""
+    def register(self, name: str, *, beside: bool = False) -> None:
+        """Somebody of that name asks for a lease; it trains as soon as the service knows it.
+
+        ``beside``: another process goes on under it, until it hears that its lease is lost.
+        """
         if not self.controls:
             return
-        if name in self.replicas:
+        if name in self.replicas and not beside:
             self.replicas[name].stop()
         self._change(name, leases.grant(self._leases.get(name), self.now_s, LEASE_S))
         self._open(name, self._leases[name].incarnation)
@@ -98,6 +125,7 @@ class Swarm(Place):
         """Whatever is not committed is gone, and all that wait hear nothing."""
         self.serves, self._torn = False, False
         self._waits = [[] for _ in self.cores]
+        self._waits_from_s = [None for _ in self.cores]
 
     def tear_next_commit(self) -> None:
         """The service stops when the next round closes, before that is on the disk."""
@@ -124,26 +152,36 @@ class Swarm(Place):
         """Nothing counts twice and nothing is lost; no round outlives its deadline."""
         for fragment, core in enumerate(self.cores):
             r = core._round
-            if self.serves and r is not None and core.running and r.waits_from_s is not None:
-                over = self.now_s >= r.waits_from_s + DEADLINE_S
-                assert not over or len(r.replicas) < self.settings.min_replicas, "it is over"
+            waits_from_s = self._waits_from_s[fragment]
+            if self.serves and r is not None and core.running and waits_from_s is not None:
+                over = self.now_s > waits_from_s + DEADLINE_S
+                there = r.replicas if r.window is None else core.members
+                assert not over or len(there) < self.settings.min_replicas, "it is over"
                 waited_for = set(core.expected) - set(core.arrived)
                 lives = {(name, core.members.get(name, 0)) for name in waited_for}
                 assert lives <= self._pushed[fragment], "nobody waits for who has just come"
             for replica in self.replicas.values():
                 if replica.alive:
-                    replica.check(fragment, self.committed[fragment])
+                    replica.check(fragment)
 
     def _commit(self, fragment: int, closing: Closing, closed_by: ClosedBy) -> None:
         saved, before = closing.saved, self._stored[fragment]
         assert saved.revision == before.revision + 1, "revisions grow by one"
         pushes = {(c.replica, c.incarnation, c.seq): c.inner_steps for c in saved.contributions}
         assert len(pushes) == len(saved.contributions)
-        assert all(c.age <= self.settings.age_max for c in saved.contributions)
+        oldest = self.settings.age_max * (saved.window.size if self.settings.asynchronous else 1)
+        assert all(c.age <= oldest for c in saved.contributions)
         assert pushes.keys().isdisjoint(self.committed[fragment]), "applied twice"
         assert closed_by is not ClosedBy.OFFER
         self.committed[fragment].update(pushes)
-        self._stored[fragment] = saved
+        for (name, life, _), steps in pushes.items():
+            self.counted[fragment][name, life] += steps
+        self._stored[fragment], self._waits_from_s[fragment] = saved, None
+        self.closings[fragment].append((self.now_s, frozenset(name for name, _, _ in pushes)))
+        published = Publication(saved.revision, self.now_s)
+        self.published[fragment][saved.revision] = published
+        if fragment == FRAGMENTS - 1:
+            self.newest = published
         kept = self._history[fragment]
         kept[saved.revision] = saved
         kept.pop(saved.revision - KEPT, None)
@@ -226,6 +264,8 @@ class Swarm(Place):
         members, running = self._said
         for fragment, core in enumerate(self.cores):
             r, expected, due_s = core._round, set(core.expected), core.look_at_s(self.now_s)
+            if running and not core.running and self._waits_from_s[fragment] is not None:
+                self._waits_from_s[fragment] = self.now_s
             core.adopt(self.now_s, members, self.settings, running)
             assert set(core.expected) <= expected, "nobody who joins is waited for"
             if r is not None and core._round is r and r.resumed_s is None and running:
@@ -237,7 +277,7 @@ class Swarm(Place):
         if self._leases[name].incarnation != life or not self._leases[name].held:
             return
         if self.serves and self._said[0].get(name) == life:
-            self.replicas[name] = Living(name, life, self, *self._way)
+            self.replicas[name] = Living(name, life, self.steps_s.get(name, STEP_S), self)
         else:
             self.after(REVIEW_S, lambda: self._open(name, life))
 
@@ -281,6 +321,9 @@ class Swarm(Place):
         else:
             assert self._said[0].get(replica.name) == replica.life, "it holds no lease"
             self._pushed[fragment].add((replica.name, replica.life))
+            is_timely = judged.verdict == pb.VERDICT_ACCEPTED and not judged.counts_in
+            if is_timely and self._waits_from_s[fragment] is None:
+                self._waits_from_s[fragment] = self.now_s
             self.over(back, lambda: replica.hear_verdict(fragment, exchange, judged, instance))
         self.close(fragment)
 

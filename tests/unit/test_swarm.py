@@ -2,7 +2,8 @@
 
 One state machine over the cores of all three programs: replicas join, leave, die and come back; the
 service and the control plane stop at any instant; on each link messages are lost, late, doubled and
-out of order. ``SYNCLINE_SCHEDULES=2000 pytest tests/unit/test_swarm.py --timeout 0`` tries more.
+out of order. The suite tries few schedules of these, the tests that take long some hundred, and
+``make simulate`` some thousand.
 """
 
 from __future__ import annotations
@@ -21,31 +22,34 @@ from hypothesis.stateful import (
 )
 
 from syncline_proto.settings import RunSettings
-from syncline_testing.simulated import SYNC_EVERY
-from syncline_testing.swarm import CONTROL, DEADLINE_S, LEASE_S, SERVICE, Swarm, Weather
+from syncline_testing.swarm import CONTROL, DEADLINE_S, LEASE_S, MODES, SERVICE, Swarm, Weather
 
-SCHEDULES = int(os.environ.get("SYNCLINE_SCHEDULES", "30"))
-BARRIER = {
-    "sync_every": SYNC_EVERY,
-    "timeouts": {"lease": LEASE_S, "round_deadline": DEADLINE_S},
-}
-QUORUM = {**BARRIER, "quorum": 2, "late": {"age_max": 2}}
+FEW = 8
+MANY = int(os.environ.get("SYNCLINE_SCHEDULES", "75"))
+"""Schedules of each mode: in the suite, and of the tests that take long."""
 
 names = st.sampled_from(["a", "b", "c", "d"])
 weathers = st.builds(
     Weather, st.sampled_from([0.01, 0.01, 0.3, 3.0]), st.sampled_from([1, 1, 0, 2])
 )
-ways = st.tuples(st.sampled_from([1, 3]), st.sampled_from([0, 2]))
-"""Groups, and steps of overlap."""
+ways = st.fixed_dictionaries(
+    {
+        "fragment_groups": st.sampled_from([1, 3]),
+        "overlap_steps": st.sampled_from([0, 2]),
+        "min_replicas": st.integers(1, 2),
+    }
+)
 
 
 class SwarmMachine(RuleBasedStateMachine):
-    how = BARRIER
+    mode = "barrier"
 
-    @initialize(way=ways, minimum=st.integers(1, 2))
-    def begin(self, way: tuple[int, int], minimum: int) -> None:
-        rules = {**self.how, "min_replicas": minimum, "overlap_steps": way[1]}
-        self.swarm = Swarm(RunSettings.model_validate(rules), *way)
+    @initialize(way=ways, least=st.sampled_from([0, 20]))
+    def begin(self, way: dict[str, int], least: int) -> None:
+        rules = {**MODES[self.mode], **way}
+        if "sync_seconds" in rules:
+            rules["min_round_steps"] = least
+        self.swarm = Swarm(RunSettings.model_validate(rules))
         self.swarm.register("a")
         self.swarm.register("b")
 
@@ -53,9 +57,9 @@ class SwarmMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.swarm.run(self.swarm.now_s + seconds)
 
-    @rule(name=names)
-    def somebody_joins_or_comes_back(self, name: str) -> None:
-        self.swarm.register(name)
+    @rule(name=names, beside=st.booleans())
+    def somebody_joins_or_comes_back(self, name: str, beside: bool) -> None:
+        self.swarm.register(name, beside=beside)
 
     @rule(name=names)
     def a_replica_is_killed(self, name: str) -> None:
@@ -137,14 +141,30 @@ class SwarmMachine(RuleBasedStateMachine):
 class QuorumSwarmMachine(SwarmMachine):
     """Rounds that close without everyone, and take what comes late."""
 
-    how = QUORUM
+    mode = "quorum"
 
 
-@pytest.mark.parametrize("machine", [SwarmMachine, QuorumSwarmMachine])
+class TimedSwarmMachine(SwarmMachine):
+    """Rounds by time, some with a least total of steps."""
+
+    mode = "by time"
+
+
+class AsyncSwarmMachine(SwarmMachine):
+    """No round waits."""
+
+    mode = "asynchronous"
+
+
+@pytest.mark.parametrize("schedules", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "machine", [SwarmMachine, QuorumSwarmMachine, TimedSwarmMachine, AsyncSwarmMachine]
+)
+@pytest.mark.timeout(1800)
 def test_no_schedule_of_misfortunes_stops_a_run_or_counts_a_step_twice(
-    machine: type[SwarmMachine],
+    machine: type[SwarmMachine], schedules: int
 ) -> None:
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=SCHEDULES, stateful_step_count=40, deadline=None),
+        settings=settings(max_examples=schedules, stateful_step_count=40, deadline=None),
     )

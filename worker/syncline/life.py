@@ -165,7 +165,7 @@ class Life:
         assert ranks is not None and me is not None and tokens is not None
         settings, size = me.run.settings, dataset.sequences
         replicas, connect_s = settings.replicas, settings.timeouts.connect_s
-        supply = Supply.of(size, replicas, batch, round_)
+        supply = Supply.of(size, replicas, batch, round_, settings.sync_seconds)
         if self._leased is not None:
             if self._leased.dataset != dataset:
                 raise ConfigError(

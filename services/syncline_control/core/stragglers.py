@@ -6,6 +6,10 @@ others'. So nobody is slow alone, of two the slower one is seen, and who waits f
 none. Names, fewer steps and leaving come in this order, each after a time without a break; time in
 which nobody looked is a break. No verdict ever brings a run below its minimum, and one replica is
 let go at a time.
+
+Who is let go: by steps, whom the least share that it can be given does not help, so that the others
+wait for it; by time nobody waits and everybody makes what it can, so it is who brings less than the
+least share.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from syncline_proto.settings import RunSettings
 from syncline_proto.straggling import StragglerSettings
 
 SHARE_STEP = 0.05
@@ -63,8 +68,22 @@ class Verdict:
     """Why it is asked to leave; empty: it is not."""
 
 
+def least_share(settings: RunSettings) -> float | None:
+    """The least share of a round's inner steps that a replica can make; None: any, by time.
+
+    A fragment has one round under way at a time, so there are more than go on meanwhile.
+    """
+    if settings.sync_seconds is not None:
+        return None
+    return max(1, settings.overlap_steps) / settings.sync_every
+
+
 def look(
-    now: float, samples: Sequence[Sample], rules: StragglerSettings, least: int, shares: bool
+    now: float,
+    samples: Sequence[Sample],
+    rules: StragglerSettings,
+    least: int,
+    share: float | None,
 ) -> list[Verdict]:
     """Return a verdict for each replica, in their order.
 
@@ -73,11 +92,12 @@ def look(
         samples: all replicas of a run that hold a lease.
         rules: the run's settings.
         least: its ``min_replicas``.
-        shares: whether replicas count their steps by ``sync_every``, so that fewer can be asked.
+        share: its ``least_share``.
     """
     if len(samples) == 1:
         return [_alone(samples[0])]
-    found = [_judged(now, one, _pace(one, samples), rules, shares) for one in samples]
+    floor = None if share is None else max(share, rules.share_min)
+    found = [_judged(now, one, _pace(one, samples), rules, floor) for one in samples]
     staying = sum(not one.leaves for one in samples)
     if rules.policy != "let-go" or staying <= least or staying < len(samples):
         return found
@@ -89,7 +109,7 @@ def look(
     ]
     if long:
         number = min(long)[1]
-        found[number] = replace(found[number], let_go=_why(found[number], rules))
+        found[number] = replace(found[number], let_go=_why(found[number], rules, floor))
     return found
 
 
@@ -120,8 +140,9 @@ def _alone(one: Sample) -> Verdict:
 
 
 def _judged(
-    now: float, one: Sample, pace: float | None, rules: StragglerSettings, shares: bool
+    now: float, one: Sample, pace: float | None, rules: StragglerSettings, floor: float | None
 ) -> Verdict:
+    """``floor``: the least share that anybody is given; None: none is, by time."""
     mark = one.mark
     if one.leaves:
         return Verdict(replica=one.replica, pace=pace, mark=mark)
@@ -141,10 +162,13 @@ def _judged(
     if not mark.straggles:
         named = f"{one.replica} straggles: {_at(pace)}, for {rules.seconds:g} s."
         events.append(("replica.straggles", named))
-    share = _share(pace, mark.share, rules) if shares else 1.0
+    share = 1.0 if floor is None else _share(pace, mark.share, rules, floor)
+    if floor is None:
+        too_slow = pace < rules.share_min
+    else:
+        too_slow = share <= floor and pace < min(floor, rules.pace_min)
     if share != mark.share:
-        events.append(("replica.steps", _steps(one.replica, share)))
-    too_slow = shares and share <= rules.share_min and pace < rules.share_min
+        events.append(("replica.steps", _steps(one.replica, share, too_slow)))
     least_since = _since(now, mark.least_since, too_slow)
     mark = replace(mark, straggles=True, share=share, least_since=least_since)
     return Verdict(replica=one.replica, pace=pace, mark=mark, events=events)
@@ -155,12 +179,12 @@ def _since(now: float, since: float | None, is_so: bool) -> float | None:
     return (now if since is None else since) if is_so else None
 
 
-def _share(pace: float, has: float, rules: StragglerSettings) -> float:
+def _share(pace: float, has: float, rules: StragglerSettings, floor: float) -> float:
     """The share of a round's steps that takes a replica of this pace as long as the others."""
     if rules.policy == "tell":
         return 1.0
-    share = max(rules.share_min, min(1.0, SHARE_STEP * round(pace / SHARE_STEP)))
-    at_an_end = share in (rules.share_min, 1.0)
+    share = max(floor, min(1.0, SHARE_STEP * round(pace / SHARE_STEP)))
+    at_an_end = share in (floor, 1.0)
     return share if abs(share - has) >= SHARE_CHANGE or at_an_end else has
 
 
@@ -168,16 +192,20 @@ def _at(pace: float) -> str:
     return f"{pace:.2f} times as fast as the others' median"
 
 
-def _steps(replica: str, share: float) -> str:
+def _steps(replica: str, share: float, too_slow: bool) -> str:
     if share == 1.0:
         return f"{replica} makes all inner steps of a round again."
-    return f"{replica} makes {100 * share:.0f} % of a round's inner steps, so that nobody waits."
+    so = "which is the least; the others wait for it still" if too_slow else "so that nobody waits"
+    return f"{replica} makes {100 * share:.0f} % of a round's inner steps, {so}."
 
 
-def _why(verdict: Verdict, rules: StragglerSettings) -> str:
+def _why(verdict: Verdict, rules: StragglerSettings, floor: float | None) -> str:
     assert verdict.pace is not None
+    if floor is None:
+        so = f"so it brings less than {100 * rules.share_min:.0f} % of their inner steps"
+    else:
+        so = f"too slow for even {100 * floor:.0f} % of a round's inner steps"
     return (
-        f"{verdict.replica} is let go: {_at(verdict.pace)}, and too slow for even "
-        f"{100 * rules.share_min:.0f} % of a round's inner steps, for {rules.let_go_seconds:g} s; "
-        "it is draining."
+        f"{verdict.replica} is let go: {_at(verdict.pace)}, and {so}, "
+        f"for {rules.let_go_seconds:g} s; it is draining."
     )

@@ -64,10 +64,8 @@ def _look_at(tx: Transaction, run_row: Run, rows: list[Replica], is_followed: bo
         )
         for row in rows
     ]
-    by_steps = settings.sync_seconds is None and not settings.overlap_eager
-    verdicts = stragglers.look(
-        tx.now, samples, settings.stragglers, settings.min_replicas, by_steps
-    )
+    least, share = settings.min_replicas, stragglers.least_share(settings)
+    verdicts = stragglers.look(tx.now, samples, settings.stragglers, least, share)
     for row, verdict in zip(rows, verdicts, strict=True):
         _take(tx, run_row, row, verdict)
 

@@ -76,7 +76,8 @@ async def patch_settings(
 ) -> RunView:
     """Change live settings from the next round on.
 
-    These are sync_every, sync_seconds, min_round_steps, outer, penalty and codec.
+    These are sync_every, sync_seconds, min_round_steps, quorum, grace_seconds, late, stragglers,
+    outer, penalty and codec.
     """
     return await state.do(runs.patch_settings, run, body)
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from syncline_control.core.stragglers import Mark, Sample, Verdict, look
+from syncline_control.core.stragglers import Mark, Sample, Verdict, least_share, look
+from syncline_proto.settings import RunSettings
 from syncline_proto.straggling import StragglerSettings
 
 LOOK_S = 5.0
@@ -24,7 +25,8 @@ class Race:
 
     rules: StragglerSettings
     least: int = 1
-    shares: bool = True
+    share: float | None = 0.0
+    """The least that a replica can make of a round's steps; None: by time."""
     now: float = 0.0
     marks: dict[str, Mark] = field(default_factory=dict[str, Mark])
     leaving: set[str] = field(default_factory=set[str])
@@ -41,7 +43,7 @@ class Race:
             )
             for name, rate in rates.items()
         ]
-        found = look(self.now, samples, self.rules, self.least, self.shares)
+        found = look(self.now, samples, self.rules, self.least, self.share)
         for one in found:
             self.marks[one.replica] = one.mark
             self.told += [(kind, one.replica) for kind, _ in one.events]
@@ -56,9 +58,9 @@ class Race:
         return self
 
 
-def race(policy: str = "tell", least: int = 1, shares: bool = True, **rules: Any) -> Race:
+def race(policy: str = "tell", least: int = 1, share: float | None = 0.0, **rules: Any) -> Race:
     made = StragglerSettings(policy=policy, **rules)  # type: ignore[arg-type]
-    return Race(made, least=least, shares=shares)
+    return Race(made, least=least, share=share)
 
 
 def test_a_straggler_is_named_after_a_while_and_once_and_so_is_its_return() -> None:
@@ -103,9 +105,60 @@ def test_fewer_steps_take_a_straggler_as_long_as_the_others() -> None:
     assert run.marks["c"].share == 1.0
 
 
-def test_by_time_everybody_makes_as_many_as_he_can() -> None:
-    run = race("let-go", shares=False).go_on(9_999.0, a=2.0, b=2.0, c=0.1)
-    assert run.told == [("replica.straggles", "c")]
+@pytest.mark.parametrize("policy", ["tell", "fewer-steps", "let-go"])
+def test_by_time_everybody_makes_as_many_as_he_can(policy: str) -> None:
+    run = race(policy, share=None).go_on(9_999.0, a=2.0, b=2.0, c=0.6)
+    assert run.told == [("replica.straggles", "c")], "slow, and of use"
+    assert run.marks["c"].share == 1.0
+
+
+def test_by_time_who_brings_less_than_the_least_share_is_let_go() -> None:
+    rates: dict[str, float | None] = {"a": 2.0, "b": 2.0, "c": 0.4}
+    run = race("let-go", share=None).go_on(660.0, **rates)
+    assert not run.leaving
+    (said,) = [one.let_go for one in run.look(rates) if one.let_go]
+    assert said == (
+        "c is let go: 0.20 times as fast as the others' median, and so it brings less than 25 % "
+        "of their inner steps, for 600 s; it is draining."
+    )
+    assert not race("fewer-steps", share=None).go_on(9_999.0, **rates).leaving
+
+
+def test_overlap_leaves_no_fewer_steps_than_go_on_meanwhile() -> None:
+    """Whom these do not help holds up the others, and so it is said; it may be let go."""
+    rates: dict[str, float | None] = {"a": 2.0, "b": 2.0, "c": 0.8}
+    run = race("let-go", share=0.5).go_on(55.0, **rates)
+    said = [text for one in run.look(rates) + run.look(rates) for _, text in one.events]
+    assert said[1:] == [
+        "c makes 50 % of a round's inner steps, which is the least; the others wait for it still."
+    ]
+    run.go_on(595.0, **rates)
+    assert not run.leaving
+    (said,) = [one.let_go for one in run.look(rates) if one.let_go]
+    assert "too slow for even 50 % of a round's inner steps" in said
+    helped = race("let-go", share=0.5).go_on(9_999.0, a=2.0, b=2.0, c=1.1)
+    assert not helped.leaving and helped.marks["c"].share == pytest.approx(0.55)
+
+
+def test_with_a_whole_round_of_delay_nobody_makes_fewer_and_who_straggles_is_let_go() -> None:
+    run = race("let-go", share=1.0).go_on(9_999.0, a=2.0, b=2.0, c=1.2, d=1.8)
+    assert run.told == [("replica.straggles", "c"), ("let go", "c")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "least"),
+    [
+        ({"sync_every": 8}, 0.125),
+        ({"sync_every": 8, "overlap_steps": 6}, 0.75),
+        ({"sync_every": 8, "overlap_steps": 8, "overlap_eager": True}, 1.0),
+        ({"sync_every": 8, "sync_seconds": 5.0, "overlap_steps": 8}, None),
+    ],
+)
+def test_the_least_share_is_what_a_replica_can_make(
+    settings: dict[str, Any], least: float | None
+) -> None:
+    """A round is over before its replica's next push (``fewer`` in the worker's trigger)."""
+    assert least_share(RunSettings.model_validate(settings)) == least
 
 
 def test_only_whom_the_least_share_does_not_help_is_let_go_and_one_at_a_time() -> None:
@@ -156,12 +209,13 @@ RATES = st.one_of(
     looks=st.lists(st.lists(RATES, min_size=1, max_size=5), min_size=1, max_size=40),
     policy=st.sampled_from(["tell", "fewer-steps", "let-go"]),
     least=st.integers(1, 4),
-    shares=st.booleans(),
+    share=st.sampled_from([None, 0.0, 0.5, 1.0]),
 )
 def test_whatever_is_measured_the_order_is_kept(
-    looks: Sequence[Sequence[float | None]], policy: str, least: int, shares: bool
+    looks: Sequence[Sequence[float | None]], policy: str, least: int, share: float | None
 ) -> None:
-    run = race(policy, least, shares, seconds=10.0, let_go_seconds=20.0)
+    run = race(policy, least, share, seconds=10.0, let_go_seconds=20.0)
+    floor = 1.0 if share is None else max(share, run.rules.share_min)
     for rates in looks:
         names = [f"r{number}" for number in range(len(rates))]
         staying = sum(name not in run.leaving for name in names)
@@ -169,13 +223,13 @@ def test_whatever_is_measured_the_order_is_kept(
         found = run.look(dict(zip(names, rates, strict=True)))
         gone = [one for one in found if one.let_go]
         assert len(gone) <= 1 and (not gone or staying > least), "the minimum stays"
-        assert not gone or (policy, shares) == ("let-go", True)
+        assert not gone or policy == "let-go"
         for one in found:
             assert one.pace is None or 0.0 <= one.pace < math.inf
             was = before.get(one.replica, Mark())
-            assert run.rules.share_min <= one.mark.share <= 1.0
-            assert one.mark.share == 1.0 or (one.mark.straggles and shares and policy != "tell")
-            assert not one.let_go or (was.straggles and was.share == run.rules.share_min)
+            assert floor <= one.mark.share <= 1.0
+            assert one.mark.share == 1.0 or (one.mark.straggles and policy != "tell")
+            assert not one.let_go or (was.straggles and was.share == floor)
             kinds = [kind for kind, _ in one.events]
             assert ("replica.straggles" in kinds) == (one.mark.straggles and not was.straggles)
             assert ("replica.keeps_up" in kinds) == (was.straggles and not one.mark.straggles)

@@ -1,7 +1,8 @@
 """What is asked of Compose, and what is made of its answers.
 
-``docker`` is a stand-in that keeps a project's containers as files: no engine is needed, and none
-is asked what Compose really does with these commands (docs/deployment.md tells what was).
+``docker`` is a stand-in that keeps a project's containers as files: no engine is needed. What
+Compose really does with these commands ``integration/test_compose_engine.py`` asks one, if there is
+one.
 """
 
 from __future__ import annotations

@@ -28,5 +28,11 @@ def test_a_large_dataset_outlasts_an_absence_of_the_control_plane() -> None:
     assert supply.lacking(0, per_second=500.0) == 500 * OUTAGE_S
 
 
+def test_by_time_two_rounds_are_held_however_long_they_are() -> None:
+    big = {"sequences": 10**9, "replicas": 8, "batch": 32, "round_": 2048}
+    assert Supply.of(**big, round_s=600.0).lacking(0, per_second=500.0) == 500 * 2 * 600
+    assert Supply.of(**big, round_s=5.0).lacking(0, per_second=500.0) == 500 * OUTAGE_S
+
+
 def test_a_small_dataset_is_left_for_others() -> None:
     assert Supply.of(sequences=800, replicas=4, batch=8, round_=512).lacking(0, 100.0) == 25

@@ -25,17 +25,28 @@ class Supply:
 
     least: int
     most: int
+    ahead_s: float = OUTAGE_S
+    """Between them, it is what is read in so long."""
 
     @classmethod
-    def of(cls, sequences: int, replicas: int, batch: int, round_: int) -> Supply:
+    def of(
+        cls,
+        sequences: int,
+        replicas: int,
+        batch: int,
+        round_: int,
+        round_s: float | None = None,
+    ) -> Supply:
         """For a dataset of so many ``sequences``, in batches; ``round_``: those between two pushes.
 
-        A batch is held whatever the bounds are.
+        Where rounds are by time, they take ``round_s``, and ``round_`` is a guess until it is known
+        how fast this replica reads. A batch is held whatever the bounds are.
         """
         most = max(batch, sequences // (SHARE * replicas))
-        return cls(least=min(most, max(batch, ROUNDS * round_)), most=most)
+        least = min(most, max(batch, ROUNDS * round_))
+        return cls(least, most, max(OUTAGE_S, ROUNDS * (round_s or 0.0)))
 
     def lacking(self, held: int, per_second: float) -> int:
         """How many to ask for now: up to the target, once half of it is gone."""
-        target = min(self.most, max(self.least, int(per_second * OUTAGE_S)))
+        target = min(self.most, max(self.least, int(per_second * self.ahead_s)))
         return target - held if 2 * held <= target else 0
