@@ -143,14 +143,28 @@ def test_below_the_minimum_a_push_waits_for_more_to_come() -> None:
 
 def test_pushes_of_any_age_within_so_many_rounds_are_taken_and_answered_alike() -> None:
     w = World("a", "b", **PLAIN, window=4, late={"age_max": 2})
-    for _ in range(9):
+    for _ in range(12):
         w.push("a")
         w.closes(ClosedBy.PUSH)
     old = w.push("b", base=1)
-    assert (old.verdict, old.result, old.counts_in) == (pb.VERDICT_ACCEPTED, 10, 0)
-    assert old.weight == pytest.approx((1 + 8 / 4) ** -0.5)
+    assert (old.verdict, old.result, old.counts_in) == (pb.VERDICT_ACCEPTED, 13, 0)
+    assert old.weight == pytest.approx((1 + (11 - 3) / 4) ** -0.5)
     w.closes(ClosedBy.PUSH)
-    assert w.push("b", base=1).verdict == pb.VERDICT_STALE, "nine revisions: over two rounds"
+    assert w.push("b", base=1).verdict == pb.VERDICT_STALE, "twelve: more than two rounds late"
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"late": {"rule": "cosine"}}, {"late": {"age_max": 0}, "window": 4}], ids=str
+)
+def test_of_replicas_of_equal_speed_nobody_is_late_however_many_they_are(how: Any) -> None:
+    w, bases, told = World(*"abcd", **PLAIN, **how), dict.fromkeys("abcd", 0), list[float]()
+    for replica in 6 * "abcd":
+        pushed = w.push(replica, base=bases[replica])
+        assert pushed.verdict == pb.VERDICT_ACCEPTED
+        bases[replica] = w.closes(ClosedBy.PUSH).saved.revision
+        told.append(pushed.weight)
+    assert w.core.saved.window.size == 4
+    assert told[-12:] == [1.0] * 12, "though each base is three revisions old"
 
 
 # Weights, ages and the guard
