@@ -42,8 +42,8 @@ class OuterSettings(Section):
     restart_every: int | None = Field(default=None, ge=1, le=1_000_000)
     """The momentum begins anew, from 0, with every so many rounds; None: never."""
     age_guard: float | None = Field(default=2.0, gt=0, le=100)
-    """Factor of the bound that the mean age of pushes sets the lr, where rounds do not wait
-    (``asynchronous``) and it is over one round; None: none."""
+    """Factor of the bound that the mean age of pushes' bases sets the lr, where rounds do not
+    wait (``asynchronous``) and it is over one round; None: none."""
 
 
 class PenaltySettings(Section):
@@ -73,9 +73,9 @@ class LateSettings(Section):
     """Pushes whose round has closed without them, and which count in a later one."""
 
     age_max: int | None = Field(default=None, ge=0, le=1_000)
-    """S: so many rounds may a push's base lie behind; older ones are moved onto the newest
-    revision by their replica. None: 2 where rounds close without everyone (``quorum``,
-    ``asynchronous``), else 0."""
+    """S: so many rounds may a push's base lie behind (``asynchronous``: of the window's N pushes,
+    beyond N - 1); older ones are moved onto the newest revision by their replica. None: 2 where
+    rounds close without everyone (``quorum``, ``asynchronous``), else 0."""
     rule: Literal["polynomial", "cosine"] = "polynomial"
     """What age leaves of a push's weight: (1 + age)^-power (FedAsync, 1903.03934), or
     e^(-decay age) times a cosine that closes just past ``age_max`` (CGAD, 2605.09126)."""

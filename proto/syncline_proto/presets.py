@@ -23,7 +23,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Of four times as many steps the norm is two to four times as large, for which exp(-G/T) would
     # give a push a third to a sixth of the others' weight; its share of the steps makes up for it.
     "a-edit": {"sync_seconds": 600.0, "penalty": {"step_power": 1.0}},
-    # By time, everybody's steps are in proportion to its speed (dynamic local updates).
+    # By time, everybody's steps are in proportion to its speed (dynamic local updates). How long
+    # the synchronous phase before it should be (``warmup_steps``) goes by the run's budget.
     "async": {
         "asynchronous": True,
         "sync_seconds": 600.0,

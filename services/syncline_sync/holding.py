@@ -281,7 +281,8 @@ class Holding:
         if radii is not None:
             await self._compute(radii.lengthen, accumulator)
         rules = closing.outer.direction
-        if not rules.enabled:
+        forgets = closing.carry is not None and closing.carry.keep == 0.0
+        if forgets or not rules.enabled:
             return None
         scale = closing.pushes / closing.total_weight
         return await self._compute(

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chaos.reference import Float32, Folded, advanced, bf16, decoded, merged
+from chaos.reference import Float32, Folded, Window, advanced, bf16, decoded, merged
 from syncline_proto.codec import crc32c
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -78,7 +78,9 @@ class Line:
     tokens: list[int] = field(default_factory=list)
     contributions: list[list[Row]] = field(default_factory=list)
     published: dict[int, bytes] = field(default_factory=dict)
-    """The newest three revisions in bf16, as everyone must get them, and may push from them."""
+    """The newest revisions in bf16, as everyone must get them, and may push from them."""
+    window: Window | None = None
+    """Of a run whose rounds do not wait."""
     epoch: int = 1
     seen: Seen | None = None
     """The one after ``revision``, if that is out."""
@@ -97,6 +99,13 @@ class Ledger:
         self._folders, self._settings = folders, settings
         self._behind = settings.durability == "async"
         self.lines = [Line(np.zeros(n, np.float32), np.zeros(n, np.float32)) for n in sizes]
+        size = settings.window or 1
+        if settings.asynchronous:
+            for line in self.lines:
+                line.window = Window(size)
+        self._window = size
+        self._oldest = settings.age_max * size + size - 1
+        """Revisions that the base of a push may lie behind which counts."""
         self.sent: dict[Key, Sent] = {}
         self.committed: dict[Key, int] = {}
         self.twice = 0
@@ -130,7 +139,9 @@ class Ledger:
             base, result = sent.header.base_revision, answer.result_revision
             if answer.counts_in:
                 assert answer.counts_in == result + 1, sent.key
-                assert 0 < result - base <= self._settings.age_max, sent.key
+                assert 0 < result - base <= self._oldest, sent.key
+            elif self._settings.asynchronous:
+                assert 0 < result - base <= self._oldest + 1, sent.key
             else:
                 assert result == base + 1, sent.key
         return sent.judged
@@ -224,7 +235,9 @@ class Ledger:
             if row["verdict"] == pb.VERDICT_ACCEPTED:
                 self.rescaled += row["rescale"] != 1.0
                 if row["folded"] > 0.0:  # or so loud that its weight is no number any more
-                    kept = (1.0 + age) ** -self._settings.late.power
+                    rounds = max(0, age - self._window + 1) / self._window
+                    kept = (1.0 + rounds) ** -self._settings.late.power
+                    assert line.window is None or row["folded"] <= 2.0 * kept, key
                     pushes.append(Folded(sent.values(), row["folded"], row["rescale"], kept))
                 tokens += sent.header.tokens if number else 0
             else:
@@ -238,8 +251,11 @@ class Ledger:
             own = saved["reports"][-1]
             assert own["revision"] == number
             line.parameters, line.momentum = merged(
-                line.parameters, line.momentum, pushes, self._settings.outer, own["clip_factor"]
-            )
+                line.parameters, line.momentum, pushes, self._settings.outer, own["clip_factor"],
+                line.window,
+            )  # fmt: skip
+            accepted = [age for _, verdict, age in rows if verdict == pb.VERDICT_ACCEPTED]
+            self._see_window(line, saved, accepted)
         published = self._published(line, number)
         where = f"fragment {fragment}, revision {number}"
         if line.seen is not None:
@@ -255,7 +271,14 @@ class Ledger:
         line.tokens.append(tokens)
         line.contributions.append(rows)
         line.published[number] = published
-        line.published.pop(number - 3, None)
+        line.published.pop(number - 1 - max(2, self._oldest), None)
+
+    def _see_window(self, line: Line, saved: dict[str, Any], ages: list[int]) -> None:
+        """Go on with the window, which must be stored as ours."""
+        if line.window is not None:
+            line.window = line.window.after(ages)
+            theirs = {name: saved["window"][name] for name in ("size", "done", "number", "age")}
+            assert theirs == asdict(line.window), "the window stands elsewhere"
 
     def _published(self, line: Line, number: int) -> bytes:
         """What everyone must get of a revision whose parameters are known."""
@@ -277,7 +300,7 @@ class Ledger:
         if sent.header.kind != pb.PUSH_KIND_PARAMETERS:
             base = number - 1 - age
             assert sent.header.base_revision == base, f"{key} is in {number}, its age is {age}"
-            assert 0 <= age <= self._settings.age_max, f"{key} is too old: {age}"
+            assert 0 <= age <= self._oldest, f"{key} is too old: {age}"
             value = self.lines[key[2]].published[base]
             assert sent.anchor == crc32c(value), f"{key} is from another revision {base}"
         self.committed[key] = number

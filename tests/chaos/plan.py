@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum
 
@@ -48,8 +51,21 @@ class Plan:
     """How likely it registers anew before a push, whatever its other fragments are at."""
     slow: str = ""
     """Who often sleeps through a round or two: it comes late where others do not wait for it."""
+    turns: tuple[AbstractAsyncContextManager[object], ...] = ()
+    """One for each fragment, in which a push is sent and its result is read."""
     until: list[int] | None = None
     """The revision at which each fragment stops; None while the storm goes on."""
+
+    def __post_init__(self) -> None:
+        """Where every push makes a revision, one at a time: else some go before they are read."""
+        alone = self.settings.asynchronous
+        fragments = self.layout.fragments
+        self.turns = tuple(asyncio.Lock() if alone else contextlib.nullcontext() for _ in fragments)
+
+    @property
+    def rounds(self) -> int:
+        """How many revisions a round of all replicas comes to."""
+        return self.settings.window or 1
 
     def is_over(self, fragment: int, revision: int) -> bool:
         return self.until is not None and revision >= self.until[fragment]

@@ -37,6 +37,37 @@ class Folded:
     """What its age has left of its weight: 1 if it was in time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where a window of a run stands whose rounds do not wait, before its next push."""
+
+    size: int
+    done: int = 0
+    number: int = 0
+    """Windows that are over."""
+    age: float = 0.0
+    """The running mean of how far bases lay behind, in rounds of ``size`` revisions."""
+
+    def after(self, ages: Sequence[int]) -> Window:
+        """With accepted pushes more, whose bases lay so many revisions behind."""
+        age = self.age
+        for revisions in ages:
+            age += 0.1 * (revisions / self.size - age)
+        done = self.done + len(ages)
+        over = done >= self.size
+        return Window(self.size, 0 if over else done, self.number + over, age)
+
+    def numbers(self, outer: OuterSettings, pushes: int) -> tuple[float, float, float]:
+        """What the momentum is scaled by, and ahead of it the parameters, in the next step; lr."""
+        restarts = outer.restart_every and self.number % outer.restart_every == 0
+        keep = 1.0 if self.done else 0.0 if restarts else outer.momentum
+        ahead = outer.momentum if self.done + pushes >= self.size else 0.0
+        if outer.age_guard is None or self.age <= 1.0:
+            return keep, ahead, outer.lr
+        bound = 2.0 * math.sin(math.pi / (4.0 * self.age + 2.0))
+        return keep, ahead, min(outer.lr, outer.age_guard * (1.0 - outer.momentum) * bound)
+
+
 def decoded(payload: bytes, codec: pb.Codec.ValueType) -> Float32:
     """What a payload of fp32, bf16 or int8 says."""
     if codec == pb.CODEC_FP32:
@@ -97,8 +128,12 @@ def merged(
     pushes: Sequence[Folded],
     outer: OuterSettings,
     clip: float | None,
+    window: Window | None = None,
 ) -> tuple[Float32, Float32]:
-    """Parameters and momentum after a round; ``clip`` is the factor that the service recorded."""
+    """Parameters and momentum after a round; ``clip`` is the factor that the service recorded.
+
+    ``window`` is that of a run whose rounds do not wait: what is folded is divided by its size.
+    """
     if not pushes:
         assert clip is None, "nothing was there to be clipped"
         return parameters, momentum
@@ -108,10 +143,15 @@ def merged(
             accumulator = accumulator * np.float32(push.rescale)
         accumulator = accumulator + push.values * np.float32(push.folded)
         total = total * push.rescale + push.folded / push.kept
+    keep, ahead, rate, of = outer.momentum, outer.momentum, outer.lr, 1
+    if window is not None:
+        keep, ahead, rate = window.numbers(outer, len(pushes))
+        of = window.size
+        total = float(of)
     norm = math.sqrt(float(np.sum(np.square(accumulator, dtype=np.float64)))) / total
-    ours = 1.0 if outer.clip is None else min(1.0, outer.clip / (norm + 1e-6))
+    ours = 1.0 if outer.clip is None else min(1.0, outer.clip / of / (norm + 1e-6))
     assert clip is not None and math.isclose(clip, ours, rel_tol=DIGITS), f"{clip}, and not {ours}"
-    mu, lr = np.float32(outer.momentum), np.float32(outer.lr)
     d = np.multiply(accumulator, np.float32(clip / total), dtype=np.float32)
-    v = momentum * mu + d
-    return parameters - (d + v * mu) * lr, v  # pyright: ignore[reportReturnType]
+    v = momentum * np.float32(keep) + d
+    step = (d + v * np.float32(ahead)) * np.float32(rate)
+    return parameters - step, v  # pyright: ignore[reportReturnType]

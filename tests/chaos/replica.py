@@ -88,9 +88,12 @@ class Replica:
             seq += 1
             sent = self._sent(push, life, seq, base)
             await self._sleep(random, fragment, base)
-            end, seen = await self._settled(sent, base, late)
+            async with self._plan.turns[fragment]:
+                end, seen = await self._settled(sent, base, late)
+                if end is End.FENCED:
+                    await self._live(life)
+                    await self._look(fragment)
             if end is End.FENCED:
-                await self._live(life)
                 continue
             if end is not End.STALE or base.revision < 0:
                 push = None
@@ -103,7 +106,7 @@ class Replica:
             await asyncio.sleep(self._plan.settings.timeouts.round_deadline_s * 1.2)
         if self.name != self._plan.slow or base.revision < 0 or random.random() > NAPS:
             return
-        until = base.revision + 1 + random.choice(len(ROUNDS), p=ROUNDS)
+        until = base.revision + self._plan.rounds * (1 + random.choice(len(ROUNDS), p=ROUNDS))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(NAP_S):
                 while self._ledger.lines[fragment].newest < until:
@@ -246,6 +249,23 @@ class Replica:
         epoch, revision = header.epoch, header.revision
         self._ledger.heard(self.name, fragment, epoch, revision, header.committed_tokens)
         return Anchor(revision, epoch, crc32c(payload), header.instance, header.value, payload)
+
+    async def _look(self, fragment: int) -> None:
+        """See the newest revision as somebody who only looks: what one's last life may have left.
+
+        Where others make one after another it would go unread.
+        """
+        request = pb.PullRequest(run=RUN, fragment=fragment, newest=True)
+        while self._plan.settings.asynchronous and self._ledger.committed:
+            try:
+                header, chunks = await pulled(self._stub(fragment), request, PULL_S)
+            except grpc.aio.AioRpcError as error:
+                if code_of(error) == "REVISION_GONE":
+                    return  # there is none yet
+                await self._again(fragment, error)
+                continue
+            self._ledger.pulled(fragment, header, b"".join(chunks))
+            return
 
     async def _again(self, fragment: int, error: grpc.aio.AioRpcError) -> None:
         """Wait a moment before a call that failed is made again.

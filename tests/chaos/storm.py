@@ -60,7 +60,7 @@ class Figures:
     went_back: int
     """Revisions that were published, and lost in a kill: none unless durability is async."""
     late: int
-    """Pushes that are committed with an age: none without a quorum."""
+    """Pushes that are committed with an age: none where rounds wait for everyone."""
     differences: int
     """Pulls that were answered with one."""
     seconds: float
@@ -80,7 +80,8 @@ class Storm:
     deadline_s: float = 20.0
     durability: str = "commit"
     quorum: int | None = None
-    """With it the last replica is slow."""
+    """With it the last replica is slow; and so it is where rounds do not wait."""
+    strategy: str = "edit"
     down: str = "bf16"
     tell: Callable[[str], None] = lambda _: None
     killed: int = field(default=0, init=False)
@@ -119,9 +120,13 @@ class Storm:
         )
 
     async def _pass(self) -> None:
+        alone = self.strategy == "async"  # who is last has nobody beside it
         settings = RunSettings.model_validate(
             {
-                "min_replicas": 2,
+                "strategy": self.strategy,
+                "sync_seconds": None,
+                "window": REPLICAS if alone else None,
+                "min_replicas": 1 if alone else 2,
                 "quorum": self.quorum,
                 "durability": self.durability,
                 "codec": {"up": "bf16", "down": self.down},
@@ -141,7 +146,7 @@ class Storm:
             tuple(TensorSpec(f"w{i}", (n,), "float32") for i, n in enumerate(SIZES)),
             tuple(FragmentSpec(f"f{i}", (Box(i, (0,), (n,)),)) for i, n in enumerate(SIZES)),
         )
-        slow = f"replica-{REPLICAS - 1}" if self.quorum else ""
+        slow = f"replica-{REPLICAS - 1}" if settings.age_max else ""
         plan = Plan(self.seed, settings, layout, self.stall, self.rebirth, slow)
         self.cluster.post("/runs", {"name": RUN, "settings": settings.model_dump(mode="json")})
         replicas = [

@@ -50,6 +50,17 @@ def test_where_rounds_do_not_wait_for_everyone_what_came_late_counts_once_and_wi
 
 
 @pytest.mark.long
+def test_where_no_round_waits_a_window_and_its_momentum_outlive_every_kill(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        storm = Storm(cluster, SEED, FEW_KILLS, strategy="async", down="int8")
+        figures = storm.run()
+    assert (figures.lost, figures.twice) == (0, 0), storm.ledger.lost()
+    assert figures.kills >= FEW_KILLS and figures.accepted >= REPLICAS * len(SIZES)
+    assert figures.late > 0
+    assert all(line.window and line.window.number > 0 for line in storm.ledger.lines)
+
+
+@pytest.mark.long
 def test_services_that_share_a_run_are_killed_one_at_a_time(tmp_path: Path) -> None:
     with Cluster(tmp_path, shards=2) as cluster:
         storm = Storm(cluster, SEED, FEW_KILLS)

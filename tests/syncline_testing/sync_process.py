@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from syncline_proto.codec import Float32
 from syncline_proto.rest import Member, Membership, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -79,7 +80,7 @@ class Process:
         request = pb.OpenRunRequest(run=RUN, replica="a", incarnation=1, layout=LAYOUT.to_proto())
         self.stub.OpenRun(request, timeout=20)
 
-    def push(self, value: float, replica: str, **header: Any) -> pb.PushResponse:
+    def push(self, value: float | Float32, replica: str, **header: Any) -> pb.PushResponse:
         values = np.full(SIZE, value, np.float32)
         usual = {
             "run": RUN, "epoch": 1, "incarnation": 1, "seq": 1, "ranks": 1, "inner_steps": 1,
@@ -89,9 +90,12 @@ class Process:
         whole = pb.PushHeader(replica=replica, **{**usual, **header})
         return self.stub.Push(iter(list(iter_push(whole, values))), timeout=20)
 
-    def pull(self, revision: int) -> np.ndarray:
+    def payload(self, revision: int) -> bytes:
         parts = list(self.stub.Pull(pb.PullRequest(run=RUN, revision=revision), timeout=20))
-        return np.frombuffer(b"".join(p.chunk.data for p in parts[1:]), np.float32)
+        return b"".join(p.chunk.data for p in parts[1:])
+
+    def pull(self, revision: int) -> np.ndarray:
+        return np.frombuffer(self.payload(revision), np.float32)
 
 
 @contextmanager

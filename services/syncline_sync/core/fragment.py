@@ -23,6 +23,7 @@ from syncline_sync.core import detector, ended, policy, refusals, weights
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.record import ClosedBy, Closing, Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
+from syncline_sync.core.staleness import oldest
 from syncline_sync.core.window import Window, forgotten
 
 ACCEPTED = pb.VERDICT_ACCEPTED
@@ -267,7 +268,7 @@ class Fragment:
         """STALE for a push whose round has closed, or that already has a push in the open one."""
         settings, r = self.settings, self._round
         size = self._window().size if settings.asynchronous else 1
-        limit, age = settings.age_max * size, self._age(push)
+        limit, age = oldest(settings.age_max, size), self._age(push)
         late = refusals.late(self.saved, settings.warmup_steps, limit, push)
         return late or refusals.another(r, self.saved.revision, push.replica, is_late=age > 0)
 

@@ -24,8 +24,8 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import weights
 from syncline_sync.core.detector import Finding
 from syncline_sync.core.record import Contribution, Kind, WholePush
-from syncline_sync.core.staleness import age_factor
-from syncline_sync.core.window import Window
+from syncline_sync.core.staleness import age_factor, rounds_late
+from syncline_sync.core.window import WEIGHT_MIN, Window
 
 
 @dataclass(slots=True)
@@ -103,7 +103,9 @@ class Round:
                     self.entries[key] = replace(c, weight=c.weight * rescale)
             size = self.window.size if self.window else 1
             self.total = self.total * rescale + weight if self.window is None else float(size)
-            weight *= age_factor(settings.late, age / size, settings.age_max)
+            weight *= age_factor(settings.late, rounds_late(age, size), settings.age_max)
+            if self.window is not None:
+                weight = max(weight, WEIGHT_MIN)
         entered = Contribution(
             replica=push.replica,
             incarnation=push.incarnation,

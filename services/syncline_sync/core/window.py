@@ -6,13 +6,17 @@ of the outer optimizer, g_i = min(w_i, 2) a_i D_i, and m the momentum that the l
     theta -= lr g_i / N                                            with each of the first N - 1
     m = mu m + (sum of g_i) / N ;  theta -= lr (mu m + g_N / N)    with the last
 
-So N pushes of no age and equal weight are one step of Nesterov's on their mean. The paper keeps the
-sum in a buffer beside m. Here it grows inside m, which nothing reads before the window ends, so it
-takes no memory: the first push scales m by mu, and each adds g_i / N. With the paper's c > 0 every
-push would read m, too; it found c = 0 best.
+So N pushes of equal weight, none late, are one step of Nesterov's on their mean. The paper keeps
+the sum in a buffer beside m. Here it grows inside m, which no step takes before the window ends, so
+it takes no memory: the first push scales m by mu, and each adds g_i / N. With the paper's c > 0
+every step would take m, too; it found c = 0 best. Where directions are corrected (``direction``),
+a push's is by m as it stands, with what the window has brought so far.
+
+Pushes that waited for the minimum are one step, and all of one window, which then may end with more
+than N of them.
 
     w_i  as in a round (EDiT's), but against the last N pushes: it is 1 where all are alike
-    a_i  what the push's age leaves, in rounds of N revisions (``staleness``)
+    a_i  what the push's age leaves, which begins with the N-th revision (``staleness``)
 
 Pure; what is remembered is a ``Window``.
 """
@@ -30,8 +34,12 @@ from syncline_sync.core.weights import Scale
 WEIGHT_MAX = 2.0
 """Of a push, where the mean of its window is 1."""
 
+WEIGHT_MIN = 1e-30
+"""Of a push that counts, whatever its norm and age leave of it: so it is folded, and its step made,
+which at a window's beginning and end is more than its part of the sum."""
+
 AGE_EMA = 0.1
-"""Of a push's age in the running mean."""
+"""Of a push's base in the running mean of their age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ class Window:
     number: int = 0
     """Windows that are over."""
     age: float = 0.0
-    """Running mean of the pushes' age, in rounds."""
+    """Running mean of how far the pushes' bases lie behind, in rounds; on time or not."""
     recent: tuple[tuple[float, int], ...] = ()
     """Norm and inner steps of the last ``size`` pushes."""
 
@@ -91,7 +99,7 @@ class Window:
 
 
 def guarded(outer: OuterSettings, age: float) -> OuterSettings:
-    """The outer optimizer with its lr bounded by the mean age d of pushes, in rounds.
+    """The outer optimizer with its lr bounded by the mean age d of pushes' bases, in rounds.
 
         lr <= age_guard (1 - mu) 2 sin(pi / (4 d + 2))        where d > 1
 

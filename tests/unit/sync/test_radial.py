@@ -13,7 +13,7 @@ from syncline_proto.codec import Float32, encode
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import Payload
-from syncline_sync.core.radial import Radii
+from syncline_sync.core.radial import CANCELLED, SHORT, Radii
 from syncline_testing.pure import payload_of
 
 EDGES = (0, 7, 8, 40)
@@ -73,11 +73,32 @@ def test_the_mean_of_orthonormal_pushes_is_as_long_as_they_are() -> None:
     assert np.isclose(np.linalg.norm(np.mean(pushes, axis=0)), 8**-0.5)
 
 
-@given(seeds, st.floats(-1e-3, 1e-3))
-def test_directions_that_cancel_out_leave_nothing_as_the_mean_does(seed: int, more: float) -> None:
+@given(seeds, st.floats(0.1, 10), weights_of)
+def test_of_directions_that_cancel_out_a_short_tensor_has_the_mean_and_a_long_one_nothing(
+    seed: int, longer: float, weight: float
+) -> None:
     push = push_of(seed)
-    result = averaged([push, -push * np.float32(1 + more)], [1.0, 1.0])
-    assert np.linalg.norm(result) <= 1e-3 * np.linalg.norm(push)
+    other = -push * np.float32(longer)
+    result = averaged([push, other], [weight, weight])
+    assert EDGES[2] <= SHORT < EDGES[3] - EDGES[2]
+    short = slice(EDGES[0], EDGES[2])
+    size = np.linalg.norm(push) * (1 + longer)
+    assert np.allclose(result[short], ((push + other) / 2)[short], rtol=0, atol=1e-4 * size)
+    assert np.linalg.norm(result[EDGES[2] :]) <= 1e-4 * size
+
+
+@given(st.floats(0.0, 2 * CANCELLED), st.floats(0.1, 10))
+def test_what_nearly_cancels_lies_between_the_mean_and_the_papers_formula(
+    more: float, longer: float
+) -> None:
+    """Of one element: two pushes against each other, one of which has a little more weight."""
+    pushes = [np.ones(1, np.float32), np.full(1, -longer, np.float32)]
+    weights = [1.0 + more, 1.0 - more]
+    mean = float(np.average(pushes, axis=0, weights=weights)[0])
+    length = (weights[0] + weights[1] * longer) / 2
+    share = min(1.0, more / CANCELLED)
+    result = float(averaged(pushes, weights, (0, 1))[0])
+    assert result == pytest.approx(share * length + (1 - share) * mean, abs=1e-3 * (1 + longer))
 
 
 def test_a_tensor_of_zeros_has_no_direction_and_counts_as_short() -> None:
@@ -114,6 +135,14 @@ def test_what_is_rescaled_counts_as_if_it_had_come_with_less(seed: int, rescale:
     expected = averaged([first, second], [2.0 * rescale, 1.0])
     result = sum_ / np.float32(2.0 * rescale + 1.0)
     assert np.allclose(result, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_mean_of_what_cancels_out_is_rescaled_too() -> None:
+    sum_, radii = np.empty(1, np.float32), Radii.none((0, 1))
+    radii.fold(sum_, [payload_of(np.full(1, 1.0, np.float32))], 2.0, is_first=True)
+    radii.fold(sum_, [payload_of(np.full(1, -3.0, np.float32))], 1.0, 0.5)
+    radii.lengthen(sum_)
+    assert sum_ / 2.0 == pytest.approx(-1.0)
 
 
 def test_a_shard_may_end_within_a_tensor_and_hold_several() -> None:

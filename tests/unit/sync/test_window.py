@@ -86,17 +86,37 @@ def test_within_a_window_the_momentum_changes_nothing() -> None:
         assert f.parameters == pytest.approx(theta, rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_restart_forgets_the_momentum_every_so_many_rounds(asynchronous: bool) -> None:
-    outer = {**PLAIN["outer"], "restart_every": 2}
-    f = fragment(**{**PLAIN, "asynchronous": asynchronous, "outer": outer})
+@pytest.mark.parametrize("window", [None, 1, 4], ids=["rounds", "windows of 1", "of 4"])
+def test_a_restart_forgets_the_momentum_every_so_many_rounds(window: int | None) -> None:
+    outer, how = {**PLAIN["outer"], "restart_every": 2}, {"asynchronous": window is not None}
+    f = fragment(**{**PLAIN, **how, "outer": outer, "window": window})
     one = np.ones(SIZE, np.float32)
     seen: list[float] = []
     for _ in range(5):
-        f.push("a", one)
-        f.close()
+        for _ in range(window or 1):
+            passed(f, one)
         seen.append(float(f.momentum[0]))
     assert seen == pytest.approx([1.0, 1.9, 1.0, 1.9, 1.0])
+
+
+@pytest.mark.parametrize("n", [2, 3], ids=["more than it lacks", "what it lacks"])
+def test_pushes_that_waited_for_the_minimum_are_one_step_of_one_window(n: int) -> None:
+    f = fragment(**{**PLAIN, "min_replicas": 3}, window=n)
+    theta, (first, second, third, fourth) = f.parameters.copy(), np.eye(4, SIZE, dtype=np.float32)
+    passed(f, first)
+    f.core.adopt(0.0, {"a": 1, "b": 1}, f.settings, True)
+    f.push("a", second)
+    f.push("b", third)
+    assert f.core.due(0.0) is None
+    f.core.adopt(0.0, f.members, f.settings, True)
+    window = f.close().saved.window
+    assert (window.done, window.number) == (0, 1), "it ends once, and none begins the next"
+    m = (first + second + third) / n
+    theta = theta - 0.7 * (m + 0.9 * m)
+    assert f.parameters == pytest.approx(theta, abs=1e-5)
+    passed(f, fourth)
+    assert f.parameters == pytest.approx(theta - 0.7 * fourth / n, abs=1e-5)
+    assert f.momentum == pytest.approx(0.9 * m + fourth / n, abs=1e-5)
 
 
 def test_the_clip_is_of_a_push() -> None:
@@ -143,19 +163,44 @@ def test_below_the_minimum_a_push_waits_for_more_to_come() -> None:
 
 def test_pushes_of_any_age_within_so_many_rounds_are_taken_and_answered_alike() -> None:
     w = World("a", "b", **PLAIN, window=4, late={"age_max": 2})
-    for _ in range(9):
+    for _ in range(12):
         w.push("a")
         w.closes(ClosedBy.PUSH)
     old = w.push("b", base=1)
-    assert (old.verdict, old.result, old.counts_in) == (pb.VERDICT_ACCEPTED, 10, 0)
-    assert old.weight == pytest.approx((1 + 8 / 4) ** -0.5)
+    assert (old.verdict, old.result, old.counts_in) == (pb.VERDICT_ACCEPTED, 13, 0)
+    assert old.weight == pytest.approx((1 + (11 - 3) / 4) ** -0.5)
     w.closes(ClosedBy.PUSH)
-    assert w.push("b", base=1).verdict == pb.VERDICT_STALE, "nine revisions: over two rounds"
+    assert w.push("b", base=1).verdict == pb.VERDICT_STALE, "twelve: more than two rounds late"
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"late": {"rule": "cosine"}}, {"late": {"age_max": 0}, "window": 4}], ids=str
+)
+def test_of_replicas_of_equal_speed_nobody_is_late_however_many_they_are(how: Any) -> None:
+    w, bases, told = World(*"abcd", **PLAIN, **how), dict.fromkeys("abcd", 0), list[float]()
+    for replica in 6 * "abcd":
+        pushed = w.push(replica, base=bases[replica])
+        assert pushed.verdict == pb.VERDICT_ACCEPTED
+        bases[replica] = w.closes(ClosedBy.PUSH).saved.revision
+        told.append(pushed.weight)
+    assert w.core.saved.window.size == 4
+    assert told[-12:] == [1.0] * 12, "though each base is three revisions old"
 
 
 # Weights, ages and the guard
 
 norms = st.floats(0.01, 100)
+
+
+def test_a_push_of_next_to_no_weight_is_folded_all_the_same() -> None:
+    """The last of a window makes the momentum's step."""
+    penalty = {"ratio_max": 1e9, "z_max": 1e9}
+    w = World("a", **{**PLAIN, "penalty": penalty}, window=4)
+    for norm in (1.0, 1.0, 1.0, 1e6):
+        pushed = w.push("a", norm=norm)
+        assert (pushed.verdict, pushed.weight > 0.0) == (pb.VERDICT_ACCEPTED, True)
+        w.closes(ClosedBy.PUSH)
+    assert pushed.weight < 1e-20 and w.core.saved.window.number == 1
 
 
 @given(recent=st.lists(st.tuples(norms, st.integers(1, 99)), max_size=8), norm=norms)
@@ -197,6 +242,12 @@ def test_the_guard_bounds_the_lr_only_where_pushes_are_old(
         assert bounded == lr
     assert guarded(outer, age + 1.0).lr <= bounded
     assert guarded(outer.model_copy(update={"age_guard": None}), age).lr == lr
+
+
+def test_the_guard_is_the_formula_that_is_printed() -> None:
+    outer = OuterSettings(lr=9.0, momentum=0.9, age_guard=3.0)
+    assert guarded(outer, 2.0).lr == pytest.approx(3 * 0.1 * 2 * math.sin(math.pi / 10), rel=1e-12)
+    assert guarded(outer, 2.0).lr == pytest.approx(0.6 * 0.30901699437, rel=1e-9)
 
 
 def test_the_guard_follows_the_mean_age_of_what_is_pushed() -> None:
