@@ -106,6 +106,7 @@ class Replica(Table):
     state: Mapped[str] = mapped_column(String(16))
     lease_until: Mapped[float]
     lease_s: Mapped[float]
+    heard_at: Mapped[float]
     joined_at: Mapped[float]
     ranks: Mapped[int]
     host: Mapped[str]
@@ -233,4 +234,5 @@ class SyncService(Table):
     shards: Mapped[int]
     instance: Mapped[str]
     lease_until: Mapped[float]
+    heard_at: Mapped[float]
     alive: Mapped[bool]
