@@ -10,11 +10,13 @@ The last line is one line of JSON:
 ``efficiency``: tokens that were committed, over what the processes that were up could have trained
 at their pace; a process is up from when it is started, so what it takes to load counts against it.
 ``longest_wait_s``: the longest that any step of a replica that lived took beyond its pace, whatever
-it waited for. ``tokens_lost``: what the program's own count of accepted pushes, taken from every
-revision's header, has more than the service's count or the ledger of data; ``tokens_twice``: what
-any of these has more than it, or what was in two rounds; ``tokens_torn``: what a kill amid a push
-has left in some fragments alone, which the ledger gives to others. ``late`` are pushes that counted
-with an age. ``compute_share`` is what of the machine's processors all of it used.
+it waited for. Each replica notes by itself which of its pushes were answered ACCEPTED, and of how
+many steps they are: ``tokens_lost`` is what of these no round names, by every revision's header,
+and what those name and the service's count or the ledger of data lacks; ``tokens_twice`` what any
+of them has more. Nobody knows the answer to a push that a kill cut off, the last of that life: it
+may count or not. ``tokens_torn``: of such last pushes, what is in some fragments alone; the ledger
+gives it to others. ``late`` are pushes that counted with an age. ``compute_share`` is what of the
+machine's processors all of it used, who was killed included.
 
     python benchmarks/storm.py [--minutes M] [--every SECONDS] [--seed N]
 
@@ -40,15 +42,16 @@ from typing import Any
 import httpx
 
 import systems
-from accounts import Life, accounts
+from accounts import Life, Pushes, accounts
+from answered import answered
 from asked import at_least
 from network import network
 from paced import LOOK_S, Failed, check_well, tell, wait_until
 from peers.paced_replica import cpu_s
-from peers.stormed_replica import BATCH
+from peers.stormed_replica import ANSWERS, BATCH
 from syncline.launch.ports import free_ports
 from syncline.launch.processes import Command, Crew, Process
-from watched import Counted, Watch, addresses
+from watched import Watch, addresses
 
 RUN, REPLICAS, LEASE_S, STEP_S, EVERY, LENGTH = "storm", 4, 3.0, 0.1, 10, 32
 SETTINGS: dict[str, Any] = {
@@ -158,9 +161,9 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         return storm.measure(watch, api, given)
 
 
-def killed(fragments: Sequence[Counted]) -> set[Life]:
+def killed(books: Sequence[Pushes]) -> set[Life]:
     """The lives after which the same replica has had another: only a kill ends one here."""
-    lives = {life for one in fragments for life in one.own_tokens}
+    lives = {life for book in books for life, _ in book}
     last = dict(sorted(lives))
     return {(name, number) for name, number in lives if number < last[name]}
 
@@ -195,11 +198,15 @@ class Storm:
         watch.settle(SETTLE_S)
         if missed := next((one.missed for one in watch.fragments if one.missed), ""):
             raise Failed(f"Not every revision was seen: {missed}")
+        told = [slot.told.with_suffix(ANSWERS) for slot in self._slots]
+        own = answered(told, len(watch.fragments), STEP_TOKENS)
+        counted = [one.pushes for one in watch.fragments]
         found = accounts(
-            [one.own_tokens for one in watch.fragments],
+            own,
+            counted,
             [one.committed_tokens for one in watch.fragments],
             api.get(f"/runs/{RUN}/data").json()["trained"] * LENGTH,
-            killed(watch.fragments),
+            killed([*own, *counted]),
         )
         return {
             "efficiency": tokens / (up_s / STEP_S * STEP_TOKENS),

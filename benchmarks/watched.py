@@ -1,4 +1,4 @@
-"""A benchmark's own count of what a run has committed: from each revision's header, as it comes.
+"""What a run's rounds name as committed: by each revision's header, as it comes.
 
 One thread for each fragment pulls the headers of all its revisions, one after the other, and no
 values. Knows nothing of what the control plane counts: that is compared with it.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +15,13 @@ from typing import Any
 import grpc
 import httpx
 
-from accounts import Life
+from accounts import Push
 from syncline_proto.status import NEWEST_TRAILER
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
+
+Course = list[tuple[float, int]]
+"""(Seconds, tokens that were committed by then), one after the other."""
 
 CALL_S = 10.0
 AGAIN_S = 0.2
@@ -32,31 +34,31 @@ class Counted:
     revision: int = 0
     committed_tokens: int = 0
     """As the newest header says."""
-    own_tokens: Counter[Life] = field(default_factory=Counter[Life])
-    """Of each life's accepted pushes, each once."""
+    pushes: dict[Push, int] = field(default_factory=dict[Push, int])
+    """The accepted ones, and their tokens, each once."""
     twice_tokens: int = 0
     """Of those that were in a round before."""
     late: int = 0
     """Pushes that counted with an age."""
-    pushes: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]])
-    course: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    """When each revision was seen, and the tokens that were committed then."""
+    courses: dict[str, Course] = field(default_factory=dict[str, "Course"])
+    """Of each replica, as revisions with its pushes were seen."""
     missed: str = ""
     """Why a revision was not seen; empty: all were, and only then is the own count whole."""
 
     def take(self, header: pb.PullHeader) -> None:
         """Count a revision."""
         self.revision, self.committed_tokens = header.revision, header.committed_tokens
-        self.course.append((time.monotonic(), header.committed_tokens))
+        now_s = time.monotonic()
         for push in header.contributions:
             if push.verdict != pb.VERDICT_ACCEPTED:
                 continue
-            key = (push.replica, push.incarnation, push.seq)
+            key = (push.replica, push.incarnation), push.seq
             if key in self.pushes:
                 self.twice_tokens += push.tokens
                 continue
-            self.pushes.add(key)
-            self.own_tokens[push.replica, push.incarnation] += push.tokens
+            self.pushes[key] = push.tokens
+            course = self.courses.setdefault(push.replica, [])
+            course.append((now_s, push.tokens + (course[-1][1] if course else 0)))
             self.late += push.age > 0
 
 

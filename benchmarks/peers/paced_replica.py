@@ -108,13 +108,14 @@ def figures(replica: Replica, launcher: int) -> dict[str, float]:
 
 
 def cpu_s(launcher: int) -> float:
-    """CPU seconds of a process and of all that run below it, as /proc tells."""
+    """CPU seconds of a process and of all that run below it, or did and are reaped."""
     ticks = 0
     for pid in (launcher, *descendants(launcher)):
         with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            # The name in parentheses may hold anything; of what follows it these are user, system.
+            # The name in parentheses may hold anything; of what follows it these are user, system,
+            # and the same of children that it has waited for.
             told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(told[11]) + int(told[12])
+            ticks += sum(map(int, told[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

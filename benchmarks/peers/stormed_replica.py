@@ -1,7 +1,8 @@
 """One replica of ``storm.py``: trains at a fixed pace on leased data, and may be killed.
 
 A step lasts ``step_s``: what its arithmetic leaves of that it sleeps. Whatever makes it longer is a
-wait. How it stands lies in a file that is replaced whole, several times a second.
+wait. How it stands lies in a file that is replaced whole, several times a second; what its pushes
+were answered in another, which outlives it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from answered import note_answers
 from peers.gate import me, place, wait_for
 from peers.paced_replica import Stack
 from syncline import Replica
 
-TELL_S = 0.25
+TELL_S, ANSWERS = 0.25, ".pushes"
 BATCH = 4
 
 
@@ -45,6 +47,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     step_s = float(where["step_s"])
     told = Path(where["told"]) / f"replica-{number}"
+    note_answers(told.with_suffix(ANSWERS))
     data = Numbers(int(where["sequences"]), int(where["length"]))
     with Replica(
         model,

@@ -80,6 +80,16 @@ class EventIn(Request):
     replica: str | None = Field(default=None, max_length=63)
 
 
+class Settled(Request):
+    """Nothing is open in a fragment of lives that are in no membership from this version on.
+
+    All of it that counts has been told before. Said where the membership asks for it.
+    """
+
+    fragment: Count
+    membership: Count
+
+
 class Reports(Request):
     """What a sync service tells of a run, in one batch."""
 
@@ -88,4 +98,7 @@ class Reports(Request):
     )
     events: Annotated[list[EventIn], FailFast()] = Field(
         default_factory=list[EventIn], max_length=10_000
+    )
+    settled: Annotated[list[Settled], FailFast()] = Field(
+        default_factory=list[Settled], max_length=10_000
     )

@@ -264,6 +264,9 @@ class RunMembership(Answer):
     """How often the synchronous phase has started again, where several services share the run."""
     phase_ended: bool = False
     """Every service has all its offers of this phase: each may become revision 1."""
+    settling: int = 0
+    """Leased data of lives that are gone waits until every fragment has said that nothing of theirs
+    is open (``Settled``), as of this version or a later one; 0: none does."""
 
 
 class Membership(Answer):

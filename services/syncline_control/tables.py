@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA = 7
+SCHEMA = 8
 """Grows when the tables change; another number is refused rather than guessed at."""
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")
@@ -106,6 +106,7 @@ class Replica(Table):
     state: Mapped[str] = mapped_column(String(16))
     lease_until: Mapped[float]
     lease_s: Mapped[float]
+    heard_at: Mapped[float]
     joined_at: Mapped[float]
     ranks: Mapped[int]
     host: Mapped[str]
@@ -143,6 +144,8 @@ class Fragment(Table):
     """JSON: [replica, incarnation] of each push in its last round."""
     data: Mapped[str | None]
     """JSON: [trained, excluded], as far as that was told before the run had a dataset."""
+    settled: Mapped[int] = mapped_column(default=0)
+    """Nothing is open in it of lives that this version of the membership does not name."""
 
 
 class DataSpan(Table):
@@ -162,6 +165,7 @@ class DataSpan(Table):
     """In hexadecimal digits."""
     folded: Mapped[bool]
     until: Mapped[float | None]
+    gone: Mapped[int]
 
 
 class DataEpoch(Table):
@@ -230,4 +234,5 @@ class SyncService(Table):
     shards: Mapped[int]
     instance: Mapped[str]
     lease_until: Mapped[float]
+    heard_at: Mapped[float]
     alive: Mapped[bool]

@@ -23,7 +23,7 @@ import structlog
 from pydantic import ValidationError
 
 from syncline_proto.errors import ConfigError, Forbidden, InvalidRequest
-from syncline_proto.reports import EventIn, Reports, RoundReport
+from syncline_proto.reports import EventIn, Reports, RoundReport, Settled
 from syncline_proto.rest import (
     Membership,
     PhaseVote,
@@ -32,7 +32,7 @@ from syncline_proto.rest import (
 )
 from syncline_sync.descriptors import none_left
 from syncline_sync.files import replace_file
-from syncline_sync.report_queue import ReportQueue
+from syncline_sync.report_queue import ReportQueue, Told
 
 log = structlog.get_logger()
 
@@ -172,11 +172,12 @@ class ControlLink:
         while True:
             await self._send(*await self._reports.batch())
 
-    async def _send(self, run: str, batch: list[RoundReport | EventIn]) -> None:
+    async def _send(self, run: str, batch: list[Told]) -> None:
         """Send a batch; one that is cut short is queued again (a round told twice counts once)."""
         reports = Reports(
             rounds=[what for what in batch if isinstance(what, RoundReport)],
             events=[what for what in batch if isinstance(what, EventIn)],
+            settled=[what for what in batch if isinstance(what, Settled)],
         )
         path = f"/v1/runs/{run}/reports"
         try:

@@ -14,9 +14,12 @@ from collections.abc import Sequence
 
 import structlog
 
-from syncline_proto.reports import EventIn, RoundReport
+from syncline_proto.reports import EventIn, RoundReport, Settled
 
 log = structlog.get_logger()
+
+Told = RoundReport | EventIn | Settled
+"""What a control plane is told of a run, in this order."""
 
 FLUSH_S = 0.2
 """Reports wait until none has come for so long: those of a round go together, and behind it."""
@@ -32,7 +35,7 @@ class ReportQueue:
     """What waits for the control plane; past the bound the oldest is dropped."""
 
     def __init__(self) -> None:
-        self._items: deque[tuple[str, RoundReport | EventIn]] = deque()
+        self._items: deque[tuple[str, Told]] = deque()
         self._filled = asyncio.Event()
         self._put_at_s = -math.inf
         self.dropped = 0
@@ -43,7 +46,7 @@ class ReportQueue:
         self.settled = 0
         """Tickets below it need not be told again: they were taken, refused, or dropped before."""
 
-    def put(self, run: str, what: RoundReport | EventIn) -> int:
+    def put(self, run: str, what: Told) -> int:
         """Let it wait behind the others; return its ticket, which ``settled`` passes one day."""
         if len(self._items) >= QUEUE_MAX:
             self._items.popleft()
@@ -56,7 +59,7 @@ class ReportQueue:
         self._filled.set()
         return self._put - 1
 
-    def put_back(self, run: str, batch: Sequence[RoundReport | EventIn]) -> None:
+    def put_back(self, run: str, batch: Sequence[Told]) -> None:
         """A batch that may not have been taken is the oldest once more, as far as there is room."""
         free = min(QUEUE_MAX - len(self._items), len(batch))
         self.dropped += len(batch) - free
@@ -78,7 +81,7 @@ class ReportQueue:
     def __len__(self) -> int:
         return len(self._items)
 
-    async def batch(self) -> tuple[str, list[RoundReport | EventIn]]:
+    async def batch(self) -> tuple[str, list[Told]]:
         """Wait for something, then for its companions; take the oldest of one run."""
         if not self._items:
             self._filled.clear()
@@ -90,7 +93,7 @@ class ReportQueue:
             await asyncio.sleep(until_s - now_s)
             now_s = time.monotonic()
         run = self._items[0][0]
-        batch: list[RoundReport | EventIn] = []
+        batch: list[Told] = []
         while self._items and self._items[0][0] == run and len(batch) < BATCH_MAX:
             batch.append(self._items.popleft()[1])
         self._upto = self._put - len(self._items)

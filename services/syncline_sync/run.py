@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -20,7 +20,7 @@ from syncline_proto.codec import codec_of
 from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError, Unreachable
 from syncline_proto.layout import Layout, difference
 from syncline_proto.owners import Seat
-from syncline_proto.reports import EventIn, RoundReport
+from syncline_proto.reports import EventIn
 from syncline_proto.rest import (
     PhaseVote,
     RunMembership,
@@ -36,7 +36,8 @@ from syncline_sync.lull import Lull
 from syncline_sync.metrics import Metrics
 from syncline_sync.places import Places
 from syncline_sync.pool import P, T, compute
-from syncline_sync.runner import Adopt, Runner, Surroundings
+from syncline_sync.report_queue import Told
+from syncline_sync.runner import Adopt, Runner, Surroundings, Word
 from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
@@ -59,7 +60,7 @@ LITTLE_ROOM = (
     "until it is cut. Give the sync service --staging-bytes {wanted} or more."
 )
 
-Report = Callable[[str, RoundReport | EventIn], int]
+Report = Callable[[str, Told], int]
 """(run, what): goes to the control plane when it can; its ticket."""
 
 
@@ -162,6 +163,7 @@ class RunHost:
         self._shared = shared
         self._store, self.epoch = RunStore(shared.root, name), recalled.epoch
         self._running, self._is_ending = True, False
+        self._word = Word()
         self._phase: tuple[int, bool] | None = None
         """The control plane's last word on the synchronous phase: its number, whether it ended."""
         self._ending = Ending(())
@@ -184,8 +186,9 @@ class RunHost:
         await self._shared.at_disk(self._store.save_settings, settings)
         self._kept = settings
 
-    def adopt(self, membership: RunMembership) -> None:
+    def adopt(self, membership: RunMembership, word: Word) -> None:
         """Take over members, settings and state; every fragment hears of it in its own order."""
+        self._word = replace(word, settling=membership.settling)
         self.settings = membership.settings
         self.members = {m.replica: m.incarnation for m in membership.members}
         self._running = membership.state is RunState.RUNNING
@@ -297,8 +300,7 @@ class RunHost:
             disk=self._shared.disk,
             lull=self._shared.lull,
             metrics=self.metrics,
-            tell_round=lambda report: self._shared.report(self.name, report),
-            tell=lambda event: self._shared.report(self.name, event),
+            tell=lambda what: self._shared.report(self.name, what),
             settled=self._shared.settled,
             ending=self._ending,
             look=self._look,
@@ -347,4 +349,4 @@ class RunHost:
                 lambda f, r, incarnation: self.runners[f].core.fenced(self.members, r, incarnation)
             )
         for runner in self.runners.values():
-            runner.adopt(Adopt(self.members, self.settings, self._running))
+            runner.adopt(Adopt(self.members, self.settings, self._running, self._word))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import EMBEDDINGS, FragmentSpec
 from syncline_proto.ranges import Range
-from syncline_proto.reports import EventIn, RoundReport
+from syncline_proto.reports import EventIn, RoundReport, Settled
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.ending import Ending
@@ -31,6 +31,7 @@ from syncline_sync.lull import Lull
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.report import round_report, standing_report
+from syncline_sync.report_queue import Told
 from syncline_sync.sources import FEW_SPANS
 from syncline_sync.staged import Staged
 from syncline_sync.staging import Staging, away
@@ -44,12 +45,23 @@ KIND = {
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """Which of the control plane's words on the run it is."""
+
+    instance: str = ""
+    version: int = 0
+    settling: int = 0
+    """It asks who has settled as of this version, or a later one; 0: it does not."""
+
+
+@dataclass(frozen=True, slots=True)
 class Adopt:
     """The run's members, settings or state have changed."""
 
     members: Mapping[str, int]
     settings: RunSettings
     running: bool
+    word: Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +76,8 @@ class Surroundings:
     disk: Disk
     lull: Lull
     metrics: RunMetrics
-    tell_round: Callable[[RoundReport], int]
-    tell: Callable[[EventIn], int]
-    """A line for the run's event log."""
+    tell: Callable[[Told], int]
+    """What the control plane is to hear, in this order."""
     settled: Callable[[], int]
     """Below which tickets all has been heard that was told."""
     ending: Ending
@@ -118,6 +129,8 @@ class Runner:
         if not self.core.synchronous:
             self._end_gradients()
         around.metrics.stands(number, self.core.saved)
+        self._word, self._said = Word(), 0
+        """The last word adopted, and the version as of which we have said that we have settled."""
         self._untold = Untold()
         for report in stored.reports:
             self._tell_round(report)
@@ -205,7 +218,11 @@ class Runner:
             if self.latest.gradient_step:
                 self.latest = self.core.saved
                 self._around.metrics.stands(self.number, self.latest)
-                self._around.tell_round(self.standing())
+                self._around.tell(self.standing())
+        if change.word.instance != self._word.instance:
+            self._said = 0  # another database may not have it
+        self._word = change.word
+        self._settle()
         if (ending.phase, ending.vote) != before:
             self._around.look()
 
@@ -263,6 +280,7 @@ class Runner:
         for sentence in closing.told:
             self._tell("fragment.norms", sentence)
         self._tell_round(made[0].model_copy(update={"seconds": seconds}))
+        self._settle()
 
     def _report(self, closing: Closing, outcome: Outcome | None) -> RoundReport:
         """The round as it is now, before its commit."""
@@ -272,7 +290,17 @@ class Runner:
         )
 
     def _tell_round(self, report: RoundReport) -> None:
-        self._untold.told(self._around.tell_round(report), report.model_dump_json())
+        self._untold.told(self._around.tell(report), report.model_dump_json())
+
+    def _settle(self) -> None:
+        """Say, where that is asked, that nothing is open of lives that are gone; once it is so.
+
+        After what was committed of them, which has been told by now.
+        """
+        is_there = self.holding.revisions.newest is not None
+        if is_there and self._said < self._word.settling and self.core.has_settled:
+            self._said = self._word.version
+            self._around.tell(Settled(fragment=self.number, membership=self._said))
 
     def _end_gradients(self) -> None:
         why = "gradient_step: the synchronous phase is over; pull revisions."

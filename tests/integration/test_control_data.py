@@ -163,19 +163,42 @@ async def test_what_is_given_back_goes_to_the_next_who_asks(api: httpx.AsyncClie
     assert await given(api, "b", 10) == [[0, 5, 9], [0, 30, 36]]
 
 
-async def test_a_lost_life_keeps_its_data_for_as_long_as_a_round_may_be_open(
+async def asks_who_has_settled(api: httpx.AsyncClient) -> tuple[int, int]:
+    """As of which version of the membership it asks fragments for their word, and its own."""
+    membership = (await api.get("/v1/membership?wait_s=0")).json()
+    return membership["runs"][0]["settling"], membership["version"]
+
+
+async def says(api: httpx.AsyncClient, version: int, *fragments: int, rounds: Any = ()) -> None:
+    words = [{"fragment": fragment, "membership": version} for fragment in fragments]
+    body = {"rounds": list(rounds), "settled": words}
+    assert (await api.post("/v1/runs/r/reports", json=body)).status_code == 204
+
+
+async def test_a_lost_life_keeps_its_data_until_every_fragment_says_that_none_of_it_is_open(
     api: httpx.AsyncClient, state: State, clock: Clock
 ) -> None:
+    """For any time: rounds of late pushes alone, or of fewer than the minimum, have no deadline."""
+    await report(api, *(round_of(f) for f in (0, 1)))
     await given(api, "a", 10)
     await given(api, "b", 10)
+    assert (await asks_who_has_settled(api))[0] == 0
     await api.delete("/v1/runs/r/replicas/a?incarnation=1")
-    assert await given(api, "b", 2, after=1) == [[0, 20, 22]]
-    for _ in range(int(SETTLE_S // 5)):
+    gone, version = await asks_who_has_settled(api)
+    assert gone == version
+    for _ in range(int(SETTLE_S // 5) + 1):
         await pass_time(state, clock, 5.0)
         await beat(api, "b")
-    await report(api, *(round_of(f, ("a", [[0, 0, 4]], "accepted")) for f in (0, 1)))
-    assert await given(api, "b", 8, after=2) == [[0, 4, 10], [0, 22, 24]]
+    assert await given(api, "b", 2, after=1) == [[0, 20, 22]], "who asks is given other data"
+    pushes = [round_of(f, ("a", [[0, 0, 4]], "accepted"), revision=2) for f in (0, 1)]
+    await says(api, gone - 1, 0, 1)
+    await says(api, gone + 1, 0, 1)  # which nobody has heard of: of another database
+    await says(api, gone, 0, 7, rounds=pushes[:1])
+    assert await given(api, "b", 1, after=2) == [[0, 22, 23]]
+    await says(api, gone, 1, rounds=pushes[1:])
+    assert await given(api, "b", 8, after=3) == [[0, 4, 10], [0, 23, 25]]
     assert (await view(api))["trained"] == 4
+    assert (await asks_who_has_settled(api))[0] == 0
     events = (await api.get("/v1/events?run=r")).json()
     assert "6 sequences" in next(e["message"] for e in events if e["kind"] == "data.returned")
 

@@ -99,6 +99,23 @@ def test_replicas_cut_from_the_control_plane_are_fenced_and_come_back_as_new_liv
 
 
 @pytest.mark.long
+def test_a_control_plane_cut_from_everybody_loses_nobody(apart: Apart, tmp_path: Path) -> None:
+    with course(apart, tmp_path, "control-from-all") as c:
+        others = [SYNC, *(replica.host for replica in c.replicas)]
+        ways = [way for host in others for way in ((host, CONTROL), (CONTROL, host))]
+        with apart.cut(*ways):
+            time.sleep(2 * LONG_S)
+        c.goes_on()
+        time.sleep(LEASE_S)
+        c.everyone_is_in()
+        assert set(c.states().values()) == {("alive", 1)}
+        steps = c.ends()
+        counted = c.counted()
+    everything = {(name, 1): own[0] for name, own in steps.items()}
+    assert counted == [everything] * len(FRAGMENTS)
+
+
+@pytest.mark.long
 def test_cuts_amid_pushes_and_longer_than_a_connection_lives_lose_nothing(
     slow: Apart, tmp_path: Path
 ) -> None:

@@ -1,4 +1,7 @@
-"""Where a run stands is told again by a service that starts: nobody may have heard it before."""
+"""Where a run stands is told again by a service that starts: nobody may have heard it before.
+
+And, where the membership asks, that nothing is open of lives that are gone: not before it is told.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from syncline_proto.reports import RoundReport
+from syncline_proto.reports import RoundReport, Settled
 from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.service import Service, flat_layout, service
 
 SIZE = 10
@@ -41,5 +45,34 @@ def test_a_service_that_starts_tells_what_it_may_not_have_told_and_where_each_ru
             *retold, stands = rounds(again)
             assert retold == before, "none of it has been answered"
             assert (stands.revision, stands.committed_tokens, stands.kind) == (1, 7, "parameters")
+
+    asyncio.run(scenario())
+
+
+def test_a_fragment_has_settled_once_what_is_open_of_the_gone_has_been_told(tmp_path: Path) -> None:
+    """However long that takes; nobody says so who is not asked, or said it of this version."""
+
+    async def scenario() -> None:
+        settings = ALONE.model_copy(update={"min_replicas": 2})
+        async with service(tmp_path, settings) as s:
+            await s.members({"a": 1, "b": 1})
+            await s.open(flat_layout(SIZE), "a")
+            zeros = np.zeros(SIZE, np.float32)
+            await s.offer(zeros, "a")
+            data = [pb.DataRange(epoch=0, start=0, stop=4)]
+            await s.push(zeros, "a", base_revision=0, data=data)
+            told = len(s.reports)
+            await s.members({"b": 1, "c": 1})
+            await s.members({"b": 1, "c": 1}, settling=2)
+            await s.push(np.zeros(SIZE, np.float32), "b", base_revision=0)
+            while len(s.reports) < told + 2:
+                await asyncio.sleep(0.01)
+            round_, word = s.reports[told:]
+            assert isinstance(round_, RoundReport) and round_.revision == 1
+            assert word == Settled(fragment=0, membership=3)
+            await s.members({"b": 1}, settling=2)
+            await s.members({"b": 1}, settling=5)
+            await s.push(zeros, "b", base_revision=1)  # in turn: all before it is adopted by then
+            assert s.reports[told + 2 :] == [Settled(fragment=0, membership=5)]
 
     asyncio.run(scenario())

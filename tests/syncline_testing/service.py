@@ -18,7 +18,6 @@ from syncline_proto.codec import Float32, chunks, decode, encode
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.owners import Seat
 from syncline_proto.parts import write_chunk
-from syncline_proto.reports import EventIn, RoundReport
 from syncline_proto.rest import (
     Member,
     Membership,
@@ -36,6 +35,7 @@ from syncline_sync.disk import Disk
 from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
 from syncline_sync.reading import HELD_MAX, Reader
+from syncline_sync.report_queue import Told
 from syncline_sync.run import Shared
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import CHANNEL_OPTIONS
@@ -68,7 +68,7 @@ class Service:
     """The stub of CheckpointService."""
     settings: RunSettings
     shared: Shared
-    reports: list[RoundReport | EventIn]
+    reports: list[Told]
     faults: list[BaseException | None]
     server: grpc.aio.Server
     seqs: dict[tuple[str, int, int], int] = field(default_factory=dict)
@@ -82,6 +82,7 @@ class Service:
         members: Mapping[str, int],
         state: RunState = RunState.RUNNING,
         phase: tuple[int, bool] = (0, False),
+        settling: int = 0,
     ) -> None:
         """Say who holds a lease, as the control plane would, and how the phase stands."""
         self.version += 1
@@ -94,6 +95,7 @@ class Service:
             origin=self.origin,
             phase=phase[0],
             phase_ended=phase[1],
+            settling=settling,
         )
         await self.host.follow(Membership(version=self.version, runs=[run]))
 
@@ -223,11 +225,11 @@ async def service(
 ) -> AsyncIterator[Service]:
     """Serve the folder ``root`` on a free port until the block ends; then everything stops."""
     root.mkdir(parents=True, exist_ok=True)  # as a start does
-    reports: list[RoundReport | EventIn] = []
+    reports: list[Told] = []
     faults: list[BaseException | None] = []
     pool, disk = ThreadPoolExecutor(2), Disk()
 
-    def report(_run: str, what: RoundReport | EventIn) -> int:
+    def report(_run: str, what: Told) -> int:
         reports.append(what)
         return len(reports) - 1
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import curves
 import storm
 import stragglers
-from accounts import Accounts, accounts
+from accounts import Accounts, Life, Push, accounts
+from answered import answered, line_of
+from peers.paced_replica import cpu_s
 from syncline_proto.v1 import sync_pb2 as pb
 from watched import Counted
 
+A, B = ("a", 1), ("b", 1)
 ACCEPTED, ANOMALOUS = pb.VERDICT_ACCEPTED, pb.VERDICT_ANOMALOUS
 FINE: dict[str, Any] = {
     "efficiency": 0.9, "longest_wait_s": 4.0, "lease_s": 3.0, "tokens_lost": 0, "tokens_twice": 0,
@@ -31,43 +39,106 @@ def push(replica: str, seq: int, tokens: int, **how: Any) -> pb.Contribution:
     return pb.Contribution(replica=replica, incarnation=1, seq=seq, tokens=tokens, **how)
 
 
-def test_its_own_count_is_of_accepted_pushes_each_once() -> None:
+def test_rounds_name_each_accepted_push_once() -> None:
     counted = Counted()
     counted.take(header(1, 30, push("a", 1, 10), push("b", 1, 20)))
     counted.take(header(2, 45, push("a", 2, 15), push("b", 2, 99, verdict=ANOMALOUS)))
-    assert counted.own_tokens == {("a", 1): 25, ("b", 1): 20}
+    assert counted.pushes == {(A, 1): 10, (A, 2): 15, (B, 1): 20}
     assert (counted.committed_tokens, counted.twice_tokens) == (45, 0)
     counted.take(header(3, 60, push("a", 2, 15), push("b", 3, 1, age=1)))
-    assert (counted.own_tokens.total(), counted.twice_tokens, counted.late) == (46, 15, 1)
-    assert [tokens for _, tokens in counted.course] == [30, 45, 60]
+    assert (sum(counted.pushes.values()), counted.twice_tokens, counted.late) == (46, 15, 1)
+    assert [tokens for _, tokens in counted.courses["b"]] == [20, 21]
+
+
+def test_a_replica_notes_every_answer_and_its_notes_are_read_after_a_kill(tmp_path: Path) -> None:
+    def note(seq: int, verdict: Any, **more: Any) -> str:
+        head = pb.PushHeader(incarnation=1, fragment=1, seq=seq, inner_steps=3)
+        return line_of(head, pb.PushResponse(verdict=verdict, **more))
+
+    path = tmp_path / "a.pushes"
+    again = note(2, pb.VERDICT_DUPLICATE, judged=ACCEPTED) + note(2, pb.VERDICT_FENCED)
+    stale = note(3, pb.VERDICT_DUPLICATE, judged=pb.VERDICT_STALE)
+    path.write_text(note(1, ACCEPTED) + again + stale + note(4, ACCEPTED)[:-3])
+    assert answered([path], 2, 10) == [{}, {(A, 1): 30, (A, 2): 30, (A, 3): 0}]
+
+
+ALL = {(A, 1): 10, (A, 2): 10, (B, 1): 30}
+
+
+def found(
+    *counted: dict[Push, int], own: dict[Push, int] | None = None, killed: set[Life] | None = None
+) -> Accounts:
+    """Of a run whose service and ledger keep their books by what its rounds name."""
+    books = [ALL if own is None else own] * len(counted)
+    committed = [sum(one.values()) for one in counted]
+    lives = {life for one in counted for life, _ in one}
+    of = [
+        [sum(n for (who, _), n in one.items() if who == life) for one in counted] for life in lives
+    ]
+    return accounts(books, counted, committed, sum(map(min, of)), {A} if killed is None else killed)
+
+
+def without(*pushes: Push) -> dict[Push, int]:
+    return {one: tokens for one, tokens in ALL.items() if one not in pushes}
+
+
+def test_what_was_accepted_and_is_in_no_round_is_lost_whoever_was_killed() -> None:
+    assert found(ALL, ALL) == Accounts(lost=0, twice=0, torn=0)
+    for dropped in ALL:
+        assert found(*[without(dropped)] * 2) == Accounts(lost=ALL[dropped], twice=0, torn=0)
+
+
+def test_the_last_push_of_who_was_killed_may_count_or_not_where_no_answer_is_known() -> None:
+    own = without((A, 2))
+    for counted in (ALL, own):
+        assert found(counted, counted, own=own) == Accounts(lost=0, twice=0, torn=0)
+    assert found(ALL, ALL, own=own, killed=set()) == Accounts(lost=0, twice=10, torn=0)
+    assert found(ALL, ALL, own=without((A, 1))) == Accounts(lost=0, twice=10, torn=0)
+    assert found(ALL, ALL, own={**ALL, (A, 2): 0}) == Accounts(lost=0, twice=10, torn=0)
+
+
+def test_a_kill_tears_one_push_and_what_else_only_some_fragments_have_is_lost() -> None:
+    own = without((A, 2))
+    assert found(ALL, own, own=own) == Accounts(lost=0, twice=0, torn=10)
+    assert found(ALL, own, own=own, killed={B}) == Accounts(lost=10, twice=10, torn=0)
+    assert found(ALL, without((A, 1), (A, 2)), own=own) == Accounts(lost=20, twice=0, torn=10)
+    rest = without((A, 1), (A, 2))
+    stale = [own | {(A, 2): 10}, rest | {(A, 1): 0}]
+    assert accounts(stale, [ALL, rest], (50, 30), 30, {A}) == Accounts(0, 0, torn=20)
+    assert accounts([own, rest], [ALL, rest], (50, 30), 30, {A}) == Accounts(10, 0, torn=10)
+
+
+def test_the_same_push_may_have_another_number_in_another_fragment() -> None:
+    """Of a fragment whose parameters it has offered: that had a number, too."""
+    shifted = {(A, 2): 10, (A, 3): 10, (B, 1): 30}
+    told = [ALL, shifted]
+    assert accounts(told, told, (50, 50), 50, set()) == Accounts(0, 0, 0)
+    unheard = [without((A, 2)), {(A, 2): 10, (B, 1): 30}]
+    assert accounts(unheard, told, (50, 50), 50, {A}) == Accounts(0, 0, 0)
 
 
 @pytest.mark.parametrize(
-    ("committed", "trained", "found"),
-    [
-        ((50, 40), 40, Accounts(lost=0, twice=0, torn=10)),
-        ((50, 40), 50, Accounts(lost=0, twice=10, torn=10)),
-        ((50, 40), 30, Accounts(lost=10, twice=0, torn=10)),
-        ((50, 30), 40, Accounts(lost=10, twice=0, torn=10)),
-        ((60, 40), 40, Accounts(lost=0, twice=10, torn=10)),
-    ],
+    ("committed", "trained", "says"),
+    [((50, 50), 50, (0, 0)), ((50, 40), 50, (10, 0)), ((60, 50), 50, (0, 10))]
+    + [((50, 50), 40, (10, 0)), ((50, 50), 60, (0, 10))],
 )
-def test_what_a_kill_tore_is_neither_lost_nor_twice(
-    committed: tuple[int, int], trained: int, found: Accounts
+def test_what_a_book_of_the_run_lacks_is_lost_and_what_it_has_more_is_twice(
+    committed: tuple[int, int], trained: int, says: tuple[int, int]
 ) -> None:
-    own = [Counter({("a", 1): 20, ("b", 1): 30}), Counter({("a", 1): 10, ("b", 1): 30})]
-    assert accounts(own, committed, trained, {("a", 1)}) == found
-
-
-def test_what_only_some_fragments_have_of_who_was_not_killed_is_lost() -> None:
-    own = [Counter({("a", 1): 20}), Counter({("a", 1): 10})]
-    assert accounts(own, (20, 10), 10, set()) == Accounts(lost=10, twice=0, torn=0)
+    lost, twice = says
+    assert accounts([ALL] * 2, [ALL] * 2, committed, trained, {A}) == Accounts(lost, twice, 0)
 
 
 def test_a_life_after_which_there_was_another_was_killed() -> None:
-    counted = Counted()
-    counted.own_tokens.update({("a", 1): 5, ("a", 3): 5, ("b", 2): 5})
-    assert storm.killed([counted, Counted()]) == {("a", 1)}
+    book = dict.fromkeys([(A, 1), (("a", 3), 5), (B, 2)], 5)
+    assert storm.killed([book, {}]) == {A}
+
+
+def test_what_children_computed_counts_once_they_are_gone() -> None:
+    before = cpu_s(os.getpid())
+    busy = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-S", "-c", busy], check=True)
+    assert cpu_s(os.getpid()) - before > 0.25
 
 
 @pytest.mark.parametrize(
@@ -93,21 +164,43 @@ def test_a_storm_says_what_harm_it_did(told: dict[str, Any], says: str | None) -
         ({"a_edit": 0.94}, "a_edit is 0.940"),
         ({"async": 0.5}, "async is 0.500, under 0.95"),
         ({"edit": 0.1, "ddp": 0.1}, None),
+        ({"losses": {"a_edit": 2.2, "async": 2.1, "edit": 2.0}}, "a_edit has come to 2.200, over"),
+        ({"losses": {"a_edit": 2.0, "async": math.nan, "edit": 2.0}}, "async has come to nan"),
         ({"compute_share": 0.7}, "compute_share is 0.700, over 0.6"),
     ],
 )
 def test_a_slow_replica_may_cost_so_much(told: dict[str, Any], says: str | None) -> None:
     fine = {"a_edit": 0.95, "async": 0.95, "edit": 0.3, "ddp": 0.3, "compute_share": 0.6}
+    fine |= {"losses": {"a_edit": 2.1, "async": 2.1, "edit": 2.0, "ddp": 1.0}}
     said = stragglers.shortfall(fine | told)
     assert said is None if says is None else says in str(said)
 
 
-def test_a_rate_is_between_two_rounds() -> None:
-    course = [(9.9, 60), (10.0, 100), (13.9, 460), (14.0, 500), (18.0, 900)]
-    assert stragglers.rate_of(course, 12.0, 17.0) == 100.0
-    for began_s, ended_s in [(9.0, 12.0), (14.5, 17.0)]:
-        with pytest.raises(stragglers.Failed, match="too few rounds"):
-            stragglers.rate_of(course, began_s, ended_s)
+def pushes(every_s: float, tokens: int, first_s: float, until_s: float) -> list[tuple[float, int]]:
+    """The course of a replica whose pushes each have what it has trained since the one before."""
+    count = int((until_s - first_s) / every_s) + 1
+    return [(first_s + n * every_s, (n + 1) * tokens) for n in range(count)]
+
+
+@given(st.floats(0.0, 4.0), st.floats(0.0, 4.0), st.floats(5.0, 50.0))
+def test_a_rate_is_what_was_trained_in_the_time_wherever_pushes_fall(
+    one_s: float, other_s: float, seconds: float
+) -> None:
+    courses = [pushes(4.0, 400, one_s, 99.0), pushes(4.0, 100, other_s, 99.0)]
+    assert math.isclose(stragglers.rate_of(courses, 10.0, 10.0 + seconds), 125.0, rel_tol=1e-9)
+
+
+def test_the_time_of_a_replica_that_has_stopped_counts() -> None:
+    goes_on, stops = pushes(4.0, 400, 1.0, 99.0), pushes(4.0, 400, 1.0, 34.0)
+    assert math.isclose(stragglers.rate_of([goes_on, stops], 13.0, 53.0), 100.0 + 50.0)
+    with pytest.raises(stragglers.Failed, match="too few rounds"):
+        stragglers.rate_of([goes_on], 14.0, 16.0)
+
+
+def test_losses_are_compared_after_equal_tokens() -> None:
+    quick: list[stragglers.Line] = [(1.0, 0, 50, 4.0), (3.0, 0, 100, 2.0), (5.0, 0, 150, 1.0)]
+    slow: list[stragglers.Line] = [(1.0, 0, 40, 5.0), (3.0, 0, 90, 3.0)]
+    assert stragglers.losses_at_equal_tokens({"a": quick, "b": slow}) == {"a": 2.0, "b": 3.0}
 
 
 def test_losses_of_all_are_one_course_over_time_and_tokens() -> None:

@@ -6,8 +6,12 @@ replica, or done: *trained* if the pushes of it that were committed counted in a
 *excluded*. It is done once every fragment has committed such a push; what is done is not given
 out again. What is given out first is of the lowest epoch: the least trained.
 
-A life that is gone may have pushes under way that still count. So its sequences are free only once
-no round can be open that has one of them: until then they *settle*.
+A life that is gone may have pushes in open rounds, which may stay open for any time and still
+count. So its sequences *settle*: they are free once every fragment has said, after what it has
+committed, that nothing is open in it of lives that are gone. That is by versions of the membership:
+who is not in it any more as of one is fenced by whoever has adopted that. Time frees only what no
+such word can come for: of a run whose fragments have not all been heard of, and what was read by
+nobody knows whom.
 """
 
 from __future__ import annotations
@@ -53,7 +57,9 @@ class Span:
     folded: bool = False
     """One of those pushes counted."""
     until: float | None = None
-    """When they are free, unless they are done by then; None: they do not settle."""
+    """When time frees them, unless they are done by then; None: they do not settle."""
+    gone: int = 0
+    """The version of the membership as of which ``life`` is gone; 0: none that is known."""
 
     @property
     def is_free(self) -> bool:
@@ -74,6 +80,8 @@ class Push(NamedTuple):
     fragments: int
     data: Ranges
     folded: bool
+    life: Life | None = None
+    """Whose it was; None: nobody knows."""
 
 
 class Ledger:
@@ -113,28 +121,49 @@ class Ledger:
         """Whether nothing is done, nor can be: nobody holds any."""
         return not self.done and all(s.is_free and not s.covered for s in self.spans)
 
+    @property
+    def awaits(self) -> int:
+        """The version that every fragment's word must be of, for all to be free; 0: of none."""
+        return max((span.gone for span in self.spans), default=0)
+
     def see_lives(
-        self, alive: Mapping[str, int], now: float, settle_s: float, *, rounds_close: bool = True
+        self,
+        alive: Mapping[str, int],
+        now: float,
+        settle_s: float,
+        *,
+        rounds_close: bool = True,
+        version: int = 0,
+        settled: int | None = None,
     ) -> int:
         """Let settle what was given to lives that are gone, and free what has.
 
         Args:
             alive: replica -> incarnation of those that hold their lease.
             now: seconds.
-            settle_s: as long as a round may be open, where ``rounds_close``; else nothing is free.
+            settle_s: what time frees is free after so long, where ``rounds_close``; else not.
+            version: of the membership that ``alive`` is of.
+            settled: the lowest version that a fragment has said nothing is open of; None: not all
+                have been heard of.
 
         Returns:
             How many sequences are free again.
         """
         freed, changed = 0, False
         for at, span in enumerate(self.spans):
-            if span.until is not None and not rounds_close:
+            if span.until is None:
+                if span.life and _is_gone(span.life, alive):
+                    settles = replace(span, until=now + settle_s, gone=version)
+                    self.spans[at], changed = settles, True
+            elif span.gone and settled is not None:
+                if span.gone <= settled:
+                    freed, changed = freed + count((span.range,)), True
+                    self.spans[at] = _freed(span)
+            elif not rounds_close:
                 self.spans[at], changed = replace(span, until=now + settle_s), True
-            elif span.until is not None and span.until <= now:
+            elif span.until <= now:
                 freed, changed = freed + count((span.range,)), True
-                self.spans[at] = Span(span.range)
-            elif span.until is None and span.life and _is_gone(span.life, alive):
-                self.spans[at], changed = replace(span, until=now + settle_s), True
+                self.spans[at] = _freed(span)
         if changed:
             self._tidy()
         return freed
@@ -163,7 +192,7 @@ class Ledger:
             self._touch(given[-1:])
         ranges = joined(given)
         for at in self._cut(ranges):
-            self.spans[at] = Span(self.spans[at].range, life, number)
+            self.spans[at] = replace(self.spans[at], life=life, grant=number)
         self._tidy()
         return ranges
 
@@ -176,26 +205,27 @@ class Ledger:
             span = self.spans[at]
             if span.life == life and span.until is None:
                 freed += count((span.range,))
-                self.spans[at] = Span(span.range)
+                self.spans[at] = _freed(span)
         self._tidy()
         return freed
 
     def cover(self, pushes: Iterable[Push], until: float) -> None:
         """Fragments have committed pushes.
 
-        Nobody is given what other fragments are yet to commit: it settles ``until`` then, where
-        nobody holds it.
+        Nobody is given what other fragments are yet to commit: where nobody holds it, whose push
+        it was does; where that is not known it settles ``until`` then.
         """
         for push in pushes:
             ranges = self._within(push.data)
             self._touch(ranges)
             for at in self._cut(ranges):
                 span = self.spans[at]
+                if span.is_free and push.fragments & ~span.covered:
+                    span = replace(span, life=push.life, until=None if push.life else until)
                 self.spans[at] = replace(
                     span,
                     covered=span.covered | push.fragments,
                     folded=span.folded or push.folded,
-                    until=until if span.is_free else span.until,
                 )
         self._finish()
         self._tidy()
@@ -292,40 +322,17 @@ class Ledger:
         self.spans = tidy
 
 
-class EpochCounts(NamedTuple):
-    """Sequences of an epoch, by what has become of them; together they are all of it."""
-
-    epoch: int
-    trained: int
-    excluded: int
-    leased: int
-    """To somebody who is there, or was until a moment ago."""
-    free: int
-
-
-def counts(ledger: Ledger, sequences: int) -> list[EpochCounts]:
-    """Count every epoch that anything was given out of, the first one first."""
-    leased: dict[int, int] = {}
-    for span in ledger.spans:
-        if not span.is_free:
-            epoch = span.range.epoch
-            leased[epoch] = leased.get(epoch, 0) + count((span.range,))
-    found: list[EpochCounts] = []
-    for epoch in sorted({*ledger.done, *(span.range.epoch for span in ledger.spans)}):
-        done = ledger.done.get(epoch, Done())
-        trained, excluded = count(done.trained), count(done.excluded)
-        held = leased.get(epoch, 0)
-        free = sequences - trained - excluded - held
-        found.append(EpochCounts(epoch, trained, excluded, held, free))
-    return found
-
-
 def _place(span: Span) -> tuple[int, int]:
     return span.range.epoch, span.range.start
 
 
 def _is_gone(life: Life, alive: Mapping[str, int]) -> bool:
     return alive.get(life.replica) != life.incarnation
+
+
+def _freed(span: Span) -> Span:
+    """Nobody's; fragments that have it, of a push that others will never have, do have it."""
+    return Span(span.range, covered=span.covered, folded=span.folded)
 
 
 def _head(range_: Range, want: int) -> Range:
@@ -338,5 +345,5 @@ def _fare_alike(one: Span, other: Span) -> bool:
     return (
         (one.range.epoch, one.range.stop) == (other.range.epoch, other.range.start)
         and (one.life, one.grant, one.until) == (other.life, other.grant, other.until)
-        and (one.covered, one.folded) == (other.covered, other.folded)
+        and (one.gone, one.covered, one.folded) == (other.gone, other.covered, other.folded)
     )

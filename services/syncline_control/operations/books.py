@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, func, insert, select
 
 from syncline_control.core.leases import HELD
 from syncline_control.core.ledger import Done, Ledger, Life, Span
 from syncline_control.operations import runs, settling
-from syncline_control.tables import DataEpoch, DataSpan, Replica, Run
+from syncline_control.tables import DataEpoch, DataSpan, Fragment, Plane, Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.leased import Dataset
 from syncline_proto.ranges import Range, Ranges, count
@@ -39,8 +39,8 @@ class Book:
         self._freed = 0
 
     def see_lives(self) -> None:
-        """Free what lost replicas held, once that is time."""
-        tx, run_row = self._tx, self._run
+        """Free what lost replicas held, once that has settled; ask services whether it has."""
+        tx, run_row, before = self._tx, self._run, self.ledger.awaits
         alive, settings = _alive(tx, run_row), runs.settings_of(run_row)
         enough = len(alive) >= settings.min_replicas
         self._freed = self.ledger.see_lives(
@@ -48,7 +48,11 @@ class Book:
             tx.now,
             settling.settle_s(settings),
             rounds_close=enough and run_row.state == RunState.RUNNING,
+            version=tx.session.get_one(Plane, 1).membership_version,
+            settled=_settled(tx, run_row),
         )
+        if self.ledger.awaits > before:
+            tx.bump()  # the membership asks
 
     def close(self) -> None:
         """Write down what has changed, and tell of what people wait for."""
@@ -111,6 +115,13 @@ def _alive(tx: Transaction, run_row: Run) -> dict[str, int]:
     return {name: incarnation for name, incarnation in tx.session.execute(held)}
 
 
+def _settled(tx: Transaction, run_row: Run) -> int | None:
+    """As of which version all fragments have settled; None until all have been heard of."""
+    query = select(func.min(Fragment.settled), func.count()).where(Fragment.run_id == run_row.id)
+    settled, known = tx.session.execute(query).one()
+    return settled if 0 < run_row.fragments <= known else None
+
+
 def _spans(tx: Transaction, run_row: Run, life: Life | None) -> list[Span]:
     columns = select(
         DataSpan.epoch,
@@ -122,6 +133,7 @@ def _spans(tx: Transaction, run_row: Run, life: Life | None) -> list[Span]:
         DataSpan.covered,
         DataSpan.folded,
         DataSpan.until,
+        DataSpan.gone,
     ).where(DataSpan.run_id == run_row.id)
     if life is not None:
         is_nobodys = DataSpan.replica.is_(None) | DataSpan.until.is_not(None)
@@ -134,8 +146,9 @@ def _spans(tx: Transaction, run_row: Run, life: Life | None) -> list[Span]:
             int(covered, 16),
             folded,
             until,
+            gone,
         )
-        for epoch, start, stop, replica, incarnation, number, covered, folded, until in (
+        for epoch, start, stop, replica, incarnation, number, covered, folded, until, gone in (
             tx.session.execute(columns)
         )
     ]
@@ -153,6 +166,7 @@ def _row(run_row: Run, span: Span) -> dict[str, object]:
         "covered": f"{span.covered:x}",
         "folded": span.folded,
         "until": span.until,
+        "gone": span.gone,
     }
 
 

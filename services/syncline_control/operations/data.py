@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from sqlalchemy import func, select
 
-from syncline_control.core.ledger import Life, Push, counts
+from syncline_control.core.coverage import counts
+from syncline_control.core.ledger import Life, Push
 from syncline_control.operations import replicas, runs, settling
 from syncline_control.operations.books import Book
 from syncline_control.tables import Fragment, Run
@@ -91,11 +92,11 @@ def told(tx: Transaction, run_row: Run, reports: Iterable[RoundReport]) -> None:
         return
     book = Book(tx, run_row)
     until = tx.now + settling.settle_s(runs.settings_of(run_row))
-    covered: dict[tuple[Ranges, bool], int] = defaultdict(int)
+    covered: dict[tuple[Ranges, bool, Life], int] = defaultdict(int)
 
     def cover() -> None:
         """Together: most fragments tell the same, as what a replica has read goes into all."""
-        pushes = (Push(bits, ranges, folded) for (ranges, folded), bits in covered.items())
+        pushes = (Push(bits, *what) for what, bits in covered.items())
         book.ledger.cover(pushes, until)
         covered.clear()
 
@@ -103,7 +104,8 @@ def told(tx: Transaction, run_row: Run, reports: Iterable[RoundReport]) -> None:
         bit = 1 << report.fragment
         for one in report.contributions:
             if one.data:
-                covered[joined(one.data), one.verdict == "accepted"] |= bit
+                life = Life(one.replica, one.incarnation)
+                covered[joined(one.data), one.verdict == "accepted", life] |= bit
         if report.data is not None:
             cover()
             trained, excluded = joined(report.data.trained), joined(report.data.excluded)

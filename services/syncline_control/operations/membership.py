@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from syncline_control.core.leases import HELD
 from syncline_control.core.runs import ENDED
 from syncline_control.operations import runs
-from syncline_control.tables import Plane, Replica, Run, Watch
+from syncline_control.tables import DataSpan, Plane, Replica, Run, Watch
 from syncline_control.transaction import Transaction
 from syncline_proto.rest import Member, Membership, RunMembership, RunState
 
@@ -26,6 +26,7 @@ def view(tx: Transaction, run: str | None = None) -> Membership:
     else:
         rows = [runs.find(tx, run)]
     members = _members(tx, [row.id for row in rows])
+    settling = _settling(tx, [row.id for row in rows])
     newest = select(Watch.instance).order_by(Watch.since.desc(), Watch.instance).limit(1)
     return Membership(
         instance=tx.session.scalar(newest) or "",
@@ -40,6 +41,7 @@ def view(tx: Transaction, run: str | None = None) -> Membership:
                 origin=runs.origin_of(row),
                 phase=row.phase,
                 phase_ended=row.phase_ended,
+                settling=settling.get(row.id, 0),
             )
             for row in rows
         ],
@@ -56,3 +58,13 @@ def _members(tx: Transaction, run_ids: list[int]) -> defaultdict[int, list[Membe
     for run_id, name, incarnation, ranks in tx.session.execute(query):
         members[run_id].append(Member(replica=name, incarnation=incarnation, ranks=ranks))
     return members
+
+
+def _settling(tx: Transaction, run_ids: list[int]) -> dict[int, int]:
+    """The newest version as of which somebody is gone whose data settles, by run."""
+    query = (
+        select(DataSpan.run_id, func.max(DataSpan.gone))
+        .where(DataSpan.run_id.in_(run_ids), DataSpan.gone > 0)
+        .group_by(DataSpan.run_id)
+    )
+    return {run_id: version for run_id, version in tx.session.execute(query)}

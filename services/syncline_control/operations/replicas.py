@@ -45,7 +45,7 @@ def register(tx: Transaction, run: str, body: ReplicaRegister) -> Registration:
     lease = leases.grant(older, tx.now, timeouts.lease_s)
     if row is None:
         row = _new_row(tx, run_row, body.replica)
-    row.joined_at = tx.now
+    row.joined_at = row.heard_at = tx.now
     row.ranks = body.ranks
     row.host = body.host
     row.pid = body.pid
@@ -94,6 +94,7 @@ def renew(tx: Transaction, row: Replica, incarnation: int) -> None:
         LeaseLost: this incarnation does not hold it any more.
     """
     _keep(row, leases.renew(lease_of(row), incarnation, tx.now, tx.late_s))
+    row.heard_at = tx.now
 
 
 def drain(tx: Transaction, run: str, replica: str) -> ReplicaView:

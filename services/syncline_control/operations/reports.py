@@ -8,7 +8,7 @@ import math
 from sqlalchemy import delete, select
 
 from syncline_control.core.leases import HELD
-from syncline_control.operations import data, runs
+from syncline_control.operations import books, data, runs, settling
 from syncline_control.operations.checks import finite
 from syncline_control.tables import Fragment, Replica, Round, Run
 from syncline_control.transaction import Transaction
@@ -36,6 +36,9 @@ def add(tx: Transaction, run: str, body: Reports) -> None:
         _refuse_what_cannot_be(tx, f"rounds.{number}", report)
     if body.rounds:
         _add_rounds(tx, run_row, body.rounds)
+    if body.settled:  # not before the rounds that it is said after
+        settling.hear(tx, run_row, body.settled)
+        books.see_lives(tx, run_row)
     for event in body.events:
         tx.record(event.kind, event.message, run=run, replica=event.replica)
 

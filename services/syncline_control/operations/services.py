@@ -49,7 +49,7 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
     row.address = body.address
     row.index, row.shards = body.index, body.shards
     row.instance = body.instance
-    row.lease_until = tx.now + LEASE_S
+    row.lease_until, row.heard_at = tx.now + LEASE_S, tx.now
     row.alive = True
     phases.take(tx, body)
     return SyncServiceAnswer(lease_s=LEASE_S)
@@ -60,6 +60,7 @@ def leave(tx: Transaction, name: str, instance: str) -> None:
     row = tx.session.get(SyncService, name)
     if row is not None and row.instance == instance and row.alive:
         row.alive, row.lease_until = False, tx.now
+        row.heard_at = 0.0  # it is not to be heard any more
         tx.record("sync.ended", f"Sync service {name} has ended.")
 
 

@@ -1,29 +1,35 @@
 """Looking after leases: what runs out is marked, and nobody pays for our own absence.
 
-Nor for that of another control plane on the database: each says when it is to look again, and
-who has not by then is away, with the heartbeats that were on their way to it.
+To be cut off from everybody is an absence, too (``core/hearing``). Nor does anybody pay for that of
+another control plane on the database: each says when it is to look again, and who has not by then
+is away, with the heartbeats that were on their way to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import delete, func, or_, select, update
 
-from syncline_control.core import leases
+from syncline_control.core import hearing, leases
+from syncline_control.core.hearing import Voice
 from syncline_control.core.leases import HELD, REVIEW_S_MAX
 from syncline_control.operations import replicas, services, settling
-from syncline_control.tables import Replica, Run, Watch
+from syncline_control.tables import Replica, Run, SyncService, Watch
 from syncline_control.transaction import Transaction
 
 
 def review_leases(tx: Transaction, instance: str) -> float:
     """Judge every lease that may have ended; return the seconds until the next review."""
     held = Replica.state.in_(HELD)
-    lengths_s = tx.session.scalars(select(Replica.lease_s).where(held).distinct()).all()
+    newest = select(Replica.lease_s, func.max(Replica.heard_at)).where(held)
+    heard = {length_s: at for length_s, at in tx.session.execute(newest.group_by(Replica.lease_s))}
+    lengths_s = list(heard)
     others = tx.session.scalars(select(Watch).where(Watch.instance != instance)).all()
     if others:
         _wait_for(tx, others, max([*lengths_s, *services.lengths_s(tx)], default=0.0))
+    if heard and max(heard.values()) + min(lengths_s) / 2 < tx.now:
+        _hold_who_is_unheard(tx)
     services.review(tx)
     if tx.late_s > services.LEASE_S / 2:
         settling.hold_back(tx)
@@ -45,6 +51,25 @@ def review_leases(tx: Transaction, instance: str) -> float:
     if others:
         tx.session.merge(_watch(tx, instance, every_s))
     return every_s
+
+
+def _hold_who_is_unheard(tx: Transaction) -> None:
+    """Give a full lease to whoever may be silent because we are cut off; until we hear anybody.
+
+    Each time, not only at its end: who is heard last then has as long as who is first.
+    """
+    rows: list[Replica | SyncService] = [
+        *tx.session.scalars(select(Replica).where(Replica.state.in_(HELD))),
+        *tx.session.scalars(select(SyncService)),
+    ]
+    lengths_s = [row.lease_s if isinstance(row, Replica) else services.LEASE_S for row in rows]
+    voices = [
+        Voice(row.heard_at, length_s, isinstance(row, SyncService))
+        for row, length_s in zip(rows, lengths_s, strict=True)
+    ]
+    for at in hearing.unheard(voices, tx.now):
+        rows[at].lease_until = tx.now + lengths_s[at]
+    tx.session.flush()
 
 
 def begin(tx: Transaction, instance: str, *, alone: bool) -> None:

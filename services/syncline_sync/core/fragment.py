@@ -88,6 +88,11 @@ class Fragment:
         return tuple(sorted(self._round.expected)) if self._round else ()
 
     @property
+    def has_settled(self) -> bool:
+        """Whether nothing is open that was trained on data of lives that are gone."""
+        return self._round is None or not self._round.has_data_of_gone(self.members)
+
+    @property
     def offer(self) -> Saved | None:
         """What to store beside an offer that waits for those of other fragments."""
         r = self._round
@@ -110,10 +115,11 @@ class Fragment:
     ) -> tuple[str, ...]:
         """Take over the run's members (replica -> incarnation), settings and state.
 
-        Returns what is worth telling. Settings count from the next round on; a pause gives the
-        open round its whole deadline anew.
+        Returns what is worth telling. Settings count from the next round on; a pause, or a time
+        with fewer members than the minimum, gives the open round its whole deadline anew.
         """
-        goes_on = running and not self.running
+        closed_before = self.running and len(self.members) >= self.settings.min_replicas
+        goes_on = running and len(members) >= settings.min_replicas and not closed_before
         if self._begins:
             self._gone = (self._gone | self.members.keys()) - members.keys()
         self._next_settings, self.members, self.running = settings, dict(members), running

@@ -14,7 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -42,7 +42,7 @@ class Round:
     lost: bool = False
     """Whether somebody was waited for in vain."""
     resumed_s: float | None = None
-    """When a pause ended in it."""
+    """When a pause ended in it, or a time with too few members."""
     total: float = 0.0
     timely_s: list[float] = field(default_factory=list[float])
     """When its timely pushes came."""
@@ -76,6 +76,11 @@ class Round:
         """What this life has in it."""
         mine = (self.entries.get((replica, is_late)) for is_late in (True, False))
         return [c for c in mine if c is not None and c.incarnation == incarnation]
+
+    def has_data_of_gone(self, members: Mapping[str, int]) -> bool:
+        """Whether it has leased data of lives that are no ``members``, by incarnation."""
+        of_data = (c for c in self.entries.values() if c.data)
+        return any(members.get(c.replica) != c.incarnation for c in of_data)
 
     def lose(self, gone: Collection[str]) -> None:
         """Wait no longer for those who are ``gone``; what they have pushed stays in."""

@@ -1,4 +1,4 @@
-"""The data's ledger against a model: asks, pushes, exclusions, losses, late commits, restarts."""
+"""The data's ledger against a model: asks, pushes, exclusions, losses, long rounds, restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from syncline_control.core.ledger import Done, Ledger, Life, Push, Span, counts
+from syncline_control.core.coverage import counts
+from syncline_control.core.ledger import Done, Ledger, Life, Push, Span
 from syncline_proto.ranges import NOTHING, Range, Ranges, joined, split
 
 SIZE, FRAGMENTS, SETTLE_S = 12, 3, 10.0
@@ -32,8 +33,47 @@ class Reader:
     life: Life
     heard: int = 0
     holds: Ranges = NOTHING
-    under_way: list[tuple[Ranges, list[tuple[int, bool]]]] = field(default_factory=list)
-    """Pushes: data; fragments that are yet to commit it, each with whether it counts there."""
+    pushed: list[Ranges] = field(default_factory=list[Ranges])
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A push of it on its way to one fragment, in that one's open round, or committed there."""
+
+    life: Life
+    data: Ranges
+    counts: bool
+
+
+@dataclass
+class Service:
+    """Of one fragment. Its round may be open for any time, and what it tells comes in order."""
+
+    members: dict[str, int] = field(default_factory=dict[str, int])
+    version: int = 0
+    said: int = 0
+    coming: list[Sent] = field(default_factory=list[Sent])
+    open: list[Sent] = field(default_factory=list[Sent])
+    committed: list[Sent] = field(default_factory=list[Sent])
+    telling: list[Sent | int] = field(default_factory=list[Sent | int])
+    """Rounds, and words: that it has settled as of a version."""
+
+    def says(self) -> None:
+        """It has settled, if it has."""
+        gone = [one for one in self.open if self.members.get(one.life.replica) != one.life[1]]
+        if not gone and self.said < self.version:
+            self.said = self.version
+            self.telling.append(self.version)
+
+    def may_commit(self) -> list[Sent]:
+        """All that may yet be told of."""
+        alive = [one for one in self.coming if self.members.get(one.life.replica) == one.life[1]]
+        told = [one for one in self.telling if isinstance(one, Sent)]
+        return [*alive, *self.open, *told]
+
+    def done(self) -> Done:
+        parts = ([one.data for one in self.committed if one.counts is how] for how in (True, False))
+        return Done(*(joined(*some) for some in parts))
 
 
 def picked(ones: Sequence[T], who: int) -> T:
@@ -41,33 +81,45 @@ def picked(ones: Sequence[T], who: int) -> T:
 
 
 class Data(RuleBasedStateMachine):
-    """Replicas that come and go; a round is never open for longer than SETTLE_S."""
+    """Replicas that come and go; rounds that are open for as long as they like."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = 0.0
+        self.now, self.version = 0.0, 1
         self.ledger = Ledger(SIZE, FRAGMENTS)
         self.readers: dict[str, Reader] = {}
-        self.gone: list[Reader] = []
         self.lives = 0
-        self.committed: dict[int, Done] = {f: Done() for f in range(FRAGMENTS)}
-        self.times_trained: dict[Position, int] = {}
+        self.services = [Service() for _ in range(FRAGMENTS)]
+        self.settled = [0] * FRAGMENTS
 
     def alive(self) -> dict[str, int]:
         return {name: reader.life.incarnation for name, reader in self.readers.items()}
 
+    def see_lives(self) -> None:
+        self.ledger.see_lives(
+            self.alive(), self.now, SETTLE_S, version=self.version, settled=min(self.settled)
+        )
+
     @rule(name=NAMES)
     def join(self, name: str) -> None:
-        self.lives += 1
-        if name in self.readers:
-            self.gone.append(self.readers[name])
+        self.lives, self.version = self.lives + 1, self.version + 1
         self.readers[name] = Reader(Life(name, self.lives))
+        self.see_lives()
+
+    @precondition(lambda self: self.readers)
+    @rule(who=WHO, is_sure=st.booleans())
+    def lose(self, who: int, is_sure: bool) -> None:
+        if is_sure:  # or all would be lost before much is done
+            del self.readers[picked(sorted(self.readers), who)]
+            self.version += 1
+            self.see_lives()
 
     @precondition(lambda self: self.readers)
     @rule(who=WHO, want=st.integers(1, 9), is_heard=st.booleans())
     def ask(self, who: int, want: int, is_heard: bool) -> None:
+        """Whoever asks is given something, whatever settles."""
         reader = picked(list(self.readers.values()), who)
-        self.ledger.see_lives(self.alive(), self.now, SETTLE_S)
+        self.see_lives()
         number, ranges = self.ledger.granted(reader.life, reader.heard)
         if not ranges:
             epoch, start = self.ledger.next
@@ -88,42 +140,58 @@ class Data(RuleBasedStateMachine):
     def push(self, who: int, size: int, verdicts: tuple[bool, ...]) -> None:
         reader = picked([reader for reader in self.readers.values() if reader.holds], who)
         data, reader.holds = split(reader.holds, size)
-        reader.under_way.append((data, list(enumerate(verdicts))))
+        reader.pushed.append(data)
+        for service, counts_there in zip(self.services, verdicts, strict=True):
+            service.coming.append(Sent(reader.life, data, counts_there))
 
-    @precondition(lambda self: self.pushing())
-    @rule(who=WHO, order=st.permutations(range(FRAGMENTS)), times=st.integers(1, FRAGMENTS))
-    def commit(self, who: int, order: list[int], times: int) -> None:
-        """Some fragments commit somebody's oldest push."""
-        reader = picked(self.pushing(), who)
-        data, waiting = reader.under_way[0]
-        waiting.sort(key=lambda one: order.index(one[0]))
-        for fragment, counted in waiting[:times]:
-            self._commit(fragment, data, counted)
-        del waiting[:times]
-        if not waiting:
-            reader.under_way.pop(0)
+    @rule(who=WHO, arrives=st.booleans())
+    def adopt(self, who: int, arrives: bool) -> None:
+        """A service hears of the membership, after a push or before it; gone lives are fenced."""
+        service = picked(self.services, who)
+        if arrives:
+            self._arrive(service)
+        service.members, service.version = self.alive(), self.version
+        service.says()
 
-    def pushing(self) -> list[Reader]:
-        return [reader for reader in (*self.readers.values(), *self.gone) if reader.under_way]
+    @rule(who=WHO)
+    def arrive(self, who: int) -> None:
+        self._arrive(picked(self.services, who))
 
-    def _commit(self, fragment: int, data: Ranges, counted: bool) -> None:
-        done = self.committed[fragment]
-        kept = (joined(done.trained, data), done.excluded)
-        if not counted:
-            kept = (done.trained, joined(done.excluded, data))
-        self.committed[fragment] = Done(*kept)
+    def _arrive(self, service: Service) -> None:
+        """What is on its way is judged: a life that is no member is fenced, or is yet to be."""
+        members, coming = service.members, service.coming
+        service.open += [one for one in coming if members.get(one.life.replica) == one.life[1]]
+        service.coming = [one for one in coming if one.life in self.living() - set(members.items())]
+
+    def living(self) -> set[tuple[str, int]]:
+        return set(self.alive().items())
+
+    @rule(who=WHO, is_told=st.booleans())
+    def commit(self, who: int, is_told: bool) -> None:
+        service = picked(self.services, who)
+        service.committed += service.open
+        service.telling += service.open
+        service.open = []
+        service.says()
+        if is_told:
+            self.hear(who)
+
+    @rule(who=WHO)
+    def hear(self, who: int) -> None:
+        """Whatever a service has told arrives; what is told twice counts once."""
+        fragment = who % FRAGMENTS
+        telling, self.services[fragment].telling = self.services[fragment].telling, []
         before = positions(*[d.trained for d in self.ledger.done.values()])
-        for _ in range(2):  # what is told twice counts once
-            self.ledger.cover([Push(1 << fragment, data, counted)], self.now + SETTLE_S)
+        for one in telling:
+            if isinstance(one, int):
+                self.settled[fragment] = one
+                continue
+            push = Push(1 << fragment, one.data, one.counts, one.life)
+            for _ in range(2):
+                self.ledger.cover([push], self.now + SETTLE_S)
         after = positions(*[d.trained for d in self.ledger.done.values()])
         assert before <= after
-
-    @precondition(lambda self: self.readers)
-    @rule(who=WHO, is_sure=st.booleans())
-    def lose(self, who: int, is_sure: bool) -> None:
-        if is_sure:  # or all would be lost before much is done
-            self.gone.append(self.readers.pop(picked(sorted(self.readers), who)))
-            self.ledger.see_lives(self.alive(), self.now, SETTLE_S)
+        self.see_lives()
 
     @precondition(lambda self: any(reader.holds for reader in self.readers.values()))
     @rule(who=WHO, size=st.integers(1, 3))
@@ -135,43 +203,50 @@ class Data(RuleBasedStateMachine):
 
     @rule()
     def time_passes(self) -> None:
-        """Rounds end before what a lost one has pushed is free again."""
+        """It frees nothing that services can speak of."""
+        settling = positions(*[(span.range,) for span in self.ledger.spans if span.gone])
         self.now += SETTLE_S + 1.0
-        for reader in self.gone:
-            for data, waiting in reader.under_way:
-                for fragment, counted in waiting:
-                    self._commit(fragment, data, counted)
-        self.gone = []
-        self.ledger.see_lives(self.alive(), self.now, SETTLE_S)
+        self.see_lives()
+        assert not settling & self.free()
+
+    @rule()
+    def all_is_told(self) -> None:
+        """Every service hears, commits and tells: then nothing of the gone settles any more."""
+        for fragment in range(FRAGMENTS):
+            self.adopt(fragment, False)
+            self.commit(fragment, True)
+        held = [span for span in self.ledger.spans if span.life and not span.is_free]
+        assert all(span.life in self.living() for span in held)
 
     @rule()
     def the_control_plane_restarts(self) -> None:
-        """It reads its tables again, and every service tells where its fragments stand."""
+        """It reads its tables again, and every service tells where its fragment stands."""
+        for fragment in range(FRAGMENTS):
+            self.hear(fragment)
         held = self.ledger
         self.ledger = Ledger(SIZE, FRAGMENTS, held.next, held.spans, held.done)
         before = (list(held.spans), dict(held.done))
-        for fragment, done in self.committed.items():
-            self.ledger.stands(1 << fragment, done.trained, done.excluded, self.now + SETTLE_S)
+        self._stand(self.now + SETTLE_S)
         kept = {epoch: done for epoch, done in self.ledger.done.items() if done != Done()}
         assert (self.ledger.spans, kept) == before
+
+    def _stand(self, until: float) -> None:
+        for fragment, service in enumerate(self.services):
+            done = service.done()
+            self.ledger.stands(1 << fragment, done.trained, done.excluded, until)
 
     @precondition(lambda self: not self.readers)
     @rule()
     def the_database_is_lost(self) -> None:
         """A new ledger finds out from the stores what is done; nobody is left to hold the rest."""
-        for reader in self.gone:
-            for data, waiting in reader.under_way:
-                for fragment, counted in waiting:
-                    self._commit(fragment, data, counted)
-        self.gone = []
+        self.all_is_told()
         done = positions(*[d.trained for d in self.ledger.done.values()])
         out = positions(*[d.excluded for d in self.ledger.done.values()])
         self.ledger = Ledger(SIZE, FRAGMENTS)
-        for fragment, of in self.committed.items():
-            self.ledger.stands(1 << fragment, of.trained, of.excluded, self.now)
-        self.ledger.see_lives({}, self.now, SETTLE_S)
-        assert positions(*[d.trained for d in self.ledger.done.values()]) == done
-        assert positions(*[d.excluded for d in self.ledger.done.values()]) == out
+        self._stand(self.now)
+        self.see_lives()
+        assert positions(*[d.trained for d in self.ledger.done.values()]) >= done
+        assert positions(*[d.excluded for d in self.ledger.done.values()]) >= out
         assert all(span.is_free for span in self.ledger.spans)
 
     @invariant()
@@ -186,23 +261,24 @@ class Data(RuleBasedStateMachine):
 
     @invariant()
     def nobody_reads_what_another_does(self) -> None:
-        """Nor what is done: so nothing is trained twice in an epoch."""
-        read = [reader.holds for reader in self.readers.values()]
-        read += [push[0] for reader in self.readers.values() for push in reader.under_way]
-        read += [push[0] for reader in self.gone for push in reader.under_way]
-        assert sum(len(positions(part)) for part in read) == len(positions(*read))
-        done = positions(*[d.trained for d in self.ledger.done.values()])
-        assert not done & positions(*[reader.holds for reader in self.readers.values()])
+        """Nor what a push of somebody may yet commit that is gone, nor what is done."""
+        for name, reader in self.readers.items():
+            mine = positions(reader.holds, *reader.pushed)
+            others = [r for other, r in self.readers.items() if other != name]
+            assert not mine & positions(*[part for r in others for part in (r.holds, *r.pushed)])
+            yet = [one for service in self.services for one in service.may_commit()]
+            assert not mine & positions(*[one.data for one in yet if one.life != reader.life])
+            done = positions(*[d.trained for d in self.ledger.done.values()])
+            assert not done & positions(reader.holds)
 
     @invariant()
     def what_is_done_every_fragment_has(self) -> None:
-        for position in positions(*[d.trained for d in self.ledger.done.values()]):
-            of = [positions(d.trained) | positions(d.excluded) for d in self.committed.values()]
-            assert all(position in one for one in of)
-            assert any(position in positions(d.trained) for d in self.committed.values())
-        for position in positions(*[d.excluded for d in self.ledger.done.values()]):
-            assert all(position in positions(d.excluded) for d in self.committed.values())
-            assert not any(position in positions(d.trained) for d in self.committed.values())
+        told = [service.done() for service in self.services]
+        for done in self.ledger.done.values():
+            for one in told:
+                assert positions(done.trained) <= positions(one.trained, one.excluded)
+                assert positions(done.excluded) <= positions(one.excluded)
+            assert positions(done.trained) <= positions(*[one.trained for one in told])
 
     @invariant()
     def the_counts_add_up(self) -> None:
@@ -239,6 +315,31 @@ def test_a_late_commit_holds_back_what_was_free_again() -> None:
     assert ledger.grant(Life("b", 1), 1, 2) == (Range(0, 4, 6),)
     ledger.cover([Push(0b10, data, True)], 12.0)
     assert ledger.done == {0: Done(data)}
+
+
+def test_what_a_lost_push_left_in_some_fragments_is_not_asked_of_them_again() -> None:
+    ledger = Ledger(10, 2)
+    lost, other = Life("a", 1), Life("b", 1)
+    data = ledger.grant(lost, 1, 4)
+    ledger.cover([Push(0b01, data, True, lost)], 0.0)
+    ledger.see_lives({"b": 1}, 0.0, 5.0, version=2, settled=1)
+    assert ledger.see_lives({"b": 1}, 99.0, 5.0, version=2, settled=1) == 0
+    assert ledger.see_lives({"b": 1}, 0.0, 5.0, version=2, settled=2) == 4
+    ledger.stands(0b01, data, NOTHING, 9.0)
+    assert ledger.grant(other, 1, 4) == data, "told once more it does not settle once more"
+    ledger.cover([Push(0b10, data, True, other)], 0.0)
+    assert ledger.done == {0: Done(data)}
+
+
+def test_what_others_are_yet_to_commit_is_whose_push_it_was() -> None:
+    """As where the database is new to the run: nothing was leased there."""
+    ledger = Ledger(10, 2)
+    life, data = Life("a", 1), (Range(0, 0, 4),)
+    ledger.cover([Push(0b01, data, True, life)], 5.0)
+    assert ledger.see_lives({"a": 1}, 99.0, 5.0, version=7, settled=7) == 0
+    ledger.see_lives({}, 99.0, 5.0, version=8, settled=7)
+    assert ledger.awaits == 8
+    assert ledger.see_lives({}, 99.0, 5.0, version=8, settled=8) == 4
 
 
 def test_what_nobody_can_have_read_is_passed_over() -> None:

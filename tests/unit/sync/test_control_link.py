@@ -11,12 +11,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import Forbidden, StoreDamaged
-from syncline_proto.reports import EventIn, RoundReport
+from syncline_proto.reports import EventIn
 from syncline_proto.rest import (
     Membership,
 )
 from syncline_sync import control, report_queue
-from syncline_sync.report_queue import ReportQueue
+from syncline_sync.report_queue import ReportQueue, Told
 from syncline_testing.linked import link_to, running
 
 Answer = Callable[[httpx.Request, asyncio.Event], Awaitable[httpx.Response]]
@@ -330,7 +330,7 @@ def test_reports_of_a_round_go_together(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(report_queue, "FLUSH_S", 2.0)
     monkeypatch.setattr(report_queue, "FLUSH_MAX_S", 600.0)
 
-    async def scenario() -> list[RoundReport | EventIn]:
+    async def scenario() -> list[Told]:
         reports = ReportQueue()
         batch = asyncio.create_task(reports.batch())
         for number in range(5):

@@ -212,6 +212,20 @@ def test_the_deadline_counts_from_the_first_push_that_is_in_time() -> None:
     w.closes(ClosedBy.DEADLINE)
 
 
+def test_a_round_has_its_whole_deadline_from_when_the_minimum_is_there_again() -> None:
+    w = World("a", "b", "c", min_replicas=3)
+    w.round("a", "b", "c")
+    w.push("a")
+    w.adopt(b=None)
+    w.now_s += 10 * DEADLINE_S
+    w.adopt(d=1, e=1)
+    w.push("d")
+    w.push("e")
+    w.waits()  # for c, which is slow
+    w.now_s += DEADLINE_S
+    w.closes(ClosedBy.DEADLINE)
+
+
 def test_what_came_late_counts_though_everybody_else_has_gone() -> None:
     w = of_three()
     w.round_of_two()
