@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from syncline_proto.codec import Float32
 from syncline_testing.cluster import Cluster
-from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, published, together
+from syncline_testing.replicas import (
+    QUICK,
+    STEP_TOKENS,
+    TinyModel,
+    Trial,
+    joined,
+    published,
+    together,
+)
 
 ALONE = {**QUICK, "strategy": "local-sgd"}
 ROUNDS, EVERY = 4, 4
@@ -77,6 +85,25 @@ def test_one_replica_trains_as_if_nothing_had_been(
     assert ulps <= ROUNDS
     assert trial.replica.stats.rounds == ROUNDS
     assert trial.replica.committed_tokens == ROUNDS * EVERY * STEP_TOKENS
+
+
+def test_streaming_in_one_group_without_overlap_is_diloco_bit_for_bit(cluster: Cluster) -> None:
+    merged: list[dict[str, Any]] = []
+    for strategy in ("diloco", "streaming"):
+        how = {**QUICK, "strategy": strategy, "min_replicas": 2, "outer": {"lr": 0.7}}
+        if strategy == "streaming":
+            how |= {"fragment_groups": 1, "overlap_steps": 0}
+        a, b = (
+            Trial(cluster.control_url, f"as-{strategy}", seed, settings=how, model=TinyModel())
+            for seed in range(2)
+        )
+        with joined(a, b):
+            together(*(lambda t=t: t.step(ROUNDS * EVERY) for t in (a, b)))
+        values, revision = published(cluster.sync_address, f"as-{strategy}")
+        assert revision == ROUNDS
+        merged.append(values)
+    for name, value in merged[0].items():
+        assert np.array_equal(value, merged[1][name]), name
 
 
 @pytest.mark.parametrize("groups", [1, 10])

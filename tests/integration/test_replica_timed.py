@@ -34,6 +34,8 @@ TIMED: dict[str, Any] = {
     "token_budget": BUDGET,
 }
 ENOUGH = 10_000
+LEAST = 30
+"""Inner steps that both make in about an interval and a half of 0.25 s."""
 
 
 def paced(trial: Trial, step_s: float, steps: int = ENOUGH) -> None:
@@ -120,6 +122,53 @@ def test_intervals_begin_after_the_synchronous_phase(cluster: Cluster) -> None:
     assert told and all(len(both) == 2 for both in told)
     steps = [sum(both[f"replica-{n}"]["inner_steps"] for both in told) for n in range(2)]
     assert fast.replica.committed_tokens == (sum(steps) + 2 * 3) * STEP_TOKENS
+
+
+@pytest.mark.long
+def test_an_interval_goes_on_until_all_together_have_made_the_least_number_of_steps(
+    cluster: Cluster,
+) -> None:
+    seconds, budget = 0.25, 3 * LEAST * STEP_TOKENS
+    how = {"sync_seconds": seconds, "token_budget": budget, "min_round_steps": LEAST}
+    fast, slow = pair(cluster, "least", **how)
+    with joined(fast, slow):
+        together(lambda: paced(fast, 2 * FAST_S), lambda: paced(slow, SLOW_S))
+    told = rounds(cluster, "least")[1:]  # for the first, nobody knows of the other
+    in_time = seconds / (2 * FAST_S) + seconds / SLOW_S
+    assert max(sum(one["inner_steps"] for one in both.values()) for both in told) > in_time
+    own = [both["replica-0"]["inner_steps"] for both in told]
+    assert min(own) < LEAST, "it knows what the other brings"
+
+
+def test_without_rounds_that_wait_by_time_after_a_synchronous_phase(cluster: Cluster) -> None:
+    fast, slow = pair(
+        cluster, "alone", strategy="async", warmup_steps=3, token_budget=2 * BUDGET // 3
+    )
+    with joined(fast, slow):
+        together(lambda: paced(fast, FAST_S, 3), lambda: paced(slow, SLOW_S, 3))
+        assert fast.replica.revision == slow.replica.revision == 0
+        train_to_the_end(fast, slow)
+        committed = max(fast.replica.committed_tokens, slow.replica.committed_tokens)
+    pushes: list[Any] = []
+
+    def all_told() -> bool:
+        told = cluster.get("/runs/alone/rounds?limit=1000")
+        pushes[:] = [
+            c
+            for r in told
+            if r["fragment"] == 3 and r["closed_by"] == "push"
+            for c in r["contributions"]
+        ]
+        steps = sum(c["inner_steps"] for c in pushes)
+        return (steps + 2 * 3) * STEP_TOKENS >= committed
+
+    wait_until(all_told, 20, "every push is told")
+    per_push = [
+        np.mean([c["inner_steps"] for c in pushes if c["replica"] == f"replica-{n}"])
+        for n in range(2)
+    ]
+    assert per_push[0] > 2 * per_push[1], "as many as each can make"
+    assert all(c["verdict"] == "accepted" for c in pushes)
 
 
 def test_who_has_no_more_data_holds_up_nobody(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from syncline_proto.merging import LateSettings, OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core.record import ClosedBy
+from syncline_sync.core.record import ClosedBy, Kind
 from syncline_sync.core.staleness import age_factor
 from syncline_sync.core.weights import Scale
 from syncline_sync.core.window import WEIGHT_MAX, Window, guarded
@@ -148,6 +148,20 @@ def test_what_does_not_count_is_no_push_of_the_window() -> None:
         closing = w.closes(ClosedBy.PUSH)
         assert closing.saved.window.done == done
         assert (closing.total_weight == 0.0) == math.isnan(norm)
+
+
+def test_the_synchronous_phase_waits_for_everyone_and_is_of_no_window() -> None:
+    w = World("a", "b", **{**PLAIN, "min_replicas": 2}, warmup_steps=1)
+    w.gradient("a", 1)
+    w.waits()
+    w.gradient("b", 1)
+    closing = w.closes(ClosedBy.EVERYONE)
+    assert (closing.total_weight, closing.carry, closing.saved.window) == (2.0, None, Window())
+    assert w.push("a", kind=Kind.PARAMETERS, base=0).sets
+    w.core.keep_offer()
+    assert w.closes(ClosedBy.OFFER).saved.window == Window()
+    w.push("a")
+    assert w.closes(ClosedBy.PUSH).saved.window.size == 2, "who was in the phase takes part"
 
 
 def test_below_the_minimum_a_push_waits_for_more_to_come() -> None:
