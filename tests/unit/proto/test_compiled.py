@@ -1,16 +1,14 @@
 """What is kept of a loop is used for as long as all that is written into it is the same.
 
-And while one is at work, Python's lock is free.
+And no loop keeps Python's lock while it is at work.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -109,38 +107,3 @@ def test_no_loop_keeps_pythons_lock() -> None:
         importlib.import_module(name)
     options = [getattr(loop(), "targetoptions") for loop in compiled._all]  # noqa: B009
     assert len(options) > 10 and all(one["nogil"] for one in options)
-
-
-def test_another_thread_goes_on_while_a_loop_is_at_work(
-    home: Path,
-) -> None:
-    """Nobody else lets go of the lock here: none is asked to, and what asks does nothing else."""
-    come_to(home, "value")
-    loop, out = importlib.import_module("outer_of_a_test").loop, np.ones(1 << 22, np.float32)
-    turns, begun, over = 0, Event(), Event()
-
-    def go_on() -> None:
-        nonlocal turns
-        while not over.is_set():
-            turns += 1
-            begun.set()
-            time.sleep(0)  # lets go of it, and waits for it again
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1000.0)
-    other = Thread(target=go_on)
-    other.start()
-    try:
-        begun.wait()
-        gone_on = any(_goes_on(lambda: loop(out), lambda: turns) for _ in range(1000))
-    finally:
-        over.set()
-        sys.setswitchinterval(before)
-        other.join()
-    assert gone_on
-
-
-def _goes_on(work: Callable[[], object], turns: Callable[[], int]) -> bool:
-    before = turns()
-    work()
-    return turns() > before
