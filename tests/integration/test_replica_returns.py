@@ -89,4 +89,8 @@ def test_the_ranks_of_a_replica_come_back_together(cluster: Cluster, tmp_path: P
     counted = json.loads((tmp_path / "wide.out.json").read_text())
     assert counted["lives"] == 2
     assert counted["committed"] >= 40 * STEP_TOKENS * 2, "no token of the first life twice"
-    assert cluster.get("/runs/wide")["committed_tokens"] == counted["committed"]
+
+    def all_is_told() -> bool:
+        return cluster.get("/runs/wide")["committed_tokens"] == counted["committed"]
+
+    wait_until(all_is_told, 20, "all rounds are told")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -70,6 +71,8 @@ def test_what_is_waited_for_with_too_few_replicas_counts_as_a_pause(cluster: Clu
 
     def come() -> None:
         wait_until(lambda: a.replica.phase == "waiting", 30, "it has pushed")
+        wait_until(lambda: bool(cluster.get("/runs/few")["waits_for"]), 30, "it waits for another")
+        time.sleep(2.5)  # its next heartbeat hears of it
         with joined(b):
             b.step(5).replica.finish()
 

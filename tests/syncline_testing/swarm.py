@@ -169,7 +169,8 @@ class Swarm(Place):
         assert saved.revision == before.revision + 1, "revisions grow by one"
         pushes = {(c.replica, c.incarnation, c.seq): c.inner_steps for c in saved.contributions}
         assert len(pushes) == len(saved.contributions)
-        oldest = self.settings.age_max * (saved.window.size if self.settings.asynchronous else 1)
+        of_all = saved.window.size if self.settings.asynchronous else 1
+        oldest = self.settings.age_max * of_all + of_all - 1
         assert all(c.age <= oldest for c in saved.contributions)
         assert pushes.keys().isdisjoint(self.committed[fragment]), "applied twice"
         assert closed_by is not ClosedBy.OFFER
