@@ -20,6 +20,7 @@ import grpc
 import numpy as np
 import pytest
 
+from fuzz.examples import at_work
 from fuzz.rules import Counted, counted, is_whole, may_be_judged, must_be_answered
 from fuzz.streams import LAYOUT, REVISION, RUN, Stream
 from syncline_proto.settings import RunSettings
@@ -307,10 +308,5 @@ class Arena:
 @contextlib.contextmanager
 def arena(folder: Path) -> Iterator[tuple[asyncio.Runner, Arena]]:
     """An arena for many examples, and the loop that it lives in."""
-    with asyncio.Runner() as runner:
-        fought = Arena(folder)
-        try:
-            runner.run(fought.start())
-            yield runner, fought
-        finally:
-            runner.run(fought.stop())
+    with at_work(Arena(folder)) as both:
+        yield both

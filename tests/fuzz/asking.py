@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pytest
 
 import syncline_sync.host
+from fuzz.examples import at_work
 from fuzz.replies import MEMBERS, WAITS, fingerprint, open_codes, parsed, places, pull_codes
 from fuzz.requests import FRESH, HELD, INSTANCE, Request
 from fuzz.streams import LAYOUT, REVISION, RUN
@@ -280,12 +281,8 @@ def spans_of(where: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 @contextlib.contextmanager
 def asking(folder: Path) -> Iterator[tuple[asyncio.Runner, Asking]]:
     """A service for many examples, and the loop that it lives in."""
-    with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         # Nobody's word of a new member is still to come here.
         patch.setattr(syncline_sync.host, "MEMBER_WAIT_S", 0.01)
-        asked = Asking(folder)
-        try:
-            runner.run(asked.start())
-            yield runner, asked
-        finally:
-            runner.run(asked.stop())
+        with at_work(Asking(folder)) as both:
+            yield both

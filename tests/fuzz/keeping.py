@@ -23,6 +23,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fuzz.drawn import NAMES, NUMBERS
+from fuzz.examples import at_work
 from syncline_proto.codec import crc32c
 from syncline_proto.layout import layout_from_json
 from syncline_proto.manifest import SEAL, file_name, unsealed
@@ -304,10 +305,5 @@ def spoilt(data: bytes, call: Call) -> bytes:
 @contextlib.contextmanager
 def keeping(folder: Path) -> Iterator[tuple[asyncio.Runner, Keeping]]:
     """A service for many examples, and the loop that it lives in."""
-    with asyncio.Runner() as runner:
-        kept = Keeping(folder)
-        try:
-            runner.run(kept.start())
-            yield runner, kept
-        finally:
-            runner.run(kept.stop())
+    with at_work(Keeping(folder)) as both:
+        yield both

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
+from fuzz.examples import always_the_same
 from fuzz.keeping import Call, calls, keeping, strange_files
 
 EXAMPLES = 30
@@ -17,13 +18,7 @@ EXAMPLES = 30
 def test_whatever_is_asked_about_checkpoints_the_service_goes_on_as_it_was(tmp_path: Path) -> None:
     with keeping(tmp_path) as (runner, kept):
 
-        @settings(
-            max_examples=EXAMPLES,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-        )
+        @always_the_same(EXAMPLES)
         @given(calls())
         def meets(call: Call) -> None:
             runner.run(kept.meets(call))

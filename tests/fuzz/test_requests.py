@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis.strategies import SearchStrategy
 
 from fuzz.asking import asking
+from fuzz.examples import always_the_same
 from fuzz.requests import Request, openings, pulls
 
 EXAMPLES = 80
@@ -23,13 +24,7 @@ def test_what_is_asked_is_answered_if_it_is_wholly_valid_and_else_refused(
 ) -> None:
     with asking(tmp_path) as (runner, asked):
 
-        @settings(
-            max_examples=EXAMPLES,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-        )
+        @always_the_same(EXAMPLES)
         @given(what)
         def meets(request: Request) -> None:
             runner.run(asked.meets(request))

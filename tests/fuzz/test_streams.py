@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from fuzz.arena import arena
+from fuzz.examples import always_the_same
 from fuzz.flood import drawn, flooded
 from fuzz.rules import counted
 from fuzz.streams import Stream, broken_rules, pushes
@@ -23,13 +24,7 @@ SEED, FLOOD_S = 7, 5.0
 def test_a_push_counts_if_it_is_wholly_valid_and_else_changes_nothing(tmp_path: Path) -> None:
     with arena(tmp_path) as (runner, fought):
 
-        @settings(
-            max_examples=EXAMPLES,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-        )
+        @always_the_same(EXAMPLES)
         @given(pushes())
         def meets(streams: tuple[Stream, ...]) -> None:
             runner.run(fought.meets(streams))

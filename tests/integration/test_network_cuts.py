@@ -56,6 +56,12 @@ def in_three_ways(course: Course, other: int) -> list[Way]:
     return [(unheard, other), (other, deaf), (both, other), (other, both)]
 
 
+def ends_with_everything(c: Course) -> None:
+    """Every step of the one life of each is counted once, in every fragment."""
+    everything = {(name, 1): own[0] for name, own in c.ends().items()}
+    assert c.counted() == [everything] * len(FRAGMENTS)
+
+
 @pytest.mark.long
 def test_replicas_cut_from_the_service_keep_their_leases_and_bring_in_all_they_did(
     apart: Apart, tmp_path: Path
@@ -68,10 +74,7 @@ def test_replicas_cut_from_the_service_keep_their_leases_and_bring_in_all_they_d
             assert c.only_the_whole_is_in() == "deadline", "they live, so it waited for them"
         c.everyone_is_in()
         assert set(c.states().values()) == {("alive", 1)}
-        steps = c.ends()
-        counted = c.counted()
-    everything = {(name, 1): own[0] for name, own in steps.items()}
-    assert counted == [everything] * len(FRAGMENTS)
+        ends_with_everything(c)
 
 
 def test_replicas_cut_from_the_control_plane_are_fenced_and_come_back_as_new_lives(
@@ -109,10 +112,7 @@ def test_a_control_plane_cut_from_everybody_loses_nobody(apart: Apart, tmp_path:
         time.sleep(LEASE_S)
         c.everyone_is_in()
         assert set(c.states().values()) == {("alive", 1)}
-        steps = c.ends()
-        counted = c.counted()
-    everything = {(name, 1): own[0] for name, own in steps.items()}
-    assert counted == [everything] * len(FRAGMENTS)
+        ends_with_everything(c)
 
 
 @pytest.mark.long
@@ -130,10 +130,7 @@ def test_cuts_amid_pushes_and_longer_than_a_connection_lives_lose_nothing(
             time.sleep(DEAD_S)
         c.everyone_is_in()
         assert set(c.states().values()) == {("alive", 1)}
-        steps = c.ends()
-        counted = c.counted()
-    everything = {(name, 1): own[0] for name, own in steps.items()}
-    assert counted == [everything] * len(FRAGMENTS)
+        ends_with_everything(c)
 
 
 @pytest.mark.long
@@ -155,10 +152,7 @@ def test_a_service_cut_from_the_control_plane_goes_on_and_tells_later_each_round
                         assert c.trained() > before, "with the last membership"
                 c.goes_on()
         assert set(c.states().values()) == {("alive", 1)}
-        steps = c.ends()
-        counted = c.counted()
-    everything = {(name, 1): own[0] for name, own in steps.items()}
-    assert counted == [everything] * len(FRAGMENTS)
+        ends_with_everything(c)
 
 
 @pytest.mark.long
