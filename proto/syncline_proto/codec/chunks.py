@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-import google_crc32c  # pyright: ignore[reportMissingTypeStubs]
-import numpy as np
+from awscrt import checksums  # pyright: ignore[reportMissingTypeStubs]
 
 from syncline_proto.codec.base import Bytes
 from syncline_proto.codec.table import codec_of
@@ -24,11 +23,9 @@ steps is soon on its way, and needs little memory."""
 
 def crc32c(data: Bytes, crc: int = 0) -> int:
     """CRC-32C (Castagnoli) of what ``crc`` covers, followed by ``data``; without a copy of it."""
-    # As an array: the library takes no memoryview, and to copy costs half of what its sum does.
-    # For ``bytes`` of a chunk's size it lets go of Python's lock, for 60 microseconds of work:
-    # then a thread waits longer for the lock than it has worked.
-    read = np.frombuffer(data, np.uint8)
-    return cast(int, google_crc32c.extend(crc, read))  # pyright: ignore[reportUnknownMemberType]
+    # By the processor's widest instructions where it has them: up to three times as fast as others,
+    # which was 6 % of a round in int8. It takes any buffer, whatever its signature says.
+    return checksums.crc32c(cast(bytes, data), crc)
 
 
 def chunk_elements(number: pb.Codec.ValueType, size_max: int = CHUNK_BYTES_MAX) -> int:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
+from awscrt import checksums
 
 from syncline.data.errors import DataError
 from syncline.data.manifest import Manifest, ShardInfo, read_manifest
@@ -121,7 +121,7 @@ def verify(folder: Path, manifest: Manifest, advance: Callable[[int], None]) -> 
         crc = 0
         with (folder / info.file).open("rb") as file:
             while data := file.read(READ_BYTES):
-                crc = google_crc32c.extend(crc, data)
+                crc = checksums.crc32c(data, crc)
                 advance(len(data))
         if f"{crc:08x}" != info.crc32c:
             raise DataError(

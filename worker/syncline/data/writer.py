@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-import google_crc32c
 import numpy as np
+from awscrt import checksums
 
 from syncline.data.manifest import ShardInfo
 
@@ -68,7 +68,7 @@ class SplitWriter:
             assert self._file is not None
             data = part.tobytes()
             self._file.write(data)
-            shard.crc = google_crc32c.extend(shard.crc, data)
+            shard.crc = checksums.crc32c(data, shard.crc)
             shard.tokens += len(part)
             self.tokens += len(part)
             start += len(part)
