@@ -21,6 +21,8 @@ PINS = {
     "flower": (("numpy>=2",), ("flwr==1.41.0",)),
 }
 """What is installed in each, one group after the other: hivemind is built with what is there."""
+MARK = "installed.json"
+"""What is in an environment; written last."""
 INSTALL_S = 1800.0
 
 
@@ -34,6 +36,12 @@ def default_folder() -> Path:
     return Path(cache) / "syncline" / "peers"
 
 
+def is_there(peer: str, folder: Path) -> bool:
+    """Whether a peer's environment is whole, and as it is pinned."""
+    mark = folder / peer / MARK
+    return mark.exists() and mark.read_text() == json.dumps(PINS[peer])
+
+
 def python_of(peer: str, folder: Path) -> Path:
     """The python of a peer's environment, which is made first where it is not whole.
 
@@ -41,9 +49,8 @@ def python_of(peer: str, folder: Path) -> Path:
         CannotInstall: it could not be.
     """
     home, groups = folder / peer, PINS[peer]
-    python, mark = home / "bin" / "python", home / "installed.json"
-    wanted = json.dumps(groups)
-    if mark.exists() and mark.read_text() == wanted:
+    python = home / "bin" / "python"
+    if is_there(peer, folder):
         return python
     pin = groups[-1][-1]
     print(f"Installing {pin} into {home}; this takes some minutes.", file=sys.stderr, flush=True)
@@ -51,7 +58,7 @@ def python_of(peer: str, folder: Path) -> Path:
     venv.create(home, with_pip=True)
     for wishes in groups:
         _pip(python, pin, wishes)
-    mark.write_text(wanted)
+    (home / MARK).write_text(json.dumps(groups))
     return python
 
 

@@ -7,14 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from contest import PEER_OFF_MAX
 from network import Links, Profile
+from peers.environments import PINS, default_folder, is_there
 from syncline_testing.processes import alive, environment
 
 ROOT = Path(__file__).parents[2]
 ROUND = ROOT / "benchmarks" / "round.py"
+PEERS_FOLDER = default_folder()
 CAN_MAKE_NETWORKS = os.geteuid() == 0 and Path("/dev/net/tun").exists()
 
 # Answers what it is sent, once.
@@ -35,26 +39,42 @@ print(time.monotonic() - began)
 """
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_a_round_of_a_tiny_model_is_timed_beside_gloo(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROUND), "--peers", "gloo", "--parameters", "20000"]
+def a_round(tmp_path: Path, peer: str) -> dict[str, Any]:
+    """What a round of a tiny model beside a peer comes to."""
+    command = [sys.executable, str(ROUND), "--peers", peer, "--parameters", "20000"]
     done = subprocess.run(
-        [*command, "--repeats", "1"],
+        [*command, "--repeats", "1", "--peers-folder", str(PEERS_FOLDER)],
         env=environment(TMPDIR=str(tmp_path), PYTHONPATH=os.pathsep.join(sys.path)),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    assert alive(tmp_path) == {}, "nothing of it is left"
+    assert list(tmp_path.glob("syncline-round-*")) == []
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_round_of_a_tiny_model_is_timed_beside_gloo(tmp_path: Path) -> None:
+    told = a_round(tmp_path, "gloo")
     assert told["round_s"] > 0 and told["round_durable_s"] > 0 and told["disk_s"] > 0
     assert told["disk_bytes"] > 2 * 4 * told["parameters"], "parameters and momentum, in fp32"
     assert told["over_gloo"] == told["round_s"] / told["seconds"]["gloo"]
     assert told["over_torchft_diloco"] is None and told["missing"] == {}
     assert told["off"]["gloo"] < 1e-5, "fp32, and nothing but the average"
     assert 0 < told["off"]["syncline"] < 0.1, "bf16 is not exact, and was what travelled"
-    assert alive(tmp_path) == {}, "nothing of it is left"
-    assert list(tmp_path.glob("syncline-round-*")) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("peer", PINS)
+def test_a_peer_that_has_an_environment_averages_as_it_is_driven(tmp_path: Path, peer: str) -> None:
+    if not is_there(peer, PEERS_FOLDER):
+        pytest.skip(f"{peer} has no environment here; benchmarks/round.py --peers {peer} makes it")
+    told = a_round(tmp_path, peer)
+    assert told["missing"] == {} and told["seconds"][peer] > 0
+    assert told["off"][peer] < PEER_OFF_MAX[peer]
 
 
 @pytest.mark.skipif(not CAN_MAKE_NETWORKS, reason="network namespaces need root and /dev/net/tun")

@@ -64,9 +64,12 @@ def test_a_ratio_is_of_medians_and_what_is_missing_is_null_with_a_reason() -> No
         "torchft": {OURS: rounds(3.0, 3.0, 3.0), "torchft": rounds(6.0, 2.0, 7.0)},
         "flower": {},
     }
-    told = figures(taken, {"flower": "No room."})
+    told = figures(taken, {"flower": "No room."}, disk_s=2.5)
     assert told["round_s"] == told["seconds"][OURS] == 3.0
     assert told["round_durable_s"] == told["seconds"][DURABLE] == 4.0
+    assert told["disk_s"] == 2.5 and told["durable_over_slowest"] == 4.0 / 3.0
+    slow = figures(taken, {}, disk_s=8.0)
+    assert slow["durable_over_slowest"] == 4.0 / 8.0, "of the disk, where that is slower"
     assert told["over_gloo"] == 2.0 / 0.5, "of ours only what was taken beside it"
     assert told["over_torchft_diloco"] == 0.5
     assert told["over_flower"] is told["over_hivemind"] is None
@@ -87,6 +90,10 @@ def test_a_ratio_is_of_medians_and_what_is_missing_is_null_with_a_reason() -> No
         ({"network": "1gbit", "codec_up": "int8", "codec_down": "int8"}, "over_gloo is 3.00"),
         ({"over_torchft_diloco": 9.0, "parameters": 1000}, None),
         ({"over_torchft_diloco": 9.0, "replicas": 4}, None),
+        ({"durable_over_slowest": 2.01}, "durable_over_slowest is 2.01, over 2"),
+        ({"durable_over_slowest": 1.51, "network": "1gbit"}, "slowest is 1.51, over 1.5"),
+        ({"durable_over_slowest": 1.26, "network": "100mbit"}, "slowest is 1.26, over 1.25"),
+        ({"durable_over_slowest": 9.0, "parameters": 1000}, None),
         ({"missing": {"ray": "No room."}}, "Asked for and not measured: ray."),
         ({"missing": {"ray": "No room.", "gloo": "It hung."}, "parameters": 1000}, "ray, gloo."),
         (
@@ -104,6 +111,7 @@ def test_too_slow_a_round_or_a_peer_that_is_missing_is_a_shortfall(
         "parameters": PARAMETERS,
         "codec_up": "bf16",
         "codec_down": "bf16",
+        "durable_over_slowest": 1.25,
         "over_gloo": 3.0,
         "over_torchft_diloco": 1.0,
         "over_hivemind": 0.5,
