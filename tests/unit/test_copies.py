@@ -214,7 +214,7 @@ def lent(down: DownCodecName, *, is_difference: bool) -> tuple[Loan, Any]:
     return Loan(shelf, 0, value, difference), np.asarray(memory)
 
 
-@pytest.mark.parametrize(("start", "end"), [(0, NUMEL), (256 * 1111, NUMEL - 256)])
+@pytest.mark.parametrize(("start", "end"), [(0, NUMEL - 100), (256 * 1111, NUMEL)])
 @pytest.mark.parametrize(
     ("down", "is_difference"), [("fp32", False), ("bf16", False), ("int8", False), ("int8", True)]
 )

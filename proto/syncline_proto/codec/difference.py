@@ -79,7 +79,14 @@ def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> Bytes:
     Where that is one part of it, it is that, and no copy: use it before the difference is written
     over (``advance``'s ``unread``).
     """
-    parts: list[memoryview] = []
+    ranges: list[tuple[int, int]] = []
+
+    def take(at: int, size: int) -> None:
+        if ranges and ranges[-1][1] == at:
+            ranges[-1] = (ranges[-1][0], at + size)
+        else:
+            ranges.append((at, at + size))
+
     last = -1
     for start, length in spans.tolist():
         end = start + length
@@ -87,15 +94,15 @@ def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> Bytes:
             block, within = divmod(start, BLOCK)
             at, whole = block * BLOCK_BYTES, (end - start) // BLOCK
             if whole and not within and block != last:
-                parts.append(difference[at : at + whole * BLOCK_BYTES])
+                take(at, whole * BLOCK_BYTES)
                 last, start = block + whole - 1, start + whole * BLOCK
                 continue
             if block != last:
-                parts.append(difference[at : at + SCALE_BYTES])
+                take(at, SCALE_BYTES)
             count = min(BLOCK - within, end - start)
-            at += SCALE_BYTES + within
-            parts.append(difference[at : at + count])
+            take(at + SCALE_BYTES + within, count)
             last, start = block, start + count
+    parts = [difference[begin:end] for begin, end in ranges]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
