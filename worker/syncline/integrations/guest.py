@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from syncline.care import ramped
 from syncline.drained import drained_on_sigterm, is_free
 from syncline.integrations.apart import begin_apart
 from syncline.metrics import LOOPBACK, serve
@@ -192,43 +193,6 @@ def figures(replica: Replica) -> dict[str, float]:
         **{name: float(value) for name, value in named.items()},
         **({} if pace is None else {"speed/tokens_per_second": pace}),
     }
-
-
-def ramped(optimizer: Optimizer, factor: Callable[[], float]) -> Callable[[], None]:
-    """Let each step go by ``factor`` of the rates that are set, and leave those as they are.
-
-    Returns what ends that.
-    """
-    rates: list[tuple[Any, Any]] = []
-    """By group: the rate that was set, and the one that a step goes by."""
-
-    def lower(*_: Any) -> None:
-        restore()  # after a step that raised
-        share = factor()
-        for group in optimizer.param_groups:
-            rate = group["lr"]
-            group["lr"] = rate * share
-            rates.append((rate, group["lr"]))
-
-    def restore(*_: Any) -> None:
-        for group, (rate, lowered) in zip(optimizer.param_groups, rates, strict=False):
-            if group["lr"] is lowered:  # else a schedule has set another meanwhile
-                group["lr"] = rate
-        rates.clear()
-
-    before: Any = lower
-    after: Any = restore
-    handles = [
-        optimizer.register_step_pre_hook(before),
-        optimizer.register_step_post_hook(after),
-    ]
-
-    def end() -> None:
-        restore()
-        for handle in handles:
-            handle.remove()
-
-    return end
 
 
 class GuestCallback:
