@@ -4,7 +4,6 @@ SYNCLINE_CONTROL=http://127.0.0.1:8500 python docs/examples/loop.py
 """
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import syncline
@@ -31,19 +30,15 @@ model = LlamaForCausalLM(
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-with syncline.Replica(model, optimizer, run="loop", settings=SETTINGS) as replica:
-    # Short steps at first for who joins a run under way; a schedule of your own goes times it.
-    schedule = LambdaLR(optimizer, lambda step: replica.lr_factor)
+# It takes care of a joiner's first steps, of steps that are not finite, and of a lost lease.
+with syncline.Replica(model, optimizer, run="loop", settings=SETTINGS, takes_care=True) as replica:
     # Each example of an epoch is leased to one replica, whoever comes and goes.
     for batch in replica.leased(sequences(), batch_size=8):
         loss = model(**batch).loss
         loss.backward()
-        if replica.skips(loss):  # it is not finite, or the gradient is not
-            continue
         replica.synchronize()  # clips the mean, where the run has a synchronous phase
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad()
         replica.report(loss=loss)
     print(f"{replica.name}: {replica.run_tokens} tokens, loss {loss.item():.2f}")

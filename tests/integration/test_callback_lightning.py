@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import lightning
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from structlog.testing import capture_logs
 from torch import nn
 from torch.utils.data import DataLoader
 
-from syncline.integrations.lightning import SynclineCallback, check
+from syncline.integrations.lightning import SynclineCallback, check, counts
 from syncline_proto.errors import ConfigError
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK
@@ -108,7 +109,7 @@ def test_a_fit_with_steps_of_several_batches_counts_and_tells_all(cluster: Clust
     callback = of_lightning(cluster.control_url, "fit")
     module = Small()
     first = module.training_step({"x": torch.ones(2, 4)}, 0).item()
-    read = fit(module, callback, accumulate_grad_batches=2, gradient_clip_val=1.0)
+    read = fit(module, callback, accumulate_grad_batches=2, gradient_clip_val=0.01)
     assert read.passes == 1, "nothing was moved, so it is not begun anew"
     assert callback.replica is not None and callback.replica.inner_step == 3
     assert callback.replica.committed_tokens == 6 * 8
@@ -117,6 +118,9 @@ def test_a_fit_with_steps_of_several_batches_counts_and_tells_all(cluster: Clust
     (curve,) = cluster.get("/runs/fit/metrics")
     assert (curve["kind"], curve["tokens"]) == ("train", [16, 32, 48])
     assert curve["loss"][0] == pytest.approx(first, rel=1e-6) and curve["loss"][-1] < first
+    norm = logged["train/grad_norm"]
+    assert norm > 0.02 and callback.replica.reported["grad_norm"] == norm, "before it is clipped"
+    assert read.trainer.progress_bar_metrics["train/grad_norm"] == norm
 
 
 def test_a_loss_that_is_not_finite_moves_nothing_of_a_fit(cluster: Cluster) -> None:
@@ -178,6 +182,15 @@ def test_sigterm_drains_a_fit_where_lightning_alone_heeds_it(cluster: Cluster) -
 def test_what_a_run_cannot_bear_is_refused_of_lightning_too() -> None:
     with pytest.raises(ConfigError, match="has 2; make them one"):
         fit(Small(optimizers=2), of_lightning("http://127.0.0.1:1", "two"))
-    several = lightning.Trainer(accelerator="cpu", devices=1, logger=False, strategy=DDPStrategy())
-    with pytest.raises(ConfigError, match="one process with one device, and the Trainer has DDP"):
+    several: Any = SimpleNamespace(strategy=FSDPStrategy())
+    with pytest.raises(ConfigError, match="one device, or the ranks .* the Trainer has FSDPStra"):
         check(several)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_ranks_that_share_a_batch_one_counts_it(rank: int) -> None:
+    strategy, own = ModelParallelStrategy(), SimpleNamespace(get_local_rank=lambda: rank)
+    meshes: Any = {"tensor_parallel": own}
+    strategy._device_mesh = meshes
+    trainer: Any = SimpleNamespace(strategy=strategy)
+    assert counts(trainer) == (rank == 0)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import torch
 from structlog.testing import capture_logs
+from torch import nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -21,6 +22,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from syncline.integrations import transformers as ours
 from syncline.integrations.transformers import SynclineCallback, check
 from syncline_proto.errors import ConfigError, LeaseLost, PortInUse
 from syncline_testing.cluster import Cluster, free_ports
@@ -304,16 +306,29 @@ def test_what_a_run_cannot_bear_is_refused_before_anybody_joins(tmp_path: Path) 
     ("how", "said"),
     [
         ({"deepspeed": "ds.json"}, "does not work with the Trainer's DeepSpeed"),
-        ({"fsdp": "full_shard"}, "does not work with the Trainer's FSDP"),
-        ({"world_size": 2}, "spread over 2; start one process for each GPU"),
-        ({"n_gpu": 4}, "spread over 4; start one process for each GPU"),
+        ({"fsdp": True, "fsdp_plugin_args": None}, "the Trainer's FSDP for XLA"),
+        ({"n_gpu": 4}, "DataParallel over 4 GPUs; .* start one process for each GPU"),
+        ({"parallelism_config": object()}, "the Trainer's parallelism_config"),
     ],
 )
 def test_other_ways_to_spread_a_training_are_refused(how: dict[str, Any], said: str) -> None:
     plain: dict[str, Any] = {
-        **{"load_best_model_at_end": False, "deepspeed": None, "fsdp": None},
-        **{"world_size": 1, "n_gpu": 0},
+        **{"load_best_model_at_end": False, "deepspeed": None, "n_gpu": 0},
+        **{"fsdp": True, "fsdp_plugin_args": {"fsdp_version": 2}, "parallelism_config": None},
     }
-    check(SimpleNamespace(**plain))  # pyright: ignore[reportArgumentType]
+    model = nn.Linear(1, 1)
+    check(SimpleNamespace(**plain), model)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=said):
-        check(SimpleNamespace(**(plain | how)))  # pyright: ignore[reportArgumentType]
+        check(SimpleNamespace(**(plain | how)), model)  # pyright: ignore[reportArgumentType]
+
+
+def test_fsdp_of_version_1_is_refused_whoever_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come from the environment, of which the Trainer's arguments know nothing."""
+
+    class Wrapped(nn.Linear):
+        pass
+
+    monkeypatch.setattr(ours, "FullyShardedDataParallel", Wrapped)
+    plain: Any = SimpleNamespace(load_best_model_at_end=False, deepspeed=None)
+    with pytest.raises(ConfigError, match="the Trainer's FSDP of version 1"):
+        check(plain, nn.Sequential(Wrapped(1, 1)))

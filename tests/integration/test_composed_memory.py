@@ -15,6 +15,7 @@ ROUNDS, EVERY, BLOCKS = 2, 4, 14
 
 PROGRAM = """
 import json
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -24,6 +25,7 @@ from syncline import Replica
 from syncline.carrier import Direct
 from syncline.layout import local_part
 from syncline.streamed import Streamed
+from syncline_testing.by_hand import ByHand
 from syncline_testing.counted import Counted
 from syncline_testing.replicas import STEP_TOKENS, TinyModel, batch, loss_of
 from syncline_testing.streams import Prompt
@@ -40,16 +42,24 @@ for run, settings in {ways}.items():
     if run.startswith("gpu"):
         carrier = Streamed(scratch, torch.device("cpu"), Prompt())
     with patch("syncline.life.carrier_of", lambda shards: carrier):
-        replica = Replica(model, optimizer, run=run, settings=settings, control={control!r})
+        control = {where}["control_url"]
+        replica = Replica(model, optimizer, run=run, settings=settings, control=control)
         replica.start()
     shard = sum(local_part(p).numel() for p in model.parameters())
     joining, scratch.peak = scratch.peak, scratch.held
-    for step in range({steps}):
+    with_late = run == "late" and rank == 0
+    other = ByHand(SimpleNamespace(**{where}), run) if with_late else None
+    for step in range({steps} + 4 * (run == "late")):
         replica.count_tokens(STEP_TOKENS)
         loss_of(model, batch(rank, step)).backward()
         optimizer.step()
         optimizer.zero_grad()
+        if other is not None and step in (3, 4):  # pushes too, then closes a round by itself
+            for fragment in range(len(other.layout.fragments)):
+                other.push(fragment, step - 3)
+                other.published(fragment, step - 2)
     replica.finish()
+    assert bool(replica.stats.aged) == (run == "late")
     told.append((joining, scratch.peak, shard, replica.stats.rounds))
     replica.close()
 print(json.dumps(told))
@@ -67,6 +77,8 @@ WAYS: dict[str, tuple[dict[str, Any], float]] = {
         {"fragment_groups": EVERY, "overlap_steps": 2},
         2 + (1 + 2) * (2 + 2 + 4) / EVERY,
     ),
+    # One that came late is kept until it is published, while the next is under way.
+    "late": ({"quorum": 1, "expected_replicas": 2}, 2 + (2 + 2 + 2)),
     # All gradients and their mean, whose memory the offer at the end has; then what is published.
     "warmup": ({"warmup_steps": EVERY}, 2 + (4 + 4) + 2),
     "gpu": ({"codec": {"up": "int8", "down": "bf16"}}, 2 + (1.25 + 2 + 4)),
@@ -85,7 +97,8 @@ def test_a_rank_holds_an_anchor_and_what_is_in_flight(cluster: Cluster, tmp_path
     ways = {
         run: {"sync_every": EVERY, "timeouts": timeouts} | more for run, (more, _) in WAYS.items()
     }
-    how = {"ways": ways, "blocks": BLOCKS, "steps": ROUNDS * EVERY, "control": cluster.control_url}
+    where = {"control_url": cluster.control_url, "sync_address": cluster.sync_address}
+    how = {"ways": ways, "blocks": BLOCKS, "steps": ROUNDS * EVERY, "where": where}
     for text in two_ranks(tmp_path, PROGRAM.format(**how)):
         for (run, (_, most)), (joining, peak, shard, rounds) in zip(
             WAYS.items(), json.loads(text.splitlines()[-1]), strict=True

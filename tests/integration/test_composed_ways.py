@@ -49,9 +49,28 @@ def test_every_way_of_two_ranks_is_left_as_it_is(cluster: Cluster, tmp_path: Pat
 
 
 @pytest.mark.long
+def test_who_looks_at_parameters_between_steps_changes_nothing_of_streaming(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Fragments are pushed and merged in turns while a loop reads all of them."""
+    still = Way(groups=EVERY)
+    ways = {
+        f"{name}{suffix}": replace(way, looks=bool(suffix))
+        for name, way in {"turns": still, "turns.late": replace(still, overlap=1)}.items()
+        for suffix in ("", ".seen")
+    }
+    left = in_ranks(tmp_path, cluster, 2, ways)
+    for name in ("turns", "turns.late"):
+        assert left[name].is_finite
+        assert left[f"{name}.seen"] == left[name], name
+
+
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_model_trains_as_it_would(cluster: Cluster, tmp_path: Path) -> None:
-    """By the default backend, of a single rank."""
-    left = in_ranks(tmp_path, cluster, 1, beside({"compiled": Way(compile="inductor")}))
-    assert left["compiled"] == left["compiled.by-hand"]
-    assert left["compiled"].graphs
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_compiled_model_trains_as_it_would(cluster: Cluster, tmp_path: Path, count: int) -> None:
+    """By the default backend; of two ranks, each of which compiles its own."""
+    name = f"compiled-{count}"
+    left = in_ranks(tmp_path, cluster, count, beside({name: Way(compile="inductor")}))
+    assert left[name] == left[f"{name}.by-hand"]
+    assert left[name].graphs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,13 +34,32 @@ def test_replicas_agree_with_the_service_after_each_round(
         }
         for overlap, codec, parts in WAYS
     ]
+    they_agree(cluster, tmp_path, count, ways)
+
+
+@pytest.mark.long
+def test_ranks_whom_accelerate_prepared_agree_with_the_service(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Two of them, with what it makes of DDP and of FSDP2."""
+    ways = [
+        {"run": kind, "settings": settings_of(0, "fp32"), "accumulate": 1, "ranks": 3}
+        | {"prepared": kind}
+        for kind in ("ddp", "fsdp2")
+    ]
+    they_agree(cluster, tmp_path, 2, ways)
+
+
+def they_agree(cluster: Cluster, tmp_path: Path, count: int, ways: list[dict[str, Any]]) -> None:
+    """Train in all ways, as a replica of so many ranks and one of a single rank."""
     where = {"control": cluster.control_url, "sync": cluster.sync_address}
     path = tmp_path / "wide.json"
     path.write_text(json.dumps({**where, "name": "wide", "seed": 3, "ways": ways}))
     logs = [tmp_path / f"wide-{rank}.log" for rank in range(count)]
     program = ("-m", "syncline_testing.matrix", str(path))
     with warm_ranks(*program, count=count, logs=logs) as processes:
-        own = {way["run"]: train(TinyModel(5), way, **where, name="own", seed=5) for way in ways}
+        how: dict[str, Any] = {**where, "name": "own", "seed": 5}
+        own = {way["run"]: train(TinyModel(5), way, **how) for way in ways}
         codes = [process.wait(60) for process in processes]
     assert codes == [0] * count, [log.read_text() for log in logs]
     wide = json.loads(path.with_suffix(".out.json").read_text())

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +39,7 @@ from syncline import Replica
 from syncline.blocks import CanonicalNames
 from syncline.carrier import Carrier
 from syncline.interrupts import end
-from syncline.layout import local_part, tensors_sha256
+from syncline.layout import local_part, tensors_sha256, whole
 from syncline.optim import AGD, WSAM, muon
 from syncline.scratch import Scratch
 from syncline.streamed import Streamed
@@ -89,10 +89,14 @@ class Way:
     """Steps with everybody's mean gradient, before the first round."""
     overlap: int = 0
     """Inner steps between a push and its merge, fewer than there are between two pushes."""
+    groups: int = 1
+    """Of fragments, each pushed in its turn: no more than there are steps between two pushes."""
     streamed: bool = False
     """What is pushed and merged goes the way that it goes beside a GPU."""
     evaluate: bool = False
     """After each push, with the replica's own parameters, so before the merge."""
+    looks: bool = False
+    """After each step: at all parameters, whole, once a forward pass has used them."""
     poison: Literal["", "merged", "left"] = ""
     """With NaN what FSDP2 keeps beside the shards when a fragment is merged; ``left``: secondary
     copies alone, which it is not told to drop."""
@@ -217,7 +221,7 @@ def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -
     optimizer = _optimizer(model, way)
     if not way.inside:
         return _trace(_steps(model, optimizer, way, seed), model)
-    more = {"warmup_steps": way.warmup, "overlap_steps": way.overlap}
+    more = {"warmup_steps": way.warmup, "overlap_steps": way.overlap, "fragment_groups": way.groups}
     settings = SETTINGS | {"min_replicas": way.replicas} | more
     replica = Replica(model, optimizer, run=run, name=name, settings=settings, control=control)
     with patch("syncline.life.carrier_of", streamed) if way.streamed else nullcontext(), replica:
@@ -272,19 +276,16 @@ def _steps(
             loss_of(model, batch(seed + 100 * data, step)).backward()
         optimizer.step()
         optimizer.zero_grad()
-        if (step + 1) % EVERY == 0:
-            _evaluate(model, way, unsynced)
+        if way.looks or (way.evaluate and (step + 1) % EVERY == 0):
+            with unsynced(), torch.no_grad():
+                loss_of(model, batch(0, 0))
+        if way.looks:
+            assert all(whole(parameter).isfinite().all() for parameter in model.parameters())
         if rounds is not None:
             rounds.after(step, way)
     if replica is not None:
         replica.finish()
     return losses
-
-
-def _evaluate(model: nn.Module, way: Way, unsynced: Callable[[], AbstractContextManager]) -> None:
-    if way.evaluate:
-        with unsynced(), torch.no_grad():
-            loss_of(model, batch(0, 0))
 
 
 class Rounds:

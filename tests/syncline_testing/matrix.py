@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from syncline import Replica
+from syncline.blocks import CanonicalNames
 from syncline.interrupts import end
 from syncline_testing.replicas import STEP_TOKENS, TinyModel, batch, loss_of, published
 
@@ -37,14 +39,21 @@ def settings_of(overlap: int, codec: str) -> dict[str, Any]:
 
 
 def train(
-    model: nn.Module, way: dict[str, Any], *, control: str, sync: str, name: str, seed: int
+    model: nn.Module,
+    way: dict[str, Any],
+    *,
+    control: str,
+    sync: str,
+    name: str,
+    seed: int,
+    optimizer: Optimizer | None = None,
 ) -> list[float]:
     """Train all rounds of a run; how far the model was from the published value after each merge.
 
     With overlap it is away from it by what it did between the push and the merge, which comes with
     the forward pass.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
     off: list[float] = []
     run, parts, overlap = way["run"], way["accumulate"], way["settings"]["overlap_steps"]
     pushed: dict[str, Tensor] = {}
@@ -73,9 +82,10 @@ def train(
 
 def whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """A copy of each parameter, of all ranks."""
+    names = CanonicalNames(model)
     for name, held in model.state_dict().items():
         # The whole of what one rank holds is no copy.
-        yield name, (held.full_tensor() if isinstance(held, DTensor) else held).clone()
+        yield names(name), (held.full_tensor() if isinstance(held, DTensor) else held).clone()
 
 
 def distance(
@@ -100,12 +110,18 @@ def main(path: Path) -> None:
     dist.init_process_group("gloo")
     off: dict[str, list[float]] = {}
     for way in job["ways"]:
-        model = TinyModel(job["seed"], 2)
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
+        model, optimizer = TinyModel(job["seed"], 2), None
+        if "prepared" in way:
+            from syncline_testing.accelerated import prepared
+
+            model, optimizer = prepared(model, way["prepared"])
+        else:
+            for block in model.blocks:
+                fully_shard(block)
+            fully_shard(model)
         where = {"control": job["control"], "sync": job["sync"], "name": job["name"]}
-        off[way["run"]] = train(model, way, **where, seed=job["seed"] + 100 * dist.get_rank())
+        seed = job["seed"] + 100 * dist.get_rank()
+        off[way["run"]] = train(model, way, **where, seed=seed, optimizer=optimizer)
     if dist.get_rank() == 0:
         path.with_suffix(".out.json").write_text(json.dumps(off))
     dist.destroy_process_group()

@@ -7,6 +7,7 @@ or later. Ends of tensors' lives are not watched: what the device has had stays.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,11 +34,23 @@ class Device:
         self._count = {_MAIN: 0, _SIDE: 0}
         self._done = {_MAIN: 0, _SIDE: 0}
         self._memory: dict[int, torch.UntypedStorage] = {}
+        self.lent = self.lent_peak = 0
+        """Bytes that it gave to who asked for memory on the second stream, and has not back."""
 
     def own(self, tensor: Tensor) -> None:
         """It lies on the device."""
         storage = tensor.untyped_storage()
         self._memory[storage.data_ptr()] = storage
+
+    def lend(self, room: Tensor) -> None:
+        """It is of the device, and somebody's until he lets go of it."""
+        self.own(room)
+        self._count_lent(room.nbytes)
+        self.lent_peak = max(self.lent_peak, self.lent)
+        weakref.finalize(room, self._count_lent, -room.nbytes)
+
+    def _count_lent(self, more: int) -> None:
+        self.lent += more
 
     def owns(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._memory
@@ -128,7 +141,7 @@ class _Telling(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if name == "empty" and self._device.is_on_side:
             room = func(*args, **given)
-            self._device.own(room)
+            self._device.lend(room)
             return room
         tensors = [one for one in tree_leaves((args, given)) if isinstance(one, Tensor)]
         if not any(self._device.owns(one) for one in tensors):

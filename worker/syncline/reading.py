@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, Literal, Protocol, SupportsIndex
 
@@ -83,7 +83,8 @@ class Reading(Facts):
         own = dealt(
             loader, replica=self.ordinal % replicas, replicas=replicas, rank=rank, ranks=ranks
         )
-        yield from self._read(own)
+        while (yield from self._read(own)):
+            pass  # another life reads on
 
     def leased(
         self,
@@ -126,12 +127,16 @@ class Reading(Facts):
             named = Named(sequences=len(dataset), seed=seed, content=content)
         except ValidationError as error:
             raise ConfigError(f"leased: {sentence(error)}") from None
-        order = self.order(named, whole, self.settings.sync_every * whole)
-        if self._sampler is not None:
-            self._sampler.end()
-        self._sampler = sampler = Sampler(order, batch_size, rank, ranks)
-        batches: Any = DataLoader(_Numbered(dataset), batch_sampler=sampler, **loader)
-        return self._read(batches, sampler.taken)
+
+        def batches() -> Generator[Any, None, bool]:
+            order = self.order(named, whole, self.settings.sync_every * whole)
+            if self._sampler is not None:
+                self._sampler.end()
+            self._sampler = sampler = Sampler(order, batch_size, rank, ranks)
+            drawn: Any = DataLoader(_Numbered(dataset), batch_sampler=sampler, **loader)
+            return self._read(drawn, sampler.taken)
+
+        return _lives(batches(), batches)
 
     def order(self, dataset: Named, batch: int, round_: int) -> Order:
         """For trainers: the numbers that this replica reads of a dataset; the same on all ranks.
@@ -163,16 +168,26 @@ class Reading(Facts):
 
     def _read(
         self, batches: Iterable[Batch], taken: Callable[[], None] = lambda: None
-    ) -> Iterator[Batch]:
-        """Count batches as the loop takes them, until the replica is done."""
+    ) -> Generator[Batch, None, bool]:
+        """Count batches as the loop takes them, until the replica is done.
+
+        Or until another life of it has begun, which it returns.
+        """
         for batch in batches:
             if self.done:
-                return
+                return False
             taken()
             self.count_batch(batch)
             yield batch
+            if self._returns():
+                return True
             if self.last_round:
                 self._session.finish()
+        return False
+
+    def _returns(self) -> bool:
+        """Between two steps: whether a lease that was lost is another life's now."""
+        return False
 
     def _check_live(self) -> None:
         if self._stage == "closed":
@@ -184,6 +199,14 @@ class Reading(Facts):
             raise ConfigError(
                 "The replica has not joined its run: start it, or use it in a `with` block."
             )
+
+
+def _lives(
+    first: Generator[Batch, None, bool], anew: Callable[[], Generator[Batch, None, bool]]
+) -> Iterator[Batch]:
+    """What the first life reads, and each that follows."""
+    while (yield from first):
+        first = anew()
 
 
 class Sampler:

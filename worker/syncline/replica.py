@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from syncline.alone import Alone
 from syncline.batches import Untaken
+from syncline.care import Care
 from syncline.drained import drained_on_sigterm, is_free
 from syncline.faults import plainly
 from syncline.fitting import Claim, check_trains
@@ -32,6 +33,7 @@ from syncline.session import Session
 from syncline.setbacks import Setbacks, figures_of
 from syncline.settings import run_settings
 from syncline.stats import OddLosses, number_of, progress_of
+from syncline.synchronous import drop_gradients
 from syncline.voice import own_rank, voice
 from syncline.wish import CheckJob, Wish, wished
 from syncline_proto.errors import ConfigError
@@ -70,6 +72,7 @@ class Replica(Reading):
         tokens_of: Callable[[Any], SupportsIndex] | None = None,
         join_ramp_steps: int | None = None,
         drain_on_sigterm: bool = True,
+        takes_care: bool = False,
     ) -> None:
         """Say what to take part in; nothing happens before ``start`` or ``with``.
 
@@ -92,6 +95,10 @@ class Replica(Reading):
             drain_on_sigterm: inside ``with``, of a replica that takes part in a run, SIGTERM is a
                 ``request_drain`` (a second one means what it did before), where the script has no
                 handler of its own.
+            takes_care: do what the callbacks of libraries do: shorten a joiner's first steps (leave
+                ``lr_factor`` alone then), leave out steps whose gradient is not finite (on a GPU
+                each waits for its backward pass), and where a lease has run out join again, in
+                ``shard`` and ``leased``, between two steps.
 
         Raises:
             ConfigError: a setting, name or address is wrong.
@@ -106,7 +113,7 @@ class Replica(Reading):
         super().__init__(wish, self._alone, tokens_of)
         self._odd_losses, self._setbacks = OddLosses(), Setbacks(self)
         self._ramp_steps = join_ramp_steps
-        self._claim = Claim(model)
+        self._claim, self._care = Claim(model), Care(self._optimizer, takes_care)
         self._drains_on_sigterm = drain_on_sigterm
         self._end_heeding: Callable[[], None] = lambda: None
 
@@ -321,14 +328,17 @@ class Replica(Reading):
         check_trains(self._model, self._optimizer)
         self._claim.take()
         try:
+            self._care.begin(self)
             if self._wish is None:
                 self._alone.start()
             else:
                 self._join(self._wish)
         except BaseException:
+            self._care.end()
             self._claim.give_back()
             raise
         self._stage, self._untaken = "live", Untaken()
+        self._care.follow(self)
 
     def _join(self, wish: Wish) -> None:
         # What an older life has counted is not this one's, whose heartbeat begins before it.
@@ -353,6 +363,7 @@ class Replica(Reading):
         if self._stage != "live":
             return
         self._stage = "closed"
+        self._care.end()
         self._claim.give_back()
         if not (failed or self.done):
             self._untaken.tell(self._session.tally, voice(own_rank()))
@@ -367,6 +378,12 @@ class Replica(Reading):
             raise
         finally:
             self._life.release(failed, error)
+
+    def _returns(self) -> bool:
+        if not (self._care.is_on and self.rejoin()):
+            return False
+        drop_gradients(self._optimizer)  # of batches of the life before
+        return True
 
     def _progress(self) -> Progress:
         """What the next heartbeat says; called on the heartbeat's thread."""

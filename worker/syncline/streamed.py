@@ -98,6 +98,7 @@ class StagingBuffer:
         if self.free is not None:
             self.free.wait()
         if self.memory is None or self.memory.numel() < like.nbytes:
+            self.memory = None  # before there is another
             self.memory = torch.empty(like.nbytes, dtype=torch.uint8, device=device)
         return self.memory[: like.nbytes].view(like.dtype)
 

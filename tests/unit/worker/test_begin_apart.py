@@ -12,6 +12,7 @@ from accelerate.data_loader import BatchSamplerShard
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data.distributed import DistributedSampler
 
 from syncline.integrations.apart import Apart, begin_apart
 
@@ -70,6 +71,18 @@ def test_a_later_training_moves_it_anew() -> None:
     loader = loader_of(10)
     assert begin_apart(loader, 1, 2) and begin_apart(loader, 0, 2)
     assert read(loader) == read(loader_of(10))
+
+
+def test_what_is_dealt_among_ranks_already_is_read_from_another_place_on() -> None:
+    """As Lightning deals it; an epoch is read before anybody reads what another has."""
+    seen: list[int] = []
+    for replica in range(2):
+        for rank in range(2):
+            own: Sampler[int] = DistributedSampler(range(16), 2, rank, seed=3)  # pyright: ignore[reportArgumentType]
+            loader: Numbers = DataLoader(range(16), 2, sampler=own)  # pyright: ignore[reportArgumentType]
+            assert begin_apart(loader, replica, 2)
+            seen += read(loader)[:4]
+    assert sorted(seen) == list(range(16))
 
 
 def test_ranks_deal_what_their_replica_reads() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from syncline.care import ramped
 from syncline.drained import drained_on_sigterm, is_free
-from syncline.integrations.guest import ramped
 
 
 def test_a_joiners_first_steps_are_shorter_and_the_schedule_hears_nothing_of_it() -> None:

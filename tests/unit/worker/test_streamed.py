@@ -206,6 +206,35 @@ def test_the_training_thread_never_waits_for_the_device(way: str) -> None:
         assert device.progress == before and device.is_behind
 
 
+@pytest.mark.parametrize("way", ["adopt", "advance", "mix", "rebase", "restore"])
+def test_what_comes_up_takes_two_of_the_largest_piece_until_the_next_step(way: str) -> None:
+    """Of the device; it grows meanwhile, since the largest comes last."""
+    device = Device(Random(0), 0.0)
+    side = Side(TinyModel(), device)
+    sizes = [4 * shard.numel for shard in side.anchors.shards]
+    assert sizes[-1] == max(sizes) > min(sizes) > 0
+
+    def each(way: str) -> None:
+        for fragment, size in enumerate(sizes):
+            values = np.ones(size // 4, np.float32)
+            if way == "advance" or way == "mix":
+                side.do(lambda side, at=fragment: side.push(at, "fp32"))
+            if way == "restore":
+                side.do(lambda side, at=fragment: side.anchors.restore(at))
+            else:
+                side.do(lambda side, at=fragment, v=values: side.merge(at, v, way))
+            device.finish()  # else what it is to do holds what it is to do it with
+
+    each("adopt")
+    side.do(lambda side: side.step())
+    device.lent_peak = 0
+    each(way)
+    assert max(sizes) < device.lent_peak <= 2 * max(sizes)
+    assert device.lent > 0
+    side.do(lambda side: side.step())
+    assert device.lent == 0
+
+
 @pytest.mark.parametrize(("kind", "is_pinned"), [("cuda", True), ("cpu", False)])
 def test_what_waits_beside_a_gpu_waits_in_pinned_memory(
     monkeypatch: pytest.MonkeyPatch, kind: str, is_pinned: bool

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, SupportsIndex
 
-import structlog
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from syncline.care import ramped
 from syncline.drained import drained_on_sigterm, is_free
 from syncline.integrations.apart import begin_apart
 from syncline.metrics import LOOPBACK, serve
+from syncline.norms import whole_norm
 from syncline.optim.followed import followed
 from syncline.replica import Replica
+from syncline.voice import own_rank, voice
 from syncline_proto.settings import RunSettings
 
 
@@ -102,7 +104,7 @@ class Guest:
         if not moved:
             why = "the training data has no order that is known beforehand"
             so = "every replica reads all of it from the start; give each a part of its own"
-            structlog.get_logger().warning("data.shared", why=why, so=so)
+            voice(own_rank()).warning("data.shared", why=why, so=so)
         return moved
 
     def see_loss(self, loss: Any) -> None:
@@ -119,6 +121,13 @@ class Guest:
         loss, self._loss = self._loss, 0.0
         assert self.replica is not None
         self.replica.skips(loss)
+
+    def gradient_norm(self) -> float:
+        """Of the step that comes, as its gradients are now; on a GPU it waits. Collective."""
+        assert self._optimizer is not None
+        groups = self._optimizer.param_groups
+        gradients = (parameter.grad for group in groups for parameter in group["params"])
+        return whole_norm(gradient for gradient in gradients if gradient is not None)
 
     def has_ended(self) -> bool:
         """Between two steps: merge the last round, if it is that; whether training is over.
@@ -184,43 +193,6 @@ def figures(replica: Replica) -> dict[str, float]:
         **{name: float(value) for name, value in named.items()},
         **({} if pace is None else {"speed/tokens_per_second": pace}),
     }
-
-
-def ramped(optimizer: Optimizer, factor: Callable[[], float]) -> Callable[[], None]:
-    """Let each step go by ``factor`` of the rates that are set, and leave those as they are.
-
-    Returns what ends that.
-    """
-    rates: list[tuple[Any, Any]] = []
-    """By group: the rate that was set, and the one that a step goes by."""
-
-    def lower(*_: Any) -> None:
-        restore()  # after a step that raised
-        share = factor()
-        for group in optimizer.param_groups:
-            rate = group["lr"]
-            group["lr"] = rate * share
-            rates.append((rate, group["lr"]))
-
-    def restore(*_: Any) -> None:
-        for group, (rate, lowered) in zip(optimizer.param_groups, rates, strict=False):
-            if group["lr"] is lowered:  # else a schedule has set another meanwhile
-                group["lr"] = rate
-        rates.clear()
-
-    before: Any = lower
-    after: Any = restore
-    handles = [
-        optimizer.register_step_pre_hook(before),
-        optimizer.register_step_post_hook(after),
-    ]
-
-    def end() -> None:
-        restore()
-        for handle in handles:
-            handle.remove()
-
-    return end
 
 
 class GuestCallback:

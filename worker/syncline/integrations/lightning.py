@@ -19,7 +19,13 @@ from syncline_proto.errors import ConfigError
 
 try:
     import lightning
-    from lightning.pytorch.strategies import SingleDeviceStrategy
+    from lightning.pytorch.strategies import (
+        DDPStrategy,
+        DeepSpeedStrategy,
+        ModelParallelStrategy,
+        SingleDeviceStrategy,
+    )
+    from lightning.pytorch.strategies.xla import XLAStrategy
 except ImportError:
     raise ConfigError("Lightning is not installed: pip install 'syncline[lightning]'") from None
 
@@ -29,12 +35,17 @@ class SynclineCallback(GuestCallback, lightning.Callback):
 
     Joins in ``on_train_start``; stops the Trainer where the run ends; after ``fit`` the model
     holds the run's newest revision. A training that raises leaves without a last push. A step whose
-    loss or gradient is not finite changes nothing.
+    loss or gradient is not finite changes nothing. The ranks of a DDPStrategy or a
+    ModelParallelStrategy (FSDP2) are one replica.
     ``tokens_of`` is given what ``training_step`` is given.
     """
 
     _may_heed = False
     """Nobody has set a handler of SIGTERM but Lightning, whose own ends training in an error."""
+    _batch = 0
+    """The number of the one that is trained."""
+    _grad_norm: float | None = None
+    """Of the last step that is told of."""
 
     def setup(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
@@ -63,7 +74,9 @@ class SynclineCallback(GuestCallback, lightning.Callback):
         batch_idx: int,
     ) -> None:
         assert self.replica is not None
-        self.replica.count_batch(batch)
+        self._batch = batch_idx
+        if counts(trainer):
+            self.replica.count_batch(batch)
 
     def on_before_backward(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, loss: Tensor
@@ -82,6 +95,8 @@ class SynclineCallback(GuestCallback, lightning.Callback):
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             self._guest.judge()
         self.replica.synchronize()
+        if self._is_told(trainer):
+            self._grad_norm = self._guest.gradient_norm()
 
     def on_train_batch_end(
         self,
@@ -95,12 +110,15 @@ class SynclineCallback(GuestCallback, lightning.Callback):
         assert replica is not None
         if self._guest.has_ended():
             trainer.should_stop = True
-        every = getattr(trainer, "log_every_n_steps", 50)  # 0: never
+        every = told_every(trainer)
         if every and (batch_idx + 1) % every == 0:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             if loss is not None:
                 loss = loss * trainer.accumulate_grad_batches  # it is the share of one batch
-            replica.report(loss=loss, lr=trainer.optimizers[0].param_groups[0]["lr"])
+            norm, rate = self._grad_norm, trainer.optimizers[0].param_groups[0]["lr"]
+            replica.report(loss=loss, grad_norm=norm, lr=rate)
+            if norm is not None:
+                pl_module.log("train/grad_norm", norm, prog_bar=True)
             if replica.active:
                 pl_module.log_dict(figures(replica))
 
@@ -116,6 +134,11 @@ class SynclineCallback(GuestCallback, lightning.Callback):
         exception: BaseException,
     ) -> None:
         self._end(exception)
+
+    def _is_told(self, trainer: lightning.Trainer) -> bool:
+        """Whether a batch that is told of comes before the next step, or is in this one."""
+        every, batches = told_every(trainer), trainer.accumulate_grad_batches
+        return every > 0 and (self._batch + batches) // every > self._batch // every
 
     def _end(self, error: BaseException | None = None) -> None:
         self._unhook()
@@ -148,6 +171,22 @@ def with_gradients(
     return (own, *given), kwargs
 
 
+def told_every(trainer: lightning.Trainer) -> int:
+    """After how many batches the run is told of training; 0: never."""
+    return getattr(trainer, "log_every_n_steps", 50)
+
+
+def counts(trainer: lightning.Trainer) -> bool:
+    """Whether a batch's tokens are this rank's to count: several may train on one batch.
+
+    So do those that share matrices by tensor parallelism.
+    """
+    strategy = trainer.strategy
+    if not isinstance(strategy, ModelParallelStrategy):
+        return True
+    return strategy.device_mesh["tensor_parallel"].get_local_rank() == 0
+
+
 def check(trainer: lightning.Trainer) -> None:
     """See that the Trainer does nothing that a run cannot bear.
 
@@ -155,9 +194,11 @@ def check(trainer: lightning.Trainer) -> None:
         ConfigError: it does.
     """
     strategy = trainer.strategy
-    if not isinstance(strategy, SingleDeviceStrategy):
+    bears = isinstance(strategy, SingleDeviceStrategy | DDPStrategy | ModelParallelStrategy)
+    if not bears or isinstance(strategy, DeepSpeedStrategy | XLAStrategy):
         raise ConfigError(
-            f"A replica of Lightning is one process with one device, and the Trainer has "
-            f"{type(strategy).__name__}; give it devices=1 and start one process for each GPU: "
-            "every one is a replica."
+            f"A replica of Lightning is one device, or the ranks of a DDPStrategy or a "
+            f"ModelParallelStrategy (FSDP2), and the Trainer has {type(strategy).__name__}; choose "
+            "one of those, or give it devices=1 and start one process for each GPU: every one is "
+            "a replica."
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -29,6 +30,8 @@ class SynclineCallback(GuestCallback, TrainerCallback):
     Joins in ``on_train_begin``; stops the Trainer where the run ends; after ``train`` the model
     holds the run's newest revision. A training that raises leaves without a last push, when the
     process ends, the next training begins, or ``close`` is called.
+
+    Under torchrun the ranks are one replica, with DDP or FSDP2.
 
     A step whose loss (where the model's forward computes it) or gradient is not finite changes
     nothing. In the synchronous phase each replica clips its own gradient, before the mean is taken.
@@ -50,7 +53,7 @@ class SynclineCallback(GuestCallback, TrainerCallback):
         # Ahead of the replica's own hooks, which average gradients in the synchronous phase.
         judging: Any = self._judge
         self._hooks.append(followed(optimizer).register_step_pre_hook(judging))
-        replica = self._guest.begin(model, optimizer, lambda: check(args))
+        replica = self._guest.begin(model, optimizer, lambda: check(args, model))
         atexit.register(self._at_exit)
         self._guest.part_data(train_dataloader)
 
@@ -120,7 +123,7 @@ class SynclineCallback(GuestCallback, TrainerCallback):
         self._end(failed=True, error=getattr(sys, "last_value", None))
 
 
-def check(args: TrainingArguments) -> None:
+def check(args: TrainingArguments, model: nn.Module) -> None:
     """See that the Trainer does nothing that a run cannot bear.
 
     Raises:
@@ -131,16 +134,30 @@ def check(args: TrainingArguments) -> None:
             "load_best_model_at_end would put older parameters in the place of the run's; "
             "leave it out, and take the run's newest revision."
         )
-    if args.deepspeed or args.fsdp:
-        what = "DeepSpeed" if args.deepspeed else "FSDP"
+    what = spread_by(args, model)
+    if what:
         raise ConfigError(
-            f"The callback does not work with the Trainer's {what}; leave it out and let more "
-            "replicas train, or shard the model with fully_shard in a loop of your own."
-        )
-    devices = max(args.world_size, args.n_gpu)
-    if devices > 1:
-        raise ConfigError(
-            "A replica of the Trainer is one process with one device, and this one is spread over "
-            f"{devices}; start one process for each GPU without torchrun, each with its own "
+            f"The callback does not work with the Trainer's {what}; a replica of it is one device, "
+            "or under torchrun several with DDP or FSDP2 (fsdp=True). Choose one of these, or "
+            "start one process for each GPU without torchrun, each with its own "
             "CUDA_VISIBLE_DEVICES: every one is a replica."
         )
+
+
+def spread_by(args: TrainingArguments, model: nn.Module) -> str:
+    """What lets several devices train in a way that no replica can; "" where nothing does."""
+    modules = list(model.modules())
+    if args.deepspeed:
+        return "DeepSpeed"
+    if any(isinstance(module, FullyShardedDataParallel) for module in modules):
+        return "FSDP of version 1"
+    if args.fsdp and args.fsdp_plugin_args is None:
+        return "FSDP for XLA"
+    if args.n_gpu > 1:
+        return f"DataParallel over {args.n_gpu} GPUs"
+    # Who shares matrices or sequences has the same batch, whose tokens would count twice.
+    if args.parallelism_config is not None:
+        return "parallelism_config"
+    if getattr(model, "is_distributed_loading_by_transformers", False):
+        return "distributed_config"
+    return ""

@@ -14,19 +14,17 @@ group, and so would synchronise all of them at every step): a norm is of the par
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from syncline.layout import local_part, settle_gradient, whole
+from syncline.layout import local_part, settle_gradient
+from syncline.norms import whole_norm
 from syncline.optim.checks import check_dense, check_not_negative
 from syncline_proto.errors import ConfigError
 
@@ -188,15 +186,8 @@ class WSAM(Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _norm(self, parameters: list[Tensor]) -> float:
-        by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
-        for parameter in parameters:
-            gradient = _gradient_of(parameter)
-            if self.adaptive:
-                gradient = parameter.detach().abs() * gradient
-            mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
-            by_mesh.setdefault(mesh, []).append(gradient)
-        norms = [whole(torch.nn.utils.get_total_norm(own)) for own in by_mesh.values()]
-        return math.hypot(*map(float, norms))
+        gradients = ((parameter, _gradient_of(parameter)) for parameter in parameters)
+        return whole_norm(p.detach().abs() * g if self.adaptive else g for p, g in gradients)
 
 
 def _gradient_of(parameter: Tensor) -> Tensor:
