@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core.record import Judgement, Saved, WholePush
-from syncline_testing.simulated import FRAGMENTS, Replica
+from syncline_sync.core.record import Judgement, Kind, Saved, WholePush
+from syncline_testing.simulated import FRAGMENTS, Flight, Replica
+from syncline_testing.warming import Warming
 
 if TYPE_CHECKING:
     from syncline_testing.swarm import Swarm
@@ -28,6 +29,10 @@ Key = tuple[str, int, int]
 
 def key_of(push: WholePush) -> Key:
     return push.replica, push.incarnation, push.seq
+
+
+def _is_in(push: WholePush, saved: Saved) -> bool:
+    return key_of(push) in ((c.replica, c.incarnation, c.seq) for c in saved.contributions)
 
 
 @dataclass(eq=False, slots=True)
@@ -67,12 +72,46 @@ class Living(Replica):
         self._again: dict[int, Exchange] = {}
         """By fragment: the late push that is sent once more."""
         rules = swarm.settings
+        self._warming = Warming(self, swarm) if rules.warmup_steps else None
         way = rules.fragment_groups, rules.overlap_steps, rules.sync_seconds
         super().__init__(name, step_s, swarm, *way)
 
     def enter(self) -> None:
         self.draw = random.Random(f"{self.name} {self.life}")  # whatever befalls the others
         self.place.beat(self)
+
+    def begin(self) -> None:
+        if self._warming is None:
+            self.train()
+        else:
+            self._warming.enter()
+
+    def begin_at(self, revisions: list[int]) -> None:
+        """Train on from what is published."""
+        self.revisions = revisions
+        if self.timed is not None:
+            self.timed.start_over(self.place.now_s, self.place.newest)
+        self.train()
+
+    @property
+    def is_warming(self) -> bool:
+        return self._warming is not None and self._warming.is_on
+
+    def trained(self) -> None:
+        if self._warming is None or not self._warming.is_on:
+            super().trained()
+        elif self.alive:
+            self._training = False
+            self._warming.trained()
+
+    def offer(self) -> None:
+        """The synchronous phase is over: whoever is first sets revision 1."""
+        for fragment in range(FRAGMENTS):
+            self._pending[fragment] = Flight(0, self.step)
+            self.place.push_of(self, fragment, 0, kind=Kind.PARAMETERS, base=0)
+
+    def tell_again(self) -> None:
+        """What was pushed last counts nowhere."""
 
     def stop(self) -> None:
         """Killed, or told that its lease is lost: it is the same to everybody else."""
@@ -83,7 +122,10 @@ class Living(Replica):
         if self.alive and not self._leaves:
             self._leaves = True
             self.place.after(LEAVE_S, self._go)
-            self.go_on()
+            if self.is_warming:
+                self._go()  # what it has pushed is in, and there is nothing else
+            else:
+                self.go_on()
 
     def go_on(self) -> None:
         if not self._leaves or self._training or not self.alive:
@@ -118,6 +160,22 @@ class Living(Replica):
         else:
             self.place.ask_once(self, fragment, exchange)
 
+    def hear_mean(
+        self, fragment: int, exchange: Exchange, mean: Saved | None, instance: int
+    ) -> None:
+        """The mean gradient of a step; None: it is not to be had any more."""
+        judged = exchange.judged
+        if not self.alive or exchange.is_over or judged is None:
+            return
+        may_miss = instance != exchange.instance and judged.verdict == pb.VERDICT_ACCEPTED
+        if mean is not None and may_miss and not _is_in(exchange.push, mean):
+            exchange.judged = None
+            self.place.ask_once(self, fragment, exchange)
+            return
+        exchange.is_over = True
+        assert self._warming is not None
+        self._warming.hear(fragment, mean)
+
     def hear_result(self, fragment: int, exchange: Exchange, saved: Saved, instance: int) -> None:
         judged = exchange.judged
         if not self.alive or exchange.is_over or judged is None:
@@ -131,10 +189,10 @@ class Living(Replica):
                 self.place.ask(self, fragment, self._again[fragment])
             return
         is_late = pb.VERDICT_STALE in (judged.verdict, judged.judged)
+        is_late = is_late and exchange.push.kind is Kind.PSEUDO_GRADIENT
         counts_later = judged.counts_in > judged.result
-        inside = {(c.replica, c.incarnation, c.seq) for c in saved.contributions}
         may_miss = instance != exchange.instance and not (is_late or counts_later)
-        if may_miss and key_of(exchange.push) not in inside:  # forgotten between the two
+        if may_miss and not _is_in(exchange.push, saved):  # forgotten between the two
             exchange.judged = None
             self.place.ask_once(self, fragment, exchange)
             return

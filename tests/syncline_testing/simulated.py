@@ -43,7 +43,7 @@ class Place:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._waiting: list[list[Callable[[], None]]] = [[] for _ in range(FRAGMENTS)]
         self.rounds: list[list[tuple[float, int]]] = [[] for _ in range(FRAGMENTS)]
@@ -60,10 +60,10 @@ class Place:
             assert closed_by is not None
             core.close(closed_by)
 
-    def after(self, seconds: float, act: Callable[[], None]) -> None:
+    def after(self, seconds: float, act: Callable[[], object]) -> None:
         self.at(self.now_s + seconds, act)
 
-    def at(self, when_s: float, act: Callable[[], None]) -> None:
+    def at(self, when_s: float, act: Callable[[], object]) -> None:
         heapq.heappush(self._events, (when_s, next(self._order), act))
 
     def send(self, act: Callable[[], None]) -> None:
@@ -173,7 +173,7 @@ class Replica:
         self.is_done = False
         self.alive = True
         self.enter()
-        self.train()
+        self.begin()
 
     def next_seq(self) -> int:
         return next(self._seqs)
@@ -186,6 +186,9 @@ class Replica:
         self.alive = False
         del self.place.members[self.name]
         self.place.adopt()
+
+    def begin(self) -> None:
+        self.train()
 
     def train(self) -> None:
         self._training = True

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from syncline.core.timed import Publication
@@ -20,11 +19,12 @@ from syncline_control.core.leases import Lease
 from syncline_proto.errors import LeaseLost
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core.fragment import Fragment
-from syncline_sync.core.record import KEPT, ClosedBy, Closing, Saved
+from syncline_sync.core.record import KEPT, Closing, Judgement, Kind, Saved, WholePush
 from syncline_testing.lives import Exchange, Key, Living
 from syncline_testing.pure import whole_push
-from syncline_testing.simulated import FRAGMENTS, SYNC_EVERY, Place, Replica
+from syncline_testing.simulated import FRAGMENTS, SYNC_EVERY, Replica
+from syncline_testing.warming import Phase
+from syncline_testing.weather import Weathered
 
 STEP_S, LEASE_S, DEADLINE_S = 0.25, 2.0, 8.0
 BEAT_S, REVIEW_S, AGAIN_S = LEASE_S / 4, 0.25, 1.0
@@ -42,39 +42,32 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings under which rounds close in other ways."""
 
-Link = tuple[str, str]
-"""From whom to whom."""
+Wait = tuple[Callable[[], bool], Callable[[], None]]
+"""Whether there is what a pull waits for, and how to tell it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weather:
-    """What becomes of a message; one of several copies takes longer."""
-
-    delay_s: float = 0.01
-    copies: int = 1
-
-
-class Swarm(Place):
+class Swarm(Weathered):
     """All of them, on one clock; every method is an input."""
 
     def __init__(self, settings: RunSettings) -> None:
-        super().__init__(0, settings=settings)
+        super().__init__(settings)
         self.steps_s: dict[str, float] = {}
         """By name, how long an inner step takes, where that is not ``STEP_S``."""
         self.published = [{0: self.newest} for _ in self.cores]
         """By fragment, its revisions."""
         self.replicas: dict[str, Living] = {}
         """By name, the newest life of each."""
-        self._weather: dict[Link, Weather] = {}
         self._stored: list[Saved] = [core.saved for core in self.cores]
         self._history: list[dict[int, Saved]] = [{saved.revision: saved} for saved in self._stored]
-        self._waits: list[list[tuple[int, Callable[[], None]]]] = [[] for _ in self.cores]
+        self._phase = Phase()
+        self._waits: list[list[Wait]] = [[] for _ in self.cores]
         self.serves, self.instance, self._torn = True, 0, False
         self.controls, self.running = True, True
         self._leases: dict[str, Lease] = {}
         self._reviewed_s, self._version, self._told = 0.0, 0, 0
-        self._said: tuple[dict[str, int], bool] = ({}, True)
-        """The members, and whether the run goes on, as the service has heard last."""
+        self._said: tuple[dict[str, int], bool, int] = ({}, True, 0)
+        """The members, whether the run goes on, and as of which version the control plane asks who
+        has settled: as the service has heard last."""
         self.committed: list[dict[Key, int]] = [{} for _ in self.cores]
         """By fragment: the inner steps of each push that is in a revision."""
         self.counted: list[Counter[tuple[str, int]]] = [Counter() for _ in self.cores]
@@ -85,18 +78,11 @@ class Swarm(Place):
         """By fragment: when its round had its first timely push, or a pause ended in it."""
         self._pushed: list[set[tuple[str, int]]] = [set() for _ in self.cores]
         """By fragment: the lives that have pushed."""
+        self._begin()
         self._review()
         self.adopt()
 
     # What befalls it.
-
-    def weather(self, link: Link, weather: Weather) -> None:
-        self._weather[link] = weather
-
-    def cut(self, link: Link, seconds: float) -> None:
-        """Nothing comes over it for a while."""
-        self.weather(link, Weather(copies=0))
-        self.after(seconds, lambda: self.weather(link, Weather()))
 
     def register(self, name: str, *, beside: bool = False) -> None:
         """Somebody of that name asks for a lease; it trains as soon as the service knows it.
@@ -134,17 +120,23 @@ class Swarm(Place):
     def start_service(self) -> None:
         """On what is committed, with the membership that it heard last."""
         if not self.serves:
-            self.cores = [Fragment(self.settings, saved) for saved in self._stored]
+            self._begin()
             self.serves, self.instance = True, self.instance + 1
             self.adopt()
 
+    def _begin(self) -> None:
+        self.cores = self._phase.begun(self.settings, self._stored)
+
     def heal(self) -> None:
         """Nothing is lost or late from now on, and everything is there."""
-        self._weather.clear()
+        self.clear_up()
         self._torn = False
         self.start_control()
         self.start_service()
         self.pause(True)
+
+    def runs_well(self, seconds: float) -> None:
+        self.run(self.now_s + seconds)
 
     # What must hold.
 
@@ -153,7 +145,10 @@ class Swarm(Place):
         for fragment, core in enumerate(self.cores):
             r = core._round
             waits_from_s = self._waits_from_s[fragment]
-            if self.serves and r is not None and core.running and waits_from_s is not None:
+            is_offer = (
+                r is not None and r.kind is Kind.PARAMETERS
+            )  # which waits for those of others
+            if self.serves and r and not is_offer and core.running and waits_from_s is not None:
                 over = self.now_s > waits_from_s + DEADLINE_S
                 there = r.replicas if r.window is None else core.members
                 assert not over or len(there) < self.settings.min_replicas, "it is over"
@@ -164,21 +159,25 @@ class Swarm(Place):
                 if replica.alive:
                     replica.check(fragment)
 
-    def _commit(self, fragment: int, closing: Closing, closed_by: ClosedBy) -> None:
+    def _commit(self, fragment: int, closing: Closing) -> None:
         saved, before = closing.saved, self._stored[fragment]
-        assert saved.revision == before.revision + 1, "revisions grow by one"
         pushes = {(c.replica, c.incarnation, c.seq): c.inner_steps for c in saved.contributions}
         assert len(pushes) == len(saved.contributions)
-        of_all = saved.window.size if self.settings.asynchronous else 1
-        oldest = self.settings.age_max * of_all + of_all - 1
-        assert all(c.age <= oldest for c in saved.contributions)
         assert pushes.keys().isdisjoint(self.committed[fragment]), "applied twice"
-        assert closed_by is not ClosedBy.OFFER
         self.committed[fragment].update(pushes)
-        for (name, life, _), steps in pushes.items():
-            self.counted[fragment][name, life] += steps
-        self._stored[fragment], self._waits_from_s[fragment] = saved, None
         self.closings[fragment].append((self.now_s, frozenset(name for name, _, _ in pushes)))
+        if closing.kind is not Kind.PSEUDO_GRADIENT:
+            self._phase.commit(fragment, closing, self._stored)
+        self._stored[fragment], self._waits_from_s[fragment] = saved, None
+        if closing.kind is Kind.GRADIENT:
+            return
+        assert saved.revision == before.revision + 1, "revisions grow by one"
+        if closing.kind is Kind.PSEUDO_GRADIENT:
+            of_all = saved.window.size if self.settings.asynchronous else 1
+            oldest = self.settings.age_max * of_all + of_all - 1
+            assert all(c.age <= oldest for c in saved.contributions)
+            for (name, life, _), steps in pushes.items():
+                self.counted[fragment][name, life] += steps
         published = Publication(saved.revision, self.now_s)
         self.published[fragment][saved.revision] = published
         if fragment == FRAGMENTS - 1:
@@ -187,16 +186,24 @@ class Swarm(Place):
         kept[saved.revision] = saved
         kept.pop(saved.revision - KEPT, None)
 
-    # The network.
+    # What leased data adds.
 
-    def over(self, link: Link, act: Callable[[], None]) -> None:
-        """Send a message, which does ``act`` where it arrives."""
-        weather = self._weather.get(link, Weather())
-        for copy in range(weather.copies):
-            self.after(weather.delay_s * (1 + copy), act)
+    def _live(self, name: str, life: int) -> Living:
+        return Living(name, life, self.steps_s.get(name, STEP_S), self)
 
-    def send(self, act: Callable[[], None]) -> None:
-        act()  # what a replica hands over is the network's from then on: see ``push``
+    def _whole(self, replica: Living, fragment: int, push: WholePush) -> WholePush:
+        """A push, with what is to be told of its data."""
+        return push
+
+    def _entered(self, push: WholePush, judged: Judgement) -> None:
+        """It was judged, and is in a round."""
+
+    def _see_lives(self) -> None:
+        """Who holds a lease may have changed."""
+
+    def _asks(self) -> int:
+        """As of which version the control plane asks who has settled; 0: it does not."""
+        return 0
 
     # The control plane.
 
@@ -208,12 +215,14 @@ class Swarm(Place):
         if self._members() != before:
             self._version += 1
             self.tell()
+            self._see_lives()
 
     def _review(self) -> None:
         if self.controls:
             for name, lease in list(self._leases.items()):
                 self._change(name, leases.review(lease, self.now_s, self._late_s))
             self._reviewed_s = self.now_s
+            self._see_lives()
             self.tell()
         self.after(REVIEW_S, self._review)
 
@@ -227,15 +236,17 @@ class Swarm(Place):
             self.over((replica.name, CONTROL), lambda: self._renew(replica))
             self.after(BEAT_S, lambda: self.beat(replica))
 
-    def _renew(self, replica: Living) -> None:
+    def _renew(self, replica: Living) -> bool:
+        """Whether it holds its lease; who does not is told so."""
         if not self.controls:
-            return
+            return False
         try:
             lease = leases.renew(self._leases[replica.name], replica.life, self.now_s, self._late_s)
         except LeaseLost:
             self.over((CONTROL, replica.name), replica.stop)
-        else:
-            self._leases[replica.name] = lease
+            return False
+        self._leases[replica.name] = lease
+        return True
 
     def release(self, replica: Living) -> None:
         """A replica gives its lease back; where that is not heard, it runs out."""
@@ -249,7 +260,7 @@ class Swarm(Place):
 
     def tell(self) -> None:
         """Say who takes part, unless the service has it already."""
-        version, said = self._version, (self._members(), self.running)
+        version, said = self._version, (self._members(), self.running, self._asks())
 
         def heard() -> None:
             if self.serves and version > self._told:
@@ -262,7 +273,7 @@ class Swarm(Place):
     # The service.
 
     def adopt(self) -> None:
-        members, running = self._said
+        members, running, _ = self._said
         for fragment, core in enumerate(self.cores):
             r, expected, due_s = core._round, set(core.expected), core.look_at_s(self.now_s)
             if running and not core.running and self._waits_from_s[fragment] is not None:
@@ -272,28 +283,34 @@ class Swarm(Place):
             if r is not None and core._round is r and r.resumed_s is None and running:
                 assert core.look_at_s(self.now_s) == due_s, "nor do rounds last longer for it"
             self.close(fragment)
+        if self._phase.has_moved(members) and self.serves:
+            self.adopt()
 
     def _open(self, name: str, life: int) -> None:
         """A joiner asks until the service knows its lease, then pulls what is published."""
         if self._leases[name].incarnation != life or not self._leases[name].held:
             return
         if self.serves and self._said[0].get(name) == life:
-            self.replicas[name] = Living(name, life, self.steps_s.get(name, STEP_S), self)
+            self.replicas[name] = self._live(name, life)
         else:
             self.after(REVIEW_S, lambda: self._open(name, life))
 
+    def states(self, replica: Living) -> list[tuple[int, int]] | None:
+        """(revision, gradient step) of each fragment, as the service says to who holds a lease."""
+        if not self.serves or self._said[0].get(replica.name) != replica.life:
+            return None
+        return [(core.saved.revision, core.saved.gradient_step) for core in self.cores]
+
     def push(self, replica: Replica, fragment: int, steps: int) -> None:
         assert isinstance(replica, Living)
-        push = whole_push(
-            replica.name,
-            incarnation=replica.life,
-            seq=replica.next_seq(),
-            base=replica.revisions[fragment],
-            norm=steps**0.5,
-            inner_steps=steps,
-            tokens=steps,
-            last_step=steps,
-        )
+        base = replica.revisions[fragment]
+        self.push_of(replica, fragment, steps, base=base, norm=steps**0.5)
+
+    def push_of(self, replica: Living, fragment: int, steps: int = 1, **given: Any) -> None:
+        life, seq = replica.life, replica.next_seq()
+        of_all = {"inner_steps": steps, "tokens": steps, "last_step": steps}
+        push = whole_push(replica.name, incarnation=life, seq=seq, **of_all, **given)
+        push = self._whole(replica, fragment, push)
         replica.pushes[fragment] = push
         replica.exchanges[fragment] = Exchange(push)
         self.ask(replica, fragment, replica.exchanges[fragment])
@@ -320,8 +337,14 @@ class Swarm(Place):
         if judged.verdict == pb.VERDICT_FENCED:
             self.over(back, replica.stop)
         else:
+            if judged.sets:
+                self._phase.keep_offer(fragment, self.cores[fragment])
+                self.adopt()
             assert self._said[0].get(replica.name) == replica.life, "it holds no lease"
             self._pushed[fragment].add((replica.name, replica.life))
+            of_step = exchange.push.kind is Kind.GRADIENT and judged.verdict == pb.VERDICT_ACCEPTED
+            assert not of_step or judged.result == exchange.push.gradient_step, "of another step"
+            self._entered(exchange.push, judged)
             is_timely = judged.verdict == pb.VERDICT_ACCEPTED and not judged.counts_in
             if is_timely and self._waits_from_s[fragment] is None:
                 self._waits_from_s[fragment] = self.now_s
@@ -331,14 +354,31 @@ class Swarm(Place):
     def _pull(self, replica: Living, fragment: int, exchange: Exchange) -> None:
         if not self.serves or exchange.judged is None:
             return
-        wanted, instance = exchange.judged.result, self.instance
+        wanted, instance, core = exchange.judged.result, self.instance, self.cores[fragment]
+        if exchange.push.kind is Kind.GRADIENT:
+            self._pull_mean(replica, fragment, exchange)
+            return
+        if exchange.push.kind is Kind.PARAMETERS:
+            wanted = 1
 
         def told() -> None:
             saved = self._history[fragment].get(wanted, self._stored[fragment])
             heard = lambda: replica.hear_result(fragment, exchange, saved, instance)  # noqa: E731
             self.over((SERVICE, replica.name), heard)
 
-        self._waits[fragment].append((wanted, told))
+        self._waits[fragment].append((lambda: core.saved.revision >= wanted, told))
+        self.close(fragment)
+
+    def _pull_mean(self, replica: Living, fragment: int, exchange: Exchange) -> None:
+        step, core, instance = exchange.push.gradient_step, self.cores[fragment], self.instance
+
+        def told() -> None:
+            mean = self._phase.means[fragment].get(step)
+            heard = lambda: replica.hear_mean(fragment, exchange, mean, instance)  # noqa: E731
+            self.over((SERVICE, replica.name), heard)
+
+        is_there = lambda: core.saved.revision > 0 or core.saved.gradient_step >= step  # noqa: E731
+        self._waits[fragment].append((is_there, told))
         self.close(fragment)
 
     def close(self, fragment: int) -> None:
@@ -347,13 +387,13 @@ class Swarm(Place):
             if self._torn:
                 self.stop_service()
                 return
-            self._commit(fragment, core.close(closed_by), closed_by)
+            self._commit(fragment, core.close(closed_by))
         if not self.serves:
             return
-        revision, waits = core.saved.revision, self._waits[fragment]
-        self._waits[fragment] = [(wanted, told) for wanted, told in waits if wanted > revision]
-        for wanted, told in waits:
-            if wanted <= revision:
+        waits = [(is_there(), is_there, told) for is_there, told in self._waits[fragment]]
+        self._waits[fragment] = [(is_there, told) for now, is_there, told in waits if not now]
+        for now, _, told in waits:
+            if now:
                 told()
         look_at_s = core.look_at_s(self.now_s)
         if look_at_s is not None and look_at_s > self.now_s:

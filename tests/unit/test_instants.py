@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from syncline_proto.settings import RunSettings
-from syncline_testing.instants import MISFORTUNES, Round
+from syncline_testing.instants import BEFORE, MISFORTUNES, Round
 from syncline_testing.swarm import MODES
 
 EVERY = 1 if "SYNCLINE_SCHEDULES" in os.environ else 11
@@ -23,11 +23,13 @@ WAYS: Mapping[str, Mapping[str, int]] = {
     "at once": {},
     "streamed": {"fragment_groups": 3, "overlap_steps": 2, "min_replicas": 2},
 }
+PHASES = {"a step of it": {"warmup_steps": 2 * BEFORE}, "its end": {"warmup_steps": BEFORE}}
+"""Settings under which the round that is taken apart is of the synchronous phase."""
 
 
 def _at_every_instant(settings: Mapping[str, Any], every: int) -> None:
     round_ = Round(RunSettings.model_validate(settings))
-    assert len(round_.instants) > 50
+    assert len(round_.instants) >= 20
     for what, misfortune in MISFORTUNES.items():
         for instant in round_.instants[::every]:
             try:
@@ -40,6 +42,17 @@ def _at_every_instant(settings: Mapping[str, Any], every: int) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_at_a_few_instants_of_a_round_nothing_stops_a_run_or_counts_twice(mode: str) -> None:
     _at_every_instant({**MODES[mode], **WAYS["streamed"]}, 50)
+
+
+def test_at_a_few_instants_of_the_synchronous_phases_end_neither() -> None:
+    _at_every_instant({**MODES["barrier"], **PHASES["its end"]}, 5)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("phase", PHASES)
+def test_at_no_instant_of_the_synchronous_phase_neither(phase: str) -> None:
+    _at_every_instant({**MODES["barrier"], **PHASES[phase]}, 1)
 
 
 @pytest.mark.long

@@ -2,8 +2,9 @@
 
 One state machine over the cores of all three programs: replicas join, leave, die and come back; the
 service and the control plane stop at any instant; on each link messages are lost, late, doubled and
-out of order. The suite tries few schedules of these, the tests that take long some hundred, and
-``make simulate`` some thousand.
+out of order. The run may begin with a synchronous phase, and its data may be leased: then the
+ledger is what was accepted. The suite tries few schedules of these, the tests that take long some
+hundred, and ``make simulate`` a thousand.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from hypothesis.stateful import (
 )
 
 from syncline_proto.settings import RunSettings
-from syncline_testing.swarm import CONTROL, DEADLINE_S, LEASE_S, MODES, SERVICE, Swarm, Weather
+from syncline_testing.leased_swarm import LeasedSwarm
+from syncline_testing.swarm import CONTROL, DEADLINE_S, LEASE_S, MODES, SERVICE, Swarm
+from syncline_testing.weather import Weather
 
-FEW = 8
+FEW = 6
 MANY = int(os.environ.get("SYNCLINE_SCHEDULES", "75"))
 """Schedules of each mode: in the suite, and of the tests that take long."""
 
@@ -37,21 +40,28 @@ ways = st.fixed_dictionaries(
         "fragment_groups": st.sampled_from([1, 3]),
         "overlap_steps": st.sampled_from([0, 2]),
         "min_replicas": st.integers(1, 2),
+        "warmup_steps": st.sampled_from([0, 0, 3, 40]),
     }
 )
 
 
 class SwarmMachine(RuleBasedStateMachine):
-    mode = "barrier"
+    modes, kind = ["barrier"], Swarm
 
-    @initialize(way=ways, least=st.sampled_from([0, 20]))
-    def begin(self, way: dict[str, int], least: int) -> None:
-        rules = {**MODES[self.mode], **way}
+    @initialize(
+        data=st.data(),
+        way=ways,
+        least=st.sampled_from([0, 20]),
+        quiet_s=st.sampled_from([0.0, 2.0, 5.0]),
+    )
+    def begin(self, data: st.DataObject, way: dict[str, int], least: int, quiet_s: float) -> None:
+        rules = {**MODES[data.draw(st.sampled_from(self.modes), "mode")], **way}
         if "sync_seconds" in rules:
             rules["min_round_steps"] = least
-        self.swarm = Swarm(RunSettings.model_validate(rules))
+        self.swarm = self.kind(RunSettings.model_validate(rules))
         self.swarm.register("a")
         self.swarm.register("b")
+        self.swarm.run(quiet_s)
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, LEASE_S, DEADLINE_S]))
     def time_passes(self, seconds: float) -> None:
@@ -65,6 +75,11 @@ class SwarmMachine(RuleBasedStateMachine):
     def a_replica_is_killed(self, name: str) -> None:
         if name in self.swarm.replicas:
             self.swarm.replicas[name].stop()
+
+    @rule()
+    def everybody_is_killed(self) -> None:
+        for replica in self.swarm.replicas.values():
+            replica.stop()
 
     @rule(name=names)
     def a_replica_leaves(self, name: str) -> None:
@@ -127,7 +142,7 @@ class SwarmMachine(RuleBasedStateMachine):
         living = [one for one in swarm.replicas.values() if one.alive]
         assert {"a", "b"} <= {one.name for one in living}
         before = {one.name: list(one.revisions) for one in living}
-        swarm.run(swarm.now_s + DEADLINE_S)
+        swarm.runs_well(DEADLINE_S)
         for one in living:
             assert one.alive, one.name
             was = before[one.name]
@@ -141,24 +156,37 @@ class SwarmMachine(RuleBasedStateMachine):
 class QuorumSwarmMachine(SwarmMachine):
     """Rounds that close without everyone, and take what comes late."""
 
-    mode = "quorum"
+    modes = ["quorum"]
 
 
 class TimedSwarmMachine(SwarmMachine):
     """Rounds by time, some with a least total of steps."""
 
-    mode = "by time"
+    modes = ["by time"]
 
 
 class AsyncSwarmMachine(SwarmMachine):
     """No round waits."""
 
-    mode = "asynchronous"
+    modes = ["asynchronous"]
+
+
+class LeasedSwarmMachine(SwarmMachine):
+    """Any of these, on leased data."""
+
+    modes, kind = list(MODES), LeasedSwarm
 
 
 @pytest.mark.parametrize("schedules", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    "machine", [SwarmMachine, QuorumSwarmMachine, TimedSwarmMachine, AsyncSwarmMachine]
+    "machine",
+    [
+        SwarmMachine,
+        QuorumSwarmMachine,
+        TimedSwarmMachine,
+        AsyncSwarmMachine,
+        LeasedSwarmMachine,
+    ],
 )
 @pytest.mark.timeout(1800)
 def test_no_schedule_of_misfortunes_stops_a_run_or_counts_a_step_twice(

@@ -1,0 +1,130 @@
+"""The synchronous phase of a swarm's run: what its service keeps, and a life's way through it.
+
+A life comes into the phase before its first step is made, or waits for its end. A step is over with
+the means of all fragments; after the last one it offers its parameters, as everybody does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from syncline_proto.settings import RunSettings
+from syncline_sync.core.ending import Ending
+from syncline_sync.core.fragment import Fragment
+from syncline_sync.core.record import KEPT, Closing, Kind, Saved
+from syncline_testing.simulated import FRAGMENTS
+
+if TYPE_CHECKING:
+    from syncline_testing.lives import Living
+    from syncline_testing.swarm import Swarm
+
+LOOK_S = 0.25
+"""Between two looks at where the run stands."""
+
+
+class Phase:
+    """What the disk has of it, and what must hold."""
+
+    def __init__(self) -> None:
+        self.means: list[dict[int, Saved]] = [{} for _ in range(FRAGMENTS)]
+        """By fragment: the gradient steps that are kept."""
+        self._offers: list[Saved | None] = [None for _ in range(FRAGMENTS)]
+        self._ending, self._seen = Ending(range(FRAGMENTS)), (0, False)
+        self._number = 0
+        self._inside: set[tuple[str, int]] = set()
+        """Lives whose gradients are in a mean of this phase."""
+
+    def begun(self, settings: RunSettings, stored: Sequence[Saved]) -> list[Fragment]:
+        """The fragments of a service that starts."""
+        ending = self._ending = Ending(range(FRAGMENTS), phase=max(one.phase for one in stored))
+        self._seen = ending.phase, ending.decided
+        offers = zip(stored, self._offers, strict=True)
+        return [
+            Fragment(settings, saved, number=number, ending=ending, offer=offer)
+            for number, (saved, offer) in enumerate(offers)
+        ]
+
+    def has_moved(self, members: Mapping[str, int]) -> bool:
+        """Whether it has ended, or begun anew, since this was asked last: all fragments hear it."""
+        seen, self._seen = self._seen, (self._ending.phase, self._ending.decided)
+        if self._ending.phase > self._number:
+            here = {name for name, life in self._inside if members.get(name) == life}
+            assert not here, "it begins anew without those who are in it"
+            self._number, self._inside = self._ending.phase, set()
+            self.means = [{} for _ in range(FRAGMENTS)]
+        return seen != self._seen
+
+    def keep_offer(self, fragment: int, core: Fragment) -> None:
+        if core.offer is not None:
+            self._offers[fragment] = core.offer
+            core.keep_offer()
+
+    def commit(self, fragment: int, closing: Closing, stored: Sequence[Saved]) -> None:
+        """A mean, or what was offered, is stored."""
+        saved, before = closing.saved, stored[fragment]
+        if closing.kind is Kind.GRADIENT:
+            goes_on = saved.phase == before.phase
+            assert saved.gradient_step == 1 + before.gradient_step * goes_on
+            assert (before.revision, saved.revision) == (0, 0)
+            self._inside |= {(c.replica, c.incarnation) for c in saved.contributions}
+            self.means[fragment][saved.gradient_step] = saved
+            self.means[fragment].pop(saved.gradient_step - KEPT, None)
+            return
+        for one, offer in zip(stored, self._offers, strict=True):
+            assert one.revision or (offer is not None and offer.phase == saved.phase), "half of it"
+        assert saved.revision == 1
+        self.means[fragment].clear()
+
+
+class Warming:
+    """Of one life; not for runs without such a phase."""
+
+    def __init__(self, replica: Living, swarm: Swarm) -> None:
+        self._replica, self._swarm = replica, swarm
+        self.is_on = False
+        """It takes part in the phase."""
+        self.step = 0
+        """Means that it has pushed for."""
+        self._heard: dict[int, bool] = {}
+        """By fragment, whether the mean of this step came; False: the phase went on without us."""
+
+    def enter(self) -> None:
+        """Take part if nobody has made a step; else wait for revision 1, and go on from there."""
+        replica, states = self._replica, self._swarm.states(self._replica)
+        if not replica.alive:
+            return
+        if states is None:
+            self._swarm.after(LOOK_S, self.enter)
+        elif all(revision for revision, _ in states):
+            replica.begin_at([revision for revision, _ in states])
+        elif not any(revision or step for revision, step in states):
+            self.is_on, self.step = True, 0
+            replica.train()
+        else:
+            assert not any(revision for revision, _ in states), "half of it is at revision 1"
+            self._swarm.after(LOOK_S, self.enter)
+
+    def trained(self) -> None:
+        """A gradient is there: push it everywhere."""
+        self.step, self._heard = self.step + 1, {}
+        for fragment in range(len(self._replica.revisions)):
+            self._swarm.push_of(
+                self._replica, fragment, kind=Kind.GRADIENT, gradient_step=self.step, base=None
+            )
+
+    def hear(self, fragment: int, mean: Saved | None) -> None:
+        """The mean of a fragment; None: it is gone, or the phase is."""
+        self._heard[fragment] = mean is not None
+        replica = self._replica
+        if len(self._heard) < len(replica.revisions):
+            return
+        if not all(self._heard.values()):
+            self.is_on = False
+            replica.tell_again()
+            self.enter()
+        elif self.step < self._swarm.settings.warmup_steps:
+            replica.train()
+        else:
+            self.is_on = False
+            replica.offer()
