@@ -54,7 +54,10 @@ def test_an_array_may_lie_anywhere_in_its_file(tmp_path: Path) -> None:
     data = file_of(row(begin=8, end=20), body.tobytes())
     (tmp_path / "file").write_bytes(data)
     with reading(tmp_path / "file") as file:
-        read = array_of(file, arrays_of(file)[0]["parameters"])
+        read = array_of(file, place := arrays_of(file)[0]["parameters"])
+        os.truncate(tmp_path / "file", len(data) - 5)
+        with pytest.raises(ValueError, match="ends"):
+            array_of(file, place)
     assert read.tolist() == parse_safetensors(data)[0]["parameters"].tolist() == [2.0, 3.0, 4.0]
     read += 1.0  # it is ours
 
