@@ -166,6 +166,27 @@ def test_a_push_that_waits_for_its_turn_when_the_run_is_put_away_is_answered(
     asyncio.run(scenario())
 
 
+def test_while_a_fragment_waits_for_its_disk_only_the_newest_membership_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s)
+            run = await s.host.run(RUN)
+            with SlowDisk(monkeypatch, "r00000001") as disk:
+                await s.push(vector(0.5), "a", base_revision=0)
+                await disk.until(lambda disk: bool(disk.at_once))
+                for incarnation in range(1, 50):
+                    await s.members({"a": 1, "b": incarnation})
+                assert run.runners[0]._inbox.qsize() == 1
+                disk.open()
+            await s.push(vector(0.5), "b", base_revision=1, incarnation=49)
+            assert run.runners[0].core.members == {"a": 1, "b": 49}
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
 def test_a_push_that_lacks_a_rank_when_the_run_is_put_away_is_answered(tmp_path: Path) -> None:
     """Nobody looks any more whether it stands still: it would hold its room for ever."""
 
