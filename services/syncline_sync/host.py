@@ -302,6 +302,17 @@ class Host:
                 continue
             self._shared.report(host.name, runner.standing())
 
+    def tell_anew(self, name: str) -> None:
+        """The control plane will never hear of some rounds of a run: tell it where that stands.
+
+        And what has settled, after that: it may know of data of these rounds by nothing else.
+        """
+        host = self._runs.get(name)
+        if host is not None:
+            self._tell_standing(host)
+            for runner in host.runners.values():
+                runner.settle_anew()
+
     def _give_up(self, name: str, why: str) -> None:
         """Serve a damaged run to nobody, and tell everybody why: once, until the next start."""
         self._damaged[name] = f"Run {name} is not served: {why}"

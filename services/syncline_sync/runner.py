@@ -158,6 +158,11 @@ class Runner:
         self._change = change
         self._wake()
 
+    def settle_anew(self) -> None:
+        """What we have said of what has settled may not have been heard."""
+        self._said = 0
+        self._wake()
+
     def _wake(self) -> None:
         if not self._is_woken:  # a slow disk may hold us up for any number of them
             self._is_woken = True
@@ -227,6 +232,8 @@ class Runner:
         change, self._change, self._is_woken = self._change, None, False
         if change is not None:
             self._adopt(change)
+        else:
+            self._settle()
 
     def _adopt(self, change: Adopt) -> None:
         now_s, ending = time.monotonic(), self._around.ending
