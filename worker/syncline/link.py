@@ -105,9 +105,12 @@ class Link:
             if self._closed or time.monotonic() < self._look_again_at:
                 return False
             self._look_again_at = math.inf
-        address = self._elsewhere(self.address)
+        try:
+            address = self._elsewhere(self.address)
+        finally:
+            with self._lock:
+                self._look_again_at = time.monotonic() + LOOK_S
         with self._lock:
-            self._look_again_at = time.monotonic() + LOOK_S
             if self._closed or address is None:
                 return False
             before = self._calls
