@@ -192,10 +192,16 @@ class Host:
         return task
 
     async def _stopped(self, host: RunHost) -> None:
+        is_free = True
         try:
             await host.stop()
+        except Exception as error:
+            is_free = False  # it may still write: its files stay its own
+            self._shared.fail(error)
+            raise
         finally:
-            del self._stops[host.name]
+            if is_free:
+                del self._stops[host.name]
 
     async def member(self, run: str, replica: str, incarnation: int) -> RunHost:
         """The run, once this replica is known to hold its lease.
@@ -271,7 +277,7 @@ class Host:
         store = RunStore(self._shared.root, name)
         try:
             if name in self._stops:
-                await asyncio.wait({self._stops[name]})
+                await asyncio.shield(self._stops[name])
             begins = False
             if origin is not None:
                 aside = Aside(store.root, name, origin.id, self._shared.seat)
