@@ -56,7 +56,7 @@ class TimeoutSettings(Section):
 
     @property
     def heartbeat_s(self) -> float:
-        """Three heartbeats may be lost before the lease is."""
+        """Two heartbeats in a row may be lost; the one after a third comes as the lease ends."""
         return self.lease_s / 4
 
     @property
@@ -119,7 +119,7 @@ class RunSettings(Section):
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
     """Inner steps of the synchronous phase before the first local one."""
     min_replicas: int = Field(default=1, ge=1, le=10_000)
-    """No round closes with fewer pushes."""
+    """No round closes with fewer pushes; ``asynchronous``: while fewer replicas hold a lease."""
     quorum: int | None = Field(default=None, ge=1, le=10_000)
     """A round closes once so many replicas have pushed in time, after ``grace_seconds``; who comes
     later counts in the next (``late``). None: it waits for everyone who takes part."""

@@ -70,8 +70,11 @@ class ControlLink:
         reports: ReportQueue,
         snapshot: Path,
         votes: Callable[[], list[PhaseVote]] = list,
+        tell_anew: Callable[[str], None] = lambda _: None,
     ) -> None:
         """``votes`` go with every hello; ``hurry`` says that there are others.
+
+        ``tell_anew`` puts into ``reports`` where a run stands, of which some were dropped.
 
         ``url`` may be several, with commas between: the first is asked for as long as it answers.
         """
@@ -80,7 +83,7 @@ class ControlLink:
         self._hurry = asyncio.Event()
         self._welcome = asyncio.Event()
         """A hello has been taken: who is refused has no part in runs, but for those on its disk."""
-        self._reports, self._snapshot = reports, snapshot
+        self._reports, self._snapshot, self._tell_anew = reports, snapshot, tell_anew
         self._connected: bool | None = None
         """Whether the last call was answered; None before the first has come to anything."""
         self._heard = False
@@ -192,7 +195,8 @@ class ControlLink:
             return
         self._reports.settle()
         if answer.is_success:
-            self._reports.taken()
+            for name in self._reports.taken():
+                self._tell_anew(name)
 
     async def _try(
         self,

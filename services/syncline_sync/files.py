@@ -99,12 +99,28 @@ def arrays_of(file: int) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def array_of(file: int, array: Array) -> Tensor:
-    """One of them, read into memory of its own."""
+    """One of them, read into memory of its own.
+
+    Raises:
+        ValueError: the file ends amid it.
+    """
     values = np.empty(array.size, array.dtype)
-    into, done = values.data.cast("B"), 0
-    while done < values.nbytes and (count := os.preadv(file, [into[done:]], array.at + done)):
-        done += count
+    read_exactly(file, values.data.cast("B"), array.at)
     return cast(Tensor, values)
+
+
+def read_exactly(file: int, into: memoryview, at: int) -> None:
+    """Fill ``into`` with what an open file has from byte ``at`` on.
+
+    Raises:
+        ValueError: the file ends before it is full.
+    """
+    done = 0
+    while done < len(into):  # one read gives at most 2 GiB
+        count = os.preadv(file, [into[done:]], at + done)
+        if not count:
+            raise ValueError(f"it ends after {at + done} bytes, amid an array")
+        done += count
 
 
 def checksum_of(file: int) -> tuple[int, int]:
@@ -184,10 +200,8 @@ def read(path: Path) -> bytes:
         StoreDamaged: it cannot be read.
         StoreError: no file descriptor is left for it.
     """
-    try:
+    with readable(path):
         return opened(path, path.read_bytes)
-    except OSError as error:
-        raise _unreadable(path, error) from error
 
 
 @contextlib.contextmanager
@@ -198,14 +212,21 @@ def reading(path: Path) -> Generator[int]:
         StoreDamaged: it cannot be read.
         StoreError: no file descriptor is left for it.
     """
-    try:
+    with readable(path):
         file = opened(path, lambda: os.open(path, os.O_RDONLY))
         try:
             yield file
         finally:
             os.close(file)
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Generator[None]:
+    """Turn a refusal of the disk to give a file into StoreDamaged."""
+    try:
+        yield
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise StoreDamaged(f"Cannot read {path}: {error.strerror or error}. {MEND}") from error
 
 
 @contextlib.contextmanager
@@ -242,7 +263,3 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _unreadable(path: Path, error: OSError) -> StoreDamaged:
-    return StoreDamaged(f"Cannot read {path}: {error.strerror or error}. {MEND}")

@@ -192,10 +192,16 @@ class Host:
         return task
 
     async def _stopped(self, host: RunHost) -> None:
+        is_free = True
         try:
             await host.stop()
+        except Exception as error:
+            is_free = False  # it may still write: its files stay its own
+            self._shared.fail(error)
+            raise
         finally:
-            del self._stops[host.name]
+            if is_free:
+                del self._stops[host.name]
 
     async def member(self, run: str, replica: str, incarnation: int) -> RunHost:
         """The run, once this replica is known to hold its lease.
@@ -271,7 +277,7 @@ class Host:
         store = RunStore(self._shared.root, name)
         try:
             if name in self._stops:
-                await asyncio.wait({self._stops[name]})
+                await asyncio.shield(self._stops[name])
             begins = False
             if origin is not None:
                 aside = Aside(store.root, name, origin.id, self._shared.seat)
@@ -301,6 +307,17 @@ class Host:
             if runner.holding.revisions.newest is None:
                 continue
             self._shared.report(host.name, runner.standing())
+
+    def tell_anew(self, name: str) -> None:
+        """The control plane will never hear of some rounds of a run: tell it where that stands.
+
+        And what has settled, after that: it may know of data of these rounds by nothing else.
+        """
+        host = self._runs.get(name)
+        if host is not None:
+            self._tell_standing(host)
+            for runner in host.runners.values():
+                runner.settle_anew()
 
     def _give_up(self, name: str, why: str) -> None:
         """Serve a damaged run to nobody, and tell everybody why: once, until the next start."""

@@ -43,9 +43,7 @@ class Metrics:
             ["run"],
             registry=r,
         )
-        self.staged = Gauge(
-            "syncline_staged_bytes", "Encoded pushes that are not folded yet.", registry=r
-        )
+        self.staged = Gauge("syncline_staged_bytes", "Room given to pushes in flight.", registry=r)
         self.pushes = Counter(
             "syncline_pushes_total",
             "Whole pushes judged; one that need not be, counts for every rank that is told so.",
@@ -83,7 +81,7 @@ class Metrics:
         )
         self.sample_size = Gauge(
             "syncline_effective_sample_size",
-            "1 / sum of the last round's squared weights.",
+            "(sum of the last round's weights)^2 / sum of their squares.",
             ["run", "fragment"],
             registry=r,
         )

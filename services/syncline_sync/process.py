@@ -111,7 +111,9 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     async with httpx.AsyncClient(headers=headers, trust_env=False) as client:
         snapshot = settings.data / "membership.json"
         url = settings.control
-        link = ControlLink(client, url, hello, host.follow, reports, snapshot, host.votes)
+        link = ControlLink(
+            client, url, hello, host.follow, reports, snapshot, host.votes, host.tell_anew
+        )
         if settings.fall_back:
             await host.fall_back(settings.fall_back)
         await link.adopt_snapshot()

@@ -8,12 +8,13 @@ else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Self
 
 from syncline_proto.codec import DIFFERENCE_ELEMENTS, Bytes, chunk_elements, crc32c, is_worth_it
-from syncline_proto.errors import RevisionGone
+from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
@@ -142,9 +143,13 @@ class Published:
         before.close()
 
     async def hold(self, pool: ThreadPoolExecutor) -> None:
-        """Whoever reads it may go on to, although its file is about to be removed."""
+        """Whoever reads it may go on to, although its file is about to be removed.
+
+        A file that cannot be held is told to who reads it.
+        """
         if self._loans:
-            await compute(pool, self._source.hold)
+            with contextlib.suppress(RevisionGone, StoreDamaged):
+                await compute(pool, self._source.hold)
 
     def lend(self) -> None:
         """Somebody begins to read it; ``give_back`` is to follow."""

@@ -1,7 +1,8 @@
 """What the sync service has to tell the control plane, until that has taken it.
 
 Reports of a round go together, once no more of them come: to make, send and take in one of them
-amid a round would cost the round. Bounded; knows nothing of how they are sent.
+amid a round would cost the round. Bounded: of a run of which something was dropped nothing counts
+as settled before it has been told anew where that stands. Knows nothing of how they are sent.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class ReportQueue:
         self._put_at_s = -math.inf
         self.dropped = 0
         """Since the control plane last took something; told by ``taken``."""
+        self._holes: set[str] = set()
+        """Runs of which something was dropped since then."""
         self._put = 0
         """How many have come; the last of them are those that wait."""
         self._upto = 0
@@ -49,11 +52,11 @@ class ReportQueue:
     def put(self, run: str, what: Told) -> int:
         """Let it wait behind the others; return its ticket, which ``settled`` passes one day."""
         if len(self._items) >= QUEUE_MAX:
-            self._items.popleft()
+            oldest, _ = self._items.popleft()
             if not self.dropped:
                 log.warning("too many reports wait; dropping the oldest", waiting=QUEUE_MAX)
-            self.dropped += 1
-        self._items.append((run, what))
+            self._lose(oldest, 1)
+        self._items.append((run, _unsettled(what) if run in self._holes else what))
         self._put += 1
         self._put_at_s = time.monotonic()
         self._filled.set()
@@ -62,9 +65,10 @@ class ReportQueue:
     def put_back(self, run: str, batch: Sequence[Told]) -> None:
         """A batch that may not have been taken is the oldest once more, as far as there is room."""
         free = min(QUEUE_MAX - len(self._items), len(batch))
-        self.dropped += len(batch) - free
         newest = batch[len(batch) - free :]
         self._items.extendleft((run, what) for what in reversed(newest))
+        if free < len(batch):
+            self._lose(run, len(batch) - free)
         self._upto = self._put - len(self._items)  # not theirs: they are still to be answered
         self._filled.set()
 
@@ -72,11 +76,23 @@ class ReportQueue:
         """The last batch has been answered: whatever that was, it is not sent again."""
         self.settled = self._upto
 
-    def taken(self) -> None:
-        """The control plane has taken something: tell what it will never hear of."""
+    def taken(self) -> frozenset[str]:
+        """The control plane has taken something: tell what it will never hear of.
+
+        Return the runs of whom that is: it is to be told where they stand, and what has settled.
+        """
         if self.dropped:
             log.warning("reports were dropped", count=self.dropped)
             self.dropped = 0
+        holes, self._holes = frozenset(self._holes), set()
+        return holes
+
+    def _lose(self, run: str, count: int) -> None:
+        """Some of a run's will not be told; what has settled is said after them, so not either."""
+        self.dropped += count
+        if run not in self._holes:
+            self._holes.add(run)
+            self._items = deque((r, _unsettled(w) if r == run else w) for r, w in self._items)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -98,3 +114,8 @@ class ReportQueue:
             batch.append(self._items.popleft()[1])
         self._upto = self._put - len(self._items)
         return run, batch
+
+
+def _unsettled(what: Told) -> Told:
+    """In its place, where it said what has settled, that nothing has."""
+    return what.model_copy(update={"membership": 0}) if isinstance(what, Settled) else what

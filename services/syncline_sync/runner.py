@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import EMBEDDINGS, FragmentSpec
@@ -64,6 +65,12 @@ class Adopt:
     word: Word
 
 
+class Wake(Enum):
+    """Something of the run is new; what, the runner has beside its inbox."""
+
+    WAKE = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a fragment needs of its run and process."""
@@ -112,7 +119,10 @@ class Runner:
             fail=around.fail,
         )
         self._around = around
-        self._inbox: asyncio.Queue[Staged | Adopt | None] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Staged | Wake | None] = asyncio.Queue()
+        self._change: Adopt | None = None
+        """The newest of those that are to be adopted; the inbox has one wake for them all."""
+        self._is_woken = False
         self._is_ending = False
         """Nothing more is begun; None in the inbox says that to who waits there."""
         offer = stored.offer[0] if stored.offer else None
@@ -144,7 +154,19 @@ class Runner:
             self._inbox.put_nowait(staged)  # bounded by the staging budget
 
     def adopt(self, change: Adopt) -> None:
-        self._inbox.put_nowait(change)
+        """Take over the newest word on the run, after the pushes that wait already."""
+        self._change = change
+        self._wake()
+
+    def settle_anew(self) -> None:
+        """What we have said of what has settled may not have been heard."""
+        self._said = 0
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_woken:  # a slow disk may hold us up for any number of them
+            self._is_woken = True
+            self._inbox.put_nowait(Wake.WAKE)
 
     def standing(self) -> RoundReport:
         """Where the fragment stands now, for who may not have heard of it."""
@@ -182,15 +204,15 @@ class Runner:
                     return
                 if isinstance(event, Staged):
                     await self._take(event)
-                elif isinstance(event, Adopt):
-                    self._adopt(event)
+                elif event is Wake.WAKE:
+                    self._look_up()
                 closed_by = self.core.due(time.monotonic())
                 if closed_by is not None:
                     await self._close(closed_by)
         except Exception as error:  # the outermost loop of this fragment
             self._around.fail(error)
 
-    async def _next(self) -> Staged | Adopt | None:
+    async def _next(self) -> Staged | Wake | None:
         """The next event; None when the round may close by itself."""
         now_s = time.monotonic()
         if self.core.due(now_s) is not None:
@@ -205,6 +227,13 @@ class Runner:
             return await asyncio.wait_for(self._inbox.get(), timeout)
         except TimeoutError:
             return None
+
+    def _look_up(self) -> None:
+        change, self._change, self._is_woken = self._change, None, False
+        if change is not None:
+            self._adopt(change)
+        else:
+            self._settle()
 
     def _adopt(self, change: Adopt) -> None:
         now_s, ending = time.monotonic(), self._around.ending

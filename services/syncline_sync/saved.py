@@ -72,6 +72,8 @@ def check_numbers(saved: Saved) -> None:
     has_average = all(0.0 <= one.bias < 1.0 or not one.count for one in averages)
     if not has_average or not all(math.isfinite(x) and x >= 0.0 for x in numbers):
         raise ValueError("what it remembers of norms is no average")
+    if window.done and window.done >= window.size or not all(n for _, n in window.recent):
+        raise ValueError("what it remembers of pushes is no window")
 
 
 def _counts(kept: Any) -> Iterator[int]:

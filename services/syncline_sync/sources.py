@@ -19,7 +19,15 @@ from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.spans import Spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.descriptors import opened
-from syncline_sync.files import MEND, Array, arrays_of, checksum_of, understood
+from syncline_sync.files import (
+    MEND,
+    Array,
+    arrays_of,
+    checksum_of,
+    read_exactly,
+    readable,
+    understood,
+)
 
 FEW_SPANS = 1024
 """So many spans are copied one by one, which takes less than a millisecond."""
@@ -125,12 +133,13 @@ class Filed(Source):
 
         Raises:
             RevisionGone: it has been removed.
+            StoreDamaged: it cannot be opened.
         """
-        with self._lock:
+        with self._lock, readable(self._path):
             if self._file < 0:
                 try:
                     self._file = opened(self._path, lambda: os.open(self._path, os.O_RDONLY))
-                except OSError as error:
+                except FileNotFoundError as error:
                     raise RevisionGone(f"{self._path.name} is gone.") from error
 
     def close(self) -> None:
@@ -143,15 +152,17 @@ class Filed(Source):
         """
         Raises:
             RevisionGone: the file has been removed.
-            StoreDamaged: its bytes are others.
+            StoreDamaged: its bytes are others, or the disk does not give them.
         """
         self.hold()
-        array = self._array or self._found()
-        width = array.dtype.itemsize
-        values = np.empty(int(spans[:, 1].sum()), _LITTLE[width])
-        into, at = values.data.cast("B"), 0
-        for start, length in (spans * width).tolist():
-            at += os.preadv(self._file, [into[at : at + length]], array.at + start)
+        with readable(self._path), understood(self._path):
+            array = self._array or self._found()
+            width = array.dtype.itemsize
+            values = np.empty(int(spans[:, 1].sum()), _LITTLE[width])
+            into, at = values.data.cast("B"), 0
+            for start, length in (spans * width).tolist():
+                read_exactly(self._file, into[at : at + length], array.at + start)
+                at += length
         if array.dtype != np.float32:
             return bytes(into)
         return bytes(encode(values.view(np.float32), self._codec))
@@ -159,8 +170,7 @@ class Filed(Source):
     def _found(self) -> Array:
         if checksum_of(self._file) != (self._size, self._crc32c):
             raise StoreDamaged(f"{self._path} is damaged: its checksum is another. {MEND}")
-        with understood(self._path):
-            self._array = arrays_of(self._file)[0][self._name]
+        self._array = arrays_of(self._file)[0][self._name]
         return self._array
 
 

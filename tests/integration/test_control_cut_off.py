@@ -25,9 +25,11 @@ async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
     return api
 
 
-async def hello(api: httpx.AsyncClient) -> None:
-    body = {"name": "s", "address": "127.0.0.1:1", "instance": "x"}
-    assert (await api.put("/v1/sync-services/s", json=body)).is_success
+async def hello(api: httpx.AsyncClient, index: int = 0, shards: int = 1) -> None:
+    name = f"s{index}" if shards > 1 else "s"
+    where = {"address": "127.0.0.1:1", "index": index, "shards": shards}
+    body = {"name": name, "instance": "x", **where}
+    assert (await api.put(f"/v1/sync-services/{name}", json=body)).is_success
 
 
 async def beat(api: httpx.AsyncClient, replica: str) -> bool:
@@ -51,6 +53,25 @@ async def test_who_hears_nobody_loses_nobody_and_who_is_heard_last_has_a_whole_l
     assert await beat(api, "a")
     await pass_time(state, clock, 3.0)
     assert await lost(api) == ["b"], "it is silent by itself"
+
+
+async def test_services_are_held_as_well_whose_leases_are_far_shorter_than_all_replicas(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    for name in "ab":
+        await api.delete(f"/v1/runs/r/replicas/{name}?incarnation=1")
+    settings = {"timeouts": {"profile": "wan"}}
+    await api.post("/v1/runs", json={"name": "wide", "settings": settings})
+    await api.post("/v1/runs/wide/replicas", json={"replica": "c"})
+    await api.delete("/v1/sync-services/s?instance=x")
+    for index in range(2):
+        await hello(api, index, shards=2)
+    await pass_time(state, clock, 28.0)
+    assert await lost(api) == [], "no replica is even overdue for the first 30 s"
+    for _ in range(2):
+        await hello(api, 0, shards=2)
+        await pass_time(state, clock, 8.0)
+    assert await lost(api) == ["s"], "one is silent by itself"
 
 
 async def test_a_run_of_one_replica_that_died_loses_it_in_time(

@@ -137,6 +137,33 @@ def test_a_run_that_is_put_away_in_mid_commit_loses_nothing(
         may_go_on.set()
 
 
+def test_a_run_that_does_not_come_to_rest_ends_the_service_and_is_not_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files may still be written to."""
+    fault = RuntimeError("a bug")
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s)
+            run = await s.host.run(RUN)
+            with monkeypatch.context() as broken:
+                broken.setattr(run, "stop", raised_later)
+                broken.setattr(host, "ENDED_MAX", 0)
+                await s.host.follow(Membership(version=99, runs=[]))
+                await s.host._put_away()
+            assert s.faults == [fault]
+            with pytest.raises(RuntimeError):
+                await s.host.run(RUN)
+            s.host._stops.clear()
+            await run.stop()
+
+    async def raised_later() -> None:
+        raise fault
+
+    asyncio.run(scenario())
+
+
 def test_a_push_that_waits_for_its_turn_when_the_run_is_put_away_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +188,27 @@ def test_a_push_that_waits_for_its_turn_when_the_run_is_put_away_is_answered(
                 await asyncio.wait_for(push, 20)
             assert code_of(told.value) == "UNREACHABLE"
             assert s.shared.budget.used == 0
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_while_a_fragment_waits_for_its_disk_only_the_newest_membership_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s)
+            run = await s.host.run(RUN)
+            with SlowDisk(monkeypatch, "r00000001") as disk:
+                await s.push(vector(0.5), "a", base_revision=0)
+                await disk.until(lambda disk: bool(disk.at_once))
+                for incarnation in range(1, 50):
+                    await s.members({"a": 1, "b": incarnation})
+                assert run.runners[0]._inbox.qsize() == 1
+                disk.open()
+            await s.push(vector(0.5), "b", base_revision=1, incarnation=49)
+            assert run.runners[0].core.members == {"a": 1, "b": 49}
             assert not s.faults
 
     asyncio.run(scenario())

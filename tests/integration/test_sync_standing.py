@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from syncline_proto.ranges import Range
 from syncline_proto.reports import RoundReport, Settled
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -74,5 +75,11 @@ def test_a_fragment_has_settled_once_what_is_open_of_the_gone_has_been_told(tmp_
             await s.members({"b": 1}, settling=5)
             await s.push(zeros, "b", base_revision=1)  # in turn: all before it is adopted by then
             assert s.reports[told + 2 :] == [Settled(fragment=0, membership=5)]
+            s.host.tell_anew(s.run)  # some of it was dropped on its way
+            await s.push(zeros, "b", base_revision=1)
+            stands, word = s.reports[told + 3 :]
+            assert isinstance(stands, RoundReport) and stands.data is not None
+            assert (stands.revision, stands.data.trained) == (1, [Range(0, 0, 4)])
+            assert word == Settled(fragment=0, membership=5)
 
     asyncio.run(scenario())

@@ -31,12 +31,13 @@ async def link_to(
     reports: ReportQueue | None = None,
     snapshot: Path = Path("membership.json"),
     url: str = "http://control",
+    tell_anew: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[ControlLink]:
     """A link that does not run yet."""
     transport = httpx.MockTransport(handler)  # pyright: ignore[reportArgumentType]
     async with httpx.AsyncClient(transport=transport) as client:
         queue = ReportQueue() if reports is None else reports
-        yield ControlLink(client, url, HELLO, adopt, queue, snapshot)
+        yield ControlLink(client, url, HELLO, adopt, queue, snapshot, list, tell_anew)
 
 
 @asynccontextmanager

@@ -7,6 +7,8 @@ a service that answers is never left.
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from syncline.control import ControlClient
 from syncline_proto.addresses import sync_address
 from syncline_proto.errors import SynclineError
@@ -18,12 +20,11 @@ ASK_S = 5.0
 
 def found_elsewhere(control: str, token: str | None, seat: Seat, address: str) -> str | None:
     """Where the service of a seat listens, if that is not ``address``; None: nobody can say."""
-    client = ControlClient(control, token, ASK_S, ASK_S)
     try:
-        services = client.sync_services()
+        # OSError: it reads files of certificates, and no descriptor may be left for them.
+        with closing(ControlClient(control, token, ASK_S, ASK_S)) as client:
+            services = client.sync_services()
         alive = [one for one in services if one.alive and Seat(one.index, one.shards) == seat]
         return next((sync_address(one.address) for one in alive if one.address != address), None)
-    except SynclineError:
+    except (SynclineError, OSError):
         return None
-    finally:
-        client.close()

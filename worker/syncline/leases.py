@@ -47,7 +47,7 @@ class Leases:
         self._stock: Ranges = NOTHING
         self._after = 0
         self._taken, self._began = 0, time.monotonic()
-        self._error: SynclineError | None = None
+        self._error: Exception | None = None
         self._is_over = False
         so = "training goes on with the data that is leased"
         self._outage = Outage("data", so)
@@ -66,6 +66,7 @@ class Leases:
         Raises:
             DataMismatch: the run's data is another.
             InvalidRequest: the control plane knows of no leased data.
+            Exception: a fault has ended the thread that keeps it up.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._may_go_on(least), wait_s)
@@ -118,10 +119,9 @@ class Leases:
                         self._outage.missed(error)
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: self._is_over, RETRY_S)
-            except Exception:
-                if not self._is_over:  # else its client was closed under it
-                    log.exception("data.failed")
-                self._end(None)
+            except Exception as error:  # the outermost loop of this thread
+                # Who reads is told: data that has ended would be read on, and nobody counts that.
+                self._end(None if self._is_over else error)  # else its client was closed under it
                 return
 
     def _ask(self, want: int) -> None:
@@ -140,7 +140,7 @@ class Leases:
             self._stock = joined(self._stock, grant.ranges)
             self._changed.notify_all()
 
-    def _end(self, error: SynclineError | None) -> None:
+    def _end(self, error: Exception | None) -> None:
         with self._changed:
             self._error, self._is_over = error, True
             self._changed.notify_all()

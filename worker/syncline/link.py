@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from syncline.line import Sending
 from syncline.payload import Payload
@@ -105,9 +106,12 @@ class Link:
             if self._closed or time.monotonic() < self._look_again_at:
                 return False
             self._look_again_at = math.inf
-        address = self._elsewhere(self.address)
+        try:
+            address = self._elsewhere(self.address)
+        finally:
+            with self._lock:
+                self._look_again_at = time.monotonic() + LOOK_S
         with self._lock:
-            self._look_again_at = time.monotonic() + LOOK_S
             if self._closed or address is None:
                 return False
             before = self._calls
@@ -133,7 +137,7 @@ class Link:
         return self._open(pb.OpenRunRequest(run=run))
 
     def _open(self, request: pb.OpenRunRequest) -> pb.OpenRunResponse:
-        with self._errors():
+        with self._errors(), self._beginning():
             answer = self._calls.stub.OpenRun(
                 request, timeout=self._timeouts.call_s, metadata=self._metadata
             )
@@ -142,7 +146,7 @@ class Link:
 
     def status(self, run: str) -> pb.GetRunStatusResponse:
         request = pb.GetRunStatusRequest(run=run)
-        with self._errors():
+        with self._errors(), self._beginning():
             answer = self._calls.stub.GetRunStatus(
                 request, timeout=self._timeouts.call_s, metadata=self._metadata
             )
@@ -160,7 +164,8 @@ class Link:
         """
         with self._errors(), self._watch.follow() as watched:
             parts = _parts(header, payload, watched, sending)
-            call = self._calls.push.future(parts, metadata=self._metadata)
+            with self._beginning():
+                call = self._calls.push.future(parts, metadata=self._metadata)
             watched.begin(call)
             answer = call.result()
         with self._lock:
@@ -186,9 +191,10 @@ class Link:
             InvalidRequest: what came is not what was asked for.
         """
         with self._errors(), self._watch.follow() as watched:
-            stream: Any = self._calls.pull(request, metadata=self._metadata)
+            with self._beginning():
+                stream: Any = self._calls.pull(request, metadata=self._metadata)
             watched.begin(stream)
-            header = pb.PullResponse.FromString(next(stream)).header
+            header = _read(next(stream)).header
             published_s = time.monotonic() - min(max(0.0, header.published_ago_s), AGO_S_MAX)
             if elements is not None and header.elements != elements:
                 raise InvalidRequest(f"pull: {header.elements} elements came, not {elements}.")
@@ -199,7 +205,7 @@ class Link:
             filled = 0
             for part in stream:
                 watched.moved()
-                chunk = read_chunk(part) or pb.PullResponse.FromString(part).chunk
+                chunk = read_chunk(part) or _read(part).chunk
                 filled += taken(chunk, header.codec, by_difference, values[filled:])
                 with self._lock:
                     self.bytes_down += len(chunk.data)
@@ -218,11 +224,18 @@ class Link:
         what = f"The sync service at {self.address}"
         try:
             yield
-        except (grpc.FutureCancelledError, ValueError, StopIteration) as error:
-            # ValueError: the channel was closed under the call; StopIteration: an empty stream.
+        except (grpc.FutureCancelledError, StopIteration) as error:  # the latter: an empty stream
             raise Unreachable(f"{what} ended the call ({error or 'no answer'}).") from None
         except grpc.RpcError as error:
             raise self._translated(bare(error), what) from None
+
+    @contextmanager
+    def _beginning(self) -> Iterator[None]:
+        """What begins a call meets a closed channel as a ValueError; elsewhere that is a fault."""
+        try:
+            yield
+        except ValueError as error:
+            raise Unreachable(f"The line to {self.address} was closed ({error}).") from None
 
     def _translated(self, error: grpc.RpcError, what: str) -> SynclineError:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
@@ -312,6 +325,18 @@ class _Watch:
                 if watched.call is not None:
                     watched.cut = True
                     watched.call.cancel()
+
+
+def _read(part: bytes) -> pb.PullResponse:
+    """A message of a pull.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    try:
+        return pb.PullResponse.FromString(part)
+    except DecodeError as error:
+        raise InvalidRequest(f"pull: what came is no message ({error}).") from None
 
 
 def _parts(

@@ -15,7 +15,7 @@ class EpochCounts(NamedTuple):
     trained: int
     excluded: int
     leased: int
-    """To somebody who is there, or was until a moment ago."""
+    """To somebody who is there, or is gone, and it settles."""
     free: int
 
 

@@ -97,6 +97,11 @@ def lengths_s(tx: Transaction) -> list[float]:
     return [LEASE_S] if tx.session.scalar(alive) else []
 
 
+def newest_heard_at(tx: Transaction) -> float:
+    """Return when any service was last heard; 0 where there is none."""
+    return tx.session.scalar(select(func.max(SyncService.heard_at))) or 0.0
+
+
 def _make_room(tx: Transaction, body: SyncServiceHello) -> None:
     """Forget the dead that say otherwise than this service.
 

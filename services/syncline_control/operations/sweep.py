@@ -25,10 +25,13 @@ def review_leases(tx: Transaction, instance: str) -> float:
     newest = select(Replica.lease_s, func.max(Replica.heard_at)).where(held)
     heard = {length_s: at for length_s, at in tx.session.execute(newest.group_by(Replica.lease_s))}
     lengths_s = list(heard)
+    everyones_s = [*lengths_s, *services.lengths_s(tx)]
     others = tx.session.scalars(select(Watch).where(Watch.instance != instance)).all()
     if others:
-        _wait_for(tx, others, max([*lengths_s, *services.lengths_s(tx)], default=0.0))
-    if heard and max(heard.values()) + min(lengths_s) / 2 < tx.now:
+        _wait_for(tx, others, max(everyones_s, default=0.0))
+    # No lease of anybody ends within half of the shortest after somebody was heard.
+    newest_at = max([*heard.values(), services.newest_heard_at(tx)])
+    if everyones_s and newest_at + min(everyones_s) / 2 < tx.now:
         _hold_who_is_unheard(tx)
     services.review(tx)
     if tx.late_s > services.LEASE_S / 2:

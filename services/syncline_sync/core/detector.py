@@ -11,7 +11,7 @@ floor under the deviation, a ratio beside the z-score, and rules against locking
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from syncline_proto.merging import PenaltySettings
@@ -24,7 +24,8 @@ EXCLUSIONS_MAX = 3
 """Finite exclusions in a row after which a replica's statistics start anew."""
 
 BAD_ROUNDS_MAX = 2
-"""Rounds in a row with most pushes finite and excluded, after which the fragment's start anew."""
+"""Rounds in a row with most pushes finite and excluded, after which the fragment's start anew; most
+replicas must have been excluded as often in a row."""
 
 DEVIATION_FLOOR = 0.05
 """Smallest deviation, in means: replicas that agree to a hair must not exclude each other."""
@@ -109,7 +110,7 @@ class Seen:
     inner_steps: int
     bad: bool
     age: int = 0
-    """Rounds by which it came late; a replica's late push and its next one may be in one round."""
+    """Revisions by which its base is late; its late push and its next may be in one round."""
 
 
 def is_finite(norm: float) -> bool:
@@ -159,15 +160,19 @@ def inspect(
 
 
 def closed(
-    statistics: Statistics, rules: PenaltySettings, seen: Sequence[Seen]
+    statistics: Statistics,
+    rules: PenaltySettings,
+    seen: Sequence[Seen],
+    taking_part: Collection[str] = (),
 ) -> tuple[Statistics, tuple[str, ...]]:
-    """Return the statistics after a round, and what is worth telling of it (sentences)."""
+    """Return the statistics after a round, and what is worth telling of it (sentences).
+
+    ``taking_part`` are the fragment's replicas, whether or not they are in the round.
+    """
     seen = sorted(seen, key=lambda push: (push.replica, -push.age))
     good = [push for push in seen if not push.bad]
     finite_bad = [push for push in seen if push.bad and is_finite(push.norm)]
     bad_rounds = statistics.bad_rounds + 1 if 2 * len(finite_bad) > len(seen) else 0
-    if bad_rounds >= BAD_ROUNDS_MAX:
-        return Statistics(), ("most pushes were excluded twice in a row: norms are learnt anew",)
     replicas = dict(statistics.replicas)
     pooled, norms = statistics.pooled, statistics.norms
     for push in good:
@@ -175,19 +180,34 @@ def closed(
         own = replicas.get(push.replica) or statistics.of(push.replica)
         replicas[push.replica] = ReplicaNorms(own.ema.fed(x, rules.ema), own.rounds + 1)
         pooled, norms = pooled.fed(x, rules.ema), norms.fed(push.norm, rules.ema)
-    told: list[str] = []
     for push in finite_bad:
         own = replicas.get(push.replica) or statistics.of(push.replica)
         last = (*own.excluded, scaled(push.norm, push.inner_steps))[-EXCLUSIONS_MAX:]
         replicas[push.replica] = replace(own, excluded=last)
+    everyone = {*taking_part, *(push.replica for push in seen)}
+    if bad_rounds >= BAD_ROUNDS_MAX and _most_excluded(replicas, everyone):
+        return Statistics(), ("most pushes were excluded twice in a row: norms are learnt anew",)
+    told: list[str] = []
+    for replica in dict.fromkeys(push.replica for push in finite_bad):
+        last = replicas[replica].excluded
         near = all(x <= rules.ratio_max * pooled.mean for x in last)
         if len(last) == EXCLUSIONS_MAX and near:
-            replicas[push.replica] = _restarted(last, rules)
-            told.append(
-                f"{push.replica} was excluded {EXCLUSIONS_MAX} times: its norm is learnt anew"
-            )
+            replicas[replica] = _restarted(last, rules)
+            told.append(f"{replica} was excluded {EXCLUSIONS_MAX} times: its norm is learnt anew")
     rounds = statistics.rounds + bool(good)
     return Statistics(pooled, norms, rounds, bad_rounds, replicas), tuple(told)
+
+
+def _most_excluded(replicas: Mapping[str, ReplicaNorms], everyone: Collection[str]) -> bool:
+    """Whether of most replicas as many pushes in a row were excluded.
+
+    Rounds alone do not tell where one may close with few pushes, or with one: those may be all of
+    a single replica, which is not to teach the fragment its norm.
+    """
+    excluded = [
+        r for r in everyone if r in replicas and len(replicas[r].excluded) >= BAD_ROUNDS_MAX
+    ]
+    return 2 * len(excluded) > len(everyone)
 
 
 def _restarted(last: Sequence[float], rules: PenaltySettings) -> ReplicaNorms:

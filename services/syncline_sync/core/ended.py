@@ -38,7 +38,7 @@ def after(
             )
             for c in contributions
         ]
-        statistics, told = detector.closed(statistics, settings.penalty, seen)
+        statistics, told = detector.closed(statistics, settings.penalty, seen, taking_part)
     last = dict(before.last)
     for c in contributions:
         known = last.get(c.replica)

@@ -135,7 +135,10 @@ class Round:
         return entered
 
     def contributions(self) -> tuple[Contribution, ...]:
-        """Everything in it, with weights that sum to 1, or to less where age has taken some."""
+        """Everything in it, with weights that sum to 1, or to less where age has taken some.
+
+        Of a window each is w / N.
+        """
         return tuple(
             replace(c, weight=c.weight / self.total if self.total else 0.0)
             for c in self.entries.values()

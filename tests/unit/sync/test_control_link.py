@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import Forbidden, StoreDamaged
-from syncline_proto.reports import EventIn
+from syncline_proto.reports import EventIn, Reports, Settled
 from syncline_proto.rest import (
     Membership,
 )
@@ -130,6 +130,49 @@ def test_what_was_dropped_is_told_when_something_is_taken(monkeypatch: pytest.Mo
         asyncio.run(scenario())
     assert told == [(503, 0), (400, 0), (204, 0)]
     assert [line["count"] for line in logs if "were dropped" in line["event"]] == [2]
+
+
+def test_nothing_counts_as_settled_before_the_run_whose_reports_were_dropped_is_told_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is said of all rounds before; who has not heard of one would give its data out again."""
+    monkeypatch.setattr(report_queue, "QUEUE_MAX", 6)
+    said: list[tuple[str, int]] = []
+    word = Settled(fragment=0, membership=5)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method != "DELETE":
+            run = request.url.path.split("/")[3]
+            body = Reports.model_validate_json(request.content)
+            said.extend((one.message, 0) for one in body.events if "stands" in one.message)
+            said.extend((run, one.membership) for one in body.settled)
+        return httpx.Response(204)
+
+    async def scenario() -> None:
+        reports = ReportQueue()
+
+        def tell_anew(run: str) -> None:
+            reports.put(run, EventIn(kind="test", message=f"{run} stands"))
+            reports.put(run, word)
+
+        async with link_to(answer, reports=reports, tell_anew=tell_anew) as link:
+            for what in (event(0), word, *(event(number) for number in range(5)), word):
+                reports.put("run", what)
+            await link.send_last(20)
+            assert said == [("run", 0), ("run stands", 0), ("run", 5)]
+            said.clear()
+            reports.put("run", word)
+            _, batch = await reports.batch()
+            for number in range(6):
+                reports.put("other", event(number))
+            reports.put_back("run", [event(0), *batch])  # there is room for neither
+            reports.put("run", word)  # one of the other's goes for it
+            await link.send_last(20)
+            for run in ("run", "other"):
+                assert said.index((f"{run} stands", 0)) < said.index((run, 5))
+            assert len(said) == 5, "the word that was dropped, the one that came too soon"
+
+    asyncio.run(scenario())
 
 
 def sent_at_the_end(answer: Answer, *names: str) -> list[str]:

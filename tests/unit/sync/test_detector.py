@@ -293,6 +293,29 @@ def test_two_bad_rounds_in_a_row_restart_the_fragment(
         assert any("most pushes" in sentence for sentence in told) == (restarts and last)
 
 
+@pytest.mark.parametrize("how", [{"asynchronous": True}, {"quorum": 1, "grace_seconds": 0.0}])
+def test_who_pushes_alone_is_not_most_however_often_it_does(how: dict[str, Any]) -> None:
+    """Where one push is a round, two of one replica are two rounds of which all was excluded."""
+    world = World("a", "b", min_replicas=1, expected_replicas=1, **how)
+
+    def pushes(replica: str, norm: float) -> tuple[str, ...]:
+        bad = world.push(replica, norm=norm).verdict == pb.VERDICT_ANOMALOUS
+        assert bad == (norm > 1.0)
+        closed_by = world.core.due(world.now_s)
+        assert closed_by is not None
+        return world.core.close(closed_by).told
+
+    for replica in ("a", "b") * 12:
+        pushes(replica, 1.0)
+    settled = world.core.saved.statistics
+    for replica in "bbbbab":
+        assert not pushes(replica, 1e3)
+    assert world.core.saved.statistics.pooled == settled.pooled
+    (told,) = pushes("a", 1e3)
+    assert "most pushes" in told, "both twice in a row: that is most"
+    assert world.core.saved.statistics == Statistics()
+
+
 @given(st.permutations([good("a", 1.1), good("a", 1.2, 2), good("b", 0.9), bad("b", 30.0)]))
 def test_all_that_a_replica_has_in_one_round_counts_in_whatever_order_it_came(
     seen: list[Seen],

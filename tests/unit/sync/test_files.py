@@ -12,9 +12,10 @@ import pytest
 
 from syncline_proto.errors import StoreDamaged
 from syncline_sync.core.record import Saved
+from syncline_sync.core.window import Window
 from syncline_sync.entries import check_arrays
 from syncline_sync.files import array_of, arrays_of, checksum_of, parse_safetensors, reading
-from syncline_sync.saved import saved_from_json, saved_to_json
+from syncline_sync.saved import check_numbers, saved_from_json, saved_to_json
 
 
 def file_of(header: object, body: bytes = b"") -> bytes:
@@ -54,7 +55,10 @@ def test_an_array_may_lie_anywhere_in_its_file(tmp_path: Path) -> None:
     data = file_of(row(begin=8, end=20), body.tobytes())
     (tmp_path / "file").write_bytes(data)
     with reading(tmp_path / "file") as file:
-        read = array_of(file, arrays_of(file)[0]["parameters"])
+        read = array_of(file, place := arrays_of(file)[0]["parameters"])
+        os.truncate(tmp_path / "file", len(data) - 5)
+        with pytest.raises(ValueError, match="ends"):
+            array_of(file, place)
     assert read.tolist() == parse_safetensors(data)[0]["parameters"].tolist() == [2.0, 3.0, 4.0]
     read += 1.0  # it is ours
 
@@ -81,3 +85,13 @@ def test_a_memory_of_other_types_is_told(odd: dict[str, Any]) -> None:
     assert saved_from_json(text) == Saved(committed_tokens=3)
     with pytest.raises(ValueError):
         saved_from_json(json.dumps(json.loads(text) | odd))
+
+
+@pytest.mark.parametrize(
+    "odd", [Window(4, recent=((1.0, 0),)), Window(0, done=1), Window(2, done=2), Window(2, done=3)]
+)
+def test_a_window_that_no_run_comes_to_is_told(odd: Window) -> None:
+    """A push in it would end the service, or be stale whatever its base."""
+    check_numbers(Saved(window=Window(2, done=1, recent=((1.0, 1),))))
+    with pytest.raises(ValueError, match="window"):
+        check_numbers(Saved(window=odd))

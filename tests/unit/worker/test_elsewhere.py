@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from threading import Event
 
 import grpc
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
@@ -112,3 +113,26 @@ def test_who_sits_in_the_same_place_elsewhere_and_is_alive_is_the_same_service()
         listed[0] = endpoint("no port")
         assert found() is None
     assert found() is None, "nobody can say"
+
+
+def test_who_could_not_ask_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that fails of itself is one that found nothing, and not the last one of all."""
+    monkeypatch.setattr(links, "LOOK_S", 0.0)
+    said: list[str | None] = ["127.0.0.1:2"]
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    def elsewhere(_: str) -> str | None:
+        if len(said) > 1:
+            return said[0]
+        said.append(None)
+        raise RuntimeError
+
+    link = Link("127.0.0.1:1", TimeoutSettings(), None, elsewhere)
+    with pytest.raises(RuntimeError):
+        link.follow()
+    assert link.follow()
+    link.close()
+    monkeypatch.setattr(httpx.Client, "__init__", fail)
+    assert found_elsewhere("http://127.0.0.1:1", None, SEAT, "127.0.0.1:1") is None

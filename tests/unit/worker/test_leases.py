@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from syncline import leases
 from syncline.control import ControlClient
@@ -124,3 +125,19 @@ def test_a_lost_lease_leaves_its_word_to_the_heartbeat() -> None:
     control.fails = always(LeaseLost("It ran out."))
     with stock(control, unread=None) as leased:
         assert leased.take(1, 600.0) == NOTHING
+
+
+def test_a_fault_of_its_thread_is_raised_where_it_is_read() -> None:
+    """Not an end of the data: training would go on with what nobody counts."""
+    control, fault = Control(), RuntimeError("a bug")
+
+    def fail() -> None:
+        if control.asked:
+            raise fault
+
+    control.fails = fail
+    with capture_logs(), stock(control) as leased:
+        leased.take(1, 20.0)
+        with pytest.raises(RuntimeError) as raised:
+            leased.take(1, 20.0)
+        assert raised.value is fault
