@@ -44,6 +44,16 @@ def view(*ends: Ending | None) -> View:
     return View(run="tiny", page="http://127.0.0.1:1/", replicas=replicas)
 
 
+def test_before_training_is_what_the_first_began_with_and_no_joiner() -> None:
+    seen = view(END, replace(END, revision=9, bits_per_byte_start=4.6))
+    joiner = io.StringIO()
+    JsonListener(joiner).start(replace(START, replica="replica-1", bits_per_byte=4.6))
+    for name in ("replica-0", "replica-1"):  # the one comes back, the other was never there before
+        seen.replicas[name].hear(joiner.getvalue().splitlines())
+    told_last = result(seen, "runs/tiny", 60.0)
+    assert told_last is not None and told_last.bits_per_byte_start == 8.0
+
+
 def test_the_trainers_own_lines_are_understood() -> None:
     replica = ReplicaNow(name="replica-0")
     assert replica.stage == "starting"

@@ -27,6 +27,9 @@ class ReplicaNow:
     name: str
     stage: ReplicaStage = "starting"
     begun: Start | None = None
+    """What it told when it began; of several lives the last."""
+    first: Start | None = None
+    """Of several lives the first."""
     latest: Snapshot | None = None
     ending: Ending | None = None
 
@@ -50,6 +53,7 @@ class ReplicaNow:
             match told := _event(line):
                 case Start():
                     self.begun, self.stage = told, "training"
+                    self.first = self.first or told
                 case Snapshot():
                     self.latest = told
                 case Ending():
@@ -233,7 +237,8 @@ def result(view: View, folder: str, seconds: float) -> Result | None:
     # The merged model of the newest revision that anybody evaluated.
     ends = sorted(endings.values(), key=lambda end: (end.held_out_merged is not None, end.revision))
     last = ends[-1] if ends else None
-    begun = next((r.begun for r in view.replicas.values() if r.begun is not None), None)
+    # Of who was there first: who joins later begins with what others have trained.
+    first = next((r.first for r in view.replicas.values() if r.first is not None), None)
     words = [*endings.values()] or view.last_words
     shares = [one.exposed_sync_share for one in words]
     without_end = {r.name: r.stage for r in view.replicas.values() if r.ending is None}
@@ -246,7 +251,7 @@ def result(view: View, folder: str, seconds: float) -> Result | None:
         left=[n for n, stage in without_end.items() if stage == "ended"],
         has_ended=view.has_ended or any(end.reason != "drained" for end in ends),
         token_budget=view.tokens_total,
-        bits_per_byte_start=last.bits_per_byte_start if last else begun and begun.bits_per_byte,
+        bits_per_byte_start=first and first.bits_per_byte,
         bits_per_byte_end=last and last.bits_per_byte_merged,
         held_out_merged=last and last.held_out_merged,
         tokens=last.tokens if last else view.tokens,
