@@ -90,7 +90,7 @@ def test_a_ratio_is_of_medians_and_what_is_missing_is_null_with_a_reason() -> No
         ({"network": "1gbit", "codec_up": "int8", "codec_down": "int8"}, "over_gloo is 3.00"),
         ({"over_torchft_diloco": 9.0, "parameters": 1000}, None),
         ({"over_torchft_diloco": 9.0, "replicas": 4}, None),
-        ({"durable_over_slowest": 2.01}, "durable_over_slowest is 2.01, over 2"),
+        ({"durable_over_slowest": 2.51}, "durable_over_slowest is 2.51, over 2.5"),
         ({"durable_over_slowest": 1.51, "network": "1gbit"}, "slowest is 1.51, over 1.5"),
         ({"durable_over_slowest": 1.26, "network": "100mbit"}, "slowest is 1.26, over 1.25"),
         ({"durable_over_slowest": 9.0, "parameters": 1000}, None),
