@@ -189,6 +189,7 @@ class Fragment:
                 # It comes again, from the newest revision; rounds that open from now on wait.
                 self._taking_part[push.replica] = push.incarnation
             return late
+        refusals.check_data(self.saved, self._round, push.data)
         return self._enter(now_s, push)
 
     def due(self, now_s: float) -> ClosedBy | None:
