@@ -81,7 +81,11 @@ class Fragment:
 
     @property
     def arrived(self) -> tuple[str, ...]:
-        return tuple(self._round.arrived) if self._round else ()
+        """Whose push of the open round is in, in time; of a push that is a round, in at all."""
+        r = self._round
+        if r is None:
+            return ()
+        return tuple(r.arrived if r.window is None else sorted(r.replicas))
 
     @property
     def expected(self) -> tuple[str, ...]:
