@@ -193,6 +193,10 @@ class ControlLink:
             self._reports.put_back(run, batch[half:])
             await self._send(run, batch[:half])
             return
+        if answer.status_code == 413 and (bare := _without_data(batch[0])) != batch[0]:
+            log.warning("too much data to tell of; only the round is told", run=run)
+            await self._send(run, [bare])
+            return
         self._reports.settle()
         if answer.is_success:
             for name in self._reports.taken():
@@ -315,6 +319,14 @@ class ControlLink:
 def _text(reports: Reports) -> str:
     """Without what goes without saying: most of a large batch."""
     return reports.model_dump_json(exclude_defaults=True)
+
+
+def _without_data(told: Told) -> Told:
+    """Of a round what is told besides leased data, which can be long."""
+    if not isinstance(told, RoundReport):
+        return told
+    pushes = [one.model_copy(update={"data": []}) for one in told.contributions]
+    return told.model_copy(update={"data": None, "contributions": pushes})
 
 
 def _words_of(answer: httpx.Response) -> str:

@@ -75,6 +75,16 @@ async def test_nothing_is_leased_again_before_it_is_known_what_the_fragments_hav
     assert await given(api, "a", 10, begun=True) == [[0, 40, 50]]
 
 
+async def test_what_a_fragment_has_counts_though_its_service_has_set_back_its_clock(
+    api: httpx.AsyncClient,
+) -> None:
+    assert await given(api, "a", 10) == [[0, 0, 10]]
+    await report(api, *(round_of(fragment, committed_at=4600.0) for fragment in (0, 1)))
+    has = {"trained": [[0, 0, 10]], "excluded": []}
+    await report(api, *(round_of(number, revision=2, data=has) for number in (0, 1)))
+    assert (await view(api))["trained"] == 10
+
+
 async def beat(api: httpx.AsyncClient, replica: str) -> None:
     await api.post(f"/v1/runs/r/replicas/{replica}/heartbeat", json={"incarnation": 1})
 

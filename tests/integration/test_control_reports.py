@@ -84,6 +84,20 @@ async def test_a_report_that_comes_late_moves_nothing_back_and_a_restore_does(
     assert (await run(api))["revision"] == 1
 
 
+async def test_who_goes_on_with_a_clock_set_back_is_heard(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is kept was told by the clock as it was before, an hour ahead."""
+    monkeypatch.setattr(reports, "ROUNDS_KEPT", 2)
+    await report(api, *(round_of(0, i, push("b", 1.0), committed_at=4600.0 + i) for i in (1, 2, 3)))
+    await report(api, round_of(0, 4, push("a", 1.0)))
+    view = await run(api)
+    assert (view["revision"], view["committed_tokens"], view["fragment_rounds"]) == (4, 400, 4)
+    assert (await replica(api, "a"))["taking_part"] is True
+    await report(api, round_of(0, 3, push("b", 1.0), committed_at=4603.0))
+    assert (await run(api))["revision"] == 4, "what is told again is known"
+
+
 async def test_a_report_that_is_sent_again_counts_once(api: httpx.AsyncClient) -> None:
     bad = round_of(0, 1, push("a", 1.0), push("b", 0.0))
     for _ in range(2):

@@ -101,9 +101,9 @@ class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.Value
     VERDICT_DUPLICATE: _Verdict.ValueType  # 2
     """Already judged; `judged` says how. Nothing has changed."""
     VERDICT_STALE: _Verdict.ValueType  # 3
-    """Its base is too old (over `age_max` revisions), or of another epoch. Pull `result_revision`,
-    move the progress onto it,
-    push again under the next seq.
+    """Its base is too old (over `age_max` revisions; where a push is a round, over `age_max` windows
+    of N, and N - 1), or of another epoch. Pull `result_revision`, move the progress onto it, push
+    again under the next seq.
     """
     VERDICT_ANOMALOUS: _Verdict.ValueType  # 4
     """Received with weight 0; `reason` says why. Goes on like an accepted one."""
@@ -120,9 +120,9 @@ or `counts_in` where that is set.
 VERDICT_DUPLICATE: Verdict.ValueType  # 2
 """Already judged; `judged` says how. Nothing has changed."""
 VERDICT_STALE: Verdict.ValueType  # 3
-"""Its base is too old (over `age_max` revisions), or of another epoch. Pull `result_revision`,
-move the progress onto it,
-push again under the next seq.
+"""Its base is too old (over `age_max` revisions; where a push is a round, over `age_max` windows
+of N, and N - 1), or of another epoch. Pull `result_revision`, move the progress onto it, push
+again under the next seq.
 """
 VERDICT_ANOMALOUS: Verdict.ValueType  # 4
 """Received with weight 0; `reason` says why. Goes on like an accepted one."""
@@ -336,7 +336,9 @@ class FragmentState(_message.Message):
     """
     @_builtins.property
     def arrived(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Replicas whose push of the open round is in."""
+        """Replicas whose push of the open round is in, in time; where a push is a round, and it waits for
+        `min_replicas`, all that are in.
+        """
 
     @_builtins.property
     def expected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -709,7 +711,7 @@ class Contribution(_message.Message):
     verdict: Global___Verdict.ValueType
     weight: _builtins.float
     """Its part of the merge, 0 to 1; those of a round sum to 1, to less where some have an `age`, or
-    are all 0.
+    are all 0. Where a push is a round, its weight in a window of N (at most 2), over N.
     """
     norm: _builtins.float
     z: _builtins.float

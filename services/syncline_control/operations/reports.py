@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import NamedTuple
 
 from sqlalchemy import delete, select
 
@@ -60,13 +61,13 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
         row.number: row
         for row in tx.session.scalars(select(Fragment).where(Fragment.run_id == run_row.id))
     }
-    stood = {number: row.committed_at for number, row in fragments.items()}
+    stood = {number: _stand(row) for number, row in fragments.items()}
     known = _known(tx, run_row, reports)
     for report in reports:
         row = fragments.get(report.fragment)
         if (key := _key(report)) in known or _says_nothing(row, report):
             continue
-        if row and report.committed_at <= row.committed_at and _is_forgotten(tx, run_row, report):
+        if row and not _is_later(report, _stand(row)) and _is_forgotten(tx, run_row, report):
             continue
         known.add(key)
         tx.session.add(_row(run_row, report))
@@ -82,13 +83,42 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
         row.taking_part = row.state in HELD and (row.name, row.incarnation) in present
     tx.session.flush()
     # Where a fragment stood before what was told since says nothing of what it has lost.
-    data.told(tx, run_row, [one for one in reports if one.data is None or _is_newest(stood, one)])
+    newest = [
+        one
+        for one in reports
+        if one.data is None
+        or one.fragment not in stood
+        or not _is_earlier(one, stood[one.fragment])
+    ]
+    data.told(tx, run_row, newest)
     _forget_old_rounds(tx, run_row)
     runs.finish_if_done(tx, run_row)
 
 
-def _is_newest(stood: dict[int, float], report: RoundReport) -> bool:
-    return report.committed_at >= stood.get(report.fragment, -math.inf)
+class _Stand(NamedTuple):
+    """How far a fragment has come, and when by the clock of its service.
+
+    What has come further is later, whatever that clock says: it may have been set back, or the
+    service may be on another machine. Of what has not, only the clock can tell what comes late from
+    a fragment that went back.
+    """
+
+    progress: tuple[int, int]
+    at: float
+
+
+def _stand(one: Fragment | RoundReport) -> _Stand:
+    return _Stand((one.revision, one.committed_tokens), one.committed_at)
+
+
+def _is_later(report: RoundReport, stood: _Stand) -> bool:
+    told = _stand(report)
+    return told.progress > stood.progress or told.at > stood.at
+
+
+def _is_earlier(report: RoundReport, stood: _Stand) -> bool:
+    told = _stand(report)
+    return told.progress < stood.progress and told.at < stood.at
 
 
 def _refuse_what_cannot_be(tx: Transaction, where: str, report: RoundReport) -> None:
@@ -182,7 +212,7 @@ def _move_fragment(
         row = Fragment(run_id=run_row.id, number=report.fragment, contributors="[]")
         fragments[report.fragment] = row
         tx.session.add(row)
-    elif report.committed_at < row.committed_at:
+    elif _is_earlier(report, _stand(row)):
         return
     row.revision = report.revision
     row.committed_tokens = report.committed_tokens

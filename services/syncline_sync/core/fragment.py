@@ -81,7 +81,11 @@ class Fragment:
 
     @property
     def arrived(self) -> tuple[str, ...]:
-        return tuple(self._round.arrived) if self._round else ()
+        """Whose push of the open round is in, in time; of a push that is a round, in at all."""
+        r = self._round
+        if r is None:
+            return ()
+        return tuple(r.arrived if r.window is None else sorted(r.replicas))
 
     @property
     def expected(self) -> tuple[str, ...]:
@@ -189,6 +193,7 @@ class Fragment:
                 # It comes again, from the newest revision; rounds that open from now on wait.
                 self._taking_part[push.replica] = push.incarnation
             return late
+        refusals.check_data(self.saved, self._round, push.data)
         return self._enter(now_s, push)
 
     def due(self, now_s: float) -> ClosedBy | None:

@@ -106,8 +106,8 @@ class Contribution:
     rescale: float
     """What the accumulator was multiplied by just before."""
     weight: float
-    """Its part of the merge; from the round's close on, weights sum to 1, or to less with age;
-    where a push is a round, it is w / N."""
+    """Its part of the merge; from the round's close on, weights sum to 1, or to less with age, or
+    are of a window, where a push is a round."""
     norm: float
     z: float
     inner_steps: int

@@ -10,10 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from syncline_proto.errors import InvalidRequest
+from syncline_proto.ranges import Ranges, joined
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import is_finite, unfit
 from syncline_sync.core.record import Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
+
+KEPT_RANGES_MAX = 1 << 14
+"""Of what a fragment was trained on, and of what was excluded: every commit writes them anew, and
+one report tells a control plane of them all (which takes 65,536 lists in a body)."""
 
 
 def fenced(
@@ -124,6 +129,28 @@ def late(saved: Saved, warmup_steps: int, age_max: int, push: WholePush) -> Judg
         why = f"its base is revision {push.base}, the round starts from {saved.revision}"
         return stale(why, saved.revision)
     return None
+
+
+def check_data(saved: Saved, r: Round | None, data: Ranges) -> None:
+    """See that what the fragment keeps of leased data stays few ranges; ``r`` is the open round.
+
+    What a push adds to ranges that are kept is taken always.
+
+    Raises:
+        InvalidRequest: the push names sequences apart from those, and there are too many already.
+    """
+    under_way = [c.data for c in r.entries.values()] if r else []
+    most = max(len(saved.trained), len(saved.excluded))
+    if not data or most + sum(map(len, under_way)) + len(data) <= KEPT_RANGES_MAX:
+        return
+    for kept in (saved.trained, saved.excluded):  # which it will be may yet be open
+        before = joined(kept, *under_way)
+        after = len(joined(before, data))
+        if after > max(len(before), KEPT_RANGES_MAX):
+            raise InvalidRequest(
+                f"data: with it the fragment had {after} ranges to remember, and keeps "
+                f"{KEPT_RANGES_MAX}; read what is leased in one piece."
+            )
 
 
 def another(r: Round | None, revision: int, replica: str, *, is_late: bool) -> Judgement | None:

@@ -9,7 +9,7 @@ run takes those, has an age: it counts for less, and nobody's wait ends with it.
 Invariants:
     - ``expected`` is fixed when the round opens, and only shrinks;
     - a replica has at most one timely and one late push in it; ``total`` is the sum of the weights
-      of all, without what age takes from them.
+      of all, without what age takes from them, or, where a push is a round, its window's size.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Round:
         one in the round yet that is timely, or late, like it. In what is returned ``folded`` is
         the push's weight w * a before any division by W (a: what its ``age`` leaves of it), and
         ``rescale`` the factor (1: none) by which all earlier weights, and so the accumulator, have
-        shrunk: multiply first, then add ``folded`` * D. W is the sum of the w: age makes a push
-        count for less, and the others not for more.
+        shrunk: multiply first, then add ``folded`` * D. W is ``total``, in which age
+        takes nothing from the w: it makes a push count for less, and the others not for more.
         """
         weight, rescale = 0.0, 1.0
         if not finding.bad:
@@ -135,9 +135,10 @@ class Round:
         return entered
 
     def contributions(self) -> tuple[Contribution, ...]:
-        """Everything in it, with weights that sum to 1, or to less where age has taken some.
+        """Everything in it, with weights over W.
 
-        Of a window each is w / N.
+        They sum to 1, or to less where age has taken some; where a push is a round, they are of a
+        window.
         """
         return tuple(
             replace(c, weight=c.weight / self.total if self.total else 0.0)

@@ -11,7 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import Forbidden, StoreDamaged
-from syncline_proto.reports import EventIn, Reports, Settled
+from syncline_proto.ranges import Range
+from syncline_proto.reports import EventIn, FragmentData, Reports, RoundReport, Settled
 from syncline_proto.rest import (
     Membership,
 )
@@ -98,6 +99,42 @@ def test_a_batch_that_comes_back_finds_the_room_there_is(monkeypatch: pytest.Mon
         assert (await reports.batch())[1] == [event(0), event(1), event(2)]
 
     asyncio.run(scenario())
+
+
+def test_where_a_fragment_stands_is_told_without_its_data_where_that_is_too_much() -> None:
+    asked: list[list[RoundReport]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "DELETE":  # it says that it ends, too
+            return httpx.Response(204)
+        asked.append(Reports.model_validate_json(request.content).rounds)
+        return httpx.Response(413 if any(one.data for one in asked[-1]) else 204)
+
+    async def scenario() -> None:
+        reports = ReportQueue()
+        for number in range(2):
+            reports.put("run", standing(number))
+        async with link_to(answer, reports=reports) as link:
+            await link.send_last(60)
+        assert (len(reports), reports.settled) == (0, 2)
+
+    asyncio.run(scenario())
+    told = [one for batch in asked for one in batch if one.data is None]
+    assert told == [standing(number).model_copy(update={"data": None}) for number in range(2)]
+    assert len(asked) == 5, "both, each, and each without"
+
+
+def standing(number: int) -> RoundReport:
+    return RoundReport(
+        fragment=number,
+        fragment_name="x",
+        kind="parameters",
+        revision=7,
+        committed_at=1.0,
+        seconds=0.0,
+        committed_tokens=70,
+        data=FragmentData(trained=[Range(0, 0, 9)]),
+    )
 
 
 def test_what_was_dropped_is_told_when_something_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,8 +169,9 @@ def test_below_the_minimum_a_push_waits_for_more_to_come() -> None:
     w.push("a")
     assert w.closes(ClosedBy.PUSH).saved.revision == 1
     w.adopt(b=None)
-    w.push("a")
+    w.push("a", base=0)
     w.waits()
+    assert w.core.arrived == ("a",), "however old its base"
     w.adopt(c=1)
     w.closes(ClosedBy.PUSH)
 
