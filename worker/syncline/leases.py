@@ -49,6 +49,8 @@ class Leases:
         self._taken, self._began = 0, time.monotonic()
         self._error: SynclineError | None = None
         self._is_over = False
+        self._is_dry = False
+        """The last answer had none: it holds all that it may until some is done."""
         so = "training goes on with the data that is leased"
         self._outage = Outage("data", so)
         self._thread = threading.Thread(target=self._keep_up, name="syncline-data", daemon=True)
@@ -61,7 +63,7 @@ class Leases:
             self._changed.notify_all()
 
     def take(self, least: int, wait_s: float) -> Ranges:
-        """Take all there is; waits until that is ``least``, if somebody answers, or ``wait_s``.
+        """Take all there is; waits until that is ``least``, if more may come, or ``wait_s``.
 
         Raises:
             DataMismatch: the run's data is another.
@@ -90,7 +92,8 @@ class Leases:
 
     def _may_go_on(self, least: int) -> bool:
         is_there = count(self._stock) >= least
-        return is_there or self._is_over or self._error is not None or self._outage.is_on
+        comes_none = self._is_over or self._error is not None or self._outage.is_on or self._is_dry
+        return is_there or comes_none
 
     def _lacking(self) -> int:
         seconds = max(time.monotonic() - self._began, 1.0)
@@ -106,6 +109,8 @@ class Leases:
                 lacking = self._lacking()
             try:
                 self._ask(lacking)
+                if self._is_dry:
+                    self._pause()
             except FATAL as error:
                 self._end(error)
                 return
@@ -117,12 +122,16 @@ class Leases:
                     if not isinstance(error, Overloaded):  # who asks for patience is there
                         self._outage.missed(error)
                     self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._is_over, RETRY_S)
+                self._pause()
             except Exception:
                 if not self._is_over:  # else its client was closed under it
                     log.exception("data.failed")
                 self._end(None)
                 return
+
+    def _pause(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over, RETRY_S)
 
     def _ask(self, want: int) -> None:
         me = self._me
@@ -138,6 +147,7 @@ class Leases:
             self._outage.answered()
             self._after = max(self._after, grant.number)
             self._stock = joined(self._stock, grant.ranges)
+            self._is_dry = not grant.ranges
             self._changed.notify_all()
 
     def _end(self, error: SynclineError | None) -> None:
