@@ -49,7 +49,8 @@ class DataGrant(Answer):
     number: Place
     """Of this grant: what the next call says in ``after``."""
     ranges: list[Range]
-    """[epoch, start, stop]: positions of the epoch's order, ``stop`` excluded."""
+    """[epoch, start, stop]: positions of the epoch's order, ``stop`` excluded. Fewer than were
+    asked for, or none, where the asker holds as many pieces as it may."""
 
 
 class EpochView(Answer):

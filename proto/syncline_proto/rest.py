@@ -93,6 +93,7 @@ class RunView(Answer):
     settings_version: int
     """Grows by one with each live change."""
     job: dict[str, Any] = Field(default_factory=dict)
+    """A list of runs leaves it out."""
     origin: Origin | None = None
     created_at: float
     ended_at: float | None = None

@@ -31,6 +31,7 @@ from syncline_control.routes import (
     runs,
     services,
 )
+from syncline_control.routes.listing import Listing
 from syncline_control.state import State
 from syncline_control.streams import Streams
 from syncline_proto.errors import SynclineError
@@ -97,6 +98,7 @@ def create_app(
     app.state.streams = Streams(state)
     app.state.metrics = Metrics()
     app.state.reading = asyncio.Lock()  # of large bodies
+    app.state.listing = Listing()
     for routes in (runs, replicas, data, membership, services, reports, events, health):
         app.include_router(routes.router, responses=problems.RESPONSES)
     app.add_api_route("/", _index, include_in_schema=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO, Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -23,12 +23,14 @@ def database_url(path_or_url: str) -> str:
     """Return a SQLAlchemy URL: a path means a SQLite file, whose folder is made.
 
     Raises:
-        ConfigError: the path is a folder, or it is no file but memory.
+        ConfigError: the path is a folder, or it is no file but memory, or a URI of SQLite's own.
         StoreError: its folder cannot be made.
     """
     if "://" in path_or_url:
         if _is_memory(path_or_url):
             raise ConfigError("database: memory forgets every run at the end; name a file.")
+        if _is_uri(path_or_url):
+            raise ConfigError("database: name a file by its path, not by a file: URI of SQLite.")
         return path_or_url
     path = Path(path_or_url).expanduser().resolve()
     if path.is_dir():
@@ -44,14 +46,26 @@ def database_url(path_or_url: str) -> str:
 
 
 def _is_memory(text: str) -> bool:
-    """Whether a URL names SQLite without a file; of a malformed one, ``connect`` says more."""
+    """Whether a URL names SQLite without a file."""
+    url = _sqlite(text)
+    if url is None:
+        return False
+    return ":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"
+
+
+def _is_uri(text: str) -> bool:
+    """Whether SQLite would read options out of the name: two names of one file would differ."""
+    url = _sqlite(text)
+    return url is not None and (url.database or "").startswith("file:")
+
+
+def _sqlite(text: str) -> URL | None:
+    """A URL of SQLite; None for others, and of a malformed one ``connect`` says more."""
     try:
         url = make_url(text)
+        return url if url.get_backend_name() == "sqlite" else None
     except ArgumentError:
-        return False
-    name = url.database or ":memory:"
-    in_memory = ":memory:" in name or url.query.get("mode") == "memory"
-    return url.get_backend_name() == "sqlite" and in_memory
+        return None
 
 
 def connect(url: str) -> Engine:
@@ -94,8 +108,9 @@ def only_owner(engine: Engine) -> IO[bytes] | None:
     name = engine.url.database
     if engine.dialect.name != "sqlite" or not name or name == ":memory:":
         return None
-    taken = f"Another control plane keeps its state in {name}"
-    return locks.only_owner(Path(f"{name}.lock"), taken, "--database")
+    file = Path(name).resolve()  # whichever link leads to it
+    taken = f"Another control plane keeps its state in {file}"
+    return locks.only_owner(Path(f"{file}.lock"), taken, "--database")
 
 
 def prepare(engine: Engine) -> None:

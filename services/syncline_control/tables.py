@@ -61,7 +61,8 @@ class Run(Table):
     state: Mapped[str] = mapped_column(String(16), index=True)
     settings: Mapped[str]
     settings_version: Mapped[int] = mapped_column(default=1)
-    job: Mapped[str]
+    job: Mapped[str] = mapped_column(deferred=True)
+    """It may be long, and hardly anybody asks for it."""
     origin: Mapped[str | None]
     """JSON: the checkpoint from which it began."""
     created_at: Mapped[float]

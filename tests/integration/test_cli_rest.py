@@ -64,7 +64,9 @@ def shell(
 
 
 def test_runs_are_listed_and_shown(shell: Shell) -> None:
-    assert {"first", "second"} <= {one["name"] for one in shell.json("runs ls")}
+    listed = shell.json("runs ls")
+    assert {"first", "second"} <= {one["name"] for one in listed}
+    assert not any("job" in one for one in [*listed, *shell.json("status")["runs"]])
     shown = shell.json("runs show first")
     assert shown["settings"]["token_budget"] == 1_000_000
     assert shown["state"] == "running"

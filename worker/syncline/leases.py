@@ -49,6 +49,8 @@ class Leases:
         self._taken, self._began = 0, time.monotonic()
         self._error: Exception | None = None
         self._is_over = False
+        self._is_dry = False
+        """The last answer had none: it holds all that it may until some is done."""
         so = "training goes on with the data that is leased"
         self._outage = Outage("data", so)
         self._thread = threading.Thread(target=self._keep_up, name="syncline-data", daemon=True)
@@ -61,7 +63,7 @@ class Leases:
             self._changed.notify_all()
 
     def take(self, least: int, wait_s: float) -> Ranges:
-        """Take all there is; waits until that is ``least``, if somebody answers, or ``wait_s``.
+        """Take all there is; waits until that is ``least``, if more may come, or ``wait_s``.
 
         Raises:
             DataMismatch: the run's data is another.
@@ -91,7 +93,8 @@ class Leases:
 
     def _may_go_on(self, least: int) -> bool:
         is_there = count(self._stock) >= least
-        return is_there or self._is_over or self._error is not None or self._outage.is_on
+        comes_none = self._is_over or self._error is not None or self._outage.is_on or self._is_dry
+        return is_there or comes_none
 
     def _lacking(self) -> int:
         seconds = max(time.monotonic() - self._began, 1.0)
@@ -107,6 +110,8 @@ class Leases:
                 lacking = self._lacking()
             try:
                 self._ask(lacking)
+                if self._is_dry:
+                    self._pause()
             except FATAL as error:
                 self._end(error)
                 return
@@ -118,11 +123,15 @@ class Leases:
                     if not isinstance(error, Overloaded):  # who asks for patience is there
                         self._outage.missed(error)
                     self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._is_over, RETRY_S)
+                self._pause()
             except Exception as error:  # the outermost loop of this thread
                 # Who reads is told: data that has ended would be read on, and nobody counts that.
                 self._end(None if self._is_over else error)  # else its client was closed under it
                 return
+
+    def _pause(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over, RETRY_S)
 
     def _ask(self, want: int) -> None:
         me = self._me
@@ -138,6 +147,7 @@ class Leases:
             self._outage.answered()
             self._after = max(self._after, grant.number)
             self._stock = joined(self._stock, grant.ranges)
+            self._is_dry = not grant.ranges
             self._changed.notify_all()
 
     def _end(self, error: Exception | None) -> None:

@@ -21,19 +21,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from syncline_proto.ranges import (
-    NOTHING,
-    RANGES_MAX,
-    Range,
-    Ranges,
-    common,
-    count,
-    joined,
-    without,
-)
+from syncline_control.core.shares import pieces
+from syncline_proto.ranges import NOTHING, Range, Ranges, common, count, joined, without
 
 EPOCHS_AHEAD_MAX = 1_000
-"""Epochs that somebody may be ahead of what was given out; what tells of more is passed over."""
+"""Of what was never given out, a push may be so many epochs ahead of the lowest that is not done
+(the database is new, and did not give it); what tells of more is passed over."""
 
 
 class Life(NamedTuple):
@@ -171,21 +164,30 @@ class Ledger:
     def granted(self, life: Life, after: int) -> tuple[int, Ranges]:
         """What a life was given with grants later than ``after``, and the number of the last.
 
-        Who has not heard the answer to its last call asks for them once more.
+        Who has not heard its last answer asks for them once more; of what was heard, pieces join.
         """
+        for at, span in enumerate(self.spans):
+            if span.life == life and span.grant < after:
+                self.spans[at] = replace(span, grant=after)
+        self._tidy()
         mine = [span for span in self.spans if span.life == life and span.grant > after]
         newest = max((span.grant for span in mine), default=after)
         return newest, joined(span.range for span in mine)
 
-    def grant(self, life: Life, number: int, want: int) -> Ranges:
-        """Give out up to so many sequences, the least trained first."""
+    def grant(self, life: Life, number: int, want: int, others: int = 0) -> Ranges:
+        """Give out up to so many sequences, the least trained first, if the life may hold more.
+
+        ``others``: spans of the run that are not here.
+        """
         given: list[Range] = []
+        held = sum(span.life[:1] == life[:1] for span in self.spans if span.life)
+        most = pieces(held, len(self.spans) + others)
         for span in [span for span in self.spans if span.is_free]:
-            if want <= 0 or len(given) >= RANGES_MAX:
+            if want <= 0 or len(given) >= most:
                 break
             given.append(_head(span.range, want))
             want -= count(given[-1:])
-        while want > 0 and len(given) < RANGES_MAX:
+        while want > 0 and len(given) < most:
             epoch, start = self.next
             given.append(_head(Range(epoch, start, self._size), want))
             want -= count(given[-1:])
@@ -270,7 +272,7 @@ class Ledger:
 
     def _within(self, ranges: Ranges) -> Ranges:
         """What of them there is: whoever pushes may have told us anything."""
-        last = self.next[0] + EPOCHS_AHEAD_MAX
+        last = max(self.next[0], self.epoch + EPOCHS_AHEAD_MAX)
         return tuple(
             Range(epoch, start, min(stop, self._size))
             for epoch, start, stop in ranges

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from typing import cast
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import Table, bindparam, delete, func, insert, select, update
 
 from syncline_control.core.leases import HELD
 from syncline_control.core.ledger import Done, Ledger, Life, Span
@@ -38,6 +40,12 @@ class Book:
         )
         self._freed = 0
 
+    @property
+    def others(self) -> int:
+        """How many spans were left out."""
+        query = select(func.count()).select_from(DataSpan).where(DataSpan.run_id == self._run.id)
+        return (self._tx.session.scalar(query) or 0) - len(self._spans)
+
     def see_lives(self) -> None:
         """Free what lost replicas held, once that has settled; ask services whether it has."""
         tx, run_row, before = self._tx, self._run, self.ledger.awaits
@@ -58,13 +66,7 @@ class Book:
         """Write down what has changed, and tell of what people wait for."""
         tx, run_row, ledger = self._tx, self._run, self.ledger
         run_row.data_epoch, run_row.data_position = ledger.next
-        before, now = set(self._spans), set(ledger.spans)
-        gone = [(span.range.epoch, span.range.start) for span in before - now]
-        for epoch, start in gone:
-            key = (DataSpan.epoch == epoch) & (DataSpan.start == start)
-            tx.session.execute(delete(DataSpan).where(DataSpan.run_id == run_row.id, key))
-        if new := [_row(run_row, span) for span in now - before]:
-            tx.session.execute(insert(DataSpan), new)
+        self._close_spans()
         for epoch, done in ledger.done.items():
             if done != self._done.get(epoch):
                 row = DataEpoch(
@@ -78,6 +80,18 @@ class Book:
             message = f"{self._freed} sequences of lost replicas can be read again."
             tx.record("data.returned", message, run=run_row.name)
         self._tell_epochs()
+
+    def _close_spans(self) -> None:
+        """Write down those that changed, however many, in three statements at most."""
+        before, now = _by_place(self._spans), _by_place(self.ledger.spans)
+        session, run_row = self._tx.session, self._run
+        if gone := before.keys() - now.keys():
+            places = [{"of": run_row.id, "its_epoch": at, "its_start": start} for at, start in gone]
+            session.execute(_DELETED, places)
+        if kept := [span for at, span in now.items() if at in before and before[at] != span]:
+            session.execute(update(DataSpan), [_row(run_row, span) for span in kept])
+        if new := now.keys() - before.keys():
+            session.execute(insert(_SPANS), [_row(run_row, now[at]) for at in new])
 
     def forget(self) -> None:
         """Forget the run's data: nobody holds or has trained any."""
@@ -98,6 +112,14 @@ class Book:
             message = f"Epoch {epoch} of the data is done: {trained} sequences were trained"
             message += f", and {excluded} excluded." if excluded else "."
             self._tx.record("data.epoch", message, run=self._run.name)
+
+
+_SPANS = cast(Table, DataSpan.__table__)
+_DELETED = delete(_SPANS).where(
+    _SPANS.c.run_id == bindparam("of"),
+    _SPANS.c.epoch == bindparam("its_epoch"),
+    _SPANS.c.start == bindparam("its_start"),
+)
 
 
 def see_lives(tx: Transaction, run_row: Run) -> None:
@@ -152,6 +174,10 @@ def _spans(tx: Transaction, run_row: Run, life: Life | None) -> list[Span]:
             tx.session.execute(columns)
         )
     ]
+
+
+def _by_place(spans: Iterable[Span]) -> dict[tuple[int, int], Span]:
+    return {(span.range.epoch, span.range.start): span for span in spans}
 
 
 def _row(run_row: Run, span: Span) -> dict[str, object]:

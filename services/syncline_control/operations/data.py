@@ -14,6 +14,7 @@ from sqlalchemy import func, select
 
 from syncline_control.core.coverage import counts
 from syncline_control.core.ledger import Life, Push
+from syncline_control.core.shares import SPANS_MAX
 from syncline_control.operations import replicas, runs, settling
 from syncline_control.operations.books import Book
 from syncline_control.tables import Fragment, Run
@@ -41,7 +42,8 @@ def ask(tx: Transaction, run: str, replica: str, body: DataAsk) -> DataGrant:
         LeaseLost: this incarnation does not hold its lease any more.
         DataMismatch: the run's data is another.
         InvalidRequest: what is returned is no set of ranges.
-        Overloaded: the run has begun, and what its fragments have is not known here yet.
+        Overloaded: the run has begun, and what its fragments have is not known here yet; or what is
+            returned would leave its data in too many pieces.
     """
     run_row, row = replicas.find(tx, run, replica)
     if body.want:
@@ -52,15 +54,30 @@ def ask(tx: Transaction, run: str, replica: str, body: DataAsk) -> DataGrant:
     life = Life(replica, body.incarnation)
     book = Book(tx, run_row, life)
     book.see_lives()
-    book.ledger.take_back(life, tuple(body.returned))
+    _take_back(book, life, tuple(body.returned))
     number, ranges = book.ledger.granted(life, body.after)
     if not ranges and body.want:
         if body.begun:
             _refuse_until_told(tx, run_row)
         number = body.after + 1
-        ranges = book.ledger.grant(life, number, body.want)
+        ranges = book.ledger.grant(life, number, body.want, book.others)
     book.close()
-    return DataGrant(number=number, ranges=list(ranges))
+    return DataGrant(number=number if ranges else body.after, ranges=list(ranges))
+
+
+def _take_back(book: Book, life: Life, returned: Ranges) -> None:
+    """
+    Raises:
+        Overloaded: it would leave the run's data in too many pieces.
+    """
+    before = len(book.ledger.spans)
+    book.ledger.take_back(life, returned)
+    now = len(book.ledger.spans)
+    if now > before and now + book.others > SPANS_MAX:
+        raise Overloaded(
+            f"The run's data would be in over {SPANS_MAX} pieces; give back all that you hold, or "
+            "push what you have read first."
+        )
 
 
 def _refuse_until_told(tx: Transaction, run_row: Run) -> None:

@@ -74,7 +74,7 @@ def get(tx: Transaction, run: str) -> RunView:
 
 
 def newest(tx: Transaction, limit: int) -> list[RunView]:
-    """Return the newest runs, newest first."""
+    """Return the newest runs, newest first, without their jobs."""
     rows = tx.session.scalars(select(Run).order_by(Run.id.desc()).limit(limit)).all()
     return views(tx, rows)
 
@@ -212,10 +212,11 @@ def _settings(text: str) -> RunSettings:
 
 
 def view(tx: Transaction, row: Run) -> RunView:
-    return views(tx, [row])[0]
+    return views(tx, [row])[0].model_copy(update={"job": json.loads(row.job)})
 
 
 def views(tx: Transaction, rows: Iterable[Run]) -> list[RunView]:
+    """Without their jobs: those of many runs are long."""
     listed = list(rows)
     crowds = _crowds(tx, [row.id for row in listed])
     return [_view(row, crowds.get(row.id, Crowd())) for row in listed]
@@ -256,7 +257,6 @@ def _view(row: Run, crowd: Crowd) -> RunView:
         state=RunState(row.state),
         settings=settings,
         settings_version=row.settings_version,
-        job=json.loads(row.job),
         origin=origin_of(row),
         created_at=row.created_at,
         ended_at=row.ended_at,

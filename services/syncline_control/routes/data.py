@@ -46,7 +46,8 @@ async def lease_data(
     """Lease sequences: the least trained ones that nobody holds. Renews the replica's own lease.
 
     What was given with grants later than `after` is given again, and nothing else: so an answer
-    that was lost loses nothing. DATA_MISMATCH means: the run's data is another; OVERLOADED, of a
+    that was lost loses nothing. Who holds very many pieces that are not done is given fewer, or
+    none. DATA_MISMATCH means: the run's data is another; OVERLOADED, of a
     run that has begun: sync services are still to tell what it was trained on.
     """
     return await state.do(data.ask, run, replica, body)

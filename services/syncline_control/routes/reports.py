@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Body, Query, Response
 from fastapi.openapi.models import Example
 
 from syncline_control.body import StrictRoute
 from syncline_control.operations import points, reports
 from syncline_control.routes.asking import Control, RunName
+from syncline_control.routes.listing import InTurn
 from syncline_proto.reports import Reports, RoundReport
 from syncline_proto.rest import (
     MetricSeries,
@@ -75,23 +76,25 @@ async def add_reports(
     await state.do(reports.add, run, body)
 
 
-@router.get("/rounds")
+@router.get("/rounds", response_model=list[RoundReport])
 async def list_rounds(
     state: Control,
+    listing: InTurn,
     run: RunName,
     limit: Annotated[int, Query(ge=1, le=reports.ROUNDS_KEPT)] = 200,
-) -> list[RoundReport]:
+) -> Response:
     """List the newest rounds, the oldest of them first."""
-    return await state.do(reports.newest_rounds, run, limit)
+    return await listing.answer(lambda: state.do(reports.newest_rounds, run, limit))
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_model=list[MetricSeries])
 async def list_curves(
     state: Control,
+    listing: InTurn,
     run: RunName,
     points_max: Annotated[int, Query(ge=2, le=points.POINTS_MAX, alias="points")] = (
         points.POINTS_MAX
     ),
-) -> list[MetricSeries]:
+) -> Response:
     """Return the loss curves, each of at most `points` points, evenly spread."""
-    return await state.do(points.series, run, points_max)
+    return await listing.answer(lambda: state.do(points.series, run, points_max))

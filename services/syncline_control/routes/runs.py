@@ -11,6 +11,7 @@ from syncline_control.body import StrictRoute
 from syncline_control.core.runs import Act
 from syncline_control.operations import runs
 from syncline_control.routes.asking import Control, RunName
+from syncline_control.routes.listing import InTurn
 from syncline_proto.rest import RunCreate, RunView, Scale, SettingsPatch
 
 router = APIRouter(prefix="/v1", tags=["runs"], route_class=StrictRoute)
@@ -54,12 +55,12 @@ async def create_run(
     return view
 
 
-@router.get("/runs")
+@router.get("/runs", response_model=list[RunView])
 async def list_runs(
-    state: Control, limit: Annotated[int, Query(ge=1, le=runs.RUNS_MAX)] = 1000
-) -> list[RunView]:
-    """List the newest runs, newest first."""
-    return await state.do(runs.newest, limit)
+    state: Control, listing: InTurn, limit: Annotated[int, Query(ge=1, le=runs.RUNS_MAX)] = 1000
+) -> Response:
+    """List the newest runs, newest first, without their jobs: each run's own answer has that."""
+    return await listing.answer(lambda: state.do(runs.newest, limit), without=frozenset({"job"}))
 
 
 @router.get("/runs/{run}")

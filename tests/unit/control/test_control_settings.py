@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from syncline_control.database import connect, database_url, prepare, refused
+from syncline_control.database import connect, database_url, only_owner, prepare, refused
 from syncline_control.notify import Bell
 from syncline_control.settings import is_loopback, resolved
 from syncline_proto.errors import ConfigError, Overloaded, StoreError
@@ -59,6 +59,24 @@ def test_a_path_is_a_sqlite_file_whose_folder_is_made(tmp_path: Path) -> None:
 def test_memory_is_no_database(url: str) -> None:
     with pytest.raises(ConfigError, match="name a file"):
         database_url(url)
+
+
+def test_a_file_goes_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="by its path"):
+        database_url(f"sqlite:///file:{tmp_path}/c.db?uri=true")
+
+
+def test_a_file_has_one_owner_whichever_link_leads_to_it(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "c.db")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    lock = only_owner(connect(database_url(str(tmp_path / "c.db"))))
+    assert lock is not None
+    with lock:
+        for path in ("link.db", "folder/c.db", "folder/link.db"):
+            for name in (f"sqlite:///{tmp_path}/{path}", f"{tmp_path}/{path}"):
+                with pytest.raises(ConfigError, match="Another control plane"):
+                    only_owner(connect(database_url(name)))
+    assert [path.name for path in tmp_path.glob("*.lock")] == ["c.db.lock"]
 
 
 def test_a_database_that_fails_without_a_word_is_still_a_sentence() -> None:

@@ -32,13 +32,14 @@ class Control:
         self.next = 0
         self.grants: list[Range] = []
         self.is_heard = True
+        self.is_dry = False
         self.closed = False
 
     def lease_data(self, _run: str, _replica: str, body: DataAsk) -> DataGrant:
         self.fails()
         self.asked.append(body)
         again = self.grants[body.after :]
-        if not again and body.want:
+        if not again and body.want and not self.is_dry:
             again = [Range(0, self.next, self.next + body.want)]
             self.grants += again
             self.next += body.want
@@ -111,6 +112,24 @@ def test_nobody_waits_for_who_is_away_and_it_is_asked_again(
         assert leased.take(1, 600.0) == NOTHING
         control.fails = lambda: None
         wait_until(lambda: count(leased.take(1, 0.1)) > 0, 20, "it is back")
+
+
+def test_nobody_waits_for_more_than_a_replica_may_hold_and_it_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leases, "RETRY_S", 0.01)
+    control = Control()
+    control.is_dry = True
+    with stock(control) as leased:
+        assert leased.take(1, 600.0) == NOTHING
+        control.is_dry = False
+        wait_until(lambda: count(leased.take(1, 0.1)) > 0, 20, "some is done")
+    dry = Control()
+    dry.is_dry = True
+    monkeypatch.setattr(leases, "RETRY_S", 600.0)
+    with stock(dry) as leased:
+        assert leased.take(1, 600.0) == NOTHING
+        assert len(dry.asked) == 1, "nor is it asked without a pause"
 
 
 def test_other_data_is_told_to_who_reads() -> None:

@@ -55,7 +55,7 @@ def list_runs(
     """
     with connect(control, token) as client:
         runs = client.runs()
-    output.show(runs, as_json, lambda: runs_table(runs))
+    output.show(listed(runs), as_json, lambda: runs_table(runs))
 
 
 @app.command("show")
@@ -208,6 +208,11 @@ def _wanted(run: RunView) -> str:
         return f"{run.name} has as many replicas as come; {alive}."
     many = "1 replica" if run.replicas_wanted == 1 else f"{run.replicas_wanted} replicas"
     return f"{run.name} should have {many}; {alive}."
+
+
+def listed(runs: Sequence[RunView]) -> list[dict[str, object]]:
+    """As the control plane lists them: without their jobs."""
+    return [run.model_dump(mode="json", exclude={"job"}) for run in runs]
 
 
 def runs_table(runs: Sequence[RunView]) -> RenderableType:

@@ -54,10 +54,10 @@ def status(
     with connect(control, token) as client:
         if not watch:
             seen = _look(client)
-            output.show(seen, as_json, lambda: _picture(seen))
+            output.show(_plain(seen), as_json, lambda: _picture(seen))
         elif as_json:
             while True:
-                output.show_line(_look(client))
+                output.show_line(_plain(_look(client)))
                 time.sleep(every)
         else:
             _watch(client, every)
@@ -132,6 +132,10 @@ def _look(client: OperatorClient) -> dict[str, Any]:
         "sync_services": client.sync_services(),
         "damaged": runs.damaged_runs(client, found),
     }
+
+
+def _plain(seen: dict[str, Any]) -> dict[str, Any]:
+    return {**seen, "runs": runs.listed(seen["runs"])}
 
 
 def _picture(seen: dict[str, Any]) -> RenderableType:

@@ -69,7 +69,7 @@ class OperatorClient:
             return None
 
     def runs(self) -> list[RunView]:
-        """The newest ``RUNS_LISTED``, newest first."""
+        """The newest ``RUNS_LISTED``, newest first; without their jobs, which ``run`` tells."""
         query = {"limit": RUNS_LISTED}
         return self._rest.call("GET", "/v1/runs", list[RunView], query=query)
 

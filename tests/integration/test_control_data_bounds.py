@@ -1,0 +1,88 @@
+"""Leased data of many pieces: a ledger that stays small, in few statements whatever ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine, event
+
+from syncline_control.core.shares import HELD_MAX, SPANS_MAX
+from syncline_testing.control import on_both, with_replicas
+
+pytestmark = [pytest.mark.anyio, on_both]
+
+ASK = {"dataset": {"sequences": 1, "seed": 0}, "want": 1 << 24}
+LARGE = {"dataset": {"sequences": 1 << 24, "seed": 0}}
+
+
+@pytest.fixture
+async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
+    return await with_replicas(api, "a", "b")
+
+
+async def asked(api: httpx.AsyncClient, replica: str, **body: Any) -> httpx.Response:
+    body = {"incarnation": 1, **body}
+    return await api.post(f"/v1/runs/r/replicas/{replica}/data", json=body)
+
+
+def odd(start: int) -> list[list[int]]:
+    """As many pieces as one call may name."""
+    return [[0, start + 2 * at, start + 2 * at + 1] for at in range(256)]
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """Those that write spans."""
+    seen: list[str] = []
+
+    def note(_c: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+        if "data_spans" in statement and not statement.startswith("SELECT"):
+            seen.append(statement.split()[0])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+async def test_who_only_asks_is_answered_with_nothing_once_it_holds_much(
+    api: httpx.AsyncClient,
+) -> None:
+    after, held = 0, 0
+    for _ in range(6):
+        answer = (await asked(api, "a", **ASK, after=after)).json()
+        after, held = answer["number"], held + len(answer["ranges"])
+    assert (after, held) == (4, HELD_MAX)
+    assert (await asked(api, "a", **ASK, after=after)).json() == {"number": after, "ranges": []}
+    with statements() as seen:
+        await api.post("/v1/runs/r/replicas", json={"replica": "a"})
+    assert seen == ["UPDATE"], "its pieces settle, all at once"
+    assert (await asked(api, "a", **ASK, incarnation=2)).json()["ranges"] == []
+    assert len((await asked(api, "b", **ASK)).json()["ranges"]) == 256
+
+
+async def test_the_ledger_is_written_in_three_statements(api: httpx.AsyncClient) -> None:
+    assert (await asked(api, "a", **LARGE, want=1 << 20)).is_success
+    with statements() as seen:
+        assert (await asked(api, "a", **LARGE, after=1, returned=odd(0))).is_success
+    assert sorted(seen) == ["INSERT", "UPDATE"]
+    with statements() as seen:
+        assert (await asked(api, "a", **LARGE, after=1, returned=[[0, 0, 1 << 20]])).is_success
+    assert sorted(seen) == ["DELETE", "UPDATE"]
+    assert (await asked(api, "b", **LARGE, want=5)).json()["ranges"] == [[0, 0, 5]]
+
+
+async def test_nobody_gives_back_in_pieces_without_end(api: httpx.AsyncClient) -> None:
+    assert (await asked(api, "a", **LARGE, want=1 << 20)).is_success
+    calls = SPANS_MAX // 512 + 1
+    answers = [
+        await asked(api, "a", **LARGE, after=1, returned=odd(512 * call)) for call in range(calls)
+    ]
+    assert [answer.status_code for answer in answers] == [200] * (calls - 1) + [429]
+    assert answers[-1].json()["code"] == "OVERLOADED"
+    assert (await asked(api, "a", **LARGE, after=1, returned=[[0, 0, 1 << 20]])).is_success
