@@ -220,11 +220,8 @@ class Runner:
         look_at_s = self.core.look_at_s(now_s)
         if look_at_s is None:
             return await self._inbox.get()
-        left = look_at_s - now_s
-        # Past the deadline and still short of the minimum: only an event can change that.
-        timeout = left if left > 0.0 else None
         try:
-            return await asyncio.wait_for(self._inbox.get(), timeout)
+            return await asyncio.wait_for(self._inbox.get(), look_at_s - now_s)
         except TimeoutError:
             return None
 

@@ -85,7 +85,7 @@ class Place:
             for told in waiting:
                 self.send(told)
         look_at_s = core.look_at_s(self.now_s)
-        if look_at_s is not None and look_at_s > self.now_s:
+        if look_at_s is not None:
             self.at(look_at_s, lambda: self.close(fragment))
 
     def push(self, replica: Replica, fragment: int, steps: int) -> None:

@@ -396,5 +396,5 @@ class Swarm(Weathered):
             if now:
                 told()
         look_at_s = core.look_at_s(self.now_s)
-        if look_at_s is not None and look_at_s > self.now_s:
+        if look_at_s is not None:
             self.at(look_at_s, lambda: self.close(fragment))

@@ -1,6 +1,7 @@
 """The rounds of a replica: what is pushed, what is pending, and when that is merged.
 
-Runs on the training thread, in the same order on every rank. A fragment is pending from its push
+Runs on the training thread, in the same order on every rank; only what a push owes to its codec is
+added on its way out, in the exchange's (``Residuals.load``). A fragment is pending from its push
 to its merge. In between come ``overlap_steps`` inner steps, whose progress the merge keeps; without
 overlap none does. When to push is the session's business.
 """

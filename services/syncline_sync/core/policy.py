@@ -114,10 +114,12 @@ def due(
 
 
 def look_at_s(r: Round, settings: RunSettings, pace: Pace, now_s: float) -> float | None:
-    """When a round may close without anybody's doing, next after ``now_s``; None: never so far."""
+    """When a round may close without anybody's doing, next after ``now_s``; None: never so far.
+
+    Past its deadline and still short of the minimum, too: only an event can change that.
+    """
     times = (grace_ends_s(r, settings, pace), deadline_of(r, settings))
-    coming = [at for at in times if at is not None]
-    return min((at for at in coming if at > now_s), default=max(coming, default=None))
+    return min((at for at in times if at is not None and at > now_s), default=None)
 
 
 def deadline_of(r: Round, settings: RunSettings) -> float | None:

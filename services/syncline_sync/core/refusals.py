@@ -149,7 +149,7 @@ def check_data(saved: Saved, r: Round | None, data: Ranges) -> None:
         if after > max(len(before), KEPT_RANGES_MAX):
             raise InvalidRequest(
                 f"data: with it the fragment had {after} ranges to remember, and keeps "
-                f"{KEPT_RANGES_MAX}; read what is leased in one piece."
+                f"{KEPT_RANGES_MAX}; read what is leased in one piece, and fewer epochs."
             )
 
 

@@ -301,6 +301,7 @@ def test_the_deadline_closes_a_round_with_the_minimum_and_only_then() -> None:
     w.push("a")
     w.now_s += DEADLINE_S
     w.waits()
+    assert w.core.look_at_s(w.now_s) is None, "only another push brings the minimum"
     w.push("b")
     assert w.closes(ClosedBy.DEADLINE).saved.revision == 2
     w.push("a")

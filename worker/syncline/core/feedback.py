@@ -35,6 +35,11 @@ class Residuals:
     Invariants:
         Only a codec that is ``with_feedback`` leaves anything, one fp32 array for each fragment.
         All that is held of a fragment was lost in one epoch.
+        An array that is held never changes; another takes its place.
+
+    Of one thread, but for ``load``, which may come from another without a lock, as a push is made
+    ready on its way out: while it is, nobody settles its fragment, nor sees an epoch of it, and who
+    clears everything meanwhile has no use for what was pushed.
     """
 
     def __init__(self) -> None:
