@@ -37,6 +37,8 @@ ALL = (
     rest.Problem(title="Not Found", status=404, code="RUN_UNKNOWN", detail="There is no run x."),
 )  # fmt: skip
 SHOWN = {type(one).__name__: one.model_dump(mode="json") for one in ALL}
+LISTED = {"RunView": RUN.model_dump(mode="json", exclude={"job"})}
+"""What a list has another form of."""
 
 
 def show(responses: dict[str, Any]) -> None:
@@ -46,4 +48,4 @@ def show(responses: dict[str, Any]) -> None:
             schema = content.get("schema", {})
             of = schema.get("items", schema).get("$ref", "").rpartition("/")[2]
             if of in SHOWN:
-                content["example"] = [SHOWN[of]] if "items" in schema else SHOWN[of]
+                content["example"] = [LISTED.get(of, SHOWN[of])] if "items" in schema else SHOWN[of]
