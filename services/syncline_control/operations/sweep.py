@@ -29,9 +29,10 @@ def review_leases(tx: Transaction, instance: str) -> float:
     others = tx.session.scalars(select(Watch).where(Watch.instance != instance)).all()
     if others:
         _wait_for(tx, others, max(everyones_s, default=0.0))
-    # No lease of anybody ends within half of the shortest after somebody was heard.
+    # No lease of anybody ends within half of the shortest after somebody was heard. Where no
+    # replica has one, silent services cost nobody anything, and others may come in their place.
     newest_at = max([*heard.values(), services.newest_heard_at(tx)])
-    if everyones_s and newest_at + min(everyones_s) / 2 < tx.now:
+    if heard and newest_at + min(everyones_s) / 2 < tx.now:
         _hold_who_is_unheard(tx)
     services.review(tx)
     if tx.late_s > services.LEASE_S / 2:
