@@ -3,8 +3,7 @@
 Leases, fragments, turns and cadence decide as they do in the product; between them lies a network
 whose weather a test makes, link by link: how long a message takes, whether it comes twice or not at
 all. Each of the three programs may stop at any instant. What must hold all the time is looked at by
-``check``. No message is believed to have come until it is answered, as in the product: pushes and
-heartbeats are sent again, the membership is asked for again.
+``check``. What is not answered is sent again, and memberships are asked for again, as there.
 """
 
 from __future__ import annotations
@@ -276,11 +275,12 @@ class Swarm(Weathered):
         members, running, _ = self._said
         for fragment, core in enumerate(self.cores):
             r, expected, due_s = core._round, set(core.expected), core.look_at_s(self.now_s)
+            ran = core.running  # else nothing was due
             if running and not core.running and self._waits_from_s[fragment] is not None:
                 self._waits_from_s[fragment] = self.now_s
             core.adopt(self.now_s, members, self.settings, running)
             assert set(core.expected) <= expected, "nobody who joins is waited for"
-            if r is not None and core._round is r and r.resumed_s is None and running:
+            if r is not None and core._round is r and r.resumed_s is None and running and ran:
                 assert core.look_at_s(self.now_s) == due_s, "nor do rounds last longer for it"
             self.close(fragment)
         if self._phase.has_moved(members) and self.serves:
