@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
-from sqlalchemy import Engine, event
 
 from syncline_control import intake, server, streams
 from syncline_control import state as state_module
@@ -23,6 +22,7 @@ from syncline_control.state import State
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import Overloaded
 from syncline_proto.rest import Heartbeat, ReplicaRegister, RunCreate
+from syncline_testing.queries import queries_of
 
 pytestmark = pytest.mark.anyio
 
@@ -159,22 +159,6 @@ async def test_leases_go_before_everybody_else(
     assert order == ["lease", "other", "other", "other"]
 
 
-@contextmanager
-def event_queries() -> Iterator[list[str]]:
-    """Every query for events that any database of this process answers."""
-    seen: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
-        if "events.message" in statement and statement.startswith("SELECT"):
-            seen.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        yield seen
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
-
-
 async def test_what_is_new_is_read_once_for_all_streams_of_a_run(state: State) -> None:
     await state.do(runs.create, RunCreate(name="r"))
     following = streams.Streams(state)
@@ -186,7 +170,7 @@ async def test_what_is_new_is_read_once_for_all_streams_of_a_run(state: State) -
     waiting = [asyncio.ensure_future(anext(one)) for one in lines]
     for _ in range(3):  # those who wait have looked once more, and hear the bell, by then
         await state.do(replicas.listed, "r")
-    with event_queries() as seen:
+    with queries_of("events.message") as seen:
         await state.do(runs.act, "r", Act.PAUSE)
         told = await asyncio.gather(*waiting)
     assert len(set(told)) == 1 and "run.paused" in told[0]

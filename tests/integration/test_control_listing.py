@@ -4,37 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import httpx
 import pytest
 from pydantic import BaseModel, field_serializer
-from sqlalchemy import Engine, event
 
 from syncline_control.routes.listing import Listing
 from syncline_testing.control import on_both, with_replicas
+from syncline_testing.queries import queries_of
 
 pytestmark = pytest.mark.anyio
 
 JOB = {"text": "a" * 1_000}
-
-
-@contextmanager
-def jobs_read() -> Iterator[list[str]]:
-    """The statements that read jobs."""
-    seen: list[str] = []
-
-    def note(_c: Any, _cursor: Any, statement: str, *_more: Any) -> None:
-        if statement.startswith("SELECT") and "runs.job" in statement:
-            seen.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        yield seen
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
 
 
 @on_both
@@ -43,7 +24,7 @@ async def test_a_job_is_read_where_one_run_is_asked_for_and_nowhere_else(
 ) -> None:
     assert (await api.post("/v1/runs", json={"name": "r", "job": JOB})).status_code == 201
     await with_replicas(api, "a")
-    with jobs_read() as seen:
+    with queries_of("runs.job") as seen:
         (listed,) = (await api.get("/v1/runs")).json()
         beat = {"incarnation": 1}
         assert (await api.post("/v1/runs/r/replicas/a/heartbeat", json=beat)).is_success
