@@ -101,6 +101,11 @@ class Holding:
         for value in stored.gradients:
             self.gradients.put(value.saved.gradient_step, value)
 
+    def be_in(self, phase: int) -> None:
+        """The run's synchronous phase is this one: who waits for anything of another is told."""
+        for shelf in (self.revisions, self.gradients):
+            shelf.be_in(phase)
+
     def pin(self, revision: int, path: Path) -> Entry:
         """Keep a revision's file as ``path``, too; from any thread. As ``FragmentStore.pin``."""
         return self._store.pin(revision, path)

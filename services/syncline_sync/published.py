@@ -200,6 +200,12 @@ class Shelf:
         self._values: dict[int, Published] = {}
         self._changed = asyncio.Event()
         self._over: NewestNamed | None = None
+        self._phase = 0
+
+    def be_in(self, phase: int) -> None:
+        """The run's synchronous phase is this one: who waits in another waits no more."""
+        self._phase = phase
+        self._wake()
 
     @property
     def newest(self) -> int | None:
@@ -246,16 +252,25 @@ class Shelf:
         there = "there is none yet" if newest is None else f"the newest is {newest}"
         return NewestNamed(f"{self._what} {number} is still to come; {there}.", newest or 0)
 
-    async def get(self, number: int | None) -> Published:
+    async def get(self, number: int | None, phase: int | None = None) -> Published:
         """Wait for exactly this number, or with None for the newest there is.
 
+        ``phase``: in that synchronous phase; None: whichever.
+
         Raises:
-            RevisionGone: it is older than the kept ones, or nothing more will come.
+            RevisionGone: it is older than the kept ones, or nothing more will come; or of a phase
+                that has ended.
         """
         while True:
             if self._over is not None:
                 raise NewestNamed(self._over.message, self._over.newest)
             newest = self.newest
+            if phase is not None and phase != self._phase:
+                raise NewestNamed(
+                    f"{self._what}: the synchronous phase has started again ({self._phase} times; "
+                    f"asked in phase {phase}).",
+                    newest or 0,
+                )
             if newest is not None:
                 if number is None:
                     return self._values[newest]

@@ -248,6 +248,7 @@ class RunHost:
                 arrived=r.core.arrived,
                 expected=r.core.expected,
                 last_seq=r.core.last_seq(*life),
+                phase=r.latest.phase,
             )
             for r in self.runners.values()
         ]

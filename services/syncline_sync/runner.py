@@ -136,6 +136,7 @@ class Runner:
         )
         self.latest = self.core.saved
         """Where the fragment stands, as published."""
+        self.holding.be_in(self.latest.phase)
         if not self.core.synchronous:
             self._end_gradients()
         around.metrics.stands(number, self.core.saved)
@@ -239,12 +240,12 @@ class Runner:
             self._tell("fragment.changed", sentence)
         if not self.core.is_open:
             self.holding.forget()
-        if self.core.synchronous and self.core.saved.gradient_step == 0:
+        if self.core.saved.phase != self.latest.phase:
+            self.latest = self.core.saved
             self.holding.gradients.clear()
-            if self.latest.gradient_step:
-                self.latest = self.core.saved
-                self._around.metrics.stands(self.number, self.latest)
-                self._around.tell(self.standing())
+            self.holding.be_in(self.latest.phase)
+            self._around.metrics.stands(self.number, self.latest)
+            self._around.tell(self.standing())
         if change.word.instance != self._word.instance:
             self._said = 0  # another database may not have it
         self._word = change.word
@@ -356,4 +357,5 @@ def _whole_push(staged: Staged) -> WholePush:
         first_step=header.first_step,
         last_step=header.last_step,
         data=tuple(Range(one.epoch, one.start, one.stop) for one in header.data),
+        phase=header.phase if header.HasField("phase") else None,
     )

@@ -170,7 +170,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             find = partial(run.places.of, request.fragment, request.boxes)
             where = await self._located(run.name, run.places, request, find)
         shelf, number = _wanted(runner, request)
-        value = await shelf.get(number)
+        value = await shelf.get(number, _phase(runner, request))
         whose = Whose(self._host.instance, run.name, request.fragment)
         difference = value.difference_to(request.held, whose, where) if request.held else None
         difference_from = request.held if difference else ""
@@ -283,5 +283,15 @@ def _wanted(runner: Runner, request: pb.PullRequest) -> tuple[Shelf, int | None]
         steps = runner.core.settings.warmup_steps
         if steps and not 1 <= request.gradient_step <= steps:
             raise InvalidRequest(f"gradient_step: {request.gradient_step} is not 1 to {steps}.")
-        return runner.holding.gradients, request.gradient_step
+        shelf = runner.holding.gradients
+        if request.gradient_step > (shelf.newest or 0) + 1:  # whose push it was, came in no order
+            raise shelf.gone(request.gradient_step)
+        return shelf, request.gradient_step
     raise InvalidRequest("wanted: name a revision, the newest, or a gradient_step.")
+
+
+def _phase(runner: Runner, request: pb.PullRequest) -> int | None:
+    """The synchronous phase of which a pull is; None: it is of none, or of whichever."""
+    if request.HasField("phase"):
+        return request.phase
+    return runner.latest.phase if request.WhichOneof("wanted") == "gradient_step" else None

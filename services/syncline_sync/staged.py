@@ -23,7 +23,7 @@ NAMED_MAX = 8
 
 _AGREED = (
     "epoch", "kind", "ranks", "codec", "base_revision", "gradient_step",
-    "inner_steps", "tokens", "first_step", "last_step",
+    "inner_steps", "tokens", "first_step", "last_step", "phase",
 )  # fmt: skip
 """Header fields in which all ranks of a push must agree."""
 

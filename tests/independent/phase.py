@@ -48,11 +48,12 @@ def two_synchronous_steps(control: Control) -> None:
             out_of_turn(step, a, first)
         trained = [value.copy() for value in a.anchor]
         for replica in (a, b):
-            for answer in replica.push_all(trained, kind=pb.PUSH_KIND_PARAMETERS, base=0):
+            end = {"kind": pb.PUSH_KIND_PARAMETERS, "base": 0, "phase": replica.phases[0]}
+            for answer in replica.push_all(trained, **end):
                 assert answer.verdict in (pb.VERDICT_ACCEPTED, pb.VERDICT_STALE), answer
         for replica in (a, b):
             replica.anchor = of.arrays()
-            replica.pull_all(revision=1)
+            replica.pull_all(revision=1, phase=replica.phases[0])
             for got, sent in zip(replica.anchor, trained, strict=True):
                 assert np.array_equal(got, sent)
         late = a.push(0, first, **gradient(2, a))
@@ -89,3 +90,7 @@ def out_of_turn(step: int, replica: Replica, values: Arrays) -> None:
     assert (code, status) == ("INVALID_REQUEST", grpc.StatusCode.INVALID_ARGUMENT)
     again = replica.push(0, values, **gradient(step, replica))
     assert again.verdict == pb.VERDICT_STALE and again.result_revision == step
+    other = replica.push(0, values, phase=replica.phases[0] + 1, **gradient(step, replica))
+    assert other.verdict == pb.VERDICT_STALE and other.result_revision == step
+    code, _, error = refused(lambda: replica.mean_gradient(step, beyond=1))
+    assert (code, trailer(error, "syncline-newest-revision")) == ("REVISION_GONE", str(step))

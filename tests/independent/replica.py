@@ -104,6 +104,7 @@ class Replica:
     def __enter__(self) -> Self:
         opened = self.open()
         self.epoch: int = opened.epoch
+        self.phases: list[int] = [state.phase for state in opened.fragments]
         assert opened.fingerprint == self.layout.fingerprint(), "or the page tells it wrong"
         for state in opened.fragments:
             if not state.initialised:
@@ -180,12 +181,15 @@ class Replica:
         kind: int = pb.PUSH_KIND_PSEUDO_GRADIENT,
         base: int | None = None,
         step: int = 0,
+        phase: int | None = None,
         codec: int = FP32,
         work: Work = NOTHING,
     ) -> list[Any]:
         """The messages of one rank's push; the base of a pseudo-gradient is the anchor."""
         if kind == pb.PUSH_KIND_PSEUDO_GRADIENT and base is None:
             base = self.revisions[fragment]
+        if kind == pb.PUSH_KIND_GRADIENT and phase is None:
+            phase = self.phases[fragment]
         boxes = self.boxes(fragment, rank)
         header = pb.PushHeader(
             run=self.run,
@@ -199,6 +203,7 @@ class Replica:
             kind=kind,
             base_revision=base,
             gradient_step=step,
+            phase=phase,
             codec=codec,
             boxes=_messages(boxes),
             **work.header,
@@ -221,12 +226,13 @@ class Replica:
         """The same for every fragment."""
         return [self.pull(fragment, **wanted) for fragment in self.fragments]
 
-    def mean_gradient(self, step: int) -> Arrays:
-        """What the synchronous phase's step gave."""
+    def mean_gradient(self, step: int, beyond: int = 0) -> Arrays:
+        """What the synchronous phase's step gave; of a phase ``beyond`` ours."""
         mean = self.layout.arrays()
         for fragment in self.fragments:
             for rank in range(self.ranks):
-                header = self._into(mean, fragment, rank, gradient_step=step)
+                phase = self.phases[fragment] + beyond
+                header = self._into(mean, fragment, rank, gradient_step=step, phase=phase)
                 assert header.codec == FP32 and header.gradient_step == step
         return mean
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -176,6 +177,50 @@ def test_the_phase_starts_again_when_everyone_is_gone(tmp_path: Path) -> None:
             await s.members({"a": 2, "b": 2})
             header, _ = await s.pull(gradient_step=1)
             assert (header.committed_tokens, len(header.contributions)) == (first, 2)
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_in_a_phase_that_starts_again_is_told(tmp_path: Path) -> None:
+    rules = RULES.model_copy(update={"min_replicas": 1})
+
+    async def gone(pull: asyncio.Task[Any], newest: int) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await pull
+        trailer = dict(error.value.trailing_metadata() or ())
+        assert code_of(error.value) == "REVISION_GONE"
+        assert trailer["syncline-newest-revision"] == str(newest)
+
+    async def scenario() -> None:
+        async with service(tmp_path, rules) as s:
+            await opened(s, "a", "b")
+            await s.offer(np.ones(SIZE, np.float32), "a")
+            await make(s, 1, "a")
+            mean = asyncio.create_task(s.pull(gradient_step=2))
+            of_phase = asyncio.create_task(s.pull(gradient_step=2, phase=0))
+            first = asyncio.create_task(s.pull(revision=1, phase=0))
+            other = asyncio.create_task(s.pull(revision=1))
+            await asyncio.sleep(0.1)
+            assert not any(task.done() for task in (mean, of_phase, first, other))
+            await s.members({"a": 2, "b": 1})
+            await asyncio.wait_for(gone(mean, 0), 20)
+            await asyncio.wait_for(gone(of_phase, 0), 20)
+            await asyncio.wait_for(gone(first, 0), 20)
+            assert (await s.status()).fragments[0].phase == 1
+            told = {"kind": GRADIENT, "gradient_step": 2, "tokens": 1}
+            late = await s.push(gradient("b", 2), "b", phase=0, **told)
+            assert (late.verdict, late.result_revision) == (pb.VERDICT_STALE, 2)
+            for phase in ({"phase": 0}, {}):
+                pull = asyncio.create_task(s.pull(gradient_step=2, **phase))
+                await asyncio.wait_for(gone(pull, 0), 20)
+            assert not other.done(), "it named no phase: it waits for whatever becomes revision 1"
+            other.cancel()
+        async with service(tmp_path, rules) as s:
+            assert (await s.status()).fragments[0].phase == 0, "which was not stored"
+            await s.members({"a": 2, "b": 1})
+            async with asyncio.timeout(20):
+                while (await s.status()).fragments[0].phase != 1:
+                    await asyncio.sleep(0.01)
 
     asyncio.run(scenario())
 

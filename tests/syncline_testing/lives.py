@@ -106,9 +106,15 @@ class Living(Replica):
 
     def offer(self) -> None:
         """The synchronous phase is over: whoever is first sets revision 1."""
+        assert self._warming is not None
         for fragment in range(FRAGMENTS):
             self._pending[fragment] = Flight(0, self.step)
-            self.place.push_of(self, fragment, 0, kind=Kind.PARAMETERS, base=0)
+            phase = self._warming.phases[fragment]
+            self.place.push_of(self, fragment, 0, kind=Kind.PARAMETERS, base=0, phase=phase)
+
+    def forget_offers(self) -> None:
+        """They set nothing: the parameters are to be had anew."""
+        self._pending.clear()
 
     def tell_again(self) -> None:
         """What was pushed last counts nowhere."""
@@ -175,6 +181,14 @@ class Living(Replica):
         exchange.is_over = True
         assert self._warming is not None
         self._warming.hear(fragment, mean)
+
+    def hear_gone(self, fragment: int, exchange: Exchange) -> None:
+        """What it has offered is of a phase that nobody else is in any more."""
+        if not self.alive or exchange.is_over:
+            return
+        exchange.is_over = True
+        assert self._warming is not None
+        self._warming.hear_gone(fragment)
 
     def hear_result(self, fragment: int, exchange: Exchange, saved: Saved, instance: int) -> None:
         judged = exchange.judged

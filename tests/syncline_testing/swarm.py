@@ -22,7 +22,7 @@ from syncline_sync.core.record import KEPT, Closing, Judgement, Kind, Saved, Who
 from syncline_testing.lives import Exchange, Key, Living
 from syncline_testing.pure import whole_push
 from syncline_testing.simulated import FRAGMENTS, SYNC_EVERY, Replica
-from syncline_testing.warming import Phase
+from syncline_testing.warming import Phase, of_phase
 from syncline_testing.weather import Weathered
 
 STEP_S, LEASE_S, DEADLINE_S = 0.25, 2.0, 8.0
@@ -144,9 +144,8 @@ class Swarm(Weathered):
         for fragment, core in enumerate(self.cores):
             r = core._round
             waits_from_s = self._waits_from_s[fragment]
-            is_offer = (
-                r is not None and r.kind is Kind.PARAMETERS
-            )  # which waits for those of others
+            # Which waits for those of others.
+            is_offer = r is not None and r.kind is Kind.PARAMETERS
             if self.serves and r and not is_offer and core.running and waits_from_s is not None:
                 over = self.now_s > waits_from_s + DEADLINE_S
                 there = r.replicas if r.window is None else core.members
@@ -295,11 +294,12 @@ class Swarm(Weathered):
         else:
             self.after(REVIEW_S, lambda: self._open(name, life))
 
-    def states(self, replica: Living) -> list[tuple[int, int]] | None:
-        """(revision, gradient step) of each fragment, as the service says to who holds a lease."""
+    def states(self, replica: Living) -> list[tuple[int, int, int]] | None:
+        """(revision, gradient step, phase) of each fragment, as who holds a lease is told."""
         if not self.serves or self._said[0].get(replica.name) != replica.life:
             return None
-        return [(core.saved.revision, core.saved.gradient_step) for core in self.cores]
+        saved = [core.saved for core in self.cores]
+        return [(one.revision, one.gradient_step, one.phase) for one in saved]
 
     def push(self, replica: Replica, fragment: int, steps: int) -> None:
         assert isinstance(replica, Living)
@@ -333,9 +333,8 @@ class Swarm(Weathered):
         if not self.serves:
             return
         instance, judged = self.instance, self.cores[fragment].judge(self.now_s, exchange.push)
-        back = SERVICE, replica.name
         if judged.verdict == pb.VERDICT_FENCED:
-            self.over(back, replica.stop)
+            self.answer(replica, replica.stop)
         else:
             if judged.sets:
                 self._phase.keep_offer(fragment, self.cores[fragment])
@@ -346,9 +345,9 @@ class Swarm(Weathered):
             assert not of_step or judged.result == exchange.push.gradient_step, "of another step"
             self._entered(exchange.push, judged)
             is_timely = judged.verdict == pb.VERDICT_ACCEPTED and not judged.counts_in
-            if is_timely and self._waits_from_s[fragment] is None:
+            if is_timely and not judged.sets and self._waits_from_s[fragment] is None:
                 self._waits_from_s[fragment] = self.now_s
-            self.over(back, lambda: replica.hear_verdict(fragment, exchange, judged, instance))
+            self.answer(replica, lambda: replica.hear_verdict(fragment, exchange, judged, instance))
         self.close(fragment)
 
     def _pull(self, replica: Living, fragment: int, exchange: Exchange) -> None:
@@ -356,28 +355,28 @@ class Swarm(Weathered):
             return
         wanted, instance, core = exchange.judged.result, self.instance, self.cores[fragment]
         if exchange.push.kind is Kind.GRADIENT:
-            self._pull_mean(replica, fragment, exchange)
+            self._phase.pull_mean(self, replica, fragment, exchange)
             return
         if exchange.push.kind is Kind.PARAMETERS:
             wanted = 1
+        is_of_now = of_phase(core, exchange.push)
 
         def told() -> None:
+            if not is_of_now():
+                self.answer(replica, lambda: replica.hear_gone(fragment, exchange))
+                return
             saved = self._history[fragment].get(wanted, self._stored[fragment])
             heard = lambda: replica.hear_result(fragment, exchange, saved, instance)  # noqa: E731
-            self.over((SERVICE, replica.name), heard)
+            self.answer(replica, heard)
 
-        self._waits[fragment].append((lambda: core.saved.revision >= wanted, told))
-        self.close(fragment)
+        is_there = lambda: core.saved.revision >= wanted or not is_of_now()  # noqa: E731
+        self.wait(fragment, is_there, told)
 
-    def _pull_mean(self, replica: Living, fragment: int, exchange: Exchange) -> None:
-        step, core, instance = exchange.push.gradient_step, self.cores[fragment], self.instance
+    def answer(self, replica: Living, heard: Callable[[], None]) -> None:
+        self.over((SERVICE, replica.name), heard)
 
-        def told() -> None:
-            mean = self._phase.means[fragment].get(step)
-            heard = lambda: replica.hear_mean(fragment, exchange, mean, instance)  # noqa: E731
-            self.over((SERVICE, replica.name), heard)
-
-        is_there = lambda: core.saved.revision > 0 or core.saved.gradient_step >= step  # noqa: E731
+    def wait(self, fragment: int, is_there: Callable[[], bool], told: Callable[[], None]) -> None:
+        """Tell what a pull waits for once it is there."""
         self._waits[fragment].append((is_there, told))
         self.close(fragment)
 

@@ -6,17 +6,17 @@ the means of all fragments; after the last one it offers its parameters, as ever
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from syncline_proto.settings import RunSettings
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
-from syncline_sync.core.record import KEPT, Closing, Kind, Saved
+from syncline_sync.core.record import KEPT, Closing, Kind, Saved, WholePush
 from syncline_testing.simulated import FRAGMENTS
 
 if TYPE_CHECKING:
-    from syncline_testing.lives import Living
+    from syncline_testing.lives import Exchange, Living
     from syncline_testing.swarm import Swarm
 
 LOOK_S = 0.25
@@ -76,6 +76,27 @@ class Phase:
         assert saved.revision == 1
         self.means[fragment].clear()
 
+    def pull_mean(self, swarm: Swarm, replica: Living, fragment: int, exchange: Exchange) -> None:
+        """What a gradient of a replica is waiting for; None is told of what is not to come."""
+        push, core, instance = exchange.push, swarm.cores[fragment], swarm.instance
+        step, is_of_now = push.gradient_step, of_phase(core, push)
+
+        def told() -> None:
+            mean = self.means[fragment].get(step) if is_of_now() else None
+            heard = lambda: replica.hear_mean(fragment, exchange, mean, instance)  # noqa: E731
+            swarm.answer(replica, heard)
+
+        def is_there() -> bool:
+            saved = core.saved
+            return saved.revision > 0 or saved.gradient_step >= step or not is_of_now()
+
+        swarm.wait(fragment, is_there, told)
+
+
+def of_phase(core: Fragment, push: WholePush) -> Callable[[], bool]:
+    """Whether a push is of the synchronous phase that its fragment is in, or was in last."""
+    return lambda: push.phase in (None, core.saved.phase)
+
 
 class Warming:
     """Of one life; not for runs without such a phase."""
@@ -86,6 +107,10 @@ class Warming:
         """It takes part in the phase."""
         self.step = 0
         """Means that it has pushed for."""
+        self.phases: list[int] = []
+        """By fragment: the number of the phase that it takes part in."""
+        self._gone: set[int] = set()
+        """Fragments whose offer came to nothing, since the phase has begun anew."""
         self._heard: dict[int, bool] = {}
         """By fragment, whether the mean of this step came; False: the phase went on without us."""
 
@@ -96,22 +121,22 @@ class Warming:
             return
         if states is None:
             self._swarm.after(LOOK_S, self.enter)
-        elif all(revision for revision, _ in states):
-            replica.begin_at([revision for revision, _ in states])
-        elif not any(revision or step for revision, step in states):
+        elif all(revision for revision, *_ in states):
+            replica.begin_at([revision for revision, *_ in states])
+        elif not any(revision or step for revision, step, _ in states):
             self.is_on, self.step = True, 0
+            self.phases = [phase for *_, phase in states]
             replica.train()
         else:
-            assert not any(revision for revision, _ in states), "half of it is at revision 1"
+            assert not any(revision for revision, *_ in states), "half of it is at revision 1"
             self._swarm.after(LOOK_S, self.enter)
 
     def trained(self) -> None:
         """A gradient is there: push it everywhere."""
         self.step, self._heard = self.step + 1, {}
         for fragment in range(len(self._replica.revisions)):
-            self._swarm.push_of(
-                self._replica, fragment, kind=Kind.GRADIENT, gradient_step=self.step, base=None
-            )
+            of_phase = {"gradient_step": self.step, "phase": self.phases[fragment]}
+            self._swarm.push_of(self._replica, fragment, kind=Kind.GRADIENT, base=None, **of_phase)
 
     def hear(self, fragment: int, mean: Saved | None) -> None:
         """The mean of a fragment; None: it is gone, or the phase is."""
@@ -128,3 +153,11 @@ class Warming:
         else:
             self.is_on = False
             replica.offer()
+
+    def hear_gone(self, fragment: int) -> None:
+        """Nobody takes what was offered: the phase has begun anew, for all fragments at once."""
+        self._gone.add(fragment)
+        if len(self._gone) == FRAGMENTS:
+            self._gone.clear()
+            self._replica.forget_offers()
+            self.enter()

@@ -68,9 +68,11 @@ class Entry:
         while True:
             states = self._ranks.share(self._look)
             warm_up: WarmUp | None = None
-            if self._warmup_steps == 0 or all(revision for revision, _ in states):
+            if self._warmup_steps == 0 or all(revision for revision, *_ in states):
                 taken = self._rounds.take([pull(f, Wanted()) for f in fragments])
-            elif any(revision for revision, _ in states) and (0, 0) in states:
+            elif any(revision for revision, *_ in states) and any(
+                not (revision or step) for revision, step, _ in states
+            ):
                 if not torn:  # services are asked one after another: the phase may have ended
                     torn = True
                     continue
@@ -78,14 +80,18 @@ class Entry:
                     "Everybody was lost while the synchronous phase ended, and a part of the "
                     "parameters with them: start another run."
                 )
-            elif any(step or revision for revision, step in states):
+            elif any(step or revision for revision, step, _ in states):
                 why = "the synchronous phase goes on without this replica"
                 self._log.info("join.waits", why=why)
                 taken = self._rounds.take([self._exchange.begin_waiting(f) for f in fragments])
             else:
                 taken = self._rounds.take([pull(f, Wanted(revision=0)) for f in fragments])
                 warm_up = WarmUp(
-                    self._warmup_steps, self._anchors, self._exchange, self._waiting.settled
+                    self._warmup_steps,
+                    [phase for *_, phase in states],
+                    self._anchors,
+                    self._exchange,
+                    self._waiting.settled,
                 )
             if taken:
                 return warm_up
@@ -94,13 +100,14 @@ class Entry:
         payload = self._anchors.parameters(fragment)
         return Push(fragment=fragment, kind=pb.PUSH_KIND_PARAMETERS, payload=payload)
 
-    def _look(self) -> list[tuple[int, int]]:
+    def _look(self) -> list[tuple[int, int, int]]:
         """Ask where the run stands; who is still joining may be called off meanwhile."""
         if self._helm.joining:
             return unless_recalled(self._states, self._helm.recall)
         return self._states()
 
-    def _states(self) -> list[tuple[int, int]]:
-        """(revision, gradient step) of each fragment."""
+    def _states(self) -> list[tuple[int, int, int]]:
+        """(revision, gradient step, phase) of each fragment."""
         states = self._exchange.states()
-        return [(states[f].revision, states[f].gradient_step) for f in self._rounds.fragments]
+        of_each = [states[f] for f in self._rounds.fragments]
+        return [(one.revision, one.gradient_step, one.phase) for one in of_each]

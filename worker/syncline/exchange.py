@@ -249,7 +249,7 @@ class Exchange:
         """Wait for the result of a judged push; why, if that is to be sent again.
 
         Raises:
-            RevisionGone: the gradient step is no longer kept.
+            RevisionGone: the synchronous phase went on, or started again, without us.
         """
         services, fragment, wanted = self._services, push.fragment, wanted_by(push, answer)
         while True:
@@ -271,7 +271,7 @@ class Exchange:
                 services.learn_epoch(fragment, epoch, 0)
                 return "the sync service has restored the run"
             except RevisionGone:
-                if wanted.gradient_step is not None:
+                if wanted.phase is not None:
                     raise
                 # Others went on without us; what we pushed is in the newest, or was judged.
                 wanted = self._puller.newest_instead(fragment, wanted, patience)

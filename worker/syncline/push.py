@@ -44,6 +44,8 @@ class Push:
     epoch: int | None = None
     """Of the base; None, where there is none, takes the one that was heard last."""
     gradient_step: int = 0
+    phase: int | None = None
+    """The synchronous phase that it is of; None: of none."""
     inner_steps: int = 1
     tokens: int = 0
     first_step: int = 0
@@ -82,6 +84,8 @@ class Wanted:
     gradient_step: int | None = None
     values: bool = True
     """False: to know that it is published is enough."""
+    phase: int | None = None
+    """The synchronous phase in which it is to come; None: whichever."""
 
 
 def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[Box]) -> pb.PushHeader:
@@ -98,6 +102,7 @@ def header_of(push: Push, me: Identity, seq: int, boxes: Iterable[Box]) -> pb.Pu
         kind=push.kind,
         base_revision=push.base,
         gradient_step=push.gradient_step,
+        phase=push.phase,
         codec=CODEC_BY_NAME[push.payload.codec],
         boxes=[box.to_proto() for box in boxes],
         inner_steps=push.inner_steps,
@@ -124,6 +129,7 @@ def request_of(
         boxes=[box.to_proto() for box in boxes],
         header_only=not wanted.values,
         held=held,
+        phase=wanted.phase,
     )
     if wanted.gradient_step is not None:
         request.gradient_step = wanted.gradient_step
@@ -173,10 +179,10 @@ def age_of(push: Push, answer: pb.PushResponse) -> int:
 def wanted_by(push: Push, answer: pb.PushResponse) -> Wanted:
     """What a judged push must wait for."""
     if push.kind == pb.PUSH_KIND_GRADIENT:
-        return Wanted(gradient_step=push.gradient_step)
+        return Wanted(gradient_step=push.gradient_step, phase=push.phase)
     if push.kind == pb.PUSH_KIND_PARAMETERS:
         first = push.base is None
-        return Wanted(revision=0 if first else 1, values=not first)
+        return Wanted(revision=0 if first else 1, values=not first, phase=push.phase)
     return Wanted(revision=answer.result_revision)
 
 

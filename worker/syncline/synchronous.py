@@ -95,20 +95,37 @@ class Synchronous:
             tally.committed = committed
             return True
         self._rounds.tokens.read(data)  # the next push names it
-        why = "the synchronous phase went on without this replica"
-        self._log.warning("warm_up.missed", why=why)
         drop_gradients(self._optimizer)
-        if not warm_up.is_over:  # otherwise it missed no more than the last mean
-            self._optimizer.state.clear()
-        self.enter()
+        self._enter_anew(was_over=warm_up.is_over)
         return False
 
     def offer_at_end(self) -> None:
-        """Offer the parameters with which the phase ends, once it is over."""
-        if self._warm_up is not None and self._warm_up.is_over:
-            self._buffers.check_unchanged()
-            self._rounds.begin(self._warm_up.offers(self._rounds.tally.inner_step))
+        """Offer the parameters with which the phase ends, once it is over, and take revision 1.
+
+        Raises:
+            RunOver, TookTooLong, SynclineError: as ``Waiting.settled`` does.
+        """
+        warm_up = self._warm_up
+        if warm_up is None or not warm_up.is_over:
+            return
+        self._buffers.check_unchanged()
+        with warm_up.offered(self._rounds.tally.inner_step) as futures:
+            taken = self._rounds.take(futures)
+        if taken:
             self._warm_up = None
+            self._pushes.start_over()
+            self._rounds.start_over()
+        else:
+            self._enter_anew(was_over=True)
+
+    def _enter_anew(self, was_over: bool) -> None:
+        why = "the synchronous phase went on, or started again, without this replica"
+        self._log.warning("warm_up.missed", why=why)
+        if not was_over:  # otherwise it missed no more than the last mean
+            self._optimizer.state.clear()
+        self.enter()
+        if self.is_on:  # which begins with none
+            self._optimizer.state.clear()
 
 
 def drop_gradients(optimizer: Optimizer) -> None:

@@ -6,8 +6,9 @@ no replica needs to know another. At the end all are equal, and each offers its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
@@ -22,11 +23,18 @@ Settled = Callable[[int, Future[Outcome]], tuple[Conclusion, Outcome]]
 class WarmUp:
     """One replica's way through the synchronous phase."""
 
-    def __init__(self, steps: int, anchors: Anchors, exchange: Exchange, settled: Settled) -> None:
-        """``settled`` waits for an exchange on all ranks."""
+    def __init__(
+        self,
+        steps: int,
+        phases: Sequence[int],
+        anchors: Anchors,
+        exchange: Exchange,
+        settled: Settled,
+    ) -> None:
+        """``phases`` are the numbers of this one, by fragment; ``settled`` waits on all ranks."""
         self.step = 0
         """Gradient steps made, equal on all replicas of the phase."""
-        self._steps = steps
+        self._steps, self._phases = steps, phases
         self._anchors, self._exchange, self._settled = anchors, exchange, settled
 
     @property
@@ -61,20 +69,28 @@ class WarmUp:
             committed = outcome.pulled.header.committed_tokens
         return committed
 
-    def offers(self, inner_step: int) -> list[Push]:
-        """The parameters at the end of the phase: the first whole offer becomes revision 1."""
+    @contextmanager
+    def offered(self, inner_step: int) -> Iterator[list[Future[Outcome]]]:
+        """Offer the parameters at the end of the phase: the first whole offer becomes revision 1.
+
+        What is to come of each fragment's, in a ``with`` block that ends once all of it is there.
+        """
         self._anchors.scratch.trim()  # no more gradients: with the first round their room goes
-        return [
+        pushes = [
             Push(
                 fragment=fragment,
                 kind=pb.PUSH_KIND_PARAMETERS,
                 payload=self._anchors.parameters(fragment),
                 base=0,
+                phase=self._phases[fragment],
                 first_step=inner_step,
                 last_step=inner_step,
             )
             for fragment in range(len(self._anchors.shards))
         ]
+        yield [self._exchange.begin(push) for push in pushes]
+        for push in pushes:
+            self._anchors.scratch.give_back(push.payload.memory)
 
     def _push(self, fragment: int, inner_step: int, tokens: int, data: Ranges) -> Push:
         return Push(
@@ -82,6 +98,7 @@ class WarmUp:
             kind=pb.PUSH_KIND_GRADIENT,
             payload=self._anchors.gradients(fragment),
             gradient_step=self.step,
+            phase=self._phases[fragment],
             tokens=tokens,
             first_step=inner_step,
             last_step=inner_step + 1,

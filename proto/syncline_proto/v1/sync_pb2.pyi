@@ -322,6 +322,7 @@ class FragmentState(_message.Message):
     ARRIVED_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
     LAST_SEQ_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
     fragment: _builtins.int
     initialised: _builtins.bool
     """False until revision 0 has been offered."""
@@ -334,6 +335,8 @@ class FragmentState(_message.Message):
     """In answers to OpenRun: the largest `seq` of a push of this life that is in a round already; 0,
     unless the life's number was given before.
     """
+    phase: _builtins.int
+    """How often the synchronous phase has started again."""
     @_builtins.property
     def arrived(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Replicas whose push of the open round is in, in time; where a push is a round, and it waits for
@@ -355,10 +358,11 @@ class FragmentState(_message.Message):
         arrived: _abc.Iterable[_builtins.str] | None = ...,
         expected: _abc.Iterable[_builtins.str] | None = ...,
         last_seq: _builtins.int = ...,
+        phase: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "committed_tokens", b"committed_tokens", "expected", b"expected", "fragment", b"fragment", "gradient_step", b"gradient_step", "initialised", b"initialised", "last_seq", b"last_seq", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "committed_tokens", b"committed_tokens", "expected", b"expected", "fragment", b"fragment", "gradient_step", b"gradient_step", "initialised", b"initialised", "last_seq", b"last_seq", "phase", b"phase", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,6 +429,7 @@ class PushHeader(_message.Message):
     FIRST_STEP_FIELD_NUMBER: _builtins.int
     LAST_STEP_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     epoch: _builtins.int
     replica: _builtins.str
@@ -446,6 +451,10 @@ class PushHeader(_message.Message):
     first_step: _builtins.int
     """The replica's number of inner steps before and after them: [first_step, last_step)."""
     last_step: _builtins.int
+    phase: _builtins.int
+    """The synchronous phase of which a GRADIENT is, or PARAMETERS at its end: `phase` of the fragment's
+    state when the replica came into it. Without it, it is of the one that goes on.
+    """
     @_builtins.property
     def boxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Box]:
         """The rank's shard. May be empty; then no chunks follow."""
@@ -477,14 +486,20 @@ class PushHeader(_message.Message):
         first_step: _builtins.int = ...,
         last_step: _builtins.int = ...,
         data: _abc.Iterable[Global___DataRange] | None = ...,
+        phase: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_revision", b"_base_revision", "base_revision", b"base_revision"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_revision", b"_base_revision", "_phase", b"_phase", "base_revision", b"base_revision", "phase", b"phase"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_revision", b"_base_revision", "base_revision", b"base_revision", "boxes", b"boxes", "codec", b"codec", "data", b"data", "epoch", b"epoch", "first_step", b"first_step", "fragment", b"fragment", "gradient_step", b"gradient_step", "incarnation", b"incarnation", "inner_steps", b"inner_steps", "kind", b"kind", "last_step", b"last_step", "rank", b"rank", "ranks", b"ranks", "replica", b"replica", "run", b"run", "seq", b"seq", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_revision", b"_base_revision", "_phase", b"_phase", "base_revision", b"base_revision", "boxes", b"boxes", "codec", b"codec", "data", b"data", "epoch", b"epoch", "first_step", b"first_step", "fragment", b"fragment", "gradient_step", b"gradient_step", "incarnation", b"incarnation", "inner_steps", b"inner_steps", "kind", b"kind", "last_step", b"last_step", "phase", b"phase", "rank", b"rank", "ranks", b"ranks", "replica", b"replica", "run", b"run", "seq", b"seq", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_revision: _TypeAlias = _typing.Literal["base_revision"]  # noqa: Y015
     _WhichOneofArgType__base_revision: _TypeAlias = _typing.Literal["_base_revision", b"_base_revision"]  # noqa: Y015
+    _WhichOneofReturnType__phase: _TypeAlias = _typing.Literal["phase"]  # noqa: Y015
+    _WhichOneofArgType__phase: _TypeAlias = _typing.Literal["_phase", b"_phase"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__base_revision) -> _WhichOneofReturnType__base_revision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__phase) -> _WhichOneofReturnType__phase | None: ...
 
 Global___PushHeader: _TypeAlias = PushHeader  # noqa: Y015
 
@@ -637,6 +652,7 @@ class PullRequest(_message.Message):
     BOXES_FIELD_NUMBER: _builtins.int
     HEADER_ONLY_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     epoch: _builtins.int
     """0 for any; otherwise the epoch in which the revision was counted."""
@@ -658,6 +674,8 @@ class PullRequest(_message.Message):
     """`value` of the header with which the caller got what it holds of all these boxes, bit for bit;
     empty if it holds none. With codec.down = int8 a difference to it may come then.
     """
+    phase: _builtins.int
+    """Of a push in the synchronous phase: its `phase`. Once another goes on, REVISION_GONE."""
     @_builtins.property
     def boxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Box]:
         """The rank's boxes; empty means the whole fragment."""
@@ -676,13 +694,19 @@ class PullRequest(_message.Message):
         boxes: _abc.Iterable[Global___Box] | None = ...,
         header_only: _builtins.bool = ...,
         held: _builtins.str = ...,
+        phase: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["gradient_step", b"gradient_step", "newest", b"newest", "revision", b"revision", "wanted", b"wanted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_phase", b"_phase", "gradient_step", b"gradient_step", "newest", b"newest", "phase", b"phase", "revision", b"revision", "wanted", b"wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes", b"boxes", "epoch", b"epoch", "fragment", b"fragment", "gradient_step", b"gradient_step", "header_only", b"header_only", "held", b"held", "incarnation", b"incarnation", "newest", b"newest", "replica", b"replica", "revision", b"revision", "run", b"run", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_phase", b"_phase", "boxes", b"boxes", "epoch", b"epoch", "fragment", b"fragment", "gradient_step", b"gradient_step", "header_only", b"header_only", "held", b"held", "incarnation", b"incarnation", "newest", b"newest", "phase", b"phase", "replica", b"replica", "revision", b"revision", "run", b"run", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__phase: _TypeAlias = _typing.Literal["phase"]  # noqa: Y015
+    _WhichOneofArgType__phase: _TypeAlias = _typing.Literal["_phase", b"_phase"]  # noqa: Y015
     _WhichOneofReturnType_wanted: _TypeAlias = _typing.Literal["revision", "newest", "gradient_step"]  # noqa: Y015
     _WhichOneofArgType_wanted: _TypeAlias = _typing.Literal["wanted", b"wanted"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__phase) -> _WhichOneofReturnType__phase | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_wanted) -> _WhichOneofReturnType_wanted | None: ...
 
 Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015

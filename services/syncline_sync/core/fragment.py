@@ -189,8 +189,9 @@ class Fragment:
             return ended
         late = self._late(push)
         if late is not None:
-            if push.kind is Kind.PSEUDO_GRADIENT and not self.synchronous:
-                # It comes again, from the newest revision; rounds that open from now on wait.
+            if refusals.goes_on(
+                self.saved, self.synchronous, push
+            ):  # so rounds that open from now on wait for it
                 self._taking_part[push.replica] = push.incarnation
             return late
         refusals.check_data(self.saved, self._round, push.data)
@@ -217,6 +218,10 @@ class Fragment:
         """End the open round; the fragment now stands at its result, which is yet to be stored."""
         r = self._round
         assert r is not None, "no round is open"
+        if r.kind is Kind.GRADIENT:
+            # Who missed one step may have left the phase; otherwise it is heard of again.
+            for replica in r.expected - r.arrived.keys():
+                self._taking_part.pop(replica, None)
         if r.kind is not Kind.PARAMETERS:
             # Who has lost its lease since it pushed must not be waited for in the next round.
             accepted = [c for c in r.contributions() if c.verdict == ACCEPTED]

@@ -70,6 +70,8 @@ class WholePush:
     last_step: int
     data: Ranges = NOTHING
     """Sequences that it was trained on, where the data is leased."""
+    phase: int | None = None
+    """The synchronous phase that it is of; None: the one that goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

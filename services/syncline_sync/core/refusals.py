@@ -13,7 +13,7 @@ from syncline_proto.errors import InvalidRequest
 from syncline_proto.ranges import Ranges, joined
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import is_finite, unfit
-from syncline_sync.core.record import Judgement, Kind, Saved, WholePush
+from syncline_sync.core.record import KEPT, Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
 
 KEPT_RANGES_MAX = 1 << 14
@@ -116,7 +116,7 @@ def late(saved: Saved, warmup_steps: int, age_max: int, push: WholePush) -> Judg
     ``age_max``: revisions that a pseudo-gradient's base may lie behind.
 
     Raises:
-        InvalidRequest: a gradient of a step that is not next.
+        InvalidRequest: a gradient of a step that is to come after the next.
     """
     synchronous = warmup_steps > 0 and saved.revision == 0
     if push.kind is Kind.GRADIENT:
@@ -129,6 +129,17 @@ def late(saved: Saved, warmup_steps: int, age_max: int, push: WholePush) -> Judg
         why = f"its base is revision {push.base}, the round starts from {saved.revision}"
         return stale(why, saved.revision)
     return None
+
+
+def goes_on(saved: Saved, synchronous: bool, push: WholePush) -> bool:
+    """Whether a replica whose push was STALE pushes the next one like everybody.
+
+    From the newest revision; or with the mean of a gradient step that is kept.
+    """
+    if push.kind is Kind.PSEUDO_GRADIENT:
+        return not synchronous
+    of_now = synchronous and push.phase in (None, saved.phase)
+    return of_now and saved.gradient_step - KEPT < push.gradient_step <= saved.gradient_step
 
 
 def check_data(saved: Saved, r: Round | None, data: Ranges) -> None:
@@ -177,6 +188,8 @@ def offer(
     synchronous = warmup_steps > 0 and saved.revision == 0
     first = push.base is None and not is_set
     last = push.base == 0 and synchronous and is_set
+    if last and (ended := _of_another_phase(saved, push)):
+        return ended
     if last and saved.gradient_step < warmup_steps:
         raise InvalidRequest(
             f"push: the synchronous phase is at step {saved.gradient_step} of "
@@ -199,8 +212,20 @@ def _late_gradient(saved: Saved, warmup_steps: int, push: WholePush) -> Judgemen
             f"gradient_step: {step} where the synchronous phase has {warmup_steps}; "
             "offer PARAMETERS."
         )
+    if (ended := _of_another_phase(saved, push)) is not None:
+        return ended
     if step < following:
         return stale(f"gradient step {step} has closed", step)
     if step > following:
+        if saved.phase and push.phase is None:
+            return stale(f"gradient step {step} is of a phase that has ended", step)
         raise InvalidRequest(f"gradient_step: {step} where {following} is next.")
     return None
+
+
+def _of_another_phase(saved: Saved, push: WholePush) -> Judgement | None:
+    """STALE for what was trained in a synchronous phase that everyone else was lost in."""
+    if push.phase is None or push.phase == saved.phase:
+        return None
+    why = f"the synchronous phase has started again: it is number {saved.phase}, not {push.phase}"
+    return stale(why, push.gradient_step or 1)
