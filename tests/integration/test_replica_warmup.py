@@ -178,6 +178,25 @@ def test_who_is_left_by_a_phase_that_starts_again_takes_part_anew(cluster: Clust
         assert b.replica.committed_tokens == 3 * STEP_TOKENS
 
 
+def test_a_joiner_hears_at_once_that_the_phase_starts_again(cluster: Cluster) -> None:
+    """Long before its pull of revision 1 would end by itself."""
+    settings = {**WARM, "min_replicas": 1}
+    first, second = (Trial(cluster.control_url, "heard", s, settings=settings) for s in range(2))
+    with joined(first):
+        first.step(2)
+        joining = threading.Thread(target=second.replica.start, daemon=True)
+        joining.start()
+        wait_until(lambda: len(cluster.get("/runs/heard/replicas")) == 2, 20, "it has a lease")
+    joining.join(20)
+    assert not joining.is_alive()
+    try:
+        assert second.replica.phase == "warm-up"
+        second.step(STEPS)
+        assert (second.replica.revision, second.replica.inner_step) == (1, STEPS)
+    finally:
+        second.replica.close()
+
+
 def phases(cluster: Cluster, run: str) -> set[int]:
     with grpc.insecure_channel(cluster.sync_address) as channel:
         stub = SyncServiceStub(channel)
@@ -219,7 +238,7 @@ def test_a_joiner_waits_for_its_end(cluster: Cluster) -> None:
     first, second = (Trial(cluster.control_url, "wait", s, settings=settings) for s in range(2))
     with joined(first):
         first.step(2)
-        joining = threading.Thread(target=second.replica.start)
+        joining = threading.Thread(target=second.replica.start, daemon=True)
         joining.start()
         wait_until(lambda: len(cluster.get("/runs/wait/replicas")) == 2, 20, "it has a lease")
         first.step(3)

@@ -6,6 +6,8 @@ the training thread, in the same order on every rank; trains and pushes no progr
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from structlog.typing import FilteringBoundLogger
 
 from syncline.anchors import Anchors
@@ -20,6 +22,14 @@ from syncline.waiting import Waiting
 from syncline.warmup import WarmUp
 from syncline_proto.errors import RunConflict
 from syncline_proto.v1 import sync_pb2 as pb
+
+
+class Standing(NamedTuple):
+    """Where a fragment stands, as a collective carries it."""
+
+    revision: int
+    gradient_step: int
+    phase: int
 
 
 class Entry:
@@ -66,13 +76,11 @@ class Entry:
         pull, fragments = self._exchange.begin_pull, self._rounds.fragments
         torn = False
         while True:
-            states = self._ranks.share(self._look)
+            states = [Standing(*one) for one in self._ranks.share(self._look)]
             warm_up: WarmUp | None = None
-            if self._warmup_steps == 0 or all(revision for revision, *_ in states):
+            if self._warmup_steps == 0 or all(one.revision for one in states):
                 taken = self._rounds.take([pull(f, Wanted()) for f in fragments])
-            elif any(revision for revision, *_ in states) and any(
-                not (revision or step) for revision, step, _ in states
-            ):
+            elif any(one.revision for one in states) and not all(map(has_begun, states)):
                 if not torn:  # services are asked one after another: the phase may have ended
                     torn = True
                     continue
@@ -80,15 +88,16 @@ class Entry:
                     "Everybody was lost while the synchronous phase ended, and a part of the "
                     "parameters with them: start another run."
                 )
-            elif any(step or revision for revision, step, _ in states):
+            elif any(map(has_begun, states)):
                 why = "the synchronous phase goes on without this replica"
                 self._log.info("join.waits", why=why)
-                taken = self._rounds.take([self._exchange.begin_waiting(f) for f in fragments])
+                wait = self._exchange.begin_waiting
+                taken = self._rounds.take([wait(f, states[f].phase) for f in fragments])
             else:
                 taken = self._rounds.take([pull(f, Wanted(revision=0)) for f in fragments])
                 warm_up = WarmUp(
                     self._warmup_steps,
-                    [phase for *_, phase in states],
+                    [one.phase for one in states],
                     self._anchors,
                     self._exchange,
                     self._waiting.settled,
@@ -100,14 +109,19 @@ class Entry:
         payload = self._anchors.parameters(fragment)
         return Push(fragment=fragment, kind=pb.PUSH_KIND_PARAMETERS, payload=payload)
 
-    def _look(self) -> list[tuple[int, int, int]]:
+    def _look(self) -> list[Standing]:
         """Ask where the run stands; who is still joining may be called off meanwhile."""
         if self._helm.joining:
             return unless_recalled(self._states, self._helm.recall)
         return self._states()
 
-    def _states(self) -> list[tuple[int, int, int]]:
-        """(revision, gradient step, phase) of each fragment."""
+    def _states(self) -> list[Standing]:
+        """Of each fragment."""
         states = self._exchange.states()
         of_each = [states[f] for f in self._rounds.fragments]
-        return [(one.revision, one.gradient_step, one.phase) for one in of_each]
+        return [Standing(one.revision, one.gradient_step, one.phase) for one in of_each]
+
+
+def has_begun(standing: Standing) -> bool:
+    """Whether a fragment is beyond the parameters with which the run began."""
+    return standing.revision > 0 or standing.gradient_step > 0

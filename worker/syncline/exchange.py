@@ -157,12 +157,12 @@ class Exchange:
         """Pull in the background, as if it had been pushed and merged; the newest if it is gone."""
         return self._exchanged(lambda: self._puller.kept(fragment, wanted))
 
-    def begin_waiting(self, fragment: int) -> Future[Outcome]:
-        """Wait in the background for the end of the synchronous phase, and pull what is then.
+    def begin_waiting(self, fragment: int, phase: int) -> Future[Outcome]:
+        """Wait in the background for the end of a synchronous phase, and pull what is then.
 
         The outcome is GONE if the phase started again meanwhile, so that we could take part.
         """
-        return self._exchanged(lambda: self._puller.first(fragment))
+        return self._exchanged(lambda: self._puller.first(fragment, phase))
 
     def states(self) -> dict[int, pb.FragmentState]:
         """Where each fragment stands, asked anew."""

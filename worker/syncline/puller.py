@@ -86,28 +86,31 @@ class Puller:
                 services.learn_epoch(fragment, epoch, 0)
                 wanted = self.newest_instead(fragment, wanted, patience)
 
-    def first(self, fragment: int) -> Outcome:
-        """Wait for revision 1; GONE if the synchronous phase started again meanwhile."""
+    def first(self, fragment: int, phase: int) -> Outcome:
+        """Wait for revision 1; GONE if the synchronous phase, now ``phase``, started again."""
         services, patience = self._services, self.patience()
-        wanted, step = Wanted(revision=1), 0
+        wanted, step = Wanted(revision=1, phase=phase), 0
         while True:
             epoch = services.epoch(fragment)
             try:
                 return Outcome(answer=Answer.MERGED, pulled=self.pull(fragment, wanted))
-            except RevisionGone:
-                wanted = self.newest_instead(fragment, wanted, patience)
             except EpochChanged:
                 services.learn_epoch(fragment, epoch, 0)
                 patience.check(self.name(fragment))
-            except (Stalled, *PASSING):
+            except (RevisionGone, Stalled, *PASSING) as error:
                 state = services.state(fragment)
-                if state.revision == 0 and state.gradient_step == 0:
+                if state.revision:
+                    wanted = self.newest_instead(fragment, wanted, patience)
+                    continue
+                if state.gradient_step == 0:
                     return Outcome(answer=Answer.GONE)
+                wanted = Wanted(revision=1, phase=state.phase)
                 if state.gradient_step != step:
                     step = state.gradient_step
                     patience.start_again()
                 patience.check(self.name(fragment))
-                self._stop.wait(AGAIN_S)
+                if not isinstance(error, RevisionGone):
+                    self._stop.wait(AGAIN_S)
 
     def newest_instead(self, fragment: int, gone: Wanted, patience: RoundPatience) -> Wanted:
         """What to pull where that is gone; the newest, too, may go while it is on its way."""
