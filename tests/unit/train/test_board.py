@@ -16,6 +16,7 @@ from syncline.train.board import Board
 from syncline_proto.errors import ConfigError
 from syncline_testing.training import tiny_job
 from syncline_testing.views import NOW
+from syncline_testing.waiting import wait_until
 
 
 class Theirs:
@@ -104,4 +105,5 @@ def test_the_real_one_takes_it_offline(tmp_path: Path, monkeypatch: pytest.Monke
     offline.snapshot(NOW)
     offline.close()
     (written,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    assert b"train/bits_per_byte" in written.read_bytes()
+    # Its own process writes it, soon after it has been told.
+    wait_until(lambda: b"train/bits_per_byte" in written.read_bytes(), 30, "it is written")
