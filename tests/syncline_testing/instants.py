@@ -13,16 +13,8 @@ from math import inf
 from typing import Self
 
 from syncline_proto.settings import RunSettings
-from syncline_testing.swarm import (
-    AGAIN_S,
-    CONTROL,
-    DEADLINE_S,
-    LEASE_S,
-    REVIEW_S,
-    SERVICE,
-    STEP_S,
-    Swarm,
-)
+from syncline_testing.ruled import CONTROL, LEASE_S, REVIEW_S, SERVICE
+from syncline_testing.swarm import AGAIN_S, DEADLINE_S, STEP_S, Swarm
 
 FOUNDERS = {"a": STEP_S, "b": 0.9 * STEP_S, "c": 1.1 * STEP_S}
 """How long their steps take."""

@@ -18,17 +18,9 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Closing, Judgement, Kind, Saved, WholePush
 from syncline_testing.books import SEQUENCES, Books, Count, Report, Settled, Teller
 from syncline_testing.lives import Living
+from syncline_testing.ruled import BEAT_S, CONTROL, LEASE_S, SERVICE
 from syncline_testing.simulated import FRAGMENTS, SYNC_EVERY
-from syncline_testing.swarm import (
-    AGAIN_S,
-    BEAT_S,
-    CONTROL,
-    DEADLINE_S,
-    LEASE_S,
-    SERVICE,
-    STEP_S,
-    Swarm,
-)
+from syncline_testing.swarm import AGAIN_S, DEADLINE_S, STEP_S, Swarm
 
 CALL_S = 7.0
 """So long an answer of the control plane is waited for."""

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from syncline.core.timed import Publication
 from syncline_control.core import leases
-from syncline_control.core.leases import Lease
-from syncline_proto.errors import LeaseLost
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Closing, Judgement, Kind, Saved, WholePush
 from syncline_testing.lives import Exchange, Key, Living
 from syncline_testing.pure import whole_push
+from syncline_testing.ruled import LEASE_S, REVIEW_S, SERVICE, Ruled
 from syncline_testing.simulated import FRAGMENTS, SYNC_EVERY, Replica
 from syncline_testing.warming import Phase, of_phase
-from syncline_testing.weather import Weathered
 
-STEP_S, LEASE_S, DEADLINE_S = 0.25, 2.0, 8.0
-BEAT_S, REVIEW_S, AGAIN_S = LEASE_S / 4, 0.25, 1.0
-SERVICE, CONTROL = "the service", "the control plane"
+STEP_S, DEADLINE_S, AGAIN_S = 0.25, 8.0, 1.0
 
 _BARRIER: Mapping[str, Any] = {
     "sync_every": SYNC_EVERY,
@@ -45,7 +42,7 @@ Wait = tuple[Callable[[], bool], Callable[[], None]]
 """Whether there is what a pull waits for, and how to tell it."""
 
 
-class Swarm(Weathered):
+class Swarm(Ruled):
     """All of them, on one clock; every method is an input."""
 
     def __init__(self, settings: RunSettings) -> None:
@@ -61,12 +58,6 @@ class Swarm(Weathered):
         self._phase = Phase()
         self._waits: list[list[Wait]] = [[] for _ in self.cores]
         self.serves, self.instance, self._torn = True, 0, False
-        self.controls, self.running = True, True
-        self._leases: dict[str, Lease] = {}
-        self._reviewed_s, self._version, self._told = 0.0, 0, 0
-        self._said: tuple[dict[str, int], bool, int] = ({}, True, 0)
-        """The members, whether the run goes on, and as of which version the control plane asks who
-        has settled: as the service has heard last."""
         self.committed: list[dict[Key, int]] = [{} for _ in self.cores]
         """By fragment: the inner steps of each push that is in a revision."""
         self.counted: list[Counter[tuple[str, int]]] = [Counter() for _ in self.cores]
@@ -75,6 +66,8 @@ class Swarm(Weathered):
         """By fragment: when each round closed, and who is in it."""
         self._waits_from_s: list[float | None] = [None for _ in self.cores]
         """By fragment: when its round had its first timely push, or a pause ended in it."""
+        self._answered: dict[tuple[int, str], tuple[tuple[int, int], Judgement]] = {}
+        """By fragment and replica: what this very process of the service has told of which push."""
         self._pushed: list[set[tuple[str, int]]] = [set() for _ in self.cores]
         """By fragment: the lives that have pushed."""
         self._begin()
@@ -95,22 +88,12 @@ class Swarm(Weathered):
         self._change(name, leases.grant(self._leases.get(name), self.now_s, LEASE_S))
         self._open(name, self._leases[name].incarnation)
 
-    def pause(self, running: bool) -> None:
-        self.running = running
-        self._version += 1
-        self.tell()
-
-    def stop_control(self) -> None:
-        self.controls = False
-
-    def start_control(self) -> None:
-        self.controls = True
-
     def stop_service(self) -> None:
         """Whatever is not committed is gone, and all that wait hear nothing."""
         self.serves, self._torn = False, False
         self._waits = [[] for _ in self.cores]
         self._waits_from_s = [None for _ in self.cores]
+        self._answered.clear()
 
     def tear_next_commit(self) -> None:
         """The service stops when the next round closes, before that is on the disk."""
@@ -196,78 +179,6 @@ class Swarm(Weathered):
     def _entered(self, push: WholePush, judged: Judgement) -> None:
         """It was judged, and is in a round."""
 
-    def _see_lives(self) -> None:
-        """Who holds a lease may have changed."""
-
-    def _asks(self) -> int:
-        """As of which version the control plane asks who has settled; 0: it does not."""
-        return 0
-
-    # The control plane.
-
-    def _members(self) -> dict[str, int]:
-        return {name: lease.incarnation for name, lease in self._leases.items() if lease.held}
-
-    def _change(self, name: str, lease: Lease) -> None:
-        before, self._leases[name] = self._members(), lease
-        if self._members() != before:
-            self._version += 1
-            self.tell()
-            self._see_lives()
-
-    def _review(self) -> None:
-        if self.controls:
-            for name, lease in list(self._leases.items()):
-                self._change(name, leases.review(lease, self.now_s, self._late_s))
-            self._reviewed_s = self.now_s
-            self._see_lives()
-            self.tell()
-        self.after(REVIEW_S, self._review)
-
-    @property
-    def _late_s(self) -> float:
-        return max(0.0, self.now_s - self._reviewed_s - REVIEW_S)
-
-    def beat(self, replica: Living) -> None:
-        """A heartbeat, of a life that goes on."""
-        if replica.alive:
-            self.over((replica.name, CONTROL), lambda: self._renew(replica))
-            self.after(BEAT_S, lambda: self.beat(replica))
-
-    def _renew(self, replica: Living) -> bool:
-        """Whether it holds its lease; who does not is told so."""
-        if not self.controls:
-            return False
-        try:
-            lease = leases.renew(self._leases[replica.name], replica.life, self.now_s, self._late_s)
-        except LeaseLost:
-            self.over((CONTROL, replica.name), replica.stop)
-            return False
-        self._leases[replica.name] = lease
-        return True
-
-    def release(self, replica: Living) -> None:
-        """A replica gives its lease back; where that is not heard, it runs out."""
-
-        def released() -> None:
-            if self.controls:
-                lease = self._leases[replica.name]
-                self._change(replica.name, leases.release(lease, replica.life, self.now_s))
-
-        self.over((replica.name, CONTROL), released)
-
-    def tell(self) -> None:
-        """Say who takes part, unless the service has it already."""
-        version, said = self._version, (self._members(), self.running, self._asks())
-
-        def heard() -> None:
-            if self.serves and version > self._told:
-                self._told, self._said = version, said
-                self.adopt()
-
-        if self.controls and version > self._told:
-            self.over((CONTROL, SERVICE), heard)
-
     # The service.
 
     def adopt(self) -> None:
@@ -325,14 +236,19 @@ class Swarm(Weathered):
         self.after(AGAIN_S, lambda: self.ask(replica, fragment, exchange))
 
     def ask_once(self, replica: Living, fragment: int, exchange: Exchange) -> None:
-        judged = exchange.judged
+        judged, instance = exchange.judged, self.instance
         act = self._judge if judged is None else self._pull
-        self.over((replica.name, SERVICE), lambda: act(replica, fragment, exchange))
+
+        def arrives() -> None:
+            if self.instance == instance:  # with a process its connections are gone
+                act(replica, fragment, exchange)
+
+        self.over((replica.name, SERVICE), arrives)
 
     def _judge(self, replica: Living, fragment: int, exchange: Exchange) -> None:
         if not self.serves:
             return
-        instance, judged = self.instance, self.cores[fragment].judge(self.now_s, exchange.push)
+        instance, judged = self.instance, self._judged(fragment, exchange.push)
         if judged.verdict == pb.VERDICT_FENCED:
             self.answer(replica, replica.stop)
         else:
@@ -349,6 +265,17 @@ class Swarm(Weathered):
                 self._waits_from_s[fragment] = self.now_s
             self.answer(replica, lambda: replica.hear_verdict(fragment, exchange, judged, instance))
         self.close(fragment)
+
+    def _judged(self, fragment: int, push: WholePush) -> Judgement:
+        """What was told of this push already; else the core's word."""
+        core, life = self.cores[fragment], (push.incarnation, push.seq)
+        told = self._answered.get((fragment, push.replica))
+        if told is not None and told[0] == life and core.members.get(push.replica) == life[0]:
+            before = told[1].judged or told[1].verdict
+            return replace(told[1], verdict=pb.VERDICT_DUPLICATE, judged=before, sets=False)
+        judged = core.judge(self.now_s, push)
+        self._answered[fragment, push.replica] = life, judged
+        return judged
 
     def _pull(self, replica: Living, fragment: int, exchange: Exchange) -> None:
         if not self.serves or exchange.judged is None:

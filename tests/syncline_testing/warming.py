@@ -32,8 +32,8 @@ class Phase:
         self._offers: list[Saved | None] = [None for _ in range(FRAGMENTS)]
         self._ending, self._seen = Ending(range(FRAGMENTS)), (0, False)
         self._number = 0
-        self._inside: set[tuple[str, int]] = set()
-        """Lives whose gradients are in a mean of this phase."""
+        self._inside: dict[int, set[tuple[str, int]]] = {}
+        """By fragment: the lives whose gradients are in the newest mean of this phase."""
 
     def begun(self, settings: RunSettings, stored: Sequence[Saved]) -> list[Fragment]:
         """The fragments of a service that starts."""
@@ -49,9 +49,10 @@ class Phase:
         """Whether it has ended, or begun anew, since this was asked last: all fragments hear it."""
         seen, self._seen = self._seen, (self._ending.phase, self._ending.decided)
         if self._ending.phase > self._number:
-            here = {name for name, life in self._inside if members.get(name) == life}
+            inside = set[tuple[str, int]].intersection(*self._inside.values())
+            here = {name for name, life in inside if members.get(name) == life}
             assert not here, "it begins anew without those who are in it"
-            self._number, self._inside = self._ending.phase, set()
+            self._number, self._inside = self._ending.phase, {}
             self.means = [{} for _ in range(FRAGMENTS)]
         return seen != self._seen
 
@@ -67,7 +68,7 @@ class Phase:
             goes_on = saved.phase == before.phase
             assert saved.gradient_step == 1 + before.gradient_step * goes_on
             assert (before.revision, saved.revision) == (0, 0)
-            self._inside |= {(c.replica, c.incarnation) for c in saved.contributions}
+            self._inside[fragment] = {(c.replica, c.incarnation) for c in saved.contributions}
             self.means[fragment][saved.gradient_step] = saved
             self.means[fragment].pop(saved.gradient_step - KEPT, None)
             return

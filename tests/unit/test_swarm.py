@@ -24,7 +24,8 @@ from hypothesis.stateful import (
 
 from syncline_proto.settings import RunSettings
 from syncline_testing.leased_swarm import LeasedSwarm
-from syncline_testing.swarm import CONTROL, DEADLINE_S, LEASE_S, MODES, SERVICE, Swarm
+from syncline_testing.ruled import CONTROL, LEASE_S, SERVICE
+from syncline_testing.swarm import DEADLINE_S, MODES, Swarm
 from syncline_testing.weather import Weather
 
 FEW = 6
