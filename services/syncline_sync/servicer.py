@@ -38,7 +38,7 @@ from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, Senders
 from syncline_sync.sending import Sending, Write
-from syncline_sync.shard import shard_of
+from syncline_sync.shard import KIND, shard_of
 from syncline_sync.statuses import tell
 
 OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunResponse]
@@ -241,12 +241,15 @@ def _name(field: str, value: str) -> str:
 def _early(run: RunHost, runner: Runner, header: pb.PushHeader) -> Judgement | None:
     """The answer to a push that need not come in; None if it is to."""
     assert run.staging is not None
-    early = runner.core.fenced(run.members, header.replica, header.incarnation)
-    early = early or run.staging.answered(header)
-    early = early or runner.core.known(header.replica, header.incarnation, header.seq)
-    if early is None and header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
-        early = runner.core.of_another_epoch(header.epoch)
-    return early
+    return runner.core.early(
+        run.members,
+        header.replica,
+        header.incarnation,
+        header.seq,
+        KIND.get(header.kind),
+        header.epoch,
+        run.staging.answered(header),
+    )
 
 
 def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:
