@@ -32,6 +32,7 @@ from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
 from syncline_sync.places import Places
+from syncline_sync.pool import compute_to_the_end
 from syncline_sync.published import Loan, Shelf, Whose
 from syncline_sync.receiving import Part, PushContext, Receiving, begun_anew
 from syncline_sync.run import RunHost, Shared
@@ -212,13 +213,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         if len(asked.boxes) <= FEW_BOXES:
             return await self._shared.compute(find)
         async with self._lookups.reserved(run, 1):
-            looking = asyncio.ensure_future(self._shared.compute(find))
-            try:
-                return await asyncio.shield(looking)
-            except asyncio.CancelledError:
-                # A call that goes does not take the thread with it.
-                await asyncio.gather(looking, return_exceptions=True)
-                raise
+            # A call that goes does not take the thread with it, nor let the next one begin.
+            return await compute_to_the_end(self._shared.pool, find)
 
 
 async def _header(parts: AsyncIterator[Part]) -> pb.PushHeader:
