@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from syncline_proto.errors import CheckpointDamaged, InvalidRequest
 from syncline_proto.layout import Layout, layout_from_json
 from syncline_proto.names import NAME_PATTERN
+from syncline_proto.rest import Count
 from syncline_proto.seals import Seal
 from syncline_proto.settings import RunSettings
 
@@ -34,8 +35,6 @@ FORMAT = 1
 FILE_PATTERN = r"^[0-9]{5,6}-[0-9a-f]{8}\.safetensors$"
 
 SEAL = Seal("format", FORMAT, "checkpoint")
-
-Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 
 
 class Form(BaseModel):

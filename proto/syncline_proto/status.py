@@ -54,10 +54,7 @@ _ADDRESSES = re.compile(
 
 def status_of(error: errors.SynclineError) -> grpc.StatusCode:
     """Return the status of the error's class, or of the nearest class above it in the table."""
-    for kind in type(error).__mro__:
-        if kind in STATUS:
-            return STATUS[kind]
-    return grpc.StatusCode.INTERNAL
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
 def from_rpc_error(error: grpc.RpcError, what: str) -> errors.SynclineError:

@@ -100,9 +100,10 @@ class _Unfit(Exception):
 
 
 def _check(inside: Container, depth: int) -> None:
-    """Raises:
-    _Unfit: a number is too large, an object too wide, or the value too deep.
-    UnicodeError: a text is not Unicode.
+    """
+    Raises:
+        _Unfit: a number is too large, an object too wide, or the value too deep.
+        UnicodeError: a text is not Unicode.
     """
     if depth > DEPTH_MAX:
         raise _Unfit(f"is nested more than {DEPTH_MAX} times")

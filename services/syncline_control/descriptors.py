@@ -1,4 +1,4 @@
-"""File descriptors: how many there are, what connections may take of them, and when there are none.
+"""File descriptors: what connections may take of them, and what is said when there are none.
 
 Whoever connects takes one without being asked, so a part is kept back: the database and the page
 need some, and a burst of connections is accepted before anybody can count it.
@@ -7,12 +7,13 @@ need some, and a burst of connections is accepted before anybody can count it.
 from __future__ import annotations
 
 import asyncio
-import errno
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
+
+from syncline_proto.descriptors import none_left
 
 CONNECTIONS_MAX = 10_000
 """Half heads may hold 160 MB, for ``server.HEAD_S``."""
@@ -40,20 +41,6 @@ class Share:
         )
 
 
-def raise_limit() -> int:
-    """Let this process have as many descriptors as it may give itself; return how many."""
-    try:
-        import resource
-    except ImportError:  # no Unix
-        return 512
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (ValueError, OSError):  # the hard one may be over what the system has (macOS)
-        hard = soft
-    return hard if hard != resource.RLIM_INFINITY else 1 << 20
-
-
 class Shortage:
     """The event loop's handler of exceptions, which says of a shortage little and seldom.
 
@@ -65,7 +52,7 @@ class Shortage:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        if not (isinstance(error, OSError) and none_left(error)):
             loop.default_exception_handler(context)
             return
         now = time.monotonic()

@@ -20,9 +20,10 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from syncline_control.app import create_app
-from syncline_control.descriptors import BACKLOG_MAX, Share, Shortage, raise_limit
+from syncline_control.descriptors import BACKLOG_MAX, Share, Shortage
 from syncline_control.settings import ControlSettings
 from syncline_control.state import State
+from syncline_proto.descriptors import raise_limit
 from syncline_proto.errors import ConfigError, PortInUse, SynclineError
 
 SHUTDOWN_S = 2

@@ -55,11 +55,11 @@ class Aside:
     Its methods wait for the disk and the network: call them in a pool.
     """
 
-    def __init__(self, root: Path, run: str, id: str, seat: Seat) -> None:
+    def __init__(self, root: Path, run: str, checkpoint: str, seat: Seat) -> None:
         self._run = run
-        self._store = RunStore(root / "restoring" / id, run)
+        self._store = RunStore(root / "restoring" / checkpoint, run)
         self._place = RunStore(root, run).folder
-        self._mark = {"id": id, "index": seat.index, "shards": seat.shards}
+        self._mark = {"id": checkpoint, "index": seat.index, "shards": seat.shards}
 
     def keep(self) -> bool:
         """Whether all that is ours has been fetched already; then it stays for another while.

@@ -19,11 +19,11 @@ import structlog
 import typer
 from pydantic import ValidationError
 
+from syncline_proto.descriptors import raise_limit
 from syncline_proto.errors import ConfigError, SynclineError
 from syncline_proto.loading import INTERRUPTED
 from syncline_proto.words import sentence
 from syncline_sync.allocator import keep_freed_memory
-from syncline_sync.descriptors import raise_limit
 from syncline_sync.process import serve
 from syncline_sync.settings import SyncSettings
 from syncline_sync.supervisor import ChildFailed, supervise

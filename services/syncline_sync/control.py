@@ -22,6 +22,7 @@ import httpx
 import structlog
 from pydantic import ValidationError
 
+from syncline_proto.descriptors import none_left
 from syncline_proto.errors import ConfigError, Forbidden, InvalidRequest
 from syncline_proto.reports import EventIn, Reports, RoundReport, Settled
 from syncline_proto.rest import (
@@ -30,7 +31,6 @@ from syncline_proto.rest import (
     Problem,
     SyncServiceHello,
 )
-from syncline_sync.descriptors import none_left
 from syncline_sync.files import replace_file
 from syncline_sync.report_queue import ReportQueue, Told
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from syncline_proto.errors import CheckpointError, Overloaded
-from syncline_sync.pool import compute
+from syncline_sync.pool import compute_to_the_end
 
 T = TypeVar("T")
 
@@ -98,13 +98,8 @@ class Copies:
 
     async def do(self, work: Callable[..., T], *args: Any) -> T:
         """Do what is short on a thread, and return its result."""
-        doing = asyncio.ensure_future(compute(self._brief, work, *args))
-        try:
-            return await asyncio.shield(doing)
-        except asyncio.CancelledError:
-            # A call that goes does not take the thread with it, and counts until that is back.
-            await asyncio.gather(doing, return_exceptions=True)
-            raise
+        # A call that goes does not take the thread with it, and counts until that is back.
+        return await compute_to_the_end(self._brief, work, *args)
 
     async def tidy(self, work: Callable[..., None], *args: Any) -> None:
         """Take away what a call has left; at the end of the process that is for the next start."""

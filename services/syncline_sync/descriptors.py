@@ -1,4 +1,4 @@
-"""File descriptors: all that we may have, and patience where none is left.
+"""File descriptors: how many we may have, and patience where none is left.
 
 That none is left is neither the disk's fault nor ours: connections hold them, and those that say
 nothing are closed sooner than the patience here ends. Knows nothing of what is opened.
@@ -6,22 +6,18 @@ nothing are closed sooner than the patience here ends. Knows nothing of what is 
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from syncline_proto.descriptors import ENDLESS, none_left
 from syncline_proto.errors import StoreError
 from syncline_sync.durability import NOTHING_LOST
 
 WAIT_S = 15.0
 """How long a file waits for one; within the time that the end of the process has for the disk."""
-
-ENDLESS = 1 << 20
-"""As good as no limit."""
 
 LOOK_S = 0.1
 """Between two tries."""
@@ -29,22 +25,10 @@ LOOK_S = 0.1
 T = TypeVar("T")
 
 
-def raise_limit() -> None:
-    """Let this process have as many as it is allowed to give itself."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # a system may bound it once more
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def limit() -> int:
     """How many this process may have open at a time."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ENDLESS if soft == resource.RLIM_INFINITY else min(soft, ENDLESS)
-
-
-def none_left(error: OSError) -> bool:
-    """Whether it failed for want of one, in the process or on the machine."""
-    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def opened(path: Path, how: Callable[[], T]) -> T:

@@ -285,11 +285,9 @@ class Holding:
         radii, self._radii = self._radii, None
         if radii is not None:
             await self._compute(radii.lengthen, accumulator)
-        rules = closing.outer.direction
-        forgets = closing.carry is not None and closing.carry.keep == 0.0
-        if forgets or not rules.enabled:
+        rules, scale = closing.outer.direction, closing.direction_scale
+        if scale is None:
             return None
-        scale = closing.pushes / closing.total_weight
         return await self._compute(
             direction.correct, accumulator, self._momentum, scale, self._edges, rules
         )

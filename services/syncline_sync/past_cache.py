@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import threading
 from collections.abc import Generator, Iterable
@@ -21,6 +20,7 @@ import numpy as np
 
 from syncline_proto.codec import Bytes, crc32c
 from syncline_proto.codec.base import UInt8
+from syncline_sync.memory import fresh
 
 PIECE_BYTES = 4 << 20
 """Written at a time; smaller ones cost more, since each is waited for."""
@@ -96,9 +96,5 @@ def _set_past_cache(file: int, wanted: bool) -> bool:
 def _piece_of_this_thread() -> UInt8:
     """Where it gathers: uint8 [PIECE_BYTES], from a page's beginning."""
     if not hasattr(_mine, "piece"):
-        # Private: memory that processes may share has small pages only, each found for each write.
-        memory = mmap.mmap(-1, PIECE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        _mine.piece = np.frombuffer(memory, np.uint8)
+        _mine.piece = fresh(PIECE_BYTES)
     return _mine.piece

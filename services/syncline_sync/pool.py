@@ -21,3 +21,15 @@ async def compute(
     """Run ``work`` in the pool and return its result; the loop goes on meanwhile."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(pool, lambda: work(*args, **kwargs))
+
+
+async def compute_to_the_end(
+    pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """As ``compute``; who is cancelled meanwhile ends only once the thread is back."""
+    computing = asyncio.ensure_future(compute(pool, work, *args, **kwargs))
+    try:
+        return await asyncio.shield(computing)
+    except asyncio.CancelledError:
+        await asyncio.gather(computing, return_exceptions=True)
+        raise

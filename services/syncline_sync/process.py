@@ -11,14 +11,12 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO
 
 import httpx
 import structlog
 
 from syncline_proto.compiled import compile_all
-from syncline_proto.errors import StoreError
 from syncline_proto.locks import only_owner
 from syncline_proto.rest import SyncServiceHello
 from syncline_sync.aside import sweep_aside
@@ -31,7 +29,7 @@ from syncline_sync.metrics import Metrics
 from syncline_sync.pins import sweep_pins
 from syncline_sync.report_queue import ReportQueue
 from syncline_sync.run import Shared
-from syncline_sync.seating import take_seat
+from syncline_sync.seating import data_folder, take_seat
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import address, bind
 from syncline_sync.settings import SyncSettings
@@ -82,17 +80,17 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     disk = Disk()
     link: ControlLink | None = None
     shared = Shared(
-        settings.data,
-        pool,
-        disk,
-        budget,
-        metrics,
-        reports.put,
-        end.come,
-        Slabs(min(KEPT_BYTES, settings.staging_bytes)),
-        settings.seat,
-        lambda: link.hurry() if link else None,
-        lambda: reports.settled,
+        root=settings.data,
+        pool=pool,
+        disk=disk,
+        budget=budget,
+        metrics=metrics,
+        report=reports.put,
+        fail=end.come,
+        slabs=Slabs(min(KEPT_BYTES, settings.staging_bytes)),
+        seat=settings.seat,
+        vote=lambda: link.hurry() if link else None,
+        settled=lambda: reports.settled,
     )
     await shared.compute(compile_all)  # or the first round would wait for it
     host = Host(shared)
@@ -172,23 +170,10 @@ def _taken_up(settings: SyncSettings) -> IO[bytes]:
         ConfigError: another process has it, or it is of another seat.
         StoreError: the disk refuses.
     """
-    data = _data_folder(settings.data)
+    data = data_folder(settings.data)
     # A store has one writer.
     mine = only_owner(data / "lock", f"Another sync service keeps its store in {data}", "--data")
     take_seat(data, settings.seat.index, settings.shards)
     sweep_pins(data)
     sweep_aside(data)
     return mine
-
-
-def _data_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise StoreError(
-            f"Cannot write to {path}: {error.strerror}; choose another with --data."
-        ) from error
-    return path

@@ -64,7 +64,7 @@ Report = Callable[[str, Told], int]
 """(run, what): goes to the control plane when it can; its ticket."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     """What all runs of the process share."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.layout import EMBEDDINGS, FragmentSpec
+from syncline_proto.layout import FragmentSpec
 from syncline_proto.ranges import Range
 from syncline_proto.reports import EventIn, RoundReport, Settled
 from syncline_proto.settings import RunSettings
@@ -24,7 +24,8 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.merge import Outcome
-from syncline_sync.core.record import ClosedBy, Closing, Kind, WholePush
+from syncline_sync.core.radial import is_radial
+from syncline_sync.core.record import ClosedBy, Closing, WholePush
 from syncline_sync.core.untold import Untold
 from syncline_sync.disk import Disk
 from syncline_sync.holding import Holding
@@ -33,16 +34,11 @@ from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.report import round_report, standing_report
 from syncline_sync.report_queue import Told
+from syncline_sync.shard import KIND
 from syncline_sync.sources import FEW_SPANS
 from syncline_sync.staged import Staged
 from syncline_sync.staging import Staging, away
 from syncline_sync.stored import Stored
-
-KIND = {
-    pb.PUSH_KIND_PSEUDO_GRADIENT: Kind.PSEUDO_GRADIENT,
-    pb.PUSH_KIND_GRADIENT: Kind.GRADIENT,
-    pb.PUSH_KIND_PARAMETERS: Kind.PARAMETERS,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +103,6 @@ class Runner:
         around: Surroundings,
     ) -> None:
         self.number, self.name, self.numel = number, spec.name, spec.numel
-        self._is_embedding = spec.name.startswith(EMBEDDINGS)
         self.holding = Holding(
             number=number,
             edges=spec.edges,
@@ -276,17 +271,13 @@ class Runner:
                 staged.payloads(),
                 judgement.weight,
                 judgement.rescale,
-                is_radial=self._is_radial and push.kind is Kind.PSEUDO_GRADIENT,
+                # Of the open round: settings change between rounds only.
+                is_radial=is_radial(self.core.settings.outer, self.name, push.kind),
             )
         self._around.metrics.judged(judgement.verdict)
         if judgement.verdict == pb.VERDICT_ANOMALOUS:
             self._tell("push.excluded", judgement.reason, push.replica)
         self._around.staging.settle(staged, judgement)
-
-    @property
-    def _is_radial(self) -> bool:
-        """Of the open round: settings change between rounds only."""
-        return self.core.settings.outer.average == "radial" and not self._is_embedding
 
     async def _close(self, closed_by: ClosedBy) -> None:
         """Finish the open round: outer step, store, publish, report."""

@@ -11,10 +11,28 @@ import json
 import os
 from pathlib import Path
 
-from syncline_proto.errors import ConfigError
+from syncline_proto.errors import ConfigError, StoreError
 from syncline_sync.files import SEAL, read, replace_file, understood
 
 MARK = "seat.json"
+
+
+def data_folder(path: Path) -> Path:
+    """Make the folder where stores are to be, and see that it can be written.
+
+    Raises:
+        StoreError: it cannot.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"Cannot write to {path}: {error.strerror}; choose another with --data."
+        ) from error
+    return path
 
 
 def folder_of(data: Path, index: int) -> Path:

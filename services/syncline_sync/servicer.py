@@ -32,13 +32,14 @@ from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
 from syncline_sync.places import Places
+from syncline_sync.pool import compute_to_the_end
 from syncline_sync.published import Loan, Shelf, Whose
 from syncline_sync.receiving import Part, PushContext, Receiving, begun_anew
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, Senders
 from syncline_sync.sending import Sending, Write
-from syncline_sync.shard import shard_of
+from syncline_sync.shard import KIND, shard_of
 from syncline_sync.statuses import tell
 
 OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunResponse]
@@ -212,13 +213,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         if len(asked.boxes) <= FEW_BOXES:
             return await self._shared.compute(find)
         async with self._lookups.reserved(run, 1):
-            looking = asyncio.ensure_future(self._shared.compute(find))
-            try:
-                return await asyncio.shield(looking)
-            except asyncio.CancelledError:
-                # A call that goes does not take the thread with it.
-                await asyncio.gather(looking, return_exceptions=True)
-                raise
+            # A call that goes does not take the thread with it, nor let the next one begin.
+            return await compute_to_the_end(self._shared.pool, find)
 
 
 async def _header(parts: AsyncIterator[Part]) -> pb.PushHeader:
@@ -241,12 +237,15 @@ def _name(field: str, value: str) -> str:
 def _early(run: RunHost, runner: Runner, header: pb.PushHeader) -> Judgement | None:
     """The answer to a push that need not come in; None if it is to."""
     assert run.staging is not None
-    early = runner.core.fenced(run.members, header.replica, header.incarnation)
-    early = early or run.staging.answered(header)
-    early = early or runner.core.known(header.replica, header.incarnation, header.seq)
-    if early is None and header.kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
-        early = runner.core.of_another_epoch(header.epoch)
-    return early
+    return runner.core.early(
+        run.members,
+        header.replica,
+        header.incarnation,
+        header.seq,
+        KIND.get(header.kind),
+        header.epoch,
+        run.staging.answered(header),
+    )
 
 
 def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:

@@ -20,6 +20,7 @@ from syncline_proto.ranges import check as check_ranges
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import Payload
+from syncline_sync.core.record import Kind
 from syncline_sync.places import Places
 from syncline_sync.slabs import SLAB_BYTES, Slabs
 
@@ -27,6 +28,12 @@ RANKS_MAX = 65_536
 
 COUNT_MAX = 1 << 40
 """Of steps, tokens and numbers in a header: sums of them stay far within 64 bits."""
+
+KIND = {
+    pb.PUSH_KIND_PSEUDO_GRADIENT: Kind.PSEUDO_GRADIENT,
+    pb.PUSH_KIND_GRADIENT: Kind.GRADIENT,
+    pb.PUSH_KIND_PARAMETERS: Kind.PARAMETERS,
+}
 
 _COUNTS = (
     "seq", "base_revision", "gradient_step", "inner_steps", "tokens", "first_step", "last_step",
@@ -127,8 +134,9 @@ def shard_of(places: Places, header: pb.PushHeader, slabs: Slabs) -> Shard:
             raise InvalidRequest(f"{name}: {getattr(header, name)} is over {COUNT_MAX}.")
     if header.seq < 1:
         raise InvalidRequest("seq: counts from 1.")
-    if header.kind not in (1, 2, 3):
-        raise InvalidRequest(f"kind: {header.kind} is not one of 1, 2, 3.")
+    if header.kind not in KIND:
+        one_of = ", ".join(map(str, KIND))
+        raise InvalidRequest(f"kind: {header.kind} is not one of {one_of}.")
     plain = header.kind != pb.PUSH_KIND_PSEUDO_GRADIENT
     if plain and header.codec != pb.CODEC_FP32:
         raise InvalidRequest("codec: gradients and parameters travel in fp32 (1).")

@@ -8,11 +8,8 @@ bound, and none for long that nobody needs. Knows nothing of pushes.
 
 from __future__ import annotations
 
-import mmap
-
-import numpy as np
-
 from syncline_proto.codec.base import UInt8
+from syncline_sync.memory import fresh
 
 SLAB_BYTES = 2 << 20
 """The size of a huge page: such a slab is fetched in one go where the kernel has one to give."""
@@ -44,7 +41,7 @@ class Slabs:
         try:
             slab = self._idle.pop()
         except IndexError:
-            return _fresh()
+            return fresh(SLAB_BYTES)
         self._unused = min(self._unused, len(self._idle))
         return slab
 
@@ -56,11 +53,3 @@ class Slabs:
         """Let go of what has not been taken since the last call. Call it now and then."""
         del self._idle[: self._unused]
         self._unused = len(self._idle)
-
-
-def _fresh() -> UInt8:
-    """From the kernel, and back to it with its last use: the allocator would keep it for long."""
-    memory = mmap.mmap(-1, SLAB_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)

@@ -18,7 +18,7 @@ import structlog
 
 from syncline_proto.errors import ConfigError, ProcessFailed, StoreError
 from syncline_proto.locks import only_owner
-from syncline_sync.seating import folder_of, take_seat
+from syncline_sync.seating import data_folder, folder_of, take_seat
 from syncline_sync.settings import SyncSettings
 
 log = structlog.get_logger()
@@ -83,16 +83,11 @@ async def supervise(settings: SyncSettings) -> signal.Signals:
 
     Raises:
         ConfigError: the folder is another's, or in use; ports are too many.
+        StoreError: nothing can be written there.
         ChildFailed: one ended with what a restart does not mend, or again and again.
     """
-    data = settings.data
     children = [settings_of(settings, index) for index in range(settings.shards)]
-    try:
-        data.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"Cannot write to {data}: {error.strerror}; choose another with --data."
-        ) from error
+    data = data_folder(settings.data)
     end: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
 
     def ask(sign: signal.Signals) -> None:

@@ -86,7 +86,6 @@ class Fragment:
                 kind=kind,
                 closed_by=ClosedBy.EVERYONE,
                 total_weight=total,
-                pushes=1,
                 outer=AVERAGE,
                 carry=None,
                 saved=Saved(revision=self.revision, down=self.down, **saved),

@@ -234,13 +234,13 @@ async def service(
         return len(reports) - 1
 
     shared = Shared(
-        root,
-        pool,
-        disk,
-        Budget(staging_bytes),
-        Metrics(),
-        report,
-        faults.append,
+        root=root,
+        pool=pool,
+        disk=disk,
+        budget=Budget(staging_bytes),
+        metrics=Metrics(),
+        report=report,
+        fail=faults.append,
         seat=seat,
     )
     host = Host(shared)

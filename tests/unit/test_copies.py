@@ -156,8 +156,8 @@ def test_a_replica_has_one_message_of_a_push_at_a_time(codec: CodecName) -> None
 def test_a_service_takes_in_a_push_in_slabs_that_are_used_again(
     codec: CodecName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fresh, make, pool = list[int](), slabs._fresh, slabs.Slabs()
-    monkeypatch.setattr(slabs, "_fresh", lambda: fresh.append(1) or make())
+    fresh, make, pool = list[int](), slabs.fresh, slabs.Slabs()
+    monkeypatch.setattr(slabs, "fresh", lambda size: fresh.append(1) or make(size))
     number, layout = CODEC_BY_NAME[codec], flat_layout(NUMEL)
     payload, budget = encode(VALUES, number), Budget(1 << 30)
     chunks = [chunk_of(message) for message in sealed(payload, number, PUSHED_BYTES)]

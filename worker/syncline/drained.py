@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from syncline.train.signals import SIGNAL
+from syncline.recall import SIGNAL
 
 
 class Drains(Protocol):

@@ -20,6 +20,9 @@ CALLED_OFF = "The replica was asked to leave before it had joined; nothing was t
 OWN = "its own process"
 """Who asked, where nobody else is named."""
 
+SIGNAL = "a signal (SIGTERM)"
+"""Who asked, where a signal did."""
+
 LOOK_S = 0.1
 """Between two looks at whether a replica is recalled."""
 

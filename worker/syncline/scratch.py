@@ -48,11 +48,6 @@ class Scratch:
         self._unused: dict[int, int] = {}
         """By size: so many of the idle ones have not been taken since the last ``trim``."""
 
-    @property
-    def idle_bytes(self) -> int:
-        with self._lock:
-            return sum(size * len(idle) for size, idle in self._idle.items())
-
     def take(self, size: int) -> UInt8:
         """``size`` bytes with anything in them: uint8 [size]."""
         found = self._found(size)

@@ -87,7 +87,9 @@ def inverse_of(scale: np.uint32) -> np.float32:
 
 
 @inner
-def integers_put(values: Float32, start: int, count: int, peak: np.uint32, out: Int8, at: int):
+def integers_put(
+    values: Float32, start: int, count: int, peak: np.uint32, out: Int8, at: int
+) -> None:
     """Write a block of finite values, the largest magnitude of which is ``peak``."""
     inverse = inverse_of(scale_put(peak, out, at))
     for i in range(count):

@@ -13,7 +13,6 @@ from syncline_proto.compiled import compiled, inner, read, written
 
 UInt8 = npt.NDArray[np.uint8]
 UInt16 = npt.NDArray[np.uint16]
-UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
 
 MAGNITUDE, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 UNHEARD_S_MAX = 600.0
+"""Longer than a switch takes to start again; and for no longer is told as alive who is gone."""
 
 
 class Voice(NamedTuple):

@@ -138,8 +138,9 @@ def review_every_s(lengths_s: Iterable[float]) -> float:
 
 
 def _refuse_if_kicked(lease: Lease) -> None:
-    """Raises:
-    LeaseLost: the replica was kicked.
+    """
+    Raises:
+        LeaseLost: the replica was kicked.
     """
     if lease.state is ReplicaState.KICKED:
         raise LeaseLost(

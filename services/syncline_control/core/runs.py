@@ -109,8 +109,9 @@ def patched(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
 
 
 def check_scale(run: str, settings: RunSettings, replicas: int | None) -> None:
-    """Raises:
-    InvalidRequest: the run may not have so many.
+    """
+    Raises:
+        InvalidRequest: the run may not have so many.
     """
     least, most = settings.min_replicas, settings.max_replicas
     if replicas is None or least <= replicas <= (most or replicas):
@@ -121,8 +122,9 @@ def check_scale(run: str, settings: RunSettings, replicas: int | None) -> None:
 
 
 def check_equal(run: str, has: RunSettings, asked: RunSettings) -> None:
-    """Raises:
-    RunConflict: the run ``has`` other settings than those asked for; all are named.
+    """
+    Raises:
+        RunConflict: the run ``has`` other settings than those asked for; all are named.
     """
     if told := in_words(has, asked):
         raise RunConflict(

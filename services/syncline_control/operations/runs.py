@@ -190,8 +190,9 @@ def find(tx: Transaction, run: str) -> Run:
 
 
 def refuse_if_ended(row: Run) -> None:
-    """Raises:
-    RunConflict: the run is stopped or finished.
+    """
+    Raises:
+        RunConflict: the run is stopped or finished.
     """
     if row.state in life.ENDED:
         raise RunConflict(f"Run {row.name} is {row.state}; start another run.")

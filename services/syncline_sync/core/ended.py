@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from syncline_proto.merging import OuterSettings
-from syncline_proto.ranges import NOTHING, joined
+from syncline_proto.ranges import joined
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import detector
-from syncline_sync.core.record import Kind, LastPush, Saved, remembered
+from syncline_sync.core.record import ClosedBy, Closing, Kind, LastPush, Saved, remembered
 from syncline_sync.core.round import Round
 from syncline_sync.core.window import Carry, guarded, of_window
 
@@ -77,29 +77,47 @@ def after(
     return saved, told
 
 
-def begun_anew(before: Saved, phase: int) -> Saved:
-    """What a fragment has once a synchronous phase is lost: its parameters, which are revision 0's.
+def closing_of(
+    before: Saved,
+    r: Round,
+    closed_by: ClosedBy,
+    settings: RunSettings,
+    saved: Saved,
+    told: tuple[str, ...],
+) -> Closing:
+    """What is to be computed, kept and told of a round that ends, which led to ``saved``.
 
-    The tokens and data of the steps that are gone with it are nobody's any more.
+    ``settings`` are the round's.
     """
-    return replace(
-        before,
-        gradient_step=0,
-        committed_tokens=0,
-        contributions=(),
-        trained=NOTHING,
-        excluded=NOTHING,
-        phase=phase,
+    outer, carry = _outer(before, r, settings)
+    return Closing(
+        kind=r.kind,
+        closed_by=closed_by,
+        total_weight=r.total,
+        outer=outer,
+        carry=carry,
+        direction_scale=_direction_scale(r, outer, carry),
+        saved=saved,
+        opened_s=r.opened_s,
+        effective_sample_size=effective_sample_size(r),
+        # What a run begins with has nothing to go back to: offers and mean gradients come first.
+        behind=r.kind is Kind.PSEUDO_GRADIENT and settings.durability == "async",
+        told=told,
     )
 
 
-def outer_of(
-    before: Saved, round_: Round, settings: RunSettings
-) -> tuple[OuterSettings, Carry | None]:
+def effective_sample_size(round_: Round) -> float | None:
+    """How many pushes of equal weight the round's come to; None if none counts."""
+    weights = [c.weight for c in round_.contributions()]
+    squares = sum(weight**2 for weight in weights)
+    return sum(weights) ** 2 / squares if squares else None
+
+
+def _outer(before: Saved, r: Round, settings: RunSettings) -> tuple[OuterSettings, Carry | None]:
     """What the outer step of a round that ends is to do."""
-    outer, window = settings.outer, round_.window
+    outer, window = settings.outer, r.window
     if window is not None:
-        accepted = sum(c.verdict == pb.VERDICT_ACCEPTED for c in round_.entries.values())
+        accepted = sum(c.verdict == pb.VERDICT_ACCEPTED for c in r.entries.values())
         bounded = of_window(guarded(outer, window.age), window.size)
         return bounded, window.carry(accepted, window.size, outer)
     every = outer.restart_every
@@ -108,8 +126,11 @@ def outer_of(
     return outer, Carry(0.0, outer.momentum)
 
 
-def effective_sample_size(round_: Round) -> float | None:
-    """How many pushes of equal weight the round's come to; None if none counts."""
-    weights = [c.weight for c in round_.contributions()]
-    squares = sum(weight**2 for weight in weights)
-    return sum(weights) ** 2 / squares if squares else None
+def _direction_scale(r: Round, outer: OuterSettings, carry: Carry | None) -> float | None:
+    """As in ``Closing``. A momentum that is forgotten has no direction to compare with."""
+    forgets = carry is not None and carry.keep == 0.0
+    has_sum = r.kind is Kind.PSEUDO_GRADIENT and r.total > 0.0
+    if forgets or not (has_sum and outer.direction.enabled):
+        return None
+    # A push that is a round counts as a part of its window, and is compared at its own length.
+    return (r.window.size if r.window else 1) / r.total

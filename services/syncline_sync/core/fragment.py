@@ -21,13 +21,14 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import detector, ended, policy, refusals, weights
 from syncline_sync.core.ending import Ending
+from syncline_sync.core.members import Members
+from syncline_sync.core.phase import Phase, is_synchronous, offer_of
 from syncline_sync.core.record import ClosedBy, Closing, Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
 from syncline_sync.core.staleness import oldest
 from syncline_sync.core.window import Window, forgotten
 
 ACCEPTED = pb.VERDICT_ACCEPTED
-ANOMALOUS = pb.VERDICT_ANOMALOUS
 
 
 class Fragment:
@@ -49,25 +50,26 @@ class Fragment:
         is what was stored beside an offer, if there is one.
         """
         self.settings = settings
-        self._number, self._ending = number, ending or Ending()
         self.saved = saved or Saved(epoch=epoch, measured=detector.measured(settings))
         self.initialised = saved is not None
-        self.members: Mapping[str, int] = {}
+        self._members = Members(self.saved.taking_part)
         self.running = True
         self._next_settings = settings
         self._round: Round | None = None
         self._pace = policy.Pace()
-        self._taking_part: dict[str, int] = dict(self.saved.taking_part)
-        self._gone: set[str] = set()
-        """Who came before the first round closed, and has lost its lease or left before it."""
-        self._offer = offer
+        self._phase = Phase(number, ending or Ending(), offer)
         if self.saved.revision > 0:
-            self._ending.offered(number, self._ending.phase)
+            self._phase.is_past()
+
+    @property
+    def members(self) -> Mapping[str, int]:
+        """Replica -> incarnation of those that hold their lease."""
+        return self._members.alive
 
     @property
     def synchronous(self) -> bool:
         """Whether the run is in its synchronous phase: gradients are averaged at every step."""
-        return self.settings.warmup_steps > 0 and self.saved.revision == 0
+        return is_synchronous(self.saved, self.settings.warmup_steps)
 
     @property
     def _begins(self) -> bool:
@@ -99,14 +101,11 @@ class Fragment:
     @property
     def offer(self) -> Saved | None:
         """What to store beside an offer that waits for those of other fragments."""
-        r = self._round
-        if r is None or r.kind is not Kind.PARAMETERS or r.result == 0:
-            return None
-        return replace(self.saved, contributions=r.contributions())
+        return offer_of(self.saved, self._round)
 
     def keep_offer(self) -> None:
         """The offer is stored; from now on it counts."""
-        self._ending.offered(self._number, self.saved.phase)
+        self._phase.offered(self.saved)
 
     def look_at_s(self, now_s: float) -> float | None:
         """When the open round may close by itself; None while only an event can bring that."""
@@ -122,25 +121,22 @@ class Fragment:
         Returns what is worth telling. Settings count from the next round on; a pause, or a time
         with fewer members than the minimum, gives the open round its whole deadline anew.
         """
-        closed_before = self.running and len(self.members) >= self.settings.min_replicas
-        goes_on = running and len(members) >= settings.min_replicas and not closed_before
-        if self._begins:
-            self._gone = (self._gone | self.members.keys()) - members.keys()
-        self._next_settings, self.members, self.running = settings, dict(members), running
+        could_close = self.running and len(self.members) >= self.settings.min_replicas
+        goes_on = running and len(members) >= settings.min_replicas and not could_close
+        self._members.adopt(members, begins=self._begins)
+        self._next_settings, self.running = settings, running
         self._take_up_offer(now_s)
         told = list(self._take_settings()) if self._round is None else []
-        self._taking_part = self._alive(self._taking_part)
         r = self._round
         if r is not None:
-            r.lose(r.expected - self._taking_part.keys())
+            r.lose(r.expected - self._members.taking_part.keys())
             r.resumed_s = now_s if goes_on else r.resumed_s
-        if self._phase_is_lost():
-            self._ending.lost(self.saved.phase)
-        if self.synchronous and self.saved.phase < self._ending.phase:
-            if self.saved.gradient_step or self._round is not None:
+        inside = self._members.inside(r)
+        anew = self._phase.begun_anew(self.saved, inside) if self.synchronous else None
+        if anew is not None:
+            if self.saved.gradient_step or r is not None:
                 told.append("everyone in the synchronous phase is gone: it starts again")
-            self.saved = ended.begun_anew(self.saved, self._ending.phase)
-            self._round, self._taking_part = None, {}
+            self.saved, self._round, self._members.taking_part = anew, None, {}
         return tuple(told)
 
     def fenced(
@@ -149,23 +145,31 @@ class Fragment:
         """The answer to a replica that does not hold its lease (any more); None if it does."""
         return refusals.fenced(members, replica, incarnation, self.saved.revision)
 
-    def known(self, replica: str, incarnation: int, seq: int) -> Judgement | None:
-        """DUPLICATE for a push that the open round or a committed one contains; else None."""
-        gaps, life = self.settings.age_max > 0, (replica, incarnation)
-        inside = refusals.inside(self._round, self.saved.revision, *life, seq, gaps)
-        return inside or refusals.known(self.saved, *life, seq, gaps)
-
     def last_seq(self, replica: str, incarnation: int) -> int:
         """The largest ``seq`` of this life's pushes that are in a round; 0 without any."""
         return refusals.last_seq(self._round, self.saved, replica, incarnation)
 
-    def of_another_epoch(self, epoch: int) -> Judgement | None:
-        """STALE for progress since a revision of another ``epoch``; None if it is of this one.
+    def early(
+        self,
+        members: Mapping[str, int],
+        replica: str,
+        incarnation: int,
+        seq: int,
+        kind: Kind | None,
+        epoch: int,
+        answered: Judgement | None = None,
+    ) -> Judgement | None:
+        """The answer to a push that is none of its values' matter; None if these are to come in.
 
-        That revision need not be here, whatever its number. Every rank of a replica is told the
-        same, and the others may have no reason to push once more: do not wait for them.
+        ``kind`` is None where a header names none that there is; ``answered`` is what was said to
+        the very same push already.
         """
-        return refusals.another_epoch(self.saved, epoch) if self.initialised else None
+        early = self.fenced(members, replica, incarnation) or answered
+        early = early or self._known(replica, incarnation, seq)
+        # A gradient names the epoch that its rank knows of, and ranks may know of two.
+        if early is None and kind is Kind.PSEUDO_GRADIENT:
+            early = self._of_another_epoch(epoch)
+        return early
 
     def judge(self, now_s: float, push: WholePush) -> Judgement:
         """Give a whole push its verdict; an accepted one enters the open round.
@@ -173,26 +177,24 @@ class Fragment:
         Raises:
             InvalidRequest: the push contradicts where the run stands; nothing has changed.
         """
-        refused = self.fenced(self.members, push.replica, push.incarnation) or self.known(
-            push.replica, push.incarnation, push.seq
+        early = self.early(
+            self.members, push.replica, push.incarnation, push.seq, push.kind, push.epoch
         )
-        if refused is not None:
-            return refused
+        if early is not None:
+            return early
         if push.kind is Kind.PARAMETERS:
             return self._judge_offer(now_s, push)
         if not self.initialised:
             raise InvalidRequest(
                 "push: the fragment has no revision 0 yet; offer PARAMETERS first."
             )
-        ended = self.of_another_epoch(push.epoch)
-        if ended is not None:
-            return ended
+        if push.kind is Kind.GRADIENT and (past := self._of_another_epoch(push.epoch)):
+            return past
         late = self._late(push)
         if late is not None:
-            if refusals.goes_on(
-                self.saved, self.synchronous, push
-            ):  # so rounds that open from now on wait for it
-                self._taking_part[push.replica] = push.incarnation
+            # Rounds that open from now on wait for who goes on.
+            if refusals.goes_on(self.saved, self.synchronous, push):
+                self._members.taking_part[push.replica] = push.incarnation
             return late
         refusals.check_data(self.saved, self._round, push.data)
         return self._enter(now_s, push)
@@ -203,13 +205,13 @@ class Fragment:
         if r is None:
             return None
         if r.kind is Kind.PARAMETERS:
-            return ClosedBy.OFFER if r.result == 0 or self._ending.decided else None
+            return ClosedBy.OFFER if r.result == 0 or self._phase.has_ended else None
         under_way = r.kind is Kind.GRADIENT and self.saved.gradient_step > 0
         wishes = policy.wishes(
             self.settings,
             self._begins,
-            len(self._taking_part) if under_way else None,
-            self._gone,
+            len(self._members.taking_part) if under_way else None,
+            self._members.gone,
             len(self.members),
         )
         return policy.due(r, self.settings, wishes, self._pace, now_s, self.running)
@@ -218,37 +220,14 @@ class Fragment:
         """End the open round; the fragment now stands at its result, which is yet to be stored."""
         r = self._round
         assert r is not None, "no round is open"
-        if r.kind is Kind.GRADIENT:
-            # Who missed one step may have left the phase; otherwise it is heard of again.
-            for replica in r.expected - r.arrived.keys():
-                self._taking_part.pop(replica, None)
+        self._members.closed(r)
         if r.kind is not Kind.PARAMETERS:
-            # Who has lost its lease since it pushed must not be waited for in the next round.
-            accepted = [c for c in r.contributions() if c.verdict == ACCEPTED]
-            self._taking_part |= self._alive({c.replica: c.incarnation for c in accepted})
             self._pace = self._pace.after(r)
-        outer, carry = ended.outer_of(self.saved, r, self.settings)
-        self.saved, told = ended.after(
-            self.saved, r, self.settings, self.members, self._taking_part
-        )
-        self.initialised = True
-        self._round = None
-        # What a run begins with has nothing to go back to: offers and mean gradients come first.
-        behind = r.kind is Kind.PSEUDO_GRADIENT and self.settings.durability == "async"
+        before, settings = self.saved, self.settings
+        self.saved, told = ended.after(before, r, settings, self.members, self._members.taking_part)
+        self.initialised, self._round = True, None
         told += self._take_settings()
-        return Closing(
-            kind=r.kind,
-            closed_by=closed_by,
-            total_weight=r.total,
-            pushes=r.window.size if r.window else 1,
-            outer=outer,
-            carry=carry,
-            saved=self.saved,
-            opened_s=r.opened_s,
-            effective_sample_size=ended.effective_sample_size(r),
-            behind=behind,
-            told=told,
-        )
+        return ended.closing_of(before, r, closed_by, settings, self.saved, told)
 
     def published(self, seconds: float) -> None:
         """What ``close`` returned is published, so long after that."""
@@ -265,20 +244,19 @@ class Fragment:
         self.saved = replace(self.saved, statistics=statistics, measured=measured, window=window)
         return ("codec, interval or strategy changed: norms are learnt anew",)
 
-    def _alive(self, replicas: Mapping[str, int]) -> dict[str, int]:
-        """Those of ``replicas`` (-> incarnation) that hold their lease."""
-        return {r: i for r, i in replicas.items() if self.members.get(r) == i}
+    def _known(self, replica: str, incarnation: int, seq: int) -> Judgement | None:
+        """DUPLICATE for a push that the open round or a committed one contains; else None."""
+        gaps, life = self.settings.age_max > 0, (replica, incarnation)
+        inside = refusals.inside(self._round, self.saved.revision, *life, seq, gaps)
+        return inside or refusals.known(self.saved, *life, seq, gaps)
 
-    def _phase_is_lost(self) -> bool:
-        """Whether the synchronous phase is under way, and everyone in it is gone.
+    def _of_another_epoch(self, epoch: int) -> Judgement | None:
+        """STALE for progress since a revision of another ``epoch``; None if it is of this one.
 
-        Everyone: who takes part, or has pushed in the open round.
+        That revision need not be here, whatever its number. Every rank of a replica is told the
+        same, and the others may have no reason to push once more: do not wait for them.
         """
-        if not (self.synchronous and self.saved.gradient_step) or self._ending.decided:
-            return False
-        arrived = self._round.arrived if self._round else {}
-        inside = {c.replica: c.incarnation for c in arrived.values() if c.verdict == ACCEPTED}
-        return not (self._taking_part or self._alive(inside))
+        return refusals.another_epoch(self.saved, epoch) if self.initialised else None
 
     def _late(self, push: WholePush) -> Judgement | None:
         """STALE for a push whose round has closed, or that already has a push in the open one."""
@@ -329,10 +307,8 @@ class Fragment:
 
     def _take_up_offer(self, now_s: float) -> None:
         """Go on with an offer that was stored before a restart, unless it is of another phase."""
-        offer, self._offer = self._offer, None
-        if offer is None or not self.synchronous or self._round is not None:
-            return
-        if (offer.phase, offer.gradient_step) == (self.saved.phase, self.saved.gradient_step):
+        offer = self._phase.kept_offer(self.saved)
+        if offer is not None and self.synchronous and self._round is None:
             r = self._round = self._new_round(now_s, Kind.PARAMETERS, 1)
             r.entries, r.total = {(c.replica, False): c for c in offer.contributions}, 1.0
             self.keep_offer()
@@ -352,7 +328,7 @@ class Fragment:
             kind=kind,
             result=result,
             opened_s=now_s,
-            expected=frozenset() if offer else frozenset(self._taking_part),
+            expected=frozenset() if offer else frozenset(self._members.taking_part),
             scale=weights.scale_of(self.saved.statistics, self.settings.penalty),
             window=self._window() if in_window else None,
         )
@@ -360,5 +336,5 @@ class Fragment:
     def _window(self) -> Window:
         """What a push that comes now is of, in a run whose rounds do not wait."""
         window = self.saved.window
-        size = window.size_now(self.settings, len(self._alive(self._taking_part)))
+        size = window.size_now(self.settings, len(self._members.taking_part))
         return replace(window, size=size)

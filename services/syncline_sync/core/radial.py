@@ -12,6 +12,8 @@ more is made, so that its part of v goes to 0 with it. The rest is the plain mea
 at most ``SHORT`` elements, where pushes do cancel: of one element any two may. In a longer one they
 do not by chance; there v is 0, since the mean would need an accumulator of its own.
 
+Embeddings are averaged plainly, as in that paper.
+
 Pure. The accumulator holds u until the round's end; the sums of norms, and those of short tensors,
 are this module's.
 """
@@ -27,7 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from syncline_proto.codec import Float32, square_sum
+from syncline_proto.layout import EMBEDDINGS
+from syncline_proto.merging import OuterSettings
 from syncline_sync.core.merge import Payload, decoded
+from syncline_sync.core.record import Kind
 
 Float64: TypeAlias = npt.NDArray[np.float64]
 
@@ -39,6 +44,12 @@ SHORT = 16
 
 FACTOR_MAX = 1e38
 """What would be multiplied by more, for fp32, is so short that it has no direction."""
+
+
+def is_radial(outer: OuterSettings, fragment: str, kind: Kind) -> bool:
+    """Whether pushes of this kind, to the fragment of this name, are folded by directions."""
+    is_embedding = fragment.startswith(EMBEDDINGS)
+    return outer.average == "radial" and kind is Kind.PSEUDO_GRADIENT and not is_embedding
 
 
 @dataclass(slots=True)

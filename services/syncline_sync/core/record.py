@@ -230,15 +230,15 @@ class Closing:
     kind: Kind
     closed_by: ClosedBy
     total_weight: float
-    pushes: int
-    """How many pushes of weight 1 what is merged is divided by beside their weights: those of a
-    window, where no round waits; else 1."""
     outer: OuterSettings
     carry: Carry | None
     """What becomes of the momentum; None: what ``outer`` says."""
     saved: Saved
     opened_s: float
     effective_sample_size: float | None
+    direction_scale: float | None = None
+    """The sum times this is the D whose direction is corrected before the outer step; None: none
+    is."""
     behind: bool = False
     """Whether it is published at once, and written behind that."""
     told: tuple[str, ...] = ()

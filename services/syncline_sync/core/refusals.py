@@ -13,6 +13,7 @@ from syncline_proto.errors import InvalidRequest
 from syncline_proto.ranges import Ranges, joined
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import is_finite, unfit
+from syncline_sync.core.phase import is_synchronous
 from syncline_sync.core.record import KEPT, Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
 
@@ -118,7 +119,7 @@ def late(saved: Saved, warmup_steps: int, age_max: int, push: WholePush) -> Judg
     Raises:
         InvalidRequest: a gradient of a step that is to come after the next.
     """
-    synchronous = warmup_steps > 0 and saved.revision == 0
+    synchronous = is_synchronous(saved, warmup_steps)
     if push.kind is Kind.GRADIENT:
         if not synchronous:
             return stale("the synchronous phase is over", saved.revision)
@@ -185,7 +186,7 @@ def offer(
     Raises:
         InvalidRequest: the synchronous phase goes on, or they are not finite.
     """
-    synchronous = warmup_steps > 0 and saved.revision == 0
+    synchronous = is_synchronous(saved, warmup_steps)
     first = push.base is None and not is_set
     last = push.base == 0 and synchronous and is_set
     if last and (ended := _of_another_phase(saved, push)):

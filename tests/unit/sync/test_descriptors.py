@@ -14,10 +14,11 @@ import numpy.random  # noqa: F401  NumPy would open it when it is first used
 import pytest
 from structlog.testing import capture_logs
 
+from syncline_proto.descriptors import raise_limit
 from syncline_proto.errors import StoreDamaged, StoreError
 from syncline_proto.rest import Membership
 from syncline_sync import control, descriptors, files
-from syncline_sync.descriptors import limit, raise_limit
+from syncline_sync.descriptors import limit
 from syncline_testing.linked import link_to, running
 from syncline_testing.stored import fragment, revision
 

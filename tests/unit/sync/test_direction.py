@@ -13,6 +13,8 @@ from syncline_proto.codec import Float32
 from syncline_proto.merging import DirectionSettings
 from syncline_sync.core.direction import EPSILON, FAINT, correct
 from syncline_sync.core.radial import Float64
+from syncline_sync.core.record import ClosedBy
+from syncline_testing.world import World
 
 RULES = DirectionSettings(enabled=True)
 EDGES = (0, 3, 40)
@@ -99,3 +101,26 @@ def test_a_momentum_that_has_died_away_turns_nothing(left: float) -> None:
     assert np.array_equal(turned[:3], mine[:3])
     assert np.isfinite(turned).all() and not np.array_equal(turned[3:], mine[3:])
     assert told == pytest.approx(cosine(mine[3:], momentum[3:]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("outer", "is_async", "norm", "scale"),
+    [
+        ({}, False, 1.0, None),
+        ({"direction": {"enabled": True}}, False, 1.0, 0.5),
+        ({"direction": {"enabled": True}}, False, math.nan, None),
+        ({"direction": {"enabled": True}, "restart_every": 1}, False, 1.0, None),
+        ({"direction": {"enabled": True}}, True, 1.0, 1.0),
+    ],
+)
+def test_a_round_says_whether_its_sum_is_turned_and_at_which_length(
+    outer: dict[str, object], is_async: bool, norm: float, scale: float | None
+) -> None:
+    """Of two equal pushes; a momentum that is forgotten turns nothing."""
+    rules, window = {"enabled": False}, 2 if is_async else None
+    w = World("a", "b", outer=outer, asynchronous=is_async, window=window, penalty=rules)
+    w.push("a", norm=norm)
+    if not is_async:
+        w.push("b", norm=norm)
+    closing = w.closes(ClosedBy.PUSH if is_async else ClosedBy.EVERYONE)
+    assert closing.direction_scale == scale

@@ -21,7 +21,6 @@ def closing(tokens: int, **z: float) -> Closing:
         kind=Kind.PSEUDO_GRADIENT,
         closed_by=ClosedBy.EVERYONE,
         total_weight=2.0,
-        pushes=1,
         outer=OuterSettings(),
         carry=None,
         saved=Saved(revision=1, committed_tokens=tokens, contributions=contributions),

@@ -10,10 +10,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from syncline_proto.codec import Float32, encode
+from syncline_proto.merging import OuterSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import Payload
-from syncline_sync.core.radial import CANCELLED, SHORT, Radii
+from syncline_sync.core.radial import CANCELLED, SHORT, Radii, is_radial
+from syncline_sync.core.record import Kind
 from syncline_testing.pure import payload_of
 
 EDGES = (0, 7, 8, 40)
@@ -157,3 +159,11 @@ def test_a_shard_may_end_within_a_tensor_and_hold_several() -> None:
     radii.fold(sum_, payloads, 1.0, is_first=True)
     radii.lengthen(sum_)
     assert np.allclose(sum_, push, rtol=1e-5)
+
+
+def test_only_progress_outside_embeddings_is_averaged_so() -> None:
+    radial, mean = OuterSettings(average="radial"), OuterSettings(average="mean")
+    assert is_radial(radial, "layers.0", Kind.PSEUDO_GRADIENT)
+    assert not is_radial(radial, "embeddings", Kind.PSEUDO_GRADIENT)
+    assert not is_radial(radial, "layers.0", Kind.GRADIENT)
+    assert not is_radial(mean, "layers.0", Kind.PSEUDO_GRADIENT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 
 from syncline.scratch import Scratch
@@ -12,7 +14,6 @@ def test_a_room_that_was_given_back_is_the_next_of_its_size() -> None:
     first = scratch.take(100)
     assert first.size == 100 and first.dtype == np.uint8
     scratch.give_back(first)
-    assert scratch.idle_bytes == 100
     assert not np.shares_memory(scratch.take(200), first)
     again = scratch.take(100)
     assert np.shares_memory(again, first)
@@ -29,21 +30,28 @@ def test_a_room_comes_back_from_what_was_seen_in_it() -> None:
 def test_what_a_round_did_not_take_is_let_go_of_after_it() -> None:
     scratch = Scratch()
     three = [scratch.take(10) for _ in range(3)]
-    for room in three:
-        scratch.give_back(room)
+    rooms = [weakref.ref(room) for room in three]
+    while three:
+        scratch.give_back(three.pop())
+
+    def kept() -> int:
+        return sum(room() is not None for room in rooms)
+
     scratch.trim()
-    assert scratch.idle_bytes == 30, "what has just come back may be needed"
+    assert kept() == 3, "what has just come back may be needed"
     scratch.give_back(scratch.take(10))
     scratch.trim()
-    assert scratch.idle_bytes == 10
+    assert kept() == 1
     scratch.trim()
-    assert scratch.idle_bytes == 0
+    assert kept() == 0
 
 
 def test_a_room_of_nothing_is_nobodys() -> None:
     scratch = Scratch()
-    scratch.give_back(scratch.take(0))
-    assert scratch.idle_bytes == 0
+    room = weakref.ref(nothing := scratch.take(0))
+    scratch.give_back(nothing)
+    del nothing
+    assert room() is None
 
 
 class Point:

@@ -16,6 +16,7 @@ import torch
 
 from syncline import Replica
 from syncline.metrics import serve
+from syncline.recall import SIGNAL
 from syncline.setbacks import Setbacks
 from syncline.settings import Environment
 from syncline.train.books import Books, Every
@@ -36,7 +37,7 @@ from syncline.train.same import check_same_model
 from syncline.train.schedules import Schedule
 from syncline.train.sets import sets_of
 from syncline.train.sharding import shard_model
-from syncline.train.signals import SIGNAL, Stop, heeding_sigterm
+from syncline.train.signals import Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, tokens_of_step
 from syncline.train.step import WHAT_TO_DO, InnerStep
 from syncline.train.writable import make_folders

@@ -11,9 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-SIGNAL = "a signal (SIGTERM)"
-"""Who asked, in words."""
-
 
 @dataclass(slots=True)
 class Stop:
