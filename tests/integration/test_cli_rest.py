@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -169,6 +170,11 @@ def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> N
     post(control, "/v1/runs", {"name": "hurt"})
     said = "Run hurt is not served: head.json is damaged."
     reports = "/v1/runs/hurt/reports"
+    before = {
+        "fragment": 0, "fragment_name": "f", "kind": "pseudo-gradient", "revision": 1,
+        "committed_at": time.time() + 600, "seconds": 0.1,
+    }  # fmt: skip
+    post(control, reports, {"rounds": [before]})  # by a clock that is ahead
     post(control, reports, {"events": [{"kind": "run.damaged", "message": said}]})
     later = [{"kind": "some.thing", "message": str(number)} for number in range(501)]
     post(control, reports, {"events": later})
@@ -177,11 +183,8 @@ def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> N
     assert f"{said} That was at" in " ".join(shell("status")[1].split())
     doctor = shell.json("doctor")
     assert [one["verdict"] for one in doctor["checks"] if one["what"] == said] == ["warn"]
-    round_since = {
-        "fragment": 0, "fragment_name": "f", "kind": "pseudo-gradient", "revision": 1,
-        "committed_at": event["time"] + 1, "seconds": 0.1,
-    }  # fmt: skip
-    post(control, reports, {"rounds": [round_since]})
+    since = {**before, "revision": 2, "committed_at": event["time"] - 600}  # and now behind
+    post(control, reports, {"rounds": [since]})
     assert shell.json("status")["damaged"] == []
     assert said not in shell("doctor")[1]
     shell("runs stop hurt")
