@@ -29,6 +29,9 @@ from syncline_sync.core.window import Window, forgotten
 ACCEPTED = pb.VERDICT_ACCEPTED
 ANOMALOUS = pb.VERDICT_ANOMALOUS
 
+NORMS_ANEW = "Codec, interval or strategy changed: norms are learnt anew."
+PHASE_ANEW = "Everyone in the synchronous phase is gone: it starts again."
+
 
 class Fragment:
     """The decisions of one fragment of one run."""
@@ -119,8 +122,9 @@ class Fragment:
     ) -> tuple[str, ...]:
         """Take over the run's members (replica -> incarnation), settings and state.
 
-        Returns what is worth telling. Settings count from the next round on; a pause, or a time
-        with fewer members than the minimum, gives the open round its whole deadline anew.
+        Returns what is worth telling of the run, as every fragment does. Settings count from the
+        next round on; a pause, or a time with fewer members than the minimum, gives the open round
+        its whole deadline anew.
         """
         closed_before = self.running and len(self.members) >= self.settings.min_replicas
         goes_on = running and len(members) >= settings.min_replicas and not closed_before
@@ -138,7 +142,7 @@ class Fragment:
             self._ending.lost(self.saved.phase)
         if self.synchronous and self.saved.phase < self._ending.phase:
             if self.saved.gradient_step or self._round is not None:
-                told.append("everyone in the synchronous phase is gone: it starts again")
+                told.append(PHASE_ANEW)
             self.saved = ended.begun_anew(self.saved, self._ending.phase)
             self._round, self._taking_part = None, {}
         return tuple(told)
@@ -235,7 +239,7 @@ class Fragment:
         self._round = None
         # What a run begins with has nothing to go back to: offers and mean gradients come first.
         behind = r.kind is Kind.PSEUDO_GRADIENT and self.settings.durability == "async"
-        told += self._take_settings()
+        told_of_run = self._take_settings()
         return Closing(
             kind=r.kind,
             closed_by=closed_by,
@@ -248,6 +252,7 @@ class Fragment:
             effective_sample_size=ended.effective_sample_size(r),
             behind=behind,
             told=told,
+            told_of_run=told_of_run,
         )
 
     def published(self, seconds: float) -> None:
@@ -263,7 +268,7 @@ class Fragment:
         window = forgotten(self.saved.window)
         statistics = detector.Statistics()
         self.saved = replace(self.saved, statistics=statistics, measured=measured, window=window)
-        return ("codec, interval or strategy changed: norms are learnt anew",)
+        return (NORMS_ANEW,)
 
     def _alive(self, replicas: Mapping[str, int]) -> dict[str, int]:
         """Those of ``replicas`` (-> incarnation) that hold their lease."""
