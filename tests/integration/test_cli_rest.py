@@ -135,6 +135,24 @@ def test_replicas_are_listed_drained_and_kicked(shell: Shell) -> None:
     assert shell.refused("replicas kick first nobody")[0] == 17
 
 
+def test_who_sends_too_many_away_hears_that_the_run_stands_still(
+    shell: Shell, control: str
+) -> None:
+    post(control, "/v1/runs", {"name": "three", "settings": {"min_replicas": 2}})
+    for number in range(3):
+        post(control, "/v1/runs/three/replicas", {"replica": f"replica-{number}"})
+    assert shell.json("replicas kick three replica-0")["lacking"] == 0
+    assert shell("replicas kick three replica-0")[1].endswith(" a lease of three.\n")
+    said = " ".join(shell("replicas drain three replica-1")[1].split())
+    assert said.endswith("and leave three. Then three stands still until another one joins.")
+    asked = {"run": "three", "replica": "replica-2", "act": "kick", "lacking": 2}
+    assert shell.json("replicas kick three replica-2") == asked
+    said = " ".join(shell("replicas kick three replica-2")[1].split())
+    assert said.endswith("a lease of three. three stands still until 2 more join.")
+    shell("runs stop three")
+    assert shell.json("replicas kick three replica-2")["lacking"] == 0, "it has ended"
+
+
 def test_status_holds_everything(shell: Shell, control: str) -> None:
     seen = shell.json("status")
     assert seen["control"] == control
