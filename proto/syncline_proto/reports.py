@@ -70,6 +70,9 @@ class RoundReport(Answer):
     """How many the run has; 0: not told."""
     data: FragmentData | None = None
     """Told with where a fragment stands."""
+    after_event: Count = 0
+    """Id of the control plane's newest event when it heard of this; whatever a service says of it.
+    So both have an order, where the clocks of two machines would not tell it."""
 
 
 class EventIn(Request):

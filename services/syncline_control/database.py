@@ -102,15 +102,28 @@ def only_owner(engine: Engine) -> IO[bytes] | None:
     None for a database that is no file of ours; that one may have several.
 
     Raises:
-        ConfigError: another control plane has it.
+        ConfigError: another control plane has it, or could have it by another name.
         StoreError: the lock file cannot be made or locked.
     """
     name = engine.url.database
     if engine.dialect.name != "sqlite" or not name or name == ":memory:":
         return None
     file = Path(name).resolve()  # whichever link leads to it
+    if _names(file) > 1:
+        raise ConfigError(
+            f"database: {file} has a second name (a hard link), and SQLite keeps a log beside "
+            "each: what is written by one is lost by the other. Remove one, or copy the file."
+        )
     taken = f"Another control plane keeps its state in {file}"
     return locks.only_owner(Path(f"{file}.lock"), taken, "--database")
+
+
+def _names(file: Path) -> int:
+    """How many a file has; 0 if it is not there yet, or cannot be reached, as opening it tells."""
+    try:
+        return file.stat().st_nlink
+    except OSError:
+        return 0
 
 
 def prepare(engine: Engine) -> None:

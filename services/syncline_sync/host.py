@@ -120,6 +120,11 @@ class Host:
             or RunStore(self._shared.root, name).folder.exists()
         )
 
+    @property
+    def fragments(self) -> int:
+        """How many are ours, of all runs in memory."""
+        return sum(len(host.runners) for host in self._runs.values())
+
     def _ready(self, run: RunMembership) -> bool:
         host = self._runs.get(run.run)
         return run.run in self._damaged or (host is not None and host.keeps(run.settings))

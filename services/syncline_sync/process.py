@@ -75,7 +75,8 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     end.heed_signals()
     metrics = Metrics()
     pool = ThreadPoolExecutor(settings.threads or max(os.cpu_count() or 1, 4), "compute")
-    reports = ReportQueue()
+    host: Host | None = None
+    reports = ReportQueue(lambda: host.fragments if host else 0)
     budget = Budget(settings.staging_bytes)
     disk = Disk()
     link: ControlLink | None = None

@@ -2,7 +2,9 @@
 
 Reports of a round go together, once no more of them come: to make, send and take in one of them
 amid a round would cost the round. Bounded: of a run of which something was dropped nothing counts
-as settled before it has been told anew where that stands. Knows nothing of how they are sent.
+as settled before it has been told anew where that stands. That is never what something is dropped
+for: it is told once enough has been taken, and has room of its own. Knows nothing of how they are
+sent.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -29,13 +31,20 @@ FLUSH_MAX_S = 1.0
 """How long they wait at most, where they keep coming."""
 
 QUEUE_MAX = 20_000
+"""That wait, beside ``PER_FRAGMENT`` of each fragment that there is."""
+
+PER_FRAGMENT = 2
+"""Told anew it says where it stands, and what has settled."""
+
 BATCH_MAX = 128
 
 
 class ReportQueue:
     """What waits for the control plane; past the bound the oldest is dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, fragments: Callable[[], int] = lambda: 0) -> None:
+        """``fragments``: how many there are, of all runs."""
+        self._fragments = fragments
         self._items: deque[tuple[str, Told]] = deque()
         self._filled = asyncio.Event()
         self._put_at_s = -math.inf
@@ -51,10 +60,11 @@ class ReportQueue:
 
     def put(self, run: str, what: Told) -> int:
         """Let it wait behind the others; return its ticket, which ``settled`` passes one day."""
-        if len(self._items) >= QUEUE_MAX:
-            oldest, _ = self._items.popleft()
+        while self._free <= 0:
             if not self.dropped:
-                log.warning("too many reports wait; dropping the oldest", waiting=QUEUE_MAX)
+                waiting = len(self._items)
+                log.warning("too many reports wait; dropping the oldest", waiting=waiting)
+            oldest, _ = self._items.popleft()
             self._lose(oldest, 1)
         self._items.append((run, _unsettled(what) if run in self._holes else what))
         self._put += 1
@@ -64,7 +74,7 @@ class ReportQueue:
 
     def put_back(self, run: str, batch: Sequence[Told]) -> None:
         """A batch that may not have been taken is the oldest once more, as far as there is room."""
-        free = min(QUEUE_MAX - len(self._items), len(batch))
+        free = max(0, min(self._free, len(batch)))
         newest = batch[len(batch) - free :]
         self._items.extendleft((run, what) for what in reversed(newest))
         if free < len(batch):
@@ -80,12 +90,19 @@ class ReportQueue:
         """The control plane has taken something: tell what it will never hear of.
 
         Return the runs of whom that is: it is to be told where they stand, and what has settled.
+        None as long as so much waits that others would be dropped for them, without end.
         """
         if self.dropped:
             log.warning("reports were dropped", count=self.dropped)
             self.dropped = 0
+        if len(self._items) > QUEUE_MAX // 2:
+            return frozenset()
         holes, self._holes = frozenset(self._holes), set()
         return holes
+
+    @property
+    def _free(self) -> int:
+        return QUEUE_MAX + PER_FRAGMENT * self._fragments() - len(self._items)
 
     def _lose(self, run: str, count: int) -> None:
         """Some of a run's will not be told; what has settled is said after them, so not either."""

@@ -168,6 +168,8 @@ class RunHost:
         """The control plane's last word on the synchronous phase: its number, whether it ended."""
         self._ending = Ending(())
         self._voted: Vote | None = None
+        self._told: dict[str, tuple[str, int]] = {}
+        """What fragments have said of the run -> of which change."""
         if recalled.layout is not None:
             self._start(recalled.layout, recalled.fragments)
 
@@ -302,6 +304,7 @@ class RunHost:
             lull=self._shared.lull,
             metrics=self.metrics,
             tell=lambda what: self._shared.report(self.name, what),
+            tell_once=self._tell_once,
             settled=self._shared.settled,
             ending=self._ending,
             look=self._look,
@@ -311,6 +314,12 @@ class RunHost:
         self.runners = {
             i: Runner(i, specs[i], self.settings, stored, around) for i, stored in fragments.items()
         }
+
+    def _tell_once(self, sentence: str, change: tuple[str, int]) -> None:
+        """One event for all fragments, each of which comes to it in its own time."""
+        if self._told.get(sentence) != change:
+            self._told[sentence] = change
+            self._shared.report(self.name, EventIn(kind="run.changed", message=sentence))
 
     def _see_room(self) -> None:
         """Tell the operator where replicas' pushes are large for the room that there is."""

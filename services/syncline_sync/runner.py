@@ -81,6 +81,8 @@ class Surroundings:
     metrics: RunMetrics
     tell: Callable[[Told], int]
     """What the control plane is to hear, in this order."""
+    tell_once: Callable[[str, tuple[str, int]], None]
+    """What every fragment says of the run, and of which change: the first to say it is heard."""
     settled: Callable[[], int]
     """Below which tickets all has been heard that was told."""
     ending: Ending
@@ -231,8 +233,8 @@ class Runner:
     def _adopt(self, change: Adopt) -> None:
         now_s, ending = time.monotonic(), self._around.ending
         before = ending.phase, ending.vote
-        for sentence in self.core.adopt(now_s, change.members, change.settings, change.running):
-            self._tell("fragment.changed", sentence)
+        told = self.core.adopt(now_s, change.members, change.settings, change.running)
+        self._tell_of_run(told)
         if not self.core.is_open:
             self.holding.forget()
         if self.core.saved.phase != self.latest.phase:
@@ -297,6 +299,7 @@ class Runner:
         self._around.metrics.closed(self.number, closing, seconds)
         for sentence in closing.told:
             self._tell("fragment.norms", sentence)
+        self._tell_of_run(closing.told_of_run)
         self._tell_round(made[0].model_copy(update={"seconds": seconds}))
         self._settle()
 
@@ -323,6 +326,10 @@ class Runner:
     def _end_gradients(self) -> None:
         why = "gradient_step: the synchronous phase is over; pull revisions."
         self.holding.gradients.end(why, self.latest.revision)
+
+    def _tell_of_run(self, sentences: Sequence[str]) -> None:
+        for sentence in sentences:
+            self._around.tell_once(sentence, (self.core.saved.measured, self.core.saved.phase))
 
     def _tell(self, kind: str, sentence: str, replica: str | None = None) -> None:
         message = f"fragment {self.name}: {sentence}"

@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -134,6 +135,24 @@ def test_replicas_are_listed_drained_and_kicked(shell: Shell) -> None:
     assert shell.refused("replicas kick first nobody")[0] == 17
 
 
+def test_who_sends_too_many_away_hears_that_the_run_stands_still(
+    shell: Shell, control: str
+) -> None:
+    post(control, "/v1/runs", {"name": "three", "settings": {"min_replicas": 2}})
+    for number in range(3):
+        post(control, "/v1/runs/three/replicas", {"replica": f"replica-{number}"})
+    assert shell.json("replicas kick three replica-0")["lacking"] == 0
+    assert shell("replicas kick three replica-0")[1].endswith(" a lease of three.\n")
+    said = " ".join(shell("replicas drain three replica-1")[1].split())
+    assert said.endswith("and leave three. Then three stands still until another one joins.")
+    asked = {"run": "three", "replica": "replica-2", "act": "kick", "lacking": 2}
+    assert shell.json("replicas kick three replica-2") == asked
+    said = " ".join(shell("replicas kick three replica-2")[1].split())
+    assert said.endswith("a lease of three. three stands still until 2 more join.")
+    shell("runs stop three")
+    assert shell.json("replicas kick three replica-2")["lacking"] == 0, "it has ended"
+
+
 def test_status_holds_everything(shell: Shell, control: str) -> None:
     seen = shell.json("status")
     assert seen["control"] == control
@@ -169,6 +188,11 @@ def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> N
     post(control, "/v1/runs", {"name": "hurt"})
     said = "Run hurt is not served: head.json is damaged."
     reports = "/v1/runs/hurt/reports"
+    before = {
+        "fragment": 0, "fragment_name": "f", "kind": "pseudo-gradient", "revision": 1,
+        "committed_at": time.time() + 600, "seconds": 0.1,
+    }  # fmt: skip
+    post(control, reports, {"rounds": [before]})  # by a clock that is ahead
     post(control, reports, {"events": [{"kind": "run.damaged", "message": said}]})
     later = [{"kind": "some.thing", "message": str(number)} for number in range(501)]
     post(control, reports, {"events": later})
@@ -177,11 +201,8 @@ def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> N
     assert f"{said} That was at" in " ".join(shell("status")[1].split())
     doctor = shell.json("doctor")
     assert [one["verdict"] for one in doctor["checks"] if one["what"] == said] == ["warn"]
-    round_since = {
-        "fragment": 0, "fragment_name": "f", "kind": "pseudo-gradient", "revision": 1,
-        "committed_at": event["time"] + 1, "seconds": 0.1,
-    }  # fmt: skip
-    post(control, reports, {"rounds": [round_since]})
+    since = {**before, "revision": 2, "committed_at": event["time"] - 600}  # and now behind
+    post(control, reports, {"rounds": [since]})
     assert shell.json("status")["damaged"] == []
     assert said not in shell("doctor")[1]
     shell("runs stop hurt")

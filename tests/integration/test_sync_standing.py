@@ -1,5 +1,6 @@
 """Where a run stands is told again by a service that starts: nobody may have heard it before.
 
+A change of the whole run is told once, however many fragments it has.
 And, where the membership asks, that nothing is open of lives that are gone: not before it is told.
 """
 
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from syncline_proto.ranges import Range
-from syncline_proto.reports import RoundReport, Settled
+from syncline_proto.reports import EventIn, RoundReport, Settled
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.service import Service, flat_layout, service
@@ -81,5 +82,34 @@ def test_a_fragment_has_settled_once_what_is_open_of_the_gone_has_been_told(tmp_
             assert isinstance(stands, RoundReport) and stands.data is not None
             assert (stands.revision, stands.data.trained) == (1, [Range(0, 0, 4)])
             assert word == Settled(fragment=0, membership=5)
+
+    asyncio.run(scenario())
+
+
+def test_a_change_of_the_run_is_told_once_for_all_fragments_whenever_they_take_it_up(
+    tmp_path: Path,
+) -> None:
+    many = 20
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE.model_copy(update={"min_replicas": 2})) as s:
+            await s.members({"a": 1, "b": 1})
+            await s.open(flat_layout(SIZE, many), "a")
+            zeros = np.zeros(SIZE, np.float32)
+            for fragment in range(many):
+                await s.offer(zeros, "a", fragment=fragment)
+            for revision in range(2):
+                told = len(s.reports)
+                await s.push(zeros, "a", base_revision=revision)  # its round is open meanwhile
+                s.settings = s.settings.model_copy(update={"sync_every": 7 + revision})
+                await s.members({"a": 1, "b": 1})
+                for fragment in range(1, many):
+                    for replica in ("a", "b"):
+                        await s.push(zeros, replica, fragment=fragment, base_revision=revision)
+                await s.push(zeros, "b", base_revision=revision)
+                while sum(isinstance(one, RoundReport) for one in s.reports[told:]) < many:
+                    await asyncio.sleep(0.01)
+                said = [one.message for one in s.reports[told:] if isinstance(one, EventIn)]
+                assert said == ["Codec, interval or strategy changed: norms are learnt anew."]
 
     asyncio.run(scenario())

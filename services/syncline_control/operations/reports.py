@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import delete, select
 
 from syncline_control.core.leases import HELD
-from syncline_control.operations import books, data, runs, settling
+from syncline_control.operations import books, data, events, runs, settling
 from syncline_control.operations.checks import finite
 from syncline_control.tables import Fragment, Replica, Round, Run
 from syncline_control.transaction import Transaction
@@ -63,6 +63,7 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
     }
     stood = {number: _stand(row) for number, row in fragments.items()}
     known = _known(tx, run_row, reports)
+    after_event = events.newest_id(tx, None)
     for report in reports:
         row = fragments.get(report.fragment)
         if (key := _key(report)) in known or _says_nothing(row, report):
@@ -70,7 +71,7 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
         if row and not _is_later(report, _stand(row)) and _is_forgotten(tx, run_row, report):
             continue
         known.add(key)
-        tx.session.add(_row(run_row, report))
+        tx.session.add(_row(run_row, report, after_event))
         _move_fragment(tx, run_row, fragments, report)
         if report.kind != "parameters":  # an offer sets a value; nobody's push is judged
             run_row.rounds += 1
@@ -188,7 +189,8 @@ def _key(report: RoundReport) -> tuple[int, str, int, int, float]:
     )
 
 
-def _row(run_row: Run, report: RoundReport) -> Round:
+def _row(run_row: Run, report: RoundReport, after_event: int) -> Round:
+    heard = report.model_copy(update={"after_event": after_event})
     fragment, kind, revision, gradient_step, committed_at = _key(report)
     return Round(
         run_id=run_row.id,
@@ -197,7 +199,7 @@ def _row(run_row: Run, report: RoundReport) -> Round:
         revision=revision,
         gradient_step=gradient_step,
         committed_at=committed_at,
-        report=report.model_dump_json(exclude={"data"}),
+        report=heard.model_dump_json(exclude={"data"}),
     )
 
 

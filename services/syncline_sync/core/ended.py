@@ -84,6 +84,7 @@ def closing_of(
     settings: RunSettings,
     saved: Saved,
     told: tuple[str, ...],
+    told_of_run: tuple[str, ...],
 ) -> Closing:
     """What is to be computed, kept and told of a round that ends, which led to ``saved``.
 
@@ -103,6 +104,7 @@ def closing_of(
         # What a run begins with has nothing to go back to: offers and mean gradients come first.
         behind=r.kind is Kind.PSEUDO_GRADIENT and settings.durability == "async",
         told=told,
+        told_of_run=told_of_run,
     )
 
 

@@ -30,6 +30,9 @@ from syncline_sync.core.window import Window, forgotten
 
 ACCEPTED = pb.VERDICT_ACCEPTED
 
+NORMS_ANEW = "Codec, interval or strategy changed: norms are learnt anew."
+PHASE_ANEW = "Everyone in the synchronous phase is gone: it starts again."
+
 
 class Fragment:
     """The decisions of one fragment of one run."""
@@ -118,8 +121,9 @@ class Fragment:
     ) -> tuple[str, ...]:
         """Take over the run's members (replica -> incarnation), settings and state.
 
-        Returns what is worth telling. Settings count from the next round on; a pause, or a time
-        with fewer members than the minimum, gives the open round its whole deadline anew.
+        Returns what is worth telling of the run, as every fragment does. Settings count from the
+        next round on; a pause, or a time with fewer members than the minimum, gives the open round
+        its whole deadline anew.
         """
         could_close = self.running and len(self.members) >= self.settings.min_replicas
         goes_on = running and len(members) >= settings.min_replicas and not could_close
@@ -135,7 +139,7 @@ class Fragment:
         anew = self._phase.begun_anew(self.saved, inside) if self.synchronous else None
         if anew is not None:
             if self.saved.gradient_step or r is not None:
-                told.append("everyone in the synchronous phase is gone: it starts again")
+                told.append(PHASE_ANEW)
             self.saved, self._round, self._members.taking_part = anew, None, {}
         return tuple(told)
 
@@ -226,8 +230,8 @@ class Fragment:
         before, settings = self.saved, self.settings
         self.saved, told = ended.after(before, r, settings, self.members, self._members.taking_part)
         self.initialised, self._round = True, None
-        told += self._take_settings()
-        return ended.closing_of(before, r, closed_by, settings, self.saved, told)
+        told_of_run = self._take_settings()
+        return ended.closing_of(before, r, closed_by, settings, self.saved, told, told_of_run)
 
     def published(self, seconds: float) -> None:
         """What ``close`` returned is published, so long after that."""
@@ -242,7 +246,7 @@ class Fragment:
         window = forgotten(self.saved.window)
         statistics = detector.Statistics()
         self.saved = replace(self.saved, statistics=statistics, measured=measured, window=window)
-        return ("codec, interval or strategy changed: norms are learnt anew",)
+        return (NORMS_ANEW,)
 
     def _known(self, replica: str, incarnation: int, seq: int) -> Judgement | None:
         """DUPLICATE for a push that the open round or a committed one contains; else None."""

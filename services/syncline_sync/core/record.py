@@ -242,3 +242,6 @@ class Closing:
     behind: bool = False
     """Whether it is published at once, and written behind that."""
     told: tuple[str, ...] = ()
+    """Sentences on the fragment."""
+    told_of_run: tuple[str, ...] = ()
+    """On the run: each of its fragments says the same."""

@@ -79,6 +79,18 @@ def test_a_file_has_one_owner_whichever_link_leads_to_it(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.glob("*.lock")] == ["c.db.lock"]
 
 
+def test_a_file_of_two_names_is_refused_by_both(tmp_path: Path) -> None:
+    """Each would have a lock and a log of its own."""
+    (tmp_path / "c.db").touch()
+    lock = only_owner(connect(database_url(str(tmp_path / "c.db"))))
+    assert lock is not None
+    (tmp_path / "link.db").hardlink_to(tmp_path / "c.db")
+    for name in ("c.db", "link.db"):
+        with pytest.raises(ConfigError, match=f"{name} has a second name"):
+            only_owner(connect(database_url(str(tmp_path / name))))
+    lock.close()
+
+
 def test_a_database_that_fails_without_a_word_is_still_a_sentence() -> None:
     silent = DBAPIError(None, None, sqlite3.OperationalError())
     said = refused(connect("sqlite://"), silent).message

@@ -208,6 +208,37 @@ def test_nothing_counts_as_settled_before_the_run_whose_reports_were_dropped_is_
     asyncio.run(scenario())
 
 
+def test_where_more_fragments_stand_than_reports_may_wait_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not while so much waits that others would be dropped for it."""
+    monkeypatch.setattr(report_queue, "QUEUE_MAX", 4)
+    monkeypatch.setattr(report_queue, "BATCH_MAX", 1)
+    told: list[str] = []
+    fragments = 9
+
+    async def scenario() -> None:
+        reports = ReportQueue(lambda: fragments)
+
+        def tell_anew(run: str) -> None:
+            told.append(run)
+            for number in range(fragments):
+                reports.put(run, standing(number))
+                reports.put(run, Settled(fragment=number, membership=5))
+
+        async with link_to(
+            lambda _: httpx.Response(204), reports=reports, tell_anew=tell_anew
+        ) as link:
+            for number in range(4 + 2 * fragments + 1):
+                reports.put(f"run-{number % 2}", event(number))
+            assert reports.dropped == 1
+            await link.send_last(20)
+            assert (len(reports), reports.dropped) == (0, 0)
+
+    asyncio.run(scenario())
+    assert told == ["run-0"]
+
+
 def sent_at_the_end(answer: Answer, *names: str) -> list[str]:
     """Queue one event for each run, let the link start to send, end it, and send the last.
 

@@ -24,6 +24,7 @@ from syncline.cli.options import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from syncline.launch.client import OperatorClient
     from syncline_proto.rest import Progress, ReplicaView
 
 app = typer.Typer(
@@ -60,8 +61,11 @@ def list_replicas(
     output.show(found, as_json, lambda: replicas_table(found))
 
 
-def _asking(act: Literal["drain", "kick"], answer: str) -> Callable[..., None]:
-    """Return the command that asks one replica to ``act``; ``answer`` says what comes of it."""
+def _asking(act: Literal["drain", "kick"], answer: str, still: str) -> Callable[..., None]:
+    """Return the command that asks one replica to ``act``; ``answer`` says what comes of it.
+
+    ``still``: that the run stands still, where too few are left.
+    """
 
     def command(
         run: RunName,
@@ -73,10 +77,27 @@ def _asking(act: Literal["drain", "kick"], answer: str) -> Callable[..., None]:
         with connect(control, token) as client:
             ask = client.drain if act == "drain" else client.kick
             ask(run, replica)
-        done = {"run": run, "replica": replica, "act": act}
-        output.show(done, as_json, lambda: answer.format(run=run, replica=replica))
+            lacking = _lacking(client, run)
+        done = {"run": run, "replica": replica, "act": act, "lacking": lacking}
+        words = [answer.format(run=run, replica=replica)]
+        if lacking:
+            joins = "another one joins" if lacking == 1 else f"{lacking} more join"
+            words.append(f"{still.format(run=run)} until {joins}.")
+        output.show(done, as_json, lambda: " ".join(words))
 
     return command
+
+
+def _lacking(client: OperatorClient, run: str) -> int:
+    """How many replicas a run that goes on lacks of its minimum, without those that are to leave.
+
+    Nobody starts one in the place of who was sent away, unless somebody asks for that.
+    """
+    from syncline_proto.rest import ReplicaState
+
+    view = client.run(run)
+    staying = sum(one.state is ReplicaState.ALIVE for one in client.replicas(run))
+    return 0 if view.ended_at is not None else max(0, view.settings.min_replicas - staying)
 
 
 app.command(
@@ -85,7 +106,13 @@ app.command(
         "Ask a replica to push what it did and leave.",
         "syncline replicas drain my-run replica-1",
     ),
-)(_asking("drain", "{replica} is asked to push what it did and leave {run}."))
+)(
+    _asking(
+        "drain",
+        "{replica} is asked to push what it did and leave {run}.",
+        "Then {run} stands still",
+    )
+)
 
 app.command(
     "kick",
@@ -93,7 +120,7 @@ app.command(
         "Take a replica's lease away at once: its next push is refused.",
         "syncline replicas kick my-run replica-1",
     ),
-)(_asking("kick", "{replica} no longer holds a lease of {run}."))
+)(_asking("kick", "{replica} no longer holds a lease of {run}.", "{run} stands still"))
 
 
 def by_name(replicas: Sequence[ReplicaView]) -> list[ReplicaView]:

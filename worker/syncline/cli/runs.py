@@ -290,13 +290,13 @@ def damaged_runs(client: OperatorClient, runs: Sequence[RunView]) -> list[Event]
     going = {run.name for run in runs if run.ended_at is None}
     events = client.events(None, None, EVENTS_MAX, RUN_DAMAGED)
     newest = {one.run: one for one in events if one.run in going}
-    return [one for name, one in newest.items() if name and not _went_on(client, name, one.time)]
+    return [one for name, one in newest.items() if name and not _went_on(client, name, one.id)]
 
 
-def _went_on(client: OperatorClient, run: str, since: float) -> bool:
-    """Whether the run has had a round since; where a fragment was set or stands is none."""
+def _went_on(client: OperatorClient, run: str, event: int) -> bool:
+    """Whether the run has had a round since then; where a fragment was set or stands is none."""
     rounds = client.rounds(run, ROUNDS_MAX)
-    return any(one.committed_at > since and one.kind != "parameters" for one in rounds)
+    return any(one.after_event >= event and one.kind != "parameters" for one in rounds)
 
 
 def budget_share(run: RunView) -> float | None:
