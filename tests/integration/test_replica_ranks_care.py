@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from syncline_testing.cluster import Cluster
-from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined
+from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, phases
 from syncline_testing.sleeping import LEASE_S
 from syncline_testing.training import STEP_TOKENS as TRAINED_TOKENS
 from syncline_testing.training import tiny_job
+from syncline_testing.waiting import wait_until
 from syncline_testing.warm import warm_ranks
 
 HEAD = """
@@ -85,6 +87,33 @@ end(0)
 """
 )
 
+PHASE = (
+    HEAD
+    + """
+from pathlib import Path
+from torch.distributed.fsdp import fully_shard
+from syncline_testing.replicas import TinyModel, Trial
+from syncline_testing.waiting import wait_until
+
+dist.init_process_group("gloo")
+rank, left, (folder, run, settings) = dist.get_rank(), [], given
+model = TinyModel(1)
+for part in (*model.blocks, model):
+    fully_shard(part)
+trial = Trial(control, run, 1, model=model, settings=settings, name="pair")
+with trial.replica as replica:
+    for number, count in enumerate((1, 1, 3)):
+        (Path(folder) / f"is-at-{number}-{rank}").touch()
+        wait_until(lambda: (Path(folder) / f"go-{number}").exists(), 60, "it may go on")
+        trial.step(count)
+        is_new = not trial.optimizer.state
+        left.append((replica.inner_step, replica.phase, replica.revision, is_new))
+print(json.dumps([left, off(model, run)]))
+dist.destroy_process_group()
+end(0)
+"""
+)
+
 TRAINER = (
     HEAD
     + """
@@ -129,10 +158,13 @@ end(0)
 )
 
 
-def in_two_ranks(cluster: Cluster, text: str, given: dict[str, Any]) -> list[Any]:
+def in_two_ranks(
+    cluster: Cluster, text: str, given: Any, meanwhile: Callable[[], None] = lambda: None
+) -> list[Any]:
     """What each of the ranks tells."""
     told = json.dumps([cluster.control_url, cluster.sync_address, given])
     with warm_ranks("-c", text, told, SYNCLINE_CONTROL=cluster.control_url) as ranks:
+        meanwhile()
         ends = [rank.communicate(timeout=100) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], ends
     return [json.loads(out.strip().splitlines()[-1]) for out, _ in ends]
@@ -178,3 +210,33 @@ def test_ranks_that_train_by_a_job_come_back_with_the_parameters_of_the_run(
     assert both[0]["amid"] == [2, 3], "what comes after the first block is to be merged"
     assert both[0]["back"] == [0.0, pytest.approx(0.0, abs=1e-5)]
     assert (both[0]["life"], both[0]["why"], both[0]["off"]) == (2, "budget", 0.0)
+
+
+@pytest.mark.long
+def test_ranks_take_part_anew_in_a_synchronous_phase_that_was_lost(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """They have come late for its first step, and who was in it leaves before they are."""
+    timeouts = {"lease": 1.5, "round_deadline": 2.0}
+    settings = {**QUICK, "warmup_steps": 3, "timeouts": timeouts}
+    other = Trial(cluster.control_url, "phase", 0, settings=settings)
+
+    def are_at(number: int) -> Callable[[], bool]:
+        return lambda: len(list(tmp_path.glob(f"is-at-{number}-*"))) == 2
+
+    def meanwhile() -> None:
+        wait_until(are_at(0), 60, "the pair has joined")
+        with joined(other):
+            other.step(1)
+            (tmp_path / "go-0").touch()
+            wait_until(are_at(1), 60, "the pair has the mean")
+            other.step(1)
+        wait_until(lambda: phases(cluster.sync_address, "phase") == {1}, 20, "it starts again")
+        for number in (1, 2):
+            (tmp_path / f"go-{number}").touch()
+
+    both = in_two_ranks(cluster, PHASE, [str(tmp_path), "phase", settings], meanwhile)
+    assert both[0] == both[1]
+    left, off = both[0]
+    assert left == [[1, "warm-up", 0, False], [1, "warm-up", 0, True], [4, "training", 1, False]]
+    assert off == 0.0
