@@ -148,7 +148,7 @@ def test_ranks_of_a_library_are_one_replica(
     cluster: Cluster, tmp_path: Path, text: str, library: str
 ) -> None:
     """SIGTERM drains all of them where rank 0 hears it."""
-    kinds = [f"{library}-{how}" for how in ("ddp", "ddp-told", "fsdp2")]  # Accelerate remembers
+    kinds = [f"{library}-{how}" for how in ("ddp", "ddp-told", "fsdp2", "fsdp2-told")]
     left = in_two_ranks(tmp_path, cluster, text, kinds)
     for run in kinds:
         first, second = (one[run] for one in left)

@@ -15,6 +15,7 @@ ROUNDS, EVERY, BLOCKS = 2, 4, 14
 
 PROGRAM = """
 import json
+from threading import Event
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -31,6 +32,14 @@ from syncline_testing.replicas import STEP_TOKENS, TinyModel, batch, loss_of
 from syncline_testing.streams import Prompt
 
 torch.set_num_threads(1)
+has_pushed = Event()
+
+class Behind(Streamed):
+    # Nothing of a push is encoded before all of it is begun, as where the device is behind.
+    def encode(self, *given):
+        finish = super().encode(*given)
+        return lambda: has_pushed.wait() and finish()
+
 told = []
 for run, settings in {ways}.items():
     model, scratch = TinyModel(1, {blocks}), Counted()
@@ -40,7 +49,8 @@ for run, settings in {ways}.items():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     carrier = Direct(scratch)
     if run.startswith("gpu"):
-        carrier = Streamed(scratch, torch.device("cpu"), Prompt())
+        carrier = Behind(scratch, torch.device("cpu"), Prompt())
+    has_pushed.set()
     with patch("syncline.life.carrier_of", lambda shards: carrier):
         control = {where}["control_url"]
         replica = Replica(model, optimizer, run=run, settings=settings, control=control)
@@ -52,7 +62,9 @@ for run, settings in {ways}.items():
     for step in range({steps} + 4 * (run == "late")):
         replica.count_tokens(STEP_TOKENS)
         loss_of(model, batch(rank, step)).backward()
+        has_pushed.clear()
         optimizer.step()
+        has_pushed.set()
         optimizer.zero_grad()
         if other is not None and step in (3, 4):  # pushes too, then closes a round by itself
             for fragment in range(len(other.layout.fragments)):
@@ -60,7 +72,7 @@ for run, settings in {ways}.items():
                 other.published(fragment, step - 2)
     replica.finish()
     assert bool(replica.stats.aged) == (run == "late")
-    told.append((joining, scratch.peak, shard, replica.stats.rounds))
+    told.append((joining, scratch.peak, shard, replica.revision))
     replica.close()
 print(json.dumps(told))
 """
@@ -100,12 +112,12 @@ def test_a_rank_holds_an_anchor_and_what_is_in_flight(cluster: Cluster, tmp_path
     where = {"control_url": cluster.control_url, "sync_address": cluster.sync_address}
     how = {"ways": ways, "blocks": BLOCKS, "steps": ROUNDS * EVERY, "where": where}
     for text in two_ranks(tmp_path, PROGRAM.format(**how)):
-        for (run, (_, most)), (joining, peak, shard, rounds) in zip(
+        for (run, (_, most)), (joining, peak, shard, revision) in zip(
             WAYS.items(), json.loads(text.splitlines()[-1]), strict=True
         ):
-            # The anchor at least: a count that misses what is held would keep any bound.
-            assert 2 * shard <= peak <= most * shard, (run, peak / shard)
+            # So near to it that one more copy, in bf16, would be over.
+            assert (most - 2) * shard < peak <= most * shard, (run, peak / shard)
             # Its own parameters, offered in fp32, and beside a GPU what is copied to be encoded.
             most = 4 + 4 * run.startswith("gpu")
             assert 2 * shard <= joining <= most * shard, (run, joining / shard)
-            assert rounds >= ROUNDS
+            assert revision >= ROUNDS

@@ -52,13 +52,14 @@ def test_every_way_of_two_ranks_is_left_as_it_is(cluster: Cluster, tmp_path: Pat
 def test_who_looks_at_parameters_between_steps_changes_nothing_of_streaming(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Fragments are pushed and merged in turns while a loop reads all of them."""
-    still = Way(groups=EVERY)
-    ways = {
-        f"{name}{suffix}": replace(way, looks=bool(suffix))
-        for name, way in {"turns": still, "turns.late": replace(still, overlap=1)}.items()
-        for suffix in ("", ".seen")
-    }
+    """Fragments are pushed and merged in turns while a loop reads all of them.
+
+    What it has looked at stays gathered, and no merge may leave it so.
+    """
+    still = Way(groups=EVERY, reshard=False)
+    both = {"turns": still, "turns.late": replace(still, overlap=1)}
+    seen = {f"{name}.seen": replace(way, looks=True, poison="merged") for name, way in both.items()}
+    ways = both | seen
     left = in_ranks(tmp_path, cluster, 2, ways)
     for name in ("turns", "turns.late"):
         assert left[name].is_finite

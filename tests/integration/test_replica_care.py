@@ -2,65 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 from structlog.testing import capture_logs
-from torch import Tensor
 
+from syncline_testing.careful import Loop, batches
 from syncline_testing.cluster import Cluster
-from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, batch, loss_of
+from syncline_testing.replicas import QUICK, STEP_TOKENS
 from syncline_testing.sleeping import LEASE_S, sleeps
 from syncline_testing.waiting import wait_until
 
 ALONE: dict[str, Any] = {**QUICK, "min_replicas": 1}
 
 
-class Loop(Trial):
-    """Does what a loop must."""
-
-    def __init__(self, cluster: Cluster, run: str, **how: Any) -> None:
-        def sgd(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-            return torch.optim.SGD(parameters, lr=0.5)
-
-        super().__init__(cluster.control_url, run, 0, optimizer=sgd, takes_care=True, **how)
-        self.rates: list[float] = []
-        """By which its steps went."""
-        self.odd_at: tuple[int, ...] = ()
-
-    def pass_over(self, batches: Iterable[Tensor]) -> list[list[float]]:
-        """Train on all; a parameter's values before each."""
-        self.optimizer.register_step_pre_hook(
-            lambda *_: self.rates.append(self.optimizer.param_groups[0]["lr"])  # pyright: ignore[reportArgumentType]
-        )
-        values: list[list[float]] = []
-        for number, tokens in enumerate(batches):
-            values.append(self.model.norm.weight.tolist())
-            loss = loss_of(self.model, tokens) * (float("nan") if number in self.odd_at else 1.0)
-            self.at_step(number)
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return values
-
-    def at_step(self, number: int) -> None:
-        """For who wants something to happen."""
-
-
-def batches(count: int) -> list[Tensor]:
-    return [batch(0, step) for step in range(count)]
-
-
 def test_a_joiner_begins_with_short_steps_and_keeps_the_rate_that_was_set(
     cluster: Cluster,
 ) -> None:
-    first = Loop(cluster, "care-ramp", settings=ALONE, name="first", join_ramp_steps=4)
+    first = Loop(cluster.control_url, "care-ramp", settings=ALONE, name="first", join_ramp_steps=4)
     with first.replica as replica:
         first.pass_over(replica.shard(batches(5)))
     assert first.rates == [0.5] * 5
-    late = Loop(cluster, "care-ramp", name="late", join_ramp_steps=4)
+    late = Loop(cluster.control_url, "care-ramp", name="late", join_ramp_steps=4)
     with late.replica as replica:
         late.pass_over(replica.shard(batches(5)))
     assert late.rates == [0.125, 0.25, 0.375, 0.5, 0.5]
@@ -68,7 +32,7 @@ def test_a_joiner_begins_with_short_steps_and_keeps_the_rate_that_was_set(
 
 
 def test_a_step_that_is_not_finite_moves_nothing_and_three_go_back(cluster: Cluster) -> None:
-    loop = Loop(cluster, "care-odd", settings=ALONE)
+    loop = Loop(cluster.control_url, "care-odd", settings=ALONE)
     loop.odd_at = (1, 6, 7, 8)  # a round is of four
     with loop.replica as replica, capture_logs() as logs:
         values = loop.pass_over(replica.shard(batches(10)))
@@ -84,7 +48,7 @@ def test_a_lease_that_runs_out_begins_another_life_in_the_same_loop(
 ) -> None:
     """The step in which it is heard is the last of the old life, and nobody's."""
     settings = ALONE | {"sync_every": 100, "timeouts": {"lease": LEASE_S, "round_deadline": 20.0}}
-    loop = Loop(cluster, f"care-{reads}", settings=settings, name="one")
+    loop = Loop(cluster.control_url, f"care-{reads}", settings=settings, name="one")
     replica, steps = loop.replica, 7
 
     def late(number: int) -> None:

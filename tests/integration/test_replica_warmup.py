@@ -6,14 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import pytest
 import torch
 
 from syncline.warmup import WarmUp
 from syncline_proto.errors import ConfigError
-from syncline_proto.v1 import sync_pb2 as pb
-from syncline_proto.v1.sync_pb2_grpc import SyncServiceStub
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import (
     QUICK,
@@ -23,6 +20,7 @@ from syncline_testing.replicas import (
     batch,
     joined,
     loss_of,
+    phases,
     published,
     together,
 )
@@ -169,7 +167,7 @@ def test_who_is_left_by_a_phase_that_starts_again_takes_part_anew(cluster: Clust
             b.step(1)  # too late to count: it takes the mean
             assert all(torch.equal(b.parameters()[n], p) for n, p in a.parameters().items())
             a.step(1)  # waits for b until the deadline
-        wait_until(lambda: phases(cluster, "left") == {1}, 20, "the phase starts again")
+        wait_until(lambda: phases(cluster.sync_address, "left") == {1}, 20, "it starts again")
         b.step(1)  # its gradient is of a phase that nobody is in any more
         assert (b.replica.inner_step, b.replica.phase) == (1, "warm-up")
         assert not b.optimizer.state
@@ -197,13 +195,6 @@ def test_a_joiner_hears_at_once_that_the_phase_starts_again(cluster: Cluster) ->
         second.replica.close()
 
 
-def phases(cluster: Cluster, run: str) -> set[int]:
-    with grpc.insecure_channel(cluster.sync_address) as channel:
-        stub = SyncServiceStub(channel)
-        states = stub.GetRunStatus(pb.GetRunStatusRequest(run=run), timeout=10).fragments
-    return {state.phase for state in states}
-
-
 def test_an_offer_of_a_phase_that_started_again_is_no_end(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +218,30 @@ def test_an_offer_of_a_phase_that_started_again_is_no_end(
         together(lambda: a.step(STEPS), by_b)
         assert taken == [STEPS] and b.replica.phase == "training"
         assert a.replica.revision == b.replica.revision == 1
+        assert all(torch.equal(b.parameters()[n], p) for n, p in a.parameters().items())
+        together(lambda: a.step(4), lambda: b.step(4))
+        together(a.replica.finish, b.replica.finish)
+        assert a.replica.revision == b.replica.revision == 2
+
+
+def test_an_offer_that_comes_to_nothing_amid_a_step_makes_that_none(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last update of a phase was left out, so that its end comes before the next one."""
+    a, b = (Trial(cluster.control_url, "amid", seed, settings=WARM) for seed in range(2))
+    offered = WarmUp.offered
+
+    def of_another_phase(self: WarmUp, inner_step: int) -> Any:
+        self._phases = [1 + phase for phase in self._phases]
+        return offered(self, inner_step)
+
+    with joined(a, b):
+        together(lambda: a.step(STEPS - 1), lambda: b.step(STEPS - 1))
+        together(lambda: a.step(1), lambda: prepared(b, STEPS - 1))
+        b.optimizer.zero_grad()
+        monkeypatch.setattr(WarmUp, "offered", of_another_phase)
+        b.step(1)
+        assert (b.replica.inner_step, b.replica.revision) == (STEPS - 1, 1)
         assert all(torch.equal(b.parameters()[n], p) for n, p in a.parameters().items())
         together(lambda: a.step(4), lambda: b.step(4))
         together(a.replica.finish, b.replica.finish)

@@ -226,7 +226,7 @@ def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -
     replica = Replica(model, optimizer, run=run, name=name, settings=settings, control=control)
     with patch("syncline.life.carrier_of", streamed) if way.streamed else nullcontext(), replica:
         losses = _steps(model, optimizer, way, seed, replica)
-        assert replica.stats.rounds == ROUNDS
+        assert replica.revision == ROUNDS
     return _trace(losses, model)
 
 

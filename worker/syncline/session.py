@@ -184,11 +184,14 @@ class Session:
         with self._at_hook():
             self._see_over()
             self._averaged.see(self.tally.inner_step)
-            self._synchronous.offer_at_end()
+            # Where the loop has left out the last update of the phase.
+            self._missed = not self._synchronous.offer_at_end()
             self._rounds.merge_landed()
             self._boundary.see_budget()
-            if self._synchronous.is_on and not self.done:
+            if self._synchronous.is_on and not (self.done or self._missed):
                 self._missed = not self._synchronous.average()
+            if self._missed:
+                drop_gradients(self._optimizer)
         self._synchronized = True
 
     @plainly

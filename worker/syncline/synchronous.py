@@ -73,8 +73,8 @@ class Synchronous:
     def average(self) -> bool:
         """Replace the gradients by the mean over all replicas.
 
-        Returns False if the phase went on without this replica: it has entered anew, and this step
-        is none.
+        Returns False if the phase went on without this replica: it has entered anew, so that this
+        step is none, and its gradients mean nothing.
 
         Raises:
             ConfigError: they are scaled still, as a GradScaler leaves them to a fused optimizer;
@@ -95,19 +95,21 @@ class Synchronous:
             tally.committed = committed
             return True
         self._rounds.tokens.read(data)  # the next push names it
-        drop_gradients(self._optimizer)
         self._enter_anew(was_over=warm_up.is_over)
         return False
 
-    def offer_at_end(self) -> None:
+    def offer_at_end(self) -> bool:
         """Offer the parameters with which the phase ends, once it is over, and take revision 1.
+
+        Returns False if nobody took them, since the phase went on without this replica: it has
+        entered anew, and gradients of before mean nothing.
 
         Raises:
             RunOver, TookTooLong, SynclineError: as ``Waiting.settled`` does.
         """
         warm_up = self._warm_up
         if warm_up is None or not warm_up.is_over:
-            return
+            return True
         self._buffers.check_unchanged()
         with warm_up.offered(self._rounds.tally.inner_step) as futures:
             taken = self._rounds.take(futures)
@@ -117,6 +119,7 @@ class Synchronous:
             self._rounds.start_over()
         else:
             self._enter_anew(was_over=True)
+        return taken
 
     def _enter_anew(self, was_over: bool) -> None:
         why = "the synchronous phase went on, or started again, without this replica"
