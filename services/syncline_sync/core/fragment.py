@@ -189,9 +189,8 @@ class Fragment:
             return ended
         late = self._late(push)
         if late is not None:
-            if refusals.goes_on(
-                self.saved, self.synchronous, push
-            ):  # so rounds that open from now on wait for it
+            if refusals.goes_on(self.saved, self._round, self.synchronous, push):
+                # So rounds that open from now on wait for it.
                 self._taking_part[push.replica] = push.incarnation
             return late
         refusals.check_data(self.saved, self._round, push.data)
