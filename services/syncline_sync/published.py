@@ -266,11 +266,8 @@ class Shelf:
                 raise NewestNamed(self._over.message, self._over.newest)
             newest = self.newest
             if phase is not None and phase != self._phase:
-                raise NewestNamed(
-                    f"{self._what}: the synchronous phase has started again ({self._phase} times; "
-                    f"asked in phase {phase}).",
-                    newest or 0,
-                )
+                why = f"{self._what}: the synchronous phase is number {self._phase}, not {phase}."
+                raise NewestNamed(why, newest or 0)
             if newest is not None:
                 if number is None:
                     return self._values[newest]

@@ -81,13 +81,15 @@ class Services:
                 self._epochs[link] = told
 
     def states(self) -> dict[int, pb.FragmentState]:
-        """Where each fragment stands, asked anew.
+        """Where each fragment stands, asked anew: if that is before the first step, in one phase.
+
+        A synchronous phase that starts again does so fragment by fragment. Whoever took part in one
+        half of it, and had to enter anew for the other, would wait for itself.
 
         Raises:
-            Unreachable: as ``keep_asking``.
+            Unreachable: as ``keep_asking``; or they are in different ones for as long.
         """
-        answers = [self._status(fragment) for fragment in self._one_of_each()]
-        return {state.fragment: state for answer in answers for state in answer.fragments}
+        return patiently(self._states, self._timeouts.give_up_s, self._stop)
 
     def state(self, fragment: int) -> pb.FragmentState:
         """Where a fragment stands, asked of its owner alone.
@@ -122,6 +124,16 @@ class Services:
                 f"{error.message} It was asked for {give_up_s:g} s; "
                 "see that it runs, then start the replica again."
             ) from None
+
+    def _states(self) -> dict[int, pb.FragmentState]:
+        answers = [self._status(fragment) for fragment in self._one_of_each()]
+        states = {state.fragment: state for answer in answers for state in answer.fragments}
+        begins = not any(one.revision or one.gradient_step for one in states.values())
+        if begins and len({one.phase for one in states.values()}) > 1:
+            raise Unreachable(
+                "The sync services have not all heard that the synchronous phase started again."
+            )
+        return states
 
     def _status(self, fragment: int) -> pb.GetRunStatusResponse:
         link, run = self._links[fragment], self._identity.run

@@ -197,7 +197,7 @@ class Fragment:
         late = self._late(push)
         if late is not None:
             # Rounds that open from now on wait for who goes on.
-            if refusals.goes_on(self.saved, self.synchronous, push):
+            if refusals.goes_on(self.saved, self._round, self.synchronous, push):
                 self._members.taking_part[push.replica] = push.incarnation
             return late
         refusals.check_data(self.saved, self._round, push.data)

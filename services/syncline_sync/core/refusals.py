@@ -132,15 +132,17 @@ def late(saved: Saved, warmup_steps: int, age_max: int, push: WholePush) -> Judg
     return None
 
 
-def goes_on(saved: Saved, synchronous: bool, push: WholePush) -> bool:
+def goes_on(saved: Saved, r: Round | None, synchronous: bool, push: WholePush) -> bool:
     """Whether a replica whose push was STALE pushes the next one like everybody.
 
-    From the newest revision; or with the mean of a gradient step that is kept.
+    From the newest revision; or with the mean of a gradient step that is kept, until the replica
+    has pulled it: with the step that is open (``r``) the oldest goes.
     """
     if push.kind is Kind.PSEUDO_GRADIENT:
         return not synchronous
     of_now = synchronous and push.phase in (None, saved.phase)
-    return of_now and saved.gradient_step - KEPT < push.gradient_step <= saved.gradient_step
+    newest = r.result if r is not None and r.kind is Kind.GRADIENT else saved.gradient_step
+    return of_now and newest - KEPT < push.gradient_step <= saved.gradient_step
 
 
 def check_data(saved: Saved, r: Round | None, data: Ranges) -> None:
@@ -225,8 +227,8 @@ def _late_gradient(saved: Saved, warmup_steps: int, push: WholePush) -> Judgemen
 
 
 def _of_another_phase(saved: Saved, push: WholePush) -> Judgement | None:
-    """STALE for what was trained in a synchronous phase that everyone else was lost in."""
+    """STALE for what was trained in another synchronous phase than the one that goes on."""
     if push.phase is None or push.phase == saved.phase:
         return None
-    why = f"the synchronous phase has started again: it is number {saved.phase}, not {push.phase}"
+    why = f"the synchronous phase is number {saved.phase}, not {push.phase}"
     return stale(why, push.gradient_step or 1)
