@@ -17,7 +17,6 @@ from enum import Enum, auto
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import FragmentSpec
-from syncline_proto.ranges import Range
 from syncline_proto.reports import EventIn, RoundReport, Settled
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -25,7 +24,7 @@ from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.merge import Outcome
 from syncline_sync.core.radial import is_radial
-from syncline_sync.core.record import ClosedBy, Closing, WholePush
+from syncline_sync.core.record import ClosedBy, Closing, Judgement
 from syncline_sync.core.untold import Untold
 from syncline_sync.disk import Disk
 from syncline_sync.holding import Holding
@@ -34,7 +33,7 @@ from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
 from syncline_sync.report import round_report, standing_report
 from syncline_sync.report_queue import Told
-from syncline_sync.shard import KIND
+from syncline_sync.shard import push_of
 from syncline_sync.sources import FEW_SPANS
 from syncline_sync.staged import Staged
 from syncline_sync.staging import Staging, away
@@ -144,6 +143,14 @@ class Runner:
             self._tell_round(report)
         self._task = asyncio.create_task(self._run(), name=f"fragment {around.run}/{number}")
 
+    def too_late(self, header: pb.PushHeader) -> Judgement | None:
+        """STALE for a push whose round has closed; its values need not come.
+
+        Raises:
+            InvalidRequest: it contradicts where the run stands.
+        """
+        return self.core.too_late(push_of(header, norm=0.0))
+
     def submit(self, staged: Staged) -> None:
         """Hand over a whole push; its answer goes to ``staged.answer``."""
         if self._is_ending:
@@ -252,7 +259,7 @@ class Runner:
 
     async def _take(self, staged: Staged) -> None:
         """Judge a whole push, fold it, answer it."""
-        push = _whole_push(staged)
+        push = push_of(staged.shards[0].header, staged.norm)
         try:
             if staged.span_count > FEW_SPANS:
                 await self._compute(staged.check_tiling, self.numel)
@@ -337,23 +344,3 @@ class Runner:
 
     async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await compute(self._around.pool, work, *args, **kwargs)
-
-
-def _whole_push(staged: Staged) -> WholePush:
-    header = staged.shards[0].header
-    return WholePush(
-        replica=header.replica,
-        incarnation=header.incarnation,
-        seq=header.seq,
-        epoch=header.epoch,
-        kind=KIND[header.kind],
-        base=header.base_revision if header.HasField("base_revision") else None,
-        gradient_step=header.gradient_step,
-        norm=staged.norm,
-        inner_steps=header.inner_steps,
-        tokens=header.tokens,
-        first_step=header.first_step,
-        last_step=header.last_step,
-        data=tuple(Range(one.epoch, one.start, one.stop) for one in header.data),
-        phase=header.phase if header.HasField("phase") else None,
-    )

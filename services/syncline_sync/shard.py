@@ -20,7 +20,7 @@ from syncline_proto.ranges import check as check_ranges
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.merge import Payload
-from syncline_sync.core.record import Kind
+from syncline_sync.core.record import Kind, WholePush
 from syncline_sync.places import Places
 from syncline_sync.slabs import SLAB_BYTES, Slabs
 
@@ -163,3 +163,23 @@ def _without_boxes(header: pb.PushHeader) -> pb.PushHeader:
         elif named.name != "boxes":
             setattr(slim, named.name, value)
     return slim
+
+
+def push_of(header: pb.PushHeader, norm: float) -> WholePush:
+    """What a header says of its replica's whole push, whose values have this ``norm``."""
+    return WholePush(
+        replica=header.replica,
+        incarnation=header.incarnation,
+        seq=header.seq,
+        epoch=header.epoch,
+        kind=KIND[header.kind],
+        base=header.base_revision if header.HasField("base_revision") else None,
+        gradient_step=header.gradient_step,
+        norm=norm,
+        inner_steps=header.inner_steps,
+        tokens=header.tokens,
+        first_step=header.first_step,
+        last_step=header.last_step,
+        data=tuple(Range(one.epoch, one.start, one.stop) for one in header.data),
+        phase=header.phase if header.HasField("phase") else None,
+    )

@@ -66,6 +66,21 @@ class Staging:
         judged = known[2].judged or known[2].verdict
         return replace(known[2], verdict=pb.VERDICT_DUPLICATE, judged=judged)
 
+    def answer(self, header: pb.PushHeader, judgement: Judgement) -> bool:
+        """Answer a push before its values come, on all ranks alike; False if it is on its way in.
+
+        Or if the replica has begun a newer push of the fragment.
+        """
+        key = _key(header)
+        known = self._answered.get(key[:2])
+        if any(other[:2] == key[:2] and other >= key for other in self._staged):
+            return False
+        if known is not None and known[:2] > key[2:]:
+            return False
+        self._drop_older(key)
+        self._answered[key[:2]] = (*key[2:], judgement)
+        return True
+
     def join(self, shard: Shard) -> Staged:
         """Find or make the push that a rank's shard belongs to.
 

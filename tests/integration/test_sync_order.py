@@ -330,10 +330,10 @@ def test_a_new_life_takes_the_place_of_a_push_that_its_older_one_left_half(tmp_p
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("base", [0, 7])
+@pytest.mark.parametrize("stale", [False, True], ids=["accepted", "stale"])
 @pytest.mark.parametrize("again", ["before", "after"])
 def test_a_whole_push_whose_call_is_cut_is_judged_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: int, again: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stale: bool, again: str
 ) -> None:
     """Sent again before that, it waits for the same judgement; after it, it is told of that."""
     judged, ended = threading.Event(), asyncio.Event()
@@ -353,9 +353,11 @@ def test_a_whole_push_whose_call_is_cut_is_judged_all_the_same(
             monkeypatch.setattr(runner, "FEW_SPANS", 0)  # what is slow here is the pool's
             monkeypatch.setattr(Staged, "check_tiling", slowly)
             monkeypatch.setattr(Staging, "leave", left)
-            verdict = pb.VERDICT_STALE if base else pb.VERDICT_ACCEPTED
-            residual = pb.RESIDUAL_ACTION_RESTORE if base else pb.RESIDUAL_ACTION_KEEP
-            parts = list(iter_push(s.header(vector(0.5), "a", base_revision=base), vector(0.5)))
+            verdict = pb.VERDICT_STALE if stale else pb.VERDICT_ACCEPTED
+            residual = pb.RESIDUAL_ACTION_RESTORE if stale else pb.RESIDUAL_ACTION_KEEP
+            # Of one that is offered where there are parameters, that is known once it is whole.
+            kind = {"kind": pb.PUSH_KIND_PARAMETERS} if stale else {"base_revision": 0}
+            parts = list(iter_push(s.header(vector(0.5), "a", **kind), vector(0.5)))
             call = asyncio.create_task(pushed(s.stub, parts))
             staging = (await s.host.run(s.run)).staging
             assert staging is not None
@@ -377,7 +379,7 @@ def test_a_whole_push_whose_call_is_cut_is_judged_all_the_same(
             told = await pushed(s.stub, parts)
             assert (told.verdict, told.judged) == (pb.VERDICT_DUPLICATE, verdict)
             assert told.residual == residual
-            if not base:
+            if not stale:
                 await holds(s, 0.5)
 
     try:

@@ -177,7 +177,7 @@ def test_a_push_that_waits_for_its_turn_when_the_run_is_put_away_is_answered(
             with SlowDisk(monkeypatch, "r00000001") as disk:
                 await s.push(vector(0.5), "a", base_revision=0)
                 await disk.until(lambda disk: bool(disk.at_once))
-                push = asyncio.create_task(s.push(vector(0.5), "b", base_revision=0))
+                push = asyncio.create_task(s.push(vector(0.5), "b", base_revision=1))
                 await disk.until(lambda _: run.runners[0]._inbox.qsize() == 1)
                 stopping = asyncio.create_task(run.stop())
                 await asyncio.sleep(0)

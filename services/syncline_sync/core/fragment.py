@@ -175,6 +175,23 @@ class Fragment:
             early = self._of_another_epoch(epoch)
         return early
 
+    def too_late(self, push: WholePush) -> Judgement | None:
+        """STALE for a push whose round has closed, whatever its norm; None for any other.
+
+        Raises:
+            InvalidRequest: it contradicts where the run stands.
+        """
+        saved, settings = self.saved, self.settings
+        if push.kind is Kind.PARAMETERS or push.epoch != saved.epoch or not self.initialised:
+            return None
+        size = self._window().size if settings.asynchronous else 1
+        limit = oldest(settings.age_max, size)
+        late = refusals.late(saved, settings.warmup_steps, limit, push)
+        if late is not None and refusals.goes_on(saved, self._round, self.synchronous, push):
+            # Rounds that open from now on wait for it.
+            self._members.taking_part[push.replica] = push.incarnation
+        return late
+
     def judge(self, now_s: float, push: WholePush) -> Judgement:
         """Give a whole push its verdict; an accepted one enters the open round.
 
@@ -194,12 +211,12 @@ class Fragment:
             )
         if push.kind is Kind.GRADIENT and (past := self._of_another_epoch(push.epoch)):
             return past
-        late = self._late(push)
-        if late is not None:
-            # Rounds that open from now on wait for who goes on.
-            if refusals.goes_on(self.saved, self._round, self.synchronous, push):
-                self._members.taking_part[push.replica] = push.incarnation
+        if (late := self.too_late(push)) is not None:
             return late
+        is_late = self._age(push) > 0
+        second = refusals.another(self._round, self.saved.revision, push.replica, is_late=is_late)
+        if second is not None:
+            return second
         refusals.check_data(self.saved, self._round, push.data)
         return self._enter(now_s, push)
 
@@ -261,14 +278,6 @@ class Fragment:
         same, and the others may have no reason to push once more: do not wait for them.
         """
         return refusals.another_epoch(self.saved, epoch) if self.initialised else None
-
-    def _late(self, push: WholePush) -> Judgement | None:
-        """STALE for a push whose round has closed, or that already has a push in the open one."""
-        settings, r = self.settings, self._round
-        size = self._window().size if settings.asynchronous else 1
-        limit, age = oldest(settings.age_max, size), self._age(push)
-        late = refusals.late(self.saved, settings.warmup_steps, limit, push)
-        return late or refusals.another(r, self.saved.revision, push.replica, is_late=age > 0)
 
     def _age(self, push: WholePush) -> int:
         """Revisions between a push's base and the one that the open round starts from."""
