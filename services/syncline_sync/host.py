@@ -26,7 +26,8 @@ from syncline_proto.settings import RunSettings
 from syncline_sync.aside import Aside
 from syncline_sync.durability import NOTHING_LOST
 from syncline_sync.fallback import fall_back
-from syncline_sync.run import Recalled, RunHost, Shared
+from syncline_sync.recalled import Recalled
+from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Word
 from syncline_sync.store import RunStore
 

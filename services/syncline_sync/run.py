@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,11 +31,11 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.ending import Ending, Vote
 from syncline_sync.disk import Disk
-from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.lull import Lull
 from syncline_sync.metrics import Metrics
 from syncline_sync.places import Places
 from syncline_sync.pool import P, T, compute
+from syncline_sync.recalled import ALONE, Recalled, read_fragments
 from syncline_sync.report_queue import Told
 from syncline_sync.runner import Adopt, Runner, Surroundings, Word
 from syncline_sync.slabs import Slabs
@@ -47,8 +47,6 @@ log = structlog.get_logger()
 
 LOOKS = 8
 """At pushes that may stand still, in the time after which they are cut."""
-
-ALONE = Seat()
 
 PUSHES_BESIDE_ONE = 3
 """As many of the largest leave the others room beside one replica that holds all it may and sends
@@ -93,48 +91,6 @@ class Shared:
     async def at_disk(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Write, or read all of a run, where it holds up nobody's arithmetic."""
         return await self.disk.do(work, *args, **kwargs)
-
-
-@dataclass(frozen=True, slots=True)
-class Recalled:
-    """What the store has of a run; nothing if no replica has ever opened it."""
-
-    layout: Layout | None
-    fragments: dict[int, Stored]
-    """Those that are ours, by number."""
-    epoch: int = 1
-    went_back: bool = False
-    """Whether something that was published may be lost, so that the epoch is a new one."""
-
-    @classmethod
-    def read(cls, store: RunStore, seat: Seat = ALONE) -> Recalled:
-        """Heavy where there is something: call it in the pool.
-
-        Where a service was killed that published before it wrote, nobody knows what replicas have
-        seen: all that they hold is of an epoch that has ended. That is on the disk before anybody
-        is told.
-
-        Raises:
-            StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
-            StoreError: the disk refuses.
-        """
-        store.settle()
-        layout, epoch = store.load_layout(), store.load_epoch()
-        if layout is None:
-            return cls(None, {}, epoch)
-        fragments = store.fragments(layout, seat.owned(layout))
-        behind = [fragment for fragment in fragments if fragment.is_behind]
-        epoch += bool(behind)
-        recalled = cls(layout, _stored(fragments, epoch), epoch, bool(behind))
-        if behind:
-            store.save_epoch(epoch)
-            for fragment in behind:
-                fragment.catch_up()
-        return recalled
-
-
-def _stored(fragments: Sequence[FragmentStore], epoch: int) -> dict[int, Stored]:
-    return {one.place.fragment: Stored.read(one, epoch) for one in fragments}
 
 
 class RunHost:
@@ -271,7 +227,7 @@ class RunHost:
             at_disk, mine = self._shared.at_disk, self._shared.seat.owned(layout)
             await at_disk(self._store.save_layout, layout)
             fragments = self._store.fragments(layout, mine)
-            self._start(layout, await at_disk(_stored, fragments, self.epoch))
+            self._start(layout, await at_disk(read_fragments, fragments, self.epoch))
             self._see_room()
             self._look()
         except StoreError as error:
