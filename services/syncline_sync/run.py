@@ -37,7 +37,7 @@ from syncline_sync.places import Places
 from syncline_sync.pool import P, T, compute
 from syncline_sync.recalled import ALONE, Recalled, read_fragments
 from syncline_sync.report_queue import Told
-from syncline_sync.runner import Adopt, Runner, Surroundings, Word
+from syncline_sync.runner import Adopt, MembershipStamp, Runner, Surroundings
 from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
@@ -115,11 +115,11 @@ class RunHost:
         self._kept: RunSettings | None = None
         """The settings that this process has put into the store."""
         self._opening: asyncio.Task[None] | None = None
-        self._cutting: asyncio.Task[None] | None = None
+        self._dropping: asyncio.Task[None] | None = None
         self._shared = shared
         self._store, self.epoch = RunStore(shared.root, name), recalled.epoch
         self._running, self._is_ending = True, False
-        self._word = Word()
+        self._stamp = MembershipStamp()
         self._phase: tuple[int, bool] | None = None
         """The control plane's last word on the synchronous phase: its number, whether it ended."""
         self._ending = Ending(())
@@ -142,9 +142,9 @@ class RunHost:
         await self._shared.at_disk(self._store.save_settings, settings)
         self._kept = settings
 
-    def adopt(self, membership: RunMembership, word: Word) -> None:
+    def adopt(self, membership: RunMembership, stamp: MembershipStamp) -> None:
         """Take over members, settings and state; every fragment hears of it in its own order."""
-        self._word = replace(word, settling=membership.settling)
+        self._stamp = replace(stamp, settling=membership.settling)
         self.settings = membership.settings
         self.members = {m.replica: m.incarnation for m in membership.members}
         self._running = membership.state is RunState.RUNNING
@@ -214,8 +214,8 @@ class RunHost:
         self._is_ending = True
         if self._opening is not None:
             await asyncio.gather(self._opening, return_exceptions=True)
-        if self._cutting is not None:
-            self._cutting.cancel()
+        if self._dropping is not None:
+            self._dropping.cancel()
         if self.staging is not None:
             self.staging.end()
         await asyncio.gather(*(runner.stop() for runner in self.runners.values()))
@@ -241,7 +241,7 @@ class RunHost:
         self.layout, self.fingerprint = layout, layout.fingerprint()
         self.places = Places(layout)
         self.staging = Staging(self.name, layout, self._shared.budget)
-        self._cutting = asyncio.create_task(self._cut(self.staging))
+        self._dropping = asyncio.create_task(self._drop_stalled(self.staging))
         self._ending = Ending(
             fragments,
             is_alone=self._shared.seat.shards == 1,
@@ -281,13 +281,13 @@ class RunHost:
             log.warning("little room for pushes", run=self.name, why=why)
             self._shared.report(self.name, EventIn(kind="run.little_room", message=why))
 
-    async def _cut(self, staging: Staging) -> None:
+    async def _drop_stalled(self, staging: Staging) -> None:
         """Drop pushes that stand still, for ever."""
         try:
             while True:
                 timeouts = self.settings.timeouts
                 await asyncio.sleep(timeouts.call_s / LOOKS)
-                staging.cut(time.monotonic(), timeouts.call_s, timeouts.round_deadline_s)
+                staging.drop_stalled(time.monotonic(), timeouts.call_s, timeouts.round_deadline_s)
                 self._shared.metrics.staged.set(self._shared.budget.used)
         except Exception as error:  # the outermost loop of this task
             self._shared.fail(error)
@@ -306,4 +306,4 @@ class RunHost:
                 lambda f, r, incarnation: self.runners[f].core.fenced(self.members, r, incarnation)
             )
         for runner in self.runners.values():
-            runner.adopt(Adopt(self.members, self.settings, self._running, self._word))
+            runner.adopt(Adopt(self.members, self.settings, self._running, self._stamp))
