@@ -224,16 +224,16 @@ class ProcessFailed(SynclineError):
     code, exit_code = "PROCESS_FAILED", 60
 
 
-def leaves(root: type[SynclineError] = SynclineError) -> Iterator[type[SynclineError]]:
+def every_kind(root: type[SynclineError] = SynclineError) -> Iterator[type[SynclineError]]:
     """Yield ``root`` and every class below it, each once."""
     yield root
     for child in root.__subclasses__():
-        yield from leaves(child)
+        yield from every_kind(child)
 
 
 def from_code(code: str, message: str, setting: Setting | None = None) -> SynclineError:
     """Return the error whose ``code`` this is; a plain SynclineError for one we do not know."""
-    for kind in leaves():
+    for kind in every_kind():
         if kind.code == code:
             return kind(message, setting)
     return SynclineError(f"{message} [{code}]", setting)

@@ -76,7 +76,7 @@ class Manifest(Form):
     """In the order of fragments, one for each."""
 
     @cached_property
-    def cut(self) -> Layout:
+    def parsed_layout(self) -> Layout:
         """The layout."""
         return layout_from_json(json.dumps(self.layout))
 
@@ -88,13 +88,13 @@ class Manifest(Form):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         try:
-            found = self.cut.fingerprint()
+            found = self.parsed_layout.fingerprint()
         except (LookupError, TypeError, InvalidRequest) as error:
             raise ValueError(f"its layout is none ({error})") from None
         if found != self.fingerprint:
             raise ValueError("its layout has another fingerprint")
         fragments = [entry.fragment for entry in self.entries]
-        if fragments != list(range(len(self.cut.fragments))):
+        if fragments != list(range(len(self.parsed_layout.fragments))):
             raise ValueError("it has not exactly one file for each fragment, in order")
         revisions = {entry.revision for entry in self.entries}
         if min(revisions) != self.revision or (

@@ -83,8 +83,8 @@ class Aside:
             for folder in (self._store.root.parent, self._store.root):
                 make_folder(folder)
             self._store.begin()
-            self._store.save_layout(manifest.cut)
-        return dict(enumerate(self._store.fragments(manifest.cut)))
+            self._store.save_layout(manifest.parsed_layout)
+        return dict(enumerate(self._store.fragments(manifest.parsed_layout)))
 
     def fetch(self, store: FragmentStore, entry: Entry, depot: Depot, moved: Moved) -> None:
         """Fetch one fragment, check it, and make it the first commit of its place.

@@ -120,7 +120,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         manifest = await self._copies.do(depot.manifest)
         await self._copies.do(sweep_aside, self._shared.root, set(self._restoring))
         aside = Aside(self._shared.root, request.run, manifest.id, self._shared.seat)
-        mine = self._shared.seat.owned(manifest.cut)
+        mine = self._shared.seat.owned(manifest.parsed_layout)
         total = sum(manifest.entries[f].bytes for f in mine)
         if await self._copies.do(aside.keep):
             yield pb.RestoreFragmentsResponse(bytes_done=total, bytes_total=total, restored=mine)

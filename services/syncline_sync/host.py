@@ -26,8 +26,9 @@ from syncline_proto.settings import RunSettings
 from syncline_sync.aside import Aside
 from syncline_sync.durability import NOTHING_LOST
 from syncline_sync.fallback import fall_back
-from syncline_sync.run import Recalled, RunHost, Shared
-from syncline_sync.runner import Word
+from syncline_sync.recalled import Recalled
+from syncline_sync.run import RunHost, Shared
+from syncline_sync.runner import MembershipStamp
 from syncline_sync.store import RunStore
 
 log = structlog.get_logger()
@@ -143,13 +144,13 @@ class Host:
 
     def _adopt(self, membership: Membership) -> None:
         now_s = time.monotonic()
-        word = Word(membership.instance, membership.version)
+        stamp = MembershipStamp(membership.instance, membership.version)
         for run in membership.runs:
             if run.run in self._damaged:
                 continue
             host = self._runs[run.run]
             is_new = host.ended_at_s is not None
-            host.adopt(run, word)
+            host.adopt(run, stamp)
             if is_new:
                 log.info("run", run=run.run, state=run.state)
             if is_new or membership.instance != self._plane:

@@ -93,9 +93,9 @@ class Metrics:
         self.norm = Gauge("syncline_replica_norm", "Norm of the last push.", each, registry=r)
 
         self.of_runs = (
-            *(self.pushes, self.bytes, self.rounds, self.round_seconds, self.commit_seconds),
-            *(self.revision, self.tokens, self.sample_size, self.weight, self.z, self.norm),
-        )
+            self.pushes, self.bytes, self.rounds, self.round_seconds, self.commit_seconds,
+            self.revision, self.tokens, self.sample_size, self.weight, self.z, self.norm,
+        )  # fmt: skip
         """All that have a run for a label; but for ``damaged``, which tells of one not served."""
 
     def of(self, run: str) -> RunMetrics:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,13 +31,13 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.ending import Ending, Vote
 from syncline_sync.disk import Disk
-from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.lull import Lull
 from syncline_sync.metrics import Metrics
 from syncline_sync.places import Places
 from syncline_sync.pool import P, T, compute
+from syncline_sync.recalled import ALONE, Recalled, read_fragments
 from syncline_sync.report_queue import Told
-from syncline_sync.runner import Adopt, Runner, Surroundings, Word
+from syncline_sync.runner import Adopt, MembershipStamp, Runner, Surroundings
 from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
@@ -47,8 +47,6 @@ log = structlog.get_logger()
 
 LOOKS = 8
 """At pushes that may stand still, in the time after which they are cut."""
-
-ALONE = Seat()
 
 PUSHES_BESIDE_ONE = 3
 """As many of the largest leave the others room beside one replica that holds all it may and sends
@@ -95,48 +93,6 @@ class Shared:
         return await self.disk.do(work, *args, **kwargs)
 
 
-@dataclass(frozen=True, slots=True)
-class Recalled:
-    """What the store has of a run; nothing if no replica has ever opened it."""
-
-    layout: Layout | None
-    fragments: dict[int, Stored]
-    """Those that are ours, by number."""
-    epoch: int = 1
-    went_back: bool = False
-    """Whether something that was published may be lost, so that the epoch is a new one."""
-
-    @classmethod
-    def read(cls, store: RunStore, seat: Seat = ALONE) -> Recalled:
-        """Heavy where there is something: call it in the pool.
-
-        Where a service was killed that published before it wrote, nobody knows what replicas have
-        seen: all that they hold is of an epoch that has ended. That is on the disk before anybody
-        is told.
-
-        Raises:
-            StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
-            StoreError: the disk refuses.
-        """
-        store.settle()
-        layout, epoch = store.load_layout(), store.load_epoch()
-        if layout is None:
-            return cls(None, {}, epoch)
-        fragments = store.fragments(layout, seat.owned(layout))
-        behind = [fragment for fragment in fragments if fragment.is_behind]
-        epoch += bool(behind)
-        recalled = cls(layout, _stored(fragments, epoch), epoch, bool(behind))
-        if behind:
-            store.save_epoch(epoch)
-            for fragment in behind:
-                fragment.catch_up()
-        return recalled
-
-
-def _stored(fragments: Sequence[FragmentStore], epoch: int) -> dict[int, Stored]:
-    return {one.place.fragment: Stored.read(one, epoch) for one in fragments}
-
-
 class RunHost:
     """One run: its layout, its fragments, the pushes on their way in."""
 
@@ -159,11 +115,11 @@ class RunHost:
         self._kept: RunSettings | None = None
         """The settings that this process has put into the store."""
         self._opening: asyncio.Task[None] | None = None
-        self._cutting: asyncio.Task[None] | None = None
+        self._dropping: asyncio.Task[None] | None = None
         self._shared = shared
         self._store, self.epoch = RunStore(shared.root, name), recalled.epoch
         self._running, self._is_ending = True, False
-        self._word = Word()
+        self._stamp = MembershipStamp()
         self._phase: tuple[int, bool] | None = None
         """The control plane's last word on the synchronous phase: its number, whether it ended."""
         self._ending = Ending(())
@@ -188,9 +144,9 @@ class RunHost:
         await self._shared.at_disk(self._store.save_settings, settings)
         self._kept = settings
 
-    def adopt(self, membership: RunMembership, word: Word) -> None:
+    def adopt(self, membership: RunMembership, stamp: MembershipStamp) -> None:
         """Take over members, settings and state; every fragment hears of it in its own order."""
-        self._word = replace(word, settling=membership.settling)
+        self._stamp = replace(stamp, settling=membership.settling)
         self.settings = membership.settings
         self.members = {m.replica: m.incarnation for m in membership.members}
         self._running = membership.state is RunState.RUNNING
@@ -260,8 +216,8 @@ class RunHost:
         self._is_ending = True
         if self._opening is not None:
             await asyncio.gather(self._opening, return_exceptions=True)
-        if self._cutting is not None:
-            self._cutting.cancel()
+        if self._dropping is not None:
+            self._dropping.cancel()
         if self.staging is not None:
             self.staging.end()
         await asyncio.gather(*(runner.stop() for runner in self.runners.values()))
@@ -273,7 +229,7 @@ class RunHost:
             at_disk, mine = self._shared.at_disk, self._shared.seat.owned(layout)
             await at_disk(self._store.save_layout, layout)
             fragments = self._store.fragments(layout, mine)
-            self._start(layout, await at_disk(_stored, fragments, self.epoch))
+            self._start(layout, await at_disk(read_fragments, fragments, self.epoch))
             self._see_room()
             self._look()
         except StoreError as error:
@@ -287,7 +243,7 @@ class RunHost:
         self.layout, self.fingerprint = layout, layout.fingerprint()
         self.places = Places(layout)
         self.staging = Staging(self.name, layout, self._shared.budget)
-        self._cutting = asyncio.create_task(self._cut(self.staging))
+        self._dropping = asyncio.create_task(self._drop_stalled(self.staging))
         self._ending = Ending(
             fragments,
             is_alone=self._shared.seat.shards == 1,
@@ -334,13 +290,13 @@ class RunHost:
             log.warning("little room for pushes", run=self.name, why=why)
             self._shared.report(self.name, EventIn(kind="run.little_room", message=why))
 
-    async def _cut(self, staging: Staging) -> None:
+    async def _drop_stalled(self, staging: Staging) -> None:
         """Drop pushes that stand still, for ever."""
         try:
             while True:
                 timeouts = self.settings.timeouts
                 await asyncio.sleep(timeouts.call_s / LOOKS)
-                staging.cut(time.monotonic(), timeouts.call_s, timeouts.round_deadline_s)
+                staging.drop_stalled(time.monotonic(), timeouts.call_s, timeouts.round_deadline_s)
                 self._shared.metrics.staged.set(self._shared.budget.used)
         except Exception as error:  # the outermost loop of this task
             self._shared.fail(error)
@@ -359,4 +315,4 @@ class RunHost:
                 lambda f, r, incarnation: self.runners[f].core.fenced(self.members, r, incarnation)
             )
         for runner in self.runners.values():
-            runner.adopt(Adopt(self.members, self.settings, self._running, self._word))
+            runner.adopt(Adopt(self.members, self.settings, self._running, self._stamp))

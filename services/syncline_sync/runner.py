@@ -41,7 +41,7 @@ from syncline_sync.stored import Stored
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class MembershipStamp:
     """Which of the control plane's words on the run it is."""
 
     instance: str = ""
@@ -57,7 +57,7 @@ class Adopt:
     members: Mapping[str, int]
     settings: RunSettings
     running: bool
-    word: Word
+    stamp: MembershipStamp
 
 
 class Wake(Enum):
@@ -136,8 +136,8 @@ class Runner:
         if not self.core.synchronous:
             self._end_gradients()
         around.metrics.stands(number, self.core.saved)
-        self._word, self._said = Word(), 0
-        """The last word adopted, and the version as of which we have said that we have settled."""
+        self._stamp, self._said = MembershipStamp(), 0
+        """The last one adopted, and the version as of which we have said that we have settled."""
         self._untold = Untold()
         for report in stored.reports:
             self._tell_round(report)
@@ -250,9 +250,9 @@ class Runner:
             self.holding.be_in(self.latest.phase)
             self._around.metrics.stands(self.number, self.latest)
             self._around.tell(self.standing())
-        if change.word.instance != self._word.instance:
+        if change.stamp.instance != self._stamp.instance:
             self._said = 0  # another database may not have it
-        self._word = change.word
+        self._stamp = change.stamp
         self._settle()
         if (ending.phase, ending.vote) != before:
             self._around.look()
@@ -326,8 +326,8 @@ class Runner:
         After what was committed of them, which has been told by now.
         """
         is_there = self.holding.revisions.newest is not None
-        if is_there and self._said < self._word.settling and self.core.has_settled:
-            self._said = self._word.version
+        if is_there and self._said < self._stamp.settling and self.core.has_settled:
+            self._said = self._stamp.version
             self._around.tell(Settled(fragment=self.number, membership=self._said))
 
     def _end_gradients(self) -> None:

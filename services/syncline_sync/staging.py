@@ -188,7 +188,7 @@ class Staging:
             if not staged.submitted:
                 self.drop(staged, away())
 
-    def cut(self, now_s: float, still_s: float, hold_s: float) -> None:
+    def drop_stalled(self, now_s: float, still_s: float, hold_s: float) -> None:
         """Drop the pushes that stand still, and those that crawl where others wait for room.
 
         A push stands still when its missing ranks have sent nothing for ``still_s``. Ranks send one

@@ -146,7 +146,9 @@ async def _keep(settings: SyncSettings) -> None:
 async def _one_life(settings: SyncSettings) -> int:
     """Run a service to its end; cancelled, end it and see it out."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "syncline_sync"),
+        sys.executable,
+        "-m",
+        "syncline_sync",
         stdin=asyncio.subprocess.DEVNULL,
         env=environment(settings),
         start_new_session=True,  # Ctrl+C is ours to hand on

@@ -22,7 +22,7 @@ from syncline_proto.layout import Layout
 from syncline_proto.settings import RunSettings
 from syncline_sync.core.record import Saved
 from syncline_sync.fragment_store import FragmentStore
-from syncline_sync.run import Recalled
+from syncline_sync.recalled import Recalled
 from syncline_sync.store import RunStore
 from syncline_testing.service import flat_layout
 from syncline_testing.stored import SIZE, told, values

@@ -16,7 +16,7 @@ from syncline_proto.reports import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.fallback import fall_back
-from syncline_sync.run import Recalled
+from syncline_sync.recalled import Recalled
 from syncline_sync.store import RunStore
 from syncline_testing.service import RUN, Service, code_of, flat_layout, service
 

@@ -18,7 +18,7 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import host
 from syncline_sync.core.record import Saved
-from syncline_sync.run import Recalled
+from syncline_sync.recalled import Recalled
 from syncline_sync.store import RunStore
 from syncline_testing.service import RUN, Service, code_of, service
 

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from syncline_control.core.ledger import Done, Ledger, Life, Push
+from syncline_control.core.ledger import Done, Ledger, Push
+from syncline_control.core.spans import Life
 from syncline_proto.ranges import Ranges, count, joined
 from syncline_sync.core.record import Saved
 from syncline_sync.core.untold import Untold

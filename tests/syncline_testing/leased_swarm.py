@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from syncline.core.supply import Supply
-from syncline_control.core.ledger import Life
+from syncline_control.core.spans import Life
 from syncline_proto.ranges import NOTHING, Ranges, common, count, joined, split
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb

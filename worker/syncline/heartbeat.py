@@ -17,7 +17,7 @@ import structlog
 
 from syncline.control import ControlClient
 from syncline.outage import Outage
-from syncline.pace import Pace, Stride
+from syncline.pace import Pace, StepRate
 from syncline_proto.errors import (
     Forbidden,
     LeaseLost,
@@ -86,7 +86,7 @@ class Pulse:
         self._points: deque[LossPoint] = deque(maxlen=POINTS_MAX)
         self.pace: float | None = None
         """Tokens per second, as measured between heartbeats; None before it is known."""
-        self._pace, self._stride = Pace(), Stride()
+        self._pace, self._step_rate = Pace(), StepRate()
         self._outage = Outage("control", "training goes on without it")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="syncline-heartbeat", daemon=True)
@@ -145,7 +145,7 @@ class Pulse:
         me = self._registration
         progress = self._progress()
         pace = self.pace = self._pace.of(progress)
-        told = {"steps_per_second": self._stride.of(progress)}
+        told = {"steps_per_second": self._step_rate.of(progress)}
         if progress.tokens_per_second is None:  # the loop's own goes before
             told["tokens_per_second"] = pace
         progress = progress.model_copy(update=told)

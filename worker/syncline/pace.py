@@ -42,7 +42,7 @@ class Pace:
         return (after - before) / (until - since) if len(marks) > 1 else None
 
 
-class Stride(Pace):
+class StepRate(Pace):
     """Inner steps per second of a replica's own time: who waits for others is none the slower."""
 
     _last: float | None = None

@@ -22,7 +22,7 @@ class Trigger:
     def __init__(self, rounds: Rounds, settings: RunSettings) -> None:
         self._rounds = rounds
         self.groups = min(settings.fragment_groups, len(rounds.fragments))
-        self._stride = Stride(rounds.tally)
+        self._step_time = StepTime(rounds.tally)
         self._settings, self._share = settings, 1.0
         self._cadence = Cadence(self.groups, settings.sync_every)
         self._timed = self._by_time(settings)
@@ -90,7 +90,7 @@ class Trigger:
         if self._rounds.newest is not None:
             timed.see(self._rounds.newest)
         now_s = time.monotonic()
-        return Instant(now_s, self._rounds.steps_held, self._stride.seconds(now_s))
+        return Instant(now_s, self._rounds.steps_held, self._step_time.seconds(now_s))
 
 
 def fewer(settings: RunSettings, share: float) -> int:
@@ -101,7 +101,7 @@ def fewer(settings: RunSettings, share: float) -> int:
     return max(1, settings.overlap_steps, round(share * settings.sync_every))
 
 
-class Stride:
+class StepTime:
     """How long an inner step of this replica takes, without what it waits for.
 
     The shorter of the last two: what comes now and then beside a step, as a checkpoint or an

@@ -16,47 +16,17 @@ nobody knows whom.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from syncline_control.core.shares import pieces
+from syncline_control.core.spans import Life, Span, cut, placed, tidied
 from syncline_proto.ranges import NOTHING, Range, Ranges, common, count, joined, without
 
 EPOCHS_AHEAD_MAX = 1_000
 """Of what was never given out, a push may be so many epochs ahead of the lowest that is not done
 (the database is new, and did not give it); what tells of more is passed over."""
-
-
-class Life(NamedTuple):
-    """One life of one replica."""
-
-    replica: str
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Sequences in a row that fare alike, and are not done."""
-
-    range: Range
-    life: Life | None = None
-    """Who was given them last; None: they are free, or nobody knows."""
-    grant: int = 0
-    """With which of its grants, counted from 1."""
-    covered: int = 0
-    """Bit f: fragment f has committed a push that was trained on them."""
-    folded: bool = False
-    """One of those pushes counted."""
-    until: float | None = None
-    """When time frees them, unless they are done by then; None: they do not settle."""
-    gone: int = 0
-    """The version of the membership as of which ``life`` is gone; 0: none that is known."""
-
-    @property
-    def is_free(self) -> bool:
-        return self.life is None and self.until is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +71,7 @@ class Ledger:
         assert sequences > 0
         self._size, self._all = sequences, (1 << fragments) - 1
         self.next = next_
-        self.spans = sorted(spans, key=_place)
+        self.spans = placed(spans)
         self.done = dict(done or {})
 
     @property
@@ -151,14 +121,14 @@ class Ledger:
             elif span.gone and settled is not None:
                 if span.gone <= settled:
                     freed, changed = freed + count((span.range,)), True
-                    self.spans[at] = _freed(span)
+                    self.spans[at] = span.freed()
             elif not rounds_close:
                 self.spans[at], changed = replace(span, until=now + settle_s), True
             elif span.until <= now:
                 freed, changed = freed + count((span.range,)), True
-                self.spans[at] = _freed(span)
+                self.spans[at] = span.freed()
         if changed:
-            self._tidy()
+            self.spans = tidied(self.spans)
         return freed
 
     def granted(self, life: Life, after: int) -> tuple[int, Ranges]:
@@ -169,7 +139,7 @@ class Ledger:
         for at, span in enumerate(self.spans):
             if span.life == life and span.grant < after:
                 self.spans[at] = replace(span, grant=after)
-        self._tidy()
+        self.spans = tidied(self.spans)
         mine = [span for span in self.spans if span.life == life and span.grant > after]
         newest = max((span.grant for span in mine), default=after)
         return newest, joined(span.range for span in mine)
@@ -193,9 +163,9 @@ class Ledger:
             want -= count(given[-1:])
             self._touch(given[-1:])
         ranges = joined(given)
-        for at in self._cut(ranges):
+        for at in cut(self.spans, ranges):
             self.spans[at] = replace(self.spans[at], life=life, grant=number)
-        self._tidy()
+        self.spans = tidied(self.spans)
         return ranges
 
     def take_back(self, life: Life, ranges: Ranges) -> int:
@@ -203,12 +173,12 @@ class Ledger:
         if not ranges:
             return 0
         freed = 0
-        for at in self._cut(self._within(ranges)):
+        for at in cut(self.spans, self._within(ranges)):
             span = self.spans[at]
             if span.life == life and span.until is None:
                 freed += count((span.range,))
-                self.spans[at] = _freed(span)
-        self._tidy()
+                self.spans[at] = span.freed()
+        self.spans = tidied(self.spans)
         return freed
 
     def cover(self, pushes: Iterable[Push], until: float) -> None:
@@ -220,7 +190,7 @@ class Ledger:
         for push in pushes:
             ranges = self._within(push.data)
             self._touch(ranges)
-            for at in self._cut(ranges):
+            for at in cut(self.spans, ranges):
                 span = self.spans[at]
                 if span.is_free and push.fragments & ~span.covered:
                     span = replace(span, life=push.life, until=None if push.life else until)
@@ -230,7 +200,7 @@ class Ledger:
                     folded=span.folded or push.folded,
                 )
         self._finish()
-        self._tidy()
+        self.spans = tidied(self.spans)
 
     def stands(self, fragments: int, trained: Ranges, excluded: Ranges, until: float) -> None:
         """A fragment (as a bit) says all that it has committed: what it lacks, it has lost.
@@ -250,8 +220,8 @@ class Ledger:
                 lost = without(was, still)
                 back += [Span(one, None, 0, others, folded, until) for one in lost]
             self.done[epoch] = left
-        self.spans = sorted([*self.spans, *back], key=_place)
-        for at in self._cut(without(joined(span.range for span in self.spans), known)):
+        self.spans = placed([*self.spans, *back])
+        for at in cut(self.spans, without(joined(span.range for span in self.spans), known)):
             self.spans[at] = replace(self.spans[at], covered=self.spans[at].covered & ~fragments)
         pushes = (Push(fragments, trained, True), Push(fragments, excluded, False))
         self.cover(pushes, until)
@@ -288,64 +258,11 @@ class Ledger:
                 self.spans.append(Span(Range(at, start, end)))
                 self.next = (at, end) if end < self._size else (at + 1, 0)
 
-    def _cut(self, ranges: Ranges) -> list[int]:
-        """Cut spans so that each lies inside ``ranges`` or outside; where those inside are."""
-        inside: list[int] = []
-        spans = self.spans
-        for epoch, start, stop in ranges:
-            at = bisect_left(spans, (epoch, start), key=_place)
-            if at and spans[at - 1].range.epoch == epoch and spans[at - 1].range.stop > start:
-                self._split(at - 1, start)
-            while at < len(spans) and _place(spans[at]) < (epoch, stop):
-                if spans[at].range.stop > stop:
-                    self._split(at, stop)
-                inside.append(at)
-                at += 1
-        return inside
-
-    def _split(self, at: int, where: int) -> None:
-        """Cut one span in two."""
-        span = self.spans[at]
-        epoch, start, stop = span.range
-        self.spans[at : at + 1] = [
-            replace(span, range=Range(epoch, start, where)),
-            replace(span, range=Range(epoch, where, stop)),
-        ]
-
-    def _tidy(self) -> None:
-        """Join neighbours that fare alike."""
-        tidy: list[Span] = []
-        for span in self.spans:
-            if tidy and _fare_alike(tidy[-1], span):
-                epoch, start, _ = tidy[-1].range
-                span = replace(span, range=Range(epoch, start, span.range.stop))
-                tidy.pop()
-            tidy.append(span)
-        self.spans = tidy
-
-
-def _place(span: Span) -> tuple[int, int]:
-    return span.range.epoch, span.range.start
-
 
 def _is_gone(life: Life, alive: Mapping[str, int]) -> bool:
     return alive.get(life.replica) != life.incarnation
 
 
-def _freed(span: Span) -> Span:
-    """Nobody's; fragments that have it, of a push that others will never have, do have it."""
-    return Span(span.range, covered=span.covered, folded=span.folded)
-
-
 def _head(range_: Range, want: int) -> Range:
     epoch, start, stop = range_
     return Range(epoch, start, min(stop, start + want))
-
-
-def _fare_alike(one: Span, other: Span) -> bool:
-    """Whether two spans are one that was cut."""
-    return (
-        (one.range.epoch, one.range.stop) == (other.range.epoch, other.range.start)
-        and (one.life, one.grant, one.until) == (other.life, other.grant, other.until)
-        and (one.gone, one.covered, one.folded) == (other.gone, other.covered, other.folded)
-    )

@@ -9,7 +9,8 @@ from typing import cast
 from sqlalchemy import Table, bindparam, delete, func, insert, select, update
 
 from syncline_control.core.leases import HELD
-from syncline_control.core.ledger import Done, Ledger, Life, Span
+from syncline_control.core.ledger import Done, Ledger
+from syncline_control.core.spans import Life, Span
 from syncline_control.operations import runs, settling
 from syncline_control.tables import DataEpoch, DataSpan, Fragment, Plane, Replica, Run
 from syncline_control.transaction import Transaction

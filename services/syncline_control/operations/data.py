@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from sqlalchemy import func, select
 
 from syncline_control.core.coverage import counts
-from syncline_control.core.ledger import Life, Push
+from syncline_control.core.ledger import Push
 from syncline_control.core.shares import SPANS_MAX
+from syncline_control.core.spans import Life
 from syncline_control.operations import replicas, runs, settling
 from syncline_control.operations.books import Book
 from syncline_control.tables import Fragment, Run

@@ -8,6 +8,9 @@ from syncline_proto.codec.base import Float32, UInt8, UInt16
 from syncline_proto.codec.int8_loops import BLOCK, BLOCK_BYTES, block_advance
 from syncline_proto.compiled import compiled, inner, read, written
 
+_NUMBERS = ("float32",) * 4
+"""Of an outer step: factor, keep, ahead and lr."""
+
 
 @inner
 def step_of(
@@ -32,8 +35,9 @@ def step_of(
 @compiled(
     "void",
     read("float32"),
-    *(written("float32"), written("float32")),
-    *("float32", "float32", "float32", "float32"),
+    written("float32"),
+    written("float32"),
+    *_NUMBERS,
 )
 def step(
     parameters: Float32,
@@ -51,9 +55,11 @@ def step(
 @compiled(
     "boolean",
     read("float32"),
-    *(written("float32"), written("float32")),
-    *("float32", "float32", "float32", "float32"),
-    *(written("uint16"), written("uint8")),
+    written("float32"),
+    written("float32"),
+    *_NUMBERS,
+    written("uint16"),
+    written("uint8"),
 )
 def step_and_advance(
     parameters: Float32,

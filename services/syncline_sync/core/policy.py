@@ -42,12 +42,12 @@ class Wishes:
     """Replicas that it waits for until its deadline, though nobody knows who they are."""
     gone: Collection[str]
     """Those of them who came, and went: they count as if they were in."""
-    there: int = 0
+    alive: int = 0
     """Replicas that hold their lease."""
 
 
 def wishes(
-    settings: RunSettings, begins: bool, in_phase: int | None, gone: Collection[str], there: int
+    settings: RunSettings, begins: bool, in_phase: int | None, gone: Collection[str], alive: int
 ) -> Wishes:
     """What the open round of a fragment needs.
 
@@ -55,12 +55,12 @@ def wishes(
     that begins from a checkpoint, too): who starts together shall train together, and nobody is
     known by a push yet. ``in_phase`` are those who take part in a synchronous phase that is under
     way: nobody can join that, so those who are left need nobody else. Waiting for a joiner that
-    itself waits for us would never end. ``there`` hold their lease: without rounds that wait, so
+    itself waits for us would never end. ``alive`` hold their lease: without rounds that wait, so
     many are needed at all.
     """
     if in_phase is not None:
-        return Wishes(max(1, min(settings.min_replicas, in_phase)), 0, gone, there)
-    return Wishes(settings.min_replicas, settings.replicas if begins else 0, gone, there)
+        return Wishes(max(1, min(settings.min_replicas, in_phase)), 0, gone, alive)
+    return Wishes(settings.min_replicas, settings.replicas if begins else 0, gone, alive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +97,16 @@ def due(
 ) -> ClosedBy | None:
     """Whether a round of pushes may close now, and why. One of offers is the fragment's matter."""
     if r.window is not None:
-        return ClosedBy.PUSH if r.entries and wishes.there >= wishes.needed else None
+        return ClosedBy.PUSH if r.entries and wishes.alive >= wishes.needed else None
     if len(r.replicas) < wishes.needed:
         return None
-    there = len(r.arrived.keys() | set(wishes.gone)) >= wishes.wished
-    if there and r.expected <= r.arrived.keys():
+    are_in = len(r.arrived.keys() | set(wishes.gone)) >= wishes.wished
+    if are_in and r.expected <= r.arrived.keys():
         lost = r.lost or len(r.arrived) < wishes.wished
         return ClosedBy.LOSS if lost else ClosedBy.EVERYONE
     if not running:
         return None
-    grace_s = grace_ends_s(r, settings, pace) if there else None
+    grace_s = grace_ends_s(r, settings, pace) if are_in else None
     if grace_s is not None and now_s >= grace_s:
         return ClosedBy.QUORUM
     deadline_s = deadline_of(r, settings)

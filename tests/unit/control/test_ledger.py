@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from syncline_control.core.coverage import counts
-from syncline_control.core.ledger import Done, Ledger, Life, Push, Span
+from syncline_control.core.ledger import Done, Ledger, Push
+from syncline_control.core.spans import Life, Span
 from syncline_proto.ranges import NOTHING, Range, Ranges, joined, split
 
 SIZE, FRAGMENTS, SETTLE_S = 12, 3, 10.0

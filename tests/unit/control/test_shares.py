@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from syncline_control.core.ledger import Done, Ledger, Life, Push, Span
+from syncline_control.core.ledger import Done, Ledger, Push
 from syncline_control.core.shares import HELD_LEAST, HELD_MAX, SPANS_MAX
+from syncline_control.core.spans import Life, Span
 from syncline_proto.ranges import NOTHING, Range
 
 

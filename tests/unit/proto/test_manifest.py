@@ -69,7 +69,7 @@ WHOLE = sealed(Manifest.model_validate(values()))
 def test_it_comes_back_as_it_was() -> None:
     back = unsealed(WHOLE, "there")
     assert back == Manifest.model_validate(values())
-    assert back.cut == LAYOUT and back.bytes == 200
+    assert back.parsed_layout == LAYOUT and back.bytes == 200
     assert json.loads(WHOLE)["checkpoint"]["run"] == "first", "JSON for whoever looks into it"
 
 

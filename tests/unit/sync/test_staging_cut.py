@@ -25,7 +25,7 @@ STILL_S = 10.0
 
 def cut_at(staging: Staging, *times: float, hold_s: float = 1e9) -> None:
     for now_s in times:
-        staging.cut(now_s, STILL_S, hold_s)
+        staging.drop_stalled(now_s, STILL_S, hold_s)
 
 
 async def is_cut(staged: Staged, who: str) -> None:

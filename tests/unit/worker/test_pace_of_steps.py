@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncline.pace import PACE_S, Stride
+from syncline.pace import PACE_S, StepRate
 from syncline_proto.rest import Progress
 
 
@@ -14,25 +14,25 @@ def told(steps: int, wall_s: float, waited_s: float = 0.0, phase: str = "trainin
 
 
 def test_who_waits_for_a_straggler_is_as_fast_as_ever() -> None:
-    stride = Stride()
-    assert stride.of(told(10, 5.0)) is None
-    assert stride.of(told(20, 10.0)) == 2.0
-    assert stride.of(told(22, 19.0, 0.0, "waiting")) == 2.0, "it does not know yet how long"
-    assert stride.of(told(30, 115.0, 100.0)) == 2.0
+    rate = StepRate()
+    assert rate.of(told(10, 5.0)) is None
+    assert rate.of(told(20, 10.0)) == 2.0
+    assert rate.of(told(22, 19.0, 0.0, "waiting")) == 2.0, "it does not know yet how long"
+    assert rate.of(told(30, 115.0, 100.0)) == 2.0
 
 
 def test_a_change_is_seen_within_the_time_that_a_pace_is_taken_over() -> None:
-    stride = Stride()
+    rate = StepRate()
     for second in range(100):
-        stride.of(told(4 * second, float(second)))
+        rate.of(told(4 * second, float(second)))
     later = range(round(PACE_S) + 1)
-    found = [stride.of(told(400 + second, 100.0 + second)) for second in later]
+    found = [rate.of(told(400 + second, 100.0 + second)) for second in later]
     assert found[0] == pytest.approx(4.0, abs=0.2) and found[-1] == pytest.approx(1.0, abs=0.2)
 
 
 def test_a_loop_that_starts_over_is_measured_anew() -> None:
-    stride = Stride()
+    rate = StepRate()
     for second in range(5):
-        stride.of(told(second, 100.0 + second))
-    stride.of(told(5, 0.5))
-    assert stride.of(told(9, 1.5)) == 4.0
+        rate.of(told(second, 100.0 + second))
+    rate.of(told(5, 0.5))
+    assert rate.of(told(9, 1.5)) == 4.0

@@ -11,7 +11,7 @@ from syncline import trigger
 from syncline.core.timed import Publication
 from syncline.rounds import Rounds
 from syncline.tally import Tally
-from syncline.trigger import Stride, Trigger, fewer
+from syncline.trigger import StepTime, Trigger, fewer
 from syncline_proto.settings import RunSettings
 
 
@@ -157,21 +157,21 @@ def test_nothing_is_due_of_what_was_before(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_step_takes_as_long_as_the_shorter_of_the_last_two_and_no_wait_counts() -> None:
     tally, now_s = Tally(), 5.0
-    stride = Stride(tally)
-    assert stride.seconds(now_s) == 0.0
+    step_time = StepTime(tally)
+    assert step_time.seconds(now_s) == 0.0
     found = list[float]()
     for took_s, waited_s in ((60.0, 0.0), (1.0, 30.0), (1.5, 0.0), (45.0, 2.0), (1.25, 0.0)):
         now_s += took_s + waited_s
         tally.exposed_s, tally.inner_step = tally.exposed_s + waited_s, tally.inner_step + 1
-        found.append(stride.seconds(now_s))
-        assert stride.seconds(now_s + 99.0) == found[-1], "it is told once a step"
+        found.append(step_time.seconds(now_s))
+        assert step_time.seconds(now_s + 99.0) == found[-1], "it is told once a step"
     assert found == [0.0, 1.0, 1.0, 1.5, 1.25]
 
 
 def test_a_pause_between_two_steps_is_no_step() -> None:
     tally = Tally()
-    stride = Stride(tally)
-    stride.seconds(0.0)
+    step_time = StepTime(tally)
+    step_time.seconds(0.0)
     for step in range(1, 4):
         tally.inner_step, tally.paused_s = step, 100.0 * step
-        assert stride.seconds(101.0 * step) == (1.0 if step > 1 else 0.0)
+        assert step_time.seconds(101.0 * step) == (1.0 if step > 1 else 0.0)

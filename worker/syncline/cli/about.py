@@ -54,9 +54,11 @@ def exit_codes(as_json: Json = False) -> None:
 def exit_code_rows() -> list[dict[str, int | str]]:
     """Return the table of exit codes, generated from the tree of errors."""
     from syncline.data.errors import DataError
-    from syncline_proto.errors import SynclineError, leaves
+    from syncline_proto.errors import SynclineError, every_kind
 
-    kinds = {kind.exit_code: kind for kind in (DataError, *leaves()) if kind is not SynclineError}
+    kinds = {
+        kind.exit_code: kind for kind in (DataError, *every_kind()) if kind is not SynclineError
+    }
     ours = {code: (kind.code, (kind.__doc__ or "").splitlines()[0]) for code, kind in kinds.items()}
     return [
         {"exit": code, "code": name, "meaning": meaning}

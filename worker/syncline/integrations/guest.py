@@ -44,8 +44,12 @@ class Guest:
         self._open = ExitStack()
         """What is to be ended with the training."""
         self._how: dict[str, Any] = {
-            **{"run": run, "name": name, "settings": settings, "control": control},
-            **{"tokens_of": tokens_of, "join_ramp_steps": join_ramp_steps},
+            "run": run,
+            "name": name,
+            "settings": settings,
+            "control": control,
+            "tokens_of": tokens_of,
+            "join_ramp_steps": join_ramp_steps,
         }
         self._optimizer: Optimizer | None = None
         self._end_ramp: Callable[[], None] = lambda: None

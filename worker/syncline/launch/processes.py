@@ -19,7 +19,7 @@ from typing import BinaryIO, Self
 
 from syncline.interrupts import Deferred
 from syncline.launch import guard
-from syncline_proto.errors import ProcessFailed, StoreError, SynclineError, leaves
+from syncline_proto.errors import ProcessFailed, StoreError, SynclineError, every_kind
 
 TAIL_BYTES = 16 << 10
 READ_BYTES_MAX = 1 << 20
@@ -226,7 +226,7 @@ def describe_exit(code: int | None) -> str:
 
 def error_of_exit(code: int) -> type[SynclineError] | None:
     """Return the error that ends a program with this exit code; None if none of ours does."""
-    found = (kind for kind in leaves() if kind.exit_code == code and kind is not SynclineError)
+    found = (kind for kind in every_kind() if kind.exit_code == code and kind is not SynclineError)
     return next(found, None)
 
 

@@ -48,7 +48,7 @@ def export_kept(
         check_free(Path(out), "choose another, or --overwrite")
     depot, manifest = opened(url)
     job = recorded_job(manifest.job, manifest.run, data)
-    layout = manifest.cut
+    layout = manifest.parsed_layout
     tensors = assembled(layout, parameters_of(depot, manifest, moved))
     say(f"Writing revision {manifest.revision} to {out} ...")
     return Exported(
@@ -74,7 +74,7 @@ def parameters_of(depot: Depot, manifest: Manifest, moved: Moved) -> list[Float3
         CheckpointError, CheckpointDamaged: a file is not there, or not what the manifest says.
     """
     found: list[Float32] = []
-    for spec, entry in zip(manifest.cut.fragments, manifest.entries, strict=True):
+    for spec, entry in zip(manifest.parsed_layout.fragments, manifest.entries, strict=True):
         try:
             values = load(read(depot, entry, moved))["parameters"]
         except (KeyError, SafetensorError) as error:

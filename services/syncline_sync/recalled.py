@@ -1,0 +1,57 @@
+"""What a start finds of a run in the store: its layout, our fragments, and their epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from syncline_proto.layout import Layout
+from syncline_proto.owners import Seat
+from syncline_sync.fragment_store import FragmentStore
+from syncline_sync.store import RunStore
+from syncline_sync.stored import Stored
+
+ALONE = Seat()
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What the store has of a run; nothing if no replica has ever opened it."""
+
+    layout: Layout | None
+    fragments: dict[int, Stored]
+    """Those that are ours, by number."""
+    epoch: int = 1
+    went_back: bool = False
+    """Whether something that was published may be lost, so that the epoch is a new one."""
+
+    @classmethod
+    def read(cls, store: RunStore, seat: Seat = ALONE) -> Recalled:
+        """Heavy where there is something: call it in the pool.
+
+        Where a service was killed that published before it wrote, nobody knows what replicas have
+        seen: all that they hold is of an epoch that has ended. That is on the disk before anybody
+        is told.
+
+        Raises:
+            StoreDamaged: a file is missing, short, or fails its checksum; the message names it.
+            StoreError: the disk refuses.
+        """
+        store.settle()
+        layout, epoch = store.load_layout(), store.load_epoch()
+        if layout is None:
+            return cls(None, {}, epoch)
+        fragments = store.fragments(layout, seat.owned(layout))
+        behind = [fragment for fragment in fragments if fragment.is_behind]
+        epoch += bool(behind)
+        recalled = cls(layout, read_fragments(fragments, epoch), epoch, bool(behind))
+        if behind:
+            store.save_epoch(epoch)
+            for fragment in behind:
+                fragment.catch_up()
+        return recalled
+
+
+def read_fragments(fragments: Sequence[FragmentStore], epoch: int) -> dict[int, Stored]:
+    """Fragments as their files have them, by number. As heavy as ``Recalled.read``."""
+    return {one.place.fragment: Stored.read(one, epoch) for one in fragments}
