@@ -7,7 +7,7 @@ through collectives. Never touches the model or the sync service.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from structlog.typing import FilteringBoundLogger
 
@@ -27,6 +27,9 @@ END_GRACE_S = 10.0
 
 A stopped run publishes nothing more, so nothing is waited for.
 """
+
+OTHER = "another of its ranks"
+"""Who asked the replica to leave, where that was not rank 0's process."""
 
 UNHEARD = "the run is finished once no replica is alive"
 """What becomes of a run whose end nobody could tell."""
@@ -55,8 +58,8 @@ class Helm:
     ) -> None:
         """``client`` and ``pulse`` are rank 0's; the other ranks have none.
 
-        ``recall`` is set when somebody asks the replica to leave; rank 0's counts. ``log`` is
-        silent on the other ranks.
+        ``recall`` is set when somebody asks the replica to leave, on any rank; amid a wait rank 0's
+        counts. ``log`` is silent on the other ranks.
         """
         self.recall = recall
         self._round_deadline_s = round_deadline_s
@@ -75,16 +78,25 @@ class Helm:
         """Rank 0's decision after an inner step: what, and how many groups are due.
 
         With it comes how many tokens that step had. ``steps`` are those since the last push;
-        ``must``: another one is to be made even where nothing is ``due``.
+        ``must``: another one is to be made even where nothing is ``due``. A rank that was asked to
+        leave says so here, and then all do.
 
         With several ranks these are rank 0's tokens times the ranks, so that a schedule that
         counts them is equal on all; a push adds up what each really had.
         """
-        act = Act.NOTHING
+        act = leaving = Act.NOTHING
         if self._ranks.first:
-            act = after_step(steps, due > 0 or must, warming, self._heard(version))
-        decided, due, counted = self._ranks.of_first([act, due, tokens * self._ranks.count])
-        return Act(decided), due, counted
+            heard, is_due = self._heard(version), due > 0 or must
+            act = after_step(steps, is_due, warming, heard)
+            leaving = after_step(steps, is_due, warming, replace(heard, drain=True))
+        asked, tokens = self.recall.is_set(), tokens * self._ranks.count
+        told = self._ranks.gather([act, leaving, due, tokens, asked])
+        act, leaving, due, tokens, _ = told[0]
+        if not any(asked for *_, asked in told):
+            return Act(act), due, tokens
+        if not self.recall.is_set():
+            self.recall.set(OTHER)
+        return Act(leaving), due, tokens
 
     @property
     def step_share(self) -> float:
