@@ -113,6 +113,10 @@ def test_pulls_of_a_gradient_end_with_the_phase(tmp_path: Path) -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await s.pull(gradient_step=wrong)
                 assert code_of(refused.value) == "INVALID_REQUEST"
+            with pytest.raises(grpc.aio.AioRpcError) as early:
+                await s.pull(gradient_step=2)
+            assert code_of(early.value) == "REVISION_GONE"
+            assert "gradient step 2 is still to come; there is none yet." in str(early.value)
             for step in range(1, STEPS + 1):
                 await make(s, step, "a", "b")
             with pytest.raises(grpc.aio.AioRpcError) as gone:
