@@ -9,6 +9,7 @@ import pytest
 
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, published
+from syncline_testing.waiting import wait_until
 
 EVERY = QUICK["sync_every"]
 
@@ -44,18 +45,25 @@ def test_a_life_whose_number_was_given_before_counts_from_its_first_push(tmp_pat
         assert view["committed_tokens"] == 5 * EVERY * STEP_TOKENS
 
 
-def test_an_empty_database_hears_where_its_runs_stand(tmp_path: Path) -> None:
+def test_an_empty_database_hears_where_its_runs_stand_and_who_trained_them_comes_back(
+    tmp_path: Path,
+) -> None:
     with Cluster(tmp_path) as cluster:
-        with joined(trial := Trial(cluster.control_url, "one", 1, settings=QUICK)):
+        trial = Trial(cluster.control_url, "one", 1, settings=QUICK)
+        with joined(trial):
+            trial.replica.bear_loss()
             trial.step(3 * EVERY)
-            trial.replica.finish()
-        cluster.control.kill()
-        for file in tmp_path.glob("control*"):
-            if file.suffix != ".log":
-                file.unlink()
-        cluster.control.start()
-        again = Trial(cluster.control_url, "one", 2, settings=QUICK)
-        with joined(again):
-            while cluster.get("/runs/one")["revision"] < 3:
+            cluster.control.kill()
+            for file in tmp_path.glob("control*"):
+                if file.suffix != ".log":
+                    file.unlink()
+            cluster.control.start()
+            wait_until(lambda: trial.step().replica.rejoin(), 20, "it has heard of no run")
+            _, revision = published(cluster.sync_address, "one")
+            assert revision >= 3
+            while cluster.get("/runs/one")["revision"] < revision:
                 time.sleep(0.05)
-            assert cluster.get("/runs/one")["committed_tokens"] == 3 * EVERY * STEP_TOKENS
+            assert cluster.get("/runs/one")["committed_tokens"] == revision * EVERY * STEP_TOKENS
+            trial.step(EVERY)
+            trial.replica.finish()
+        assert published(cluster.sync_address, "one")[1] == revision + 1

@@ -6,24 +6,25 @@ from contextlib import closing
 
 from syncline.control import ControlClient
 from syncline.wish import Wish
-from syncline_proto.errors import SynclineError
+from syncline_proto.errors import RunUnknown, SynclineError
 from syncline_proto.rest import Registration, ReplicaState
 
 
 def has_run_out(wish: Wish, me: Registration) -> bool:
     """Whether this life's lease has run out, and no other life has come in its place.
 
-    Not where an operator removed the replica, or where nobody answers.
+    So it has where the database is another, or older, and knows nothing of this life. Not where an
+    operator removed the replica, or where nobody answers.
     """
     connect_s = me.run.settings.timeouts.connect_s
     with closing(ControlClient(wish.control, wish.token, connect_s)) as client:
         try:
-            known = client.replicas(me.run.name)
+            known = {one.replica: one for one in client.replicas(me.run.name)}
+        except RunUnknown:  # runs are never removed
+            return True
         except SynclineError:
             return False
-    return any(
-        one.replica == me.replica
-        and one.incarnation == me.incarnation
-        and one.state is ReplicaState.LOST
-        for one in known
-    )
+    mine = known.get(me.replica)
+    if mine is None or mine.incarnation < me.incarnation:
+        return True
+    return mine.incarnation == me.incarnation and mine.state is ReplicaState.LOST
