@@ -1,0 +1,114 @@
+"""A push whose round has closed: told so before its values come, and alike on all ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_testing.service import Service, code_of, flat_layout, iter_push, rank_header, service
+
+SIZE, CUT = 5000, 1234
+RULES = RunSettings.model_validate(
+    {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}}
+)
+STALE, DUPLICATE, ACCEPTED = pb.VERDICT_STALE, pb.VERDICT_DUPLICATE, pb.VERDICT_ACCEPTED
+VALUES = np.full(SIZE, 0.5, np.float32)
+
+
+async def closed(s: Service, **again: int) -> list[pb.PushRequest]:
+    """A round without a; the messages of a's push for it, of both ranks: headers, then chunks."""
+    await s.members({"a": 1, "b": 1})
+    for replica in ("a", "b"):
+        await s.open(flat_layout(SIZE), replica)
+    if not (await s.status()).fragments[0].initialised:
+        await s.offer(VALUES, "a")
+        await s.push(VALUES, "b", base_revision=0)
+        await s.pull(revision=1)
+    whole = s.header(VALUES, "a", base_revision=0, **again)
+    headers = [rank_header(whole, 0, 2, 0, CUT), rank_header(whole, 1, 2, CUT, SIZE)]
+    return [next(iter(iter_push(h, VALUES[:1]))) for h in headers]
+
+
+def test_it_is_told_so_before_its_values_come(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            first, second = await closed(s)
+            told = await s.send(first)  # no chunk follows
+            assert (told.verdict, told.result_revision) == (STALE, 1)
+            assert told.residual == pb.RESIDUAL_ACTION_RESTORE
+            for part in (second, first):
+                again = await s.send(part)
+                assert (again.verdict, again.judged, again.result_revision) == (DUPLICATE, STALE, 1)
+            assert s.shared.budget.used == 0
+            await s.push(VALUES, "b", base_revision=1)
+            assert (await s.status()).fragments[0].expected == ["a", "b"], "a goes on from there"
+            pushed = await s.push(VALUES, "a", base_revision=1)
+            assert (pushed.verdict, pushed.result_revision) == (ACCEPTED, 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_missed_it_hears_it_alone_after_a_restart(tmp_path: Path) -> None:
+    """The others have heard it, and need not push again."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            first, _ = await closed(s)
+            assert (await s.send(first)).verdict == STALE
+        async with service(tmp_path, RULES) as s:
+            _, second = await closed(s, seq=first.header.seq)
+            told = await s.send(second)
+            assert (told.verdict, told.result_revision) == (STALE, 1)
+
+    asyncio.run(scenario())
+
+
+def test_ranks_of_a_push_that_began_in_time_are_told_together(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await s.members({"a": 1, "b": 1})
+            for replica in ("a", "b"):
+                await s.open(flat_layout(SIZE), replica)
+            await s.offer(VALUES, "a")
+            whole = s.header(VALUES, "a", base_revision=0)
+            ranks = [(0, 0, CUT), (1, CUT, SIZE)]
+            parts = [
+                list(iter_push(rank_header(whole, rank, 2, start, stop), VALUES[start:stop]))
+                for rank, start, stop in ranks
+            ]
+            waits = asyncio.create_task(s.send(*parts[0]))
+            async with asyncio.timeout(20):
+                while not s.shared.budget.used:
+                    await asyncio.sleep(0.005)
+            await s.push(VALUES, "b", base_revision=0)
+            assert not waits.done()
+            answers = [await s.send(*parts[1]), await waits]
+            assert [(one.verdict, one.result_revision) for one in answers] == [(STALE, 1)] * 2
+
+    asyncio.run(scenario())
+
+
+def test_one_of_a_push_that_was_followed_by_another_is_not_told_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await closed(s)
+            newer = s.header(VALUES, "a", base_revision=1, seq=9)
+            begun = list(iter_push(rank_header(newer, 0, 2, 0, CUT), VALUES[:CUT]))
+            waits = asyncio.create_task(s.send(*begun))
+            async with asyncio.timeout(20):
+                while not s.shared.budget.used:
+                    await asyncio.sleep(0.005)
+            older = s.header(VALUES, "a", base_revision=0, seq=8)
+            with pytest.raises(grpc.aio.AioRpcError, match="a newer push") as error:
+                await s.send(*iter_push(rank_header(older, 0, 2, 0, CUT), VALUES[:CUT]))
+            assert code_of(error.value) == "INVALID_REQUEST"
+            assert not waits.done()
+            waits.cancel()
+
+    asyncio.run(scenario())
