@@ -309,6 +309,8 @@ class Runner:
         self._tell_of_run(closing.told_of_run)
         self._tell_round(made[0].model_copy(update={"seconds": seconds}))
         self._settle()
+        if self.core.is_deserted:  # those whom it waited for did not come, and who pushed is gone
+            self._around.look()
 
     def _report(self, closing: Closing, outcome: Outcome | None) -> RoundReport:
         """The round as it is now, before its commit."""

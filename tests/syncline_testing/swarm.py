@@ -314,6 +314,8 @@ class Swarm(Ruled):
                 self.stop_service()
                 return
             self._commit(fragment, core.close(closed_by))
+            if core.is_deserted:
+                self.adopt()
         if not self.serves:
             return
         waits = [(is_there(), is_there, told) for is_there, told in self._waits[fragment]]

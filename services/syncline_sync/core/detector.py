@@ -127,6 +127,12 @@ def unfit(norm: float) -> str:
     return "its values are not finite"
 
 
+def of_gradient(norm: float) -> Finding:
+    """What is found of a gradient of the synchronous phase: nobody knows what is usual there."""
+    why = unfit(norm)
+    return Finding(bool(why), 0.0, why)
+
+
 def scaled(norm: float, inner_steps: int) -> float:
     """x = G / sqrt(n): what the detector compares, whatever the number of inner steps."""
     return norm / math.sqrt(inner_steps)

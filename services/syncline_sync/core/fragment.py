@@ -110,6 +110,12 @@ class Fragment:
         """The offer is stored; from now on it counts."""
         self._phase.offered(self.saved)
 
+    @property
+    def is_deserted(self) -> bool:
+        """Whether nobody is left in the synchronous phase: to ``adopt`` once more ends it."""
+        under_way = self.synchronous and self.saved.gradient_step > 0
+        return under_way and not (self._phase.has_ended or self._members.inside(self._round))
+
     def look_at_s(self, now_s: float) -> float | None:
         """When the open round may close by itself; None while only an event can bring that."""
         if self._round is None or not self.running:
@@ -213,9 +219,7 @@ class Fragment:
             return past
         if (late := self.too_late(push)) is not None:
             return late
-        is_late = self._age(push) > 0
-        second = refusals.another(self._round, self.saved.revision, push.replica, is_late=is_late)
-        if second is not None:
+        if (second := refusals.another(self._round, self.saved, push)) is not None:
             return second
         refusals.check_data(self.saved, self._round, push.data)
         return self._enter(now_s, push)
@@ -279,19 +283,12 @@ class Fragment:
         """
         return refusals.another_epoch(self.saved, epoch) if self.initialised else None
 
-    def _age(self, push: WholePush) -> int:
-        """Revisions between a push's base and the one that the open round starts from."""
-        if push.kind is not Kind.PSEUDO_GRADIENT or push.base is None:
-            return 0
-        return self.saved.revision - push.base
-
     def _enter(self, now_s: float, push: WholePush) -> Judgement:
         """Judge a push by its norm, weigh it, and put it into the round."""
-        r, age = self._opened(now_s, push.kind), self._age(push)
+        r, age = self._opened(now_s, push.kind), refusals.age_of(self.saved, push)
         statistics, rules = self.saved.statistics, self.settings.penalty
         if push.kind is Kind.GRADIENT:
-            why = detector.unfit(push.norm)
-            finding = detector.Finding(bool(why), 0.0, why)
+            finding = detector.of_gradient(push.norm)
         else:
             finding = detector.inspect(statistics, rules, push.replica, push.norm, push.inner_steps)
         entered = r.enter(now_s, push, finding, self.settings, age)

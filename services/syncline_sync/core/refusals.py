@@ -132,6 +132,13 @@ def late(saved: Saved, warmup_steps: int, age_max: int, push: WholePush) -> Judg
     return None
 
 
+def age_of(saved: Saved, push: WholePush) -> int:
+    """Revisions between a push's base and the one that the open round starts from."""
+    if push.kind is not Kind.PSEUDO_GRADIENT or push.base is None:
+        return 0
+    return saved.revision - push.base
+
+
 def goes_on(saved: Saved, r: Round | None, synchronous: bool, push: WholePush) -> bool:
     """Whether a replica whose push was STALE pushes the next one like everybody.
 
@@ -167,15 +174,16 @@ def check_data(saved: Saved, r: Round | None, data: Ranges) -> None:
             )
 
 
-def another(r: Round | None, revision: int, replica: str, *, is_late: bool) -> Judgement | None:
+def another(r: Round | None, saved: Saved, push: WholePush) -> Judgement | None:
     """STALE for a second push of a replica in the open round; None for its first.
 
-    One in time and one late may be in it. ``revision`` is the newest published.
+    One in time and one late may be in it.
     """
+    replica, is_late = push.replica, age_of(saved, push) > 0
     if r is None or (replica, is_late) not in r.entries:
         return None
     why = f"round {r.result} has a{' late' if is_late else ''} push of {replica} already"
-    return stale(why, revision if is_late else r.result)
+    return stale(why, saved.revision if is_late else r.result)
 
 
 def offer(

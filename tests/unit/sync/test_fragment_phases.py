@@ -59,6 +59,22 @@ def test_who_missed_a_step_is_not_waited_for_in_the_next() -> None:
     w.step(3, "a", "b")
 
 
+def test_a_phase_is_lost_where_a_step_closes_without_anybody_who_is_alive() -> None:
+    """Those whom it waited for may have left the phase, and joiners wait for its end."""
+    w = Phase("a", "b", min_replicas=1)
+    w.step(1, "a", "b")
+    w.gradient("a", 2)
+    w.adopt(a=None)
+    assert w.core.expected == ("b",) and not w.core.is_deserted
+    closed_by = w.core.due(w.settings.timeouts.round_deadline_s)
+    assert closed_by is not None
+    w.core.close(closed_by)
+    assert w.core.is_deserted
+    w.adopt()
+    assert (w.core.saved.phase, w.core.saved.gradient_step) == (1, 0)
+    assert not w.core.is_deserted
+
+
 def test_whose_mean_is_gone_is_not_waited_for() -> None:
     w = Phase("a", "b", "c", warmup_steps=4)
     for number in (1, 2, 3):
