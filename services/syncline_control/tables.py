@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA = 8
+SCHEMA = 9
 """Grows when the tables change; another number is refused rather than guessed at."""
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")
@@ -234,6 +234,8 @@ class SyncService(Table):
     index: Mapped[int]
     shards: Mapped[int]
     instance: Mapped[str]
+    replaced: Mapped[str] = mapped_column(default="[]")
+    """JSON: instances of this name that others have replaced, the latest of them last."""
     lease_until: Mapped[float]
     heard_at: Mapped[float]
     alive: Mapped[bool]

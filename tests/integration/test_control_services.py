@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -76,6 +77,55 @@ async def test_a_sync_service_that_says_it_ends_is_away_at_once(api: httpx.Async
     (ended,) = (await api.get("/v1/events?kind=sync.ended")).json()
     assert ended["message"] == "Sync service sync-0 has ended."
     assert (await api.delete("/v1/sync-services/nobody?instance=x")).status_code == 204
+
+
+async def test_who_was_replaced_under_its_name_is_refused_while_the_newer_lives(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    for life in ("one", "two", "three"):
+        assert await says(api, life) == 200
+    for life in ("one", "two", "one"):  # each again and again, or late, from one that has ended
+        refused = await hello(api, life)
+        assert (refused.status_code, refused.json()["code"]) == (409, "RUN_CONFLICT")
+        told = refused.json()["detail"]
+        assert "127.0.0.1:three" in told and "stop one" in told and "--name" in told
+        assert await says(api, "three") == 200
+        assert await where(api) == ("127.0.0.1:three", True)
+    for _ in range(int(services.LEASE_S)):
+        assert await says(api, "one") == 409, "which renews nobody's lease"
+        clock.now += 1
+    assert await says(api, "one") == 200, "the newer has not been heard for a lease"
+    assert await says(api, "three") == 409
+    await api.delete("/v1/sync-services/sync-0?instance=one")
+    assert await says(api, "three") == 200, "the other has ended"
+    assert await says(api, "one") == 409
+    assert await where(api) == ("127.0.0.1:three", True)
+    told = [one["message"] for one in (await api.get("/v1/events?kind=sync.back")).json()]
+    again = [f"Sync service sync-0 answers again at 127.0.0.1:{x}." for x in ("one", "three")]
+    assert told == again
+
+
+async def test_a_start_is_never_refused_for_the_one_before(api: httpx.AsyncClient) -> None:
+    lives = [str(life) for life in range(services.REPLACED_MAX + 2)]
+    assert await says(api, lives[0]) == 200
+    for before, life in pairwise(lives):  # all within the same instant
+        assert await says(api, life) == 200
+        assert await says(api, before) == 409
+    assert await where(api) == (f"127.0.0.1:{lives[-1]}", True)
+
+
+async def hello(api: httpx.AsyncClient, life: str) -> httpx.Response:
+    body = {"name": "sync-0", "address": f"127.0.0.1:{life}", "instance": life}
+    return await api.put("/v1/sync-services/sync-0", json=body)
+
+
+async def says(api: httpx.AsyncClient, life: str) -> int:
+    return (await hello(api, life)).status_code
+
+
+async def where(api: httpx.AsyncClient) -> tuple[str, bool]:
+    (seen,) = (await api.get("/v1/sync-services")).json()
+    return seen["address"], seen["alive"]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """Sync services: they say where they listen, again before their lease ends, and that they end.
 
 All that are known share the runs' fragments: they agree on how many they are, and no two have the
-same index. Whoever contradicts a living one is refused, and for it a dead one is forgotten.
+same index. Whoever contradicts a living one is refused, and for it a dead one is forgotten. Under a
+name the newest instance counts: a start is never refused for the one before, which may be dead. One
+that was replaced and says hello again is alive, as is the newer: of the two it is refused.
 """
 
 from __future__ import annotations
+
+import json
 
 from sqlalchemy import delete, func, or_, select
 
@@ -20,35 +24,34 @@ SERVICES_MAX = 1_000
 FORGET_S = 3_600.0
 """A service that has been away this long is taken off the list."""
 
+REPLACED_MAX = 64
+"""Instances of one name of which it is known that others have replaced them."""
+
 
 def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnswer:
     """Write down where the service listens and renew its lease.
 
     Raises:
         InvalidRequest: the names in path and body differ, or its index is none.
-        RunConflict: it contradicts a service that is alive.
+        RunConflict: it contradicts a service that is alive, or was replaced by one that is.
         Overloaded: there are too many sync services.
     """
     if body.name != name:
         raise InvalidRequest(f"name: the body says {body.name} and the path {name}.")
     if body.index >= body.shards:
         raise InvalidRequest(f"index: {body.index} is not below shards ({body.shards}).")
-    _make_room(tx, body)
     row = tx.session.get(SyncService, name)
+    if row is not None:
+        _check_is_newest(tx, row, body.instance)
+    _make_room(tx, body)
     if row is None:
         if (tx.session.scalar(select(func.count()).select_from(SyncService)) or 0) >= SERVICES_MAX:
             raise Overloaded(f"There are {SERVICES_MAX} sync services already.")
-        row = SyncService(name=name, instance="", alive=False)
+        row = SyncService(name=name, instance="", replaced="[]", alive=False)
         tx.session.add(row)
-    if row.instance != body.instance:
-        act = "started again" if row.instance else "started"
-        seat = f", {body.index} of {body.shards}" if max(body.shards, row.shards or 1) > 1 else ""
-        tx.record("sync.started", f"Sync service {name} {act} at {body.address}{seat}.")
-    elif not row.alive:
-        tx.record("sync.back", f"Sync service {name} answers again at {body.address}.")
+    _hand_over(tx, row, body)
     row.address = body.address
     row.index, row.shards = body.index, body.shards
-    row.instance = body.instance
     row.lease_until, row.heard_at = tx.now + LEASE_S, tx.now
     row.alive = True
     phases.take(tx, body)
@@ -100,6 +103,36 @@ def lengths_s(tx: Transaction) -> list[float]:
 def newest_heard_at(tx: Transaction) -> float:
     """Return when any service was last heard; 0 where there is none."""
     return tx.session.scalar(select(func.max(SyncService.heard_at))) or 0.0
+
+
+def _check_is_newest(tx: Transaction, row: SyncService, instance: str) -> None:
+    """See that nobody takes the name back from the instance that has replaced it, and lives.
+
+    Raises:
+        RunConflict: it is another one's by now.
+    """
+    if instance in json.loads(row.replaced) and _is_alive(tx, row):
+        raise RunConflict(
+            f"Another sync service has started under the name {row.name}, at {row.address}, and "
+            "both are alive: stop one of them, or, if they are to share the runs, give both the "
+            "same --shards, and each an --index and a --name of its own."
+        )
+
+
+def _hand_over(tx: Transaction, row: SyncService, body: SyncServiceHello) -> None:
+    """Give the name to this instance, and remember whose it was."""
+    replaced: list[str] = json.loads(row.replaced)
+    is_new = row.instance != body.instance
+    if is_new and body.instance not in replaced:
+        act = "started again" if row.instance else "started"
+        seat = f", {body.index} of {body.shards}" if max(body.shards, row.shards or 1) > 1 else ""
+        tx.record("sync.started", f"Sync service {row.name} {act} at {body.address}{seat}.")
+    elif is_new or not row.alive:
+        tx.record("sync.back", f"Sync service {row.name} answers again at {body.address}.")
+    if is_new and row.instance:
+        others = [one for one in replaced if one != body.instance]
+        row.replaced = json.dumps([*others, row.instance][-REPLACED_MAX:])
+    row.instance = body.instance
 
 
 def _make_room(tx: Transaction, body: SyncServiceHello) -> None:
