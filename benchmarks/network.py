@@ -8,6 +8,7 @@ has netem. Making them needs root; leaving the context removes all of it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -67,12 +68,16 @@ class Loopback:
         return "lo"
 
 
+_numbers = itertools.count()
+"""Of the networks of this process, which may have several at a time."""
+
+
 class Links:
     """Hosts with a link each, as a context manager that leaves nothing of them behind."""
 
     def __init__(self, profile: Profile, hosts: int) -> None:
         self._profile, self._hosts = profile, hosts
-        self._mark = f"syncline-{os.getpid()}"
+        self._mark = f"syncline-{os.getpid()}-{next(_numbers)}"
         self._made = ExitStack()
 
     def __enter__(self) -> Self:
