@@ -176,15 +176,27 @@ def test_who_is_left_by_a_phase_that_starts_again_takes_part_anew(cluster: Clust
         assert b.replica.committed_tokens == 3 * STEP_TOKENS
 
 
+def alone(cluster: Cluster, run: str) -> list[Trial]:
+    """Two replicas of a run that one can train alone."""
+    settings = {**WARM, "min_replicas": 1}
+    return [Trial(cluster.control_url, run, seed, settings=settings) for seed in range(2)]
+
+
+def waits_for_its_end(cluster: Cluster, first: Trial, second: Trial) -> threading.Thread:
+    """What joins ``second`` to the phase that ``first`` is in; it has its lease."""
+    first.step(2)
+    joining = threading.Thread(target=second.replica.start, daemon=True)
+    joining.start()
+    path = f"/runs/{first.replica.run}/replicas"
+    wait_until(lambda: len(cluster.get(path)) == 2, 20, "it has a lease")
+    return joining
+
+
 def test_a_joiner_hears_at_once_that_the_phase_starts_again(cluster: Cluster) -> None:
     """Long before its pull of revision 1 would end by itself."""
-    settings = {**WARM, "min_replicas": 1}
-    first, second = (Trial(cluster.control_url, "heard", s, settings=settings) for s in range(2))
+    first, second = alone(cluster, "heard")
     with joined(first):
-        first.step(2)
-        joining = threading.Thread(target=second.replica.start, daemon=True)
-        joining.start()
-        wait_until(lambda: len(cluster.get("/runs/heard/replicas")) == 2, 20, "it has a lease")
+        joining = waits_for_its_end(cluster, first, second)
     joining.join(20)
     assert not joining.is_alive()
     try:
@@ -249,13 +261,9 @@ def test_an_offer_that_comes_to_nothing_amid_a_step_makes_that_none(
 
 
 def test_a_joiner_waits_for_its_end(cluster: Cluster) -> None:
-    settings = {**WARM, "min_replicas": 1}
-    first, second = (Trial(cluster.control_url, "wait", s, settings=settings) for s in range(2))
+    first, second = alone(cluster, "wait")
     with joined(first):
-        first.step(2)
-        joining = threading.Thread(target=second.replica.start, daemon=True)
-        joining.start()
-        wait_until(lambda: len(cluster.get("/runs/wait/replicas")) == 2, 20, "it has a lease")
+        joining = waits_for_its_end(cluster, first, second)
         first.step(3)
         first.replica.finish()
         joining.join(30)
