@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import FailFast, Field, FiniteFloat
+from pydantic import AfterValidator, FailFast, Field, FiniteFloat
 
 from syncline_proto.names import KIND_PATTERN
 from syncline_proto.ranges import RANGES_MAX, Range
 from syncline_proto.rest import Answer, Count, Request, strictly
+from syncline_proto.stretches import Stretch, are_apart
 
 
 class ContributionView(Answer):
@@ -36,11 +37,22 @@ class ContributionView(Answer):
     """Sequences that the push was trained on, where the run's data is leased."""
 
 
+def _apart(given: list[Stretch]) -> list[Stretch]:
+    if not are_apart(given):
+        raise ValueError("they must be sorted, with gaps in between")
+    return given
+
+
+Kept = Annotated[list[Stretch], FailFast(), AfterValidator(_apart)]
+
+
 class FragmentData(Answer):
     """All sequences of leased data that pushes to a fragment were trained on, since it began."""
 
-    trained: Annotated[list[Range], FailFast()] = Field(default_factory=list[Range])
-    excluded: Annotated[list[Range], FailFast()] = Field(default_factory=list[Range])
+    trained: Kept = Field(default_factory=list[Stretch])
+    """[epoch, start, stop, epochs]: those positions of each of so many epochs, ``stop`` excluded;
+    of one epoch where the last is left out."""
+    excluded: Kept = Field(default_factory=list[Stretch])
     """Of those that were judged anomalous."""
 
 

@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA = 9
+SCHEMA = 10
 """Grows when the tables change; another number is refused rather than guessed at."""
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")
@@ -85,9 +85,8 @@ class Run(Table):
     """Of its layout; 0 until a sync service has told."""
     dataset: Mapped[str | None]
     """JSON, of leased data: what the first replica that asked for any named."""
-    data_epoch: Mapped[int] = mapped_column(default=0)
-    data_position: Mapped[int] = mapped_column(default=0)
-    """From there on nobody was ever given any."""
+    data_next: Mapped[int] = mapped_column(default=0)
+    """From there on, on the track of all epochs, nobody was ever given any."""
 
 
 class Replica(Table):
@@ -150,12 +149,11 @@ class Fragment(Table):
 
 
 class DataSpan(Table):
-    """Sequences of leased data that are not done (``core/ledger``)."""
+    """Sequences of leased data that are not done (``core/ledger``), on the track of all epochs."""
 
     __tablename__ = "data_spans"
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
-    epoch: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     stop: Mapped[int]
     replica: Mapped[str | None] = mapped_column(String(63))
@@ -169,16 +167,16 @@ class DataSpan(Table):
     gone: Mapped[int]
 
 
-class DataEpoch(Table):
-    """What is done of an epoch of leased data."""
+class DataDone(Table):
+    """What of leased data is done, on that track: in neighbouring rows, if not alike."""
 
-    __tablename__ = "data_epochs"
+    __tablename__ = "data_done"
 
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
-    epoch: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    trained: Mapped[str]
-    excluded: Mapped[str]
-    """JSON: [start, stop] of each range."""
+    start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    stop: Mapped[int]
+    trained: Mapped[bool]
+    """Else excluded."""
 
 
 class Round(Table):

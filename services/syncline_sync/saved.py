@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from syncline_proto.codec import CODEC_BY_NAME
 from syncline_proto.reports import RoundReport
+from syncline_proto.stretches import are_apart
 from syncline_sync.core.record import Saved
 from syncline_sync.files import VERSION
 
@@ -74,6 +75,8 @@ def check_numbers(saved: Saved) -> None:
         raise ValueError("what it remembers of norms is no average")
     if window.done and window.done >= window.size or not all(n for _, n in window.recent):
         raise ValueError("what it remembers of pushes is no window")
+    if not (are_apart(saved.trained) and are_apart(saved.excluded)):
+        raise ValueError("what it remembers of data is no set of ranges")
 
 
 def _counts(kept: Any) -> Iterator[int]:

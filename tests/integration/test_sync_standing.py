@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from syncline_proto.ranges import Range
+from syncline_proto.ranges import RANGES_MAX
 from syncline_proto.reports import EventIn, RoundReport, Settled
 from syncline_proto.settings import RunSettings
+from syncline_proto.stretches import Stretch
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core.refusals import KEPT_RANGES_MAX
 from syncline_testing.service import Service, flat_layout, service
 
 SIZE = 10
@@ -80,8 +82,33 @@ def test_a_fragment_has_settled_once_what_is_open_of_the_gone_has_been_told(tmp_
             await s.push(zeros, "b", base_revision=1)
             stands, word = s.reports[told + 3 :]
             assert isinstance(stands, RoundReport) and stands.data is not None
-            assert (stands.revision, stands.data.trained) == (1, [Range(0, 0, 4)])
+            assert (stands.revision, stands.data.trained) == (1, [Stretch(0, 0, 4)])
             assert word == Settled(fragment=0, membership=5)
+
+    asyncio.run(scenario())
+
+
+def test_more_epochs_than_a_fragment_keeps_ranges_are_stored_and_told_as_one_stretch(
+    tmp_path: Path,
+) -> None:
+    """By pushes as a replica sends them, and by what a service finds that starts."""
+    pushes = KEPT_RANGES_MAX // RANGES_MAX + 2
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await s.members({"a": 1})
+            await s.open(flat_layout(SIZE), "a")
+            zeros = np.zeros(SIZE, np.float32)
+            await s.offer(zeros, "a")
+            for at in range(pushes):
+                epochs = range(at * RANGES_MAX, (at + 1) * RANGES_MAX)
+                data = [pb.DataRange(epoch=epoch, start=0, stop=3) for epoch in epochs]
+                await s.push(zeros, "a", base_revision=at, data=data)
+        async with service(tmp_path, ALONE) as again:
+            await again.members({"a": 1})
+            stands = rounds(again)[-1]
+            assert stands.data is not None and stands.revision == pushes
+            assert stands.data.trained == [Stretch(0, 0, 3, pushes * RANGES_MAX)]
 
     asyncio.run(scenario())
 

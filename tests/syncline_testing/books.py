@@ -17,6 +17,7 @@ from syncline_proto.ranges import Ranges, count, joined
 from syncline_sync.core.record import Saved
 from syncline_sync.core.untold import Untold
 from syncline_testing.simulated import FRAGMENTS
+from syncline_testing.spread import spread
 
 SEQUENCES = 96
 """Of an epoch; so few that many of them are walked."""
@@ -85,17 +86,16 @@ class Books:
     def check(self, alive: Mapping[str, int]) -> None:
         """Each position is somewhere once; nobody holds what is done."""
         spans = [span.range for span in self.ledger.spans]
-        done = [ranges for one in self.ledger.done.values() for ranges in _of(one)]
+        done = _of(self.ledger.done)
         everywhere = joined(spans, *done)
-        epoch, start = self.ledger.next
-        assert count(everywhere) == epoch * SEQUENCES + start, "a sequence is nowhere"
+        assert count(everywhere) == self.ledger.next, "a sequence is nowhere"
         assert count(everywhere) == count(spans) + sum(map(count, done)), "or twice"
         for span in self.ledger.spans:
             if span.life and span.until is None:
                 assert alive.get(span.life.replica) == span.life.incarnation, "it is gone"
 
     def done(self) -> Ranges:
-        return joined(*(ranges for one in self.ledger.done.values() for ranges in _of(one)))
+        return tuple(self.ledger.track.epochs(joined(*_of(self.ledger.done))))
 
 
 def pushes_of(saved: Saved) -> list[tuple[Life, Ranges, bool]]:
@@ -145,7 +145,7 @@ class Count:
             for at in _positions(data):
                 within.setdefault(at, set()).add(life)
                 assert len(self._whole(at)) <= 1, "trained twice"
-        counted = count(joined(saved.trained, saved.excluded))
+        counted = count(joined(spread(saved.trained), spread(saved.excluded)))
         assert counted == len(within), "the record is another"
 
     def lose(self, fragment: int) -> None:

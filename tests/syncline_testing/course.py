@@ -20,6 +20,7 @@ from syncline_sync.saved import saved_from_json
 from syncline_testing.afar import Afar, afar
 from syncline_testing.apart import Apart
 from syncline_testing.replicas import WIDTH
+from syncline_testing.spread import spread
 from syncline_testing.waiting import wait_until
 
 FRAGMENTS = range(4)
@@ -116,7 +117,7 @@ class Course:
 
         And that none is in two pushes of a fragment.
         """
-        trained = [saved.trained for saved in self._saved()]
+        trained = [spread(saved.trained) for saved in self._saved()]
         pushed: list[list[Range]] = [[] for _ in FRAGMENTS]
         for told in self._rounds():
             pushed[told["fragment"]] += [

@@ -20,6 +20,7 @@ from syncline_testing.books import SEQUENCES, Books, Count, Report, Settled, Tel
 from syncline_testing.lives import Living
 from syncline_testing.ruled import BEAT_S, CONTROL, LEASE_S, SERVICE
 from syncline_testing.simulated import FRAGMENTS, SYNC_EVERY
+from syncline_testing.spread import spread
 from syncline_testing.swarm import AGAIN_S, DEADLINE_S, STEP_S, Swarm
 
 CALL_S = 7.0
@@ -234,7 +235,8 @@ class LeasedSwarm(Swarm):
 
     def in_all(self) -> Ranges:
         """What every fragment has committed."""
-        stands = [joined(core.saved.trained, core.saved.excluded) for core in self.cores]
+        saved = [core.saved for core in self.cores]
+        stands = [joined(spread(one.trained), spread(one.excluded)) for one in saved]
         whole = stands[0]
         for one in stands[1:]:
             whole = common(whole, one)
@@ -256,5 +258,7 @@ class LeasedSwarm(Swarm):
             if reader.alive:
                 assert isinstance(reader, Reader)
                 life = Life(reader.name, reader.life)
-                mine = joined(s.range for s in self.books.ledger.spans if s.life == life)
+                ledger = self.books.ledger
+                mine = joined(s.range for s in ledger.spans if s.life == life)
+                mine = tuple(ledger.track.epochs(mine))
                 assert common(reader.stock, mine) == reader.stock

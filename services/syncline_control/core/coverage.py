@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 from syncline_control.core.ledger import Done, Ledger
-from syncline_proto.ranges import count
+from syncline_proto.ranges import Range, Ranges, common, count, joined, without
 
 
 class EpochCounts(NamedTuple):
@@ -19,18 +20,49 @@ class EpochCounts(NamedTuple):
     free: int
 
 
-def counts(ledger: Ledger, sequences: int) -> list[EpochCounts]:
-    """Count every epoch that anything was given out of, the first one first."""
-    leased: dict[int, int] = {}
-    for span in ledger.spans:
-        if not span.is_free:
-            epoch = span.range.epoch
-            leased[epoch] = leased.get(epoch, 0) + count((span.range,))
+class Finished(NamedTuple):
+    """Epochs in a row, up to ``until``, of which all is done."""
+
+    epoch: int
+    until: int
+    trained: int
+    excluded: int
+
+
+def counts(ledger: Ledger, newest: int) -> list[EpochCounts]:
+    """Count the newest epochs that anything was given out of, the first one first."""
+    track = ledger.track
+    begun = -(-ledger.next // track.size)
+    shown = range(max(0, begun - newest), begun)
+    window = (Range(0, shown.start * track.size, shown.stop * track.size),)
+
+    def by_epoch(ranges: Ranges) -> dict[int, int]:
+        found: dict[int, int] = defaultdict(int)
+        for one in track.epochs(common(ranges, window)):
+            found[one.epoch] += count((one,))
+        return found
+
+    trained, excluded = by_epoch(ledger.done.trained), by_epoch(ledger.done.excluded)
+    leased = by_epoch(held(ledger))
     found: list[EpochCounts] = []
-    for epoch in sorted({*ledger.done, *(span.range.epoch for span in ledger.spans)}):
-        done = ledger.done.get(epoch, Done())
-        trained, excluded = count(done.trained), count(done.excluded)
-        held = leased.get(epoch, 0)
-        free = sequences - trained - excluded - held
-        found.append(EpochCounts(epoch, trained, excluded, held, free))
+    for epoch in shown:
+        parts = (trained[epoch], excluded[epoch], leased[epoch])
+        found.append(EpochCounts(epoch, *parts, track.size - sum(parts)))
+    return found
+
+
+def held(ledger: Ledger) -> Ranges:
+    """What is leased, or settles, on the track."""
+    return joined(span.range for span in ledger.spans if not span.is_free)
+
+
+def finished(ledger: Ledger, before: Done) -> list[Finished]:
+    """The epochs of which all is done, and was not before."""
+    track, done = ledger.track, ledger.done
+    now, then = (track.wholes(joined(one.trained, one.excluded)) for one in (done, before))
+    found: list[Finished] = []
+    for _, epoch, until in without(now, then):
+        window = (Range(0, epoch * track.size, until * track.size),)
+        trained, excluded = (count(common(one, window)) for one in (done.trained, done.excluded))
+        found.append(Finished(epoch, until, trained, excluded))
     return found

@@ -12,17 +12,22 @@ committed, that nothing is open in it of lives that are gone. That is by version
 who is not in it any more as of one is fenced by whoever has adopted that. Time frees only what no
 such word can come for: of a run whose fragments have not all been heard of, and what was read by
 nobody knows whom.
+
+Inside, all of it is on one track (``track``); in calls and answers it is by epochs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 from syncline_control.core.shares import pieces
 from syncline_control.core.spans import Life, Span, cut, placed, tidied
+from syncline_control.core.track import LENGTH_MAX, Track
 from syncline_proto.ranges import NOTHING, Range, Ranges, common, count, joined, without
+from syncline_proto.stretches import Stretches
 
 EPOCHS_AHEAD_MAX = 1_000
 """Of what was never given out, a push may be so many epochs ahead of the lowest that is not done
@@ -31,7 +36,7 @@ EPOCHS_AHEAD_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What is done of an epoch; the two are apart."""
+    """What is done, on the track; the two are apart."""
 
     trained: Ranges = NOTHING
     excluded: Ranges = NOTHING
@@ -60,29 +65,29 @@ class Ledger:
         self,
         sequences: int,
         fragments: int,
-        next_: tuple[int, int] = (0, 0),
+        next_: int = 0,
         spans: Iterable[Span] = (),
-        done: Mapping[int, Done] | None = None,
+        done: Done = Done(),
     ) -> None:
         """``fragments``: how many the run's layout has; 0: not known yet, so nothing is done.
 
-        ``next_``: epoch and position from which on all is untouched.
+        ``next_``: the place on the track from which on all is untouched.
         """
         assert sequences > 0
-        self._size, self._all = sequences, (1 << fragments) - 1
+        self.track, self._all = Track(sequences), (1 << fragments) - 1
         self.next = next_
         self.spans = placed(spans)
-        self.done = dict(done or {})
+        self.done = done
 
     @property
     def epoch(self) -> int:
         """The lowest epoch of which not everything is done."""
-        return min((span.range.epoch for span in self.spans), default=self.next[0])
+        return self.track.epoch(self.spans[0].range.start if self.spans else self.next)
 
     @property
     def is_untouched(self) -> bool:
         """Whether nothing is done, nor can be: nobody holds any."""
-        return not self.done and all(s.is_free and not s.covered for s in self.spans)
+        return self.done == Done() and all(s.is_free and not s.covered for s in self.spans)
 
     @property
     def awaits(self) -> int:
@@ -142,38 +147,37 @@ class Ledger:
         self.spans = tidied(self.spans)
         mine = [span for span in self.spans if span.life == life and span.grant > after]
         newest = max((span.grant for span in mine), default=after)
-        return newest, joined(span.range for span in mine)
+        return newest, tuple(self.track.epochs(joined(span.range for span in mine)))
 
     def grant(self, life: Life, number: int, want: int, others: int = 0) -> Ranges:
         """Give out up to so many sequences, the least trained first, if the life may hold more.
 
         ``others``: spans of the run that are not here.
         """
+        mine = [span.range for span in self.spans if span.life and span.life[:1] == life[:1]]
+        most = pieces(sum(map(self.track.pieces, mine)), len(self.spans) + others)
+        free = [span.range for span in self.spans if span.is_free]
+        untouched = Range(0, self.next, LENGTH_MAX)
         given: list[Range] = []
-        held = sum(span.life[:1] == life[:1] for span in self.spans if span.life)
-        most = pieces(held, len(self.spans) + others)
-        for span in [span for span in self.spans if span.is_free]:
-            if want <= 0 or len(given) >= most:
+        for piece in islice(self.track.epochs([*free, untouched]), most):
+            if want <= 0:
                 break
-            given.append(_head(span.range, want))
+            epoch, start, stop = piece
+            given.append(Range(epoch, start, min(stop, start + want)))
             want -= count(given[-1:])
-        while want > 0 and len(given) < most:
-            epoch, start = self.next
-            given.append(_head(Range(epoch, start, self._size), want))
-            want -= count(given[-1:])
-            self._touch(given[-1:])
-        ranges = joined(given)
+        ranges = self.track.along(given, LENGTH_MAX)
+        self._touch(ranges)
         for at in cut(self.spans, ranges):
             self.spans[at] = replace(self.spans[at], life=life, grant=number)
         self.spans = tidied(self.spans)
-        return ranges
+        return tuple(self.track.epochs(ranges))
 
     def take_back(self, life: Life, ranges: Ranges) -> int:
         """Free what a life says that it will push nothing of; how many sequences those were."""
         if not ranges:
             return 0
         freed = 0
-        for at in cut(self.spans, self._within(ranges)):
+        for at in cut(self.spans, self.track.along(ranges, self._last())):
             span = self.spans[at]
             if span.life == life and span.until is None:
                 freed += count((span.range,))
@@ -188,81 +192,75 @@ class Ledger:
         it was does; where that is not known it settles ``until`` then.
         """
         for push in pushes:
-            ranges = self._within(push.data)
-            self._touch(ranges)
-            for at in cut(self.spans, ranges):
-                span = self.spans[at]
-                if span.is_free and push.fragments & ~span.covered:
-                    span = replace(span, life=push.life, until=None if push.life else until)
-                self.spans[at] = replace(
-                    span,
-                    covered=span.covered | push.fragments,
-                    folded=span.folded or push.folded,
-                )
+            ranges = self.track.along(push.data, self._last())
+            self._cover(push.fragments, ranges, push.folded, push.life, until)
         self._finish()
-        self.spans = tidied(self.spans)
 
-    def stands(self, fragments: int, trained: Ranges, excluded: Ranges, until: float) -> None:
+    def _cover(
+        self, fragments: int, ranges: Ranges, folded: bool, life: Life | None, until: float
+    ) -> None:
+        self._touch(ranges)
+        for at in cut(self.spans, ranges):
+            span = self.spans[at]
+            if span.is_free and fragments & ~span.covered:
+                span = replace(span, life=life, until=None if life else until)
+            covered = span.covered | fragments
+            self.spans[at] = replace(span, covered=covered, folded=span.folded or folded)
+
+    def stands(self, fragments: int, trained: Stretches, excluded: Stretches, until: float) -> None:
         """A fragment (as a bit) says all that it has committed: what it lacks, it has lost.
 
         Its service may have gone back by a revision. Who has read that pushes it again, if it is
         there still: so it settles first.
         """
-        known = joined(trained, excluded)
+        # What it has wholly it has been given, whatever is known of that here.
+        last = self._last(self.track.reach([*trained, *excluded]))
+        counted, bad = (self.track.along(one, last) for one in (trained, excluded))
+        known = joined(counted, bad)
         others = self._all & ~fragments
-        back: list[Span] = []
-        for epoch, done in list(self.done.items()):
-            left = Done(common(done.trained, known), common(done.excluded, known))
-            for was, still, folded in (
-                (done.trained, left.trained, True),
-                (done.excluded, left.excluded, False),
-            ):
-                lost = without(was, still)
-                back += [Span(one, None, 0, others, folded, until) for one in lost]
-            self.done[epoch] = left
+        was = self.done
+        self.done = Done(common(was.trained, known), common(was.excluded, known))
+        back = [
+            Span(one, None, 0, others, folded, until)
+            for before, still, folded in (
+                (was.trained, self.done.trained, True),
+                (was.excluded, self.done.excluded, False),
+            )
+            for one in without(before, still)
+        ]
         self.spans = placed([*self.spans, *back])
         for at in cut(self.spans, without(joined(span.range for span in self.spans), known)):
             self.spans[at] = replace(self.spans[at], covered=self.spans[at].covered & ~fragments)
-        pushes = (Push(fragments, trained, True), Push(fragments, excluded, False))
-        self.cover(pushes, until)
+        self._cover(fragments, counted, True, None, until)
+        self._cover(fragments, bad, False, None, until)
+        self._finish()
 
     def _finish(self) -> None:
-        """Move what every fragment has committed to what is done."""
+        """Move what every fragment has committed to what is done; join what is left."""
         full = [span for span in self.spans if self._all and span.covered & self._all == self._all]
-        if not full:
-            return
-        for epoch in {span.range.epoch for span in full}:
-            done = self.done.get(epoch, Done())
-            of_epoch = [span for span in full if span.range.epoch == epoch]
-            trained = [span.range for span in of_epoch if span.folded]
-            excluded = [span.range for span in of_epoch if not span.folded]
-            self.done[epoch] = Done(joined(done.trained, trained), joined(done.excluded, excluded))
-        gone = {span.range for span in full}
-        self.spans = [span for span in self.spans if span.range not in gone]
+        if full:
+            trained = [span.range for span in full if span.folded]
+            excluded = [span.range for span in full if not span.folded]
+            done = self.done
+            self.done = Done(joined(done.trained, trained), joined(done.excluded, excluded))
+            gone = {span.range for span in full}
+            self.spans = [span for span in self.spans if span.range not in gone]
+        self.spans = tidied(self.spans)
 
-    def _within(self, ranges: Ranges) -> Ranges:
-        """What of them there is: whoever pushes may have told us anything."""
-        last = max(self.next[0], self.epoch + EPOCHS_AHEAD_MAX)
-        return tuple(
-            Range(epoch, start, min(stop, self._size))
-            for epoch, start, stop in ranges
-            if epoch <= last and start < self._size
-        )
+    def _last(self, reach: int = 0) -> int:
+        """The last epoch of which we hear: whoever pushes may have told us anything.
 
-    def _touch(self, ranges: Iterable[Range]) -> None:
-        """Have spans of all up to the ends of these; they come in order."""
-        for epoch, _, stop in ranges:
-            while self.next < (epoch, stop):
-                at, start = self.next
-                end = stop if at == epoch else self._size
-                self.spans.append(Span(Range(at, start, end)))
-                self.next = (at, end) if end < self._size else (at + 1, 0)
+        ``reach``: the first of which who tells has not all.
+        """
+        return max(self.track.epoch(self.next), max(self.epoch, reach) + EPOCHS_AHEAD_MAX)
+
+    def _touch(self, ranges: Ranges) -> None:
+        """Have spans of all up to the end of these."""
+        end = ranges[-1].stop if ranges else 0
+        if self.next < end:
+            self.spans.append(Span(Range(0, self.next, end)))
+            self.next = end
 
 
 def _is_gone(life: Life, alive: Mapping[str, int]) -> bool:
     return alive.get(life.replica) != life.incarnation
-
-
-def _head(range_: Range, want: int) -> Range:
-    epoch, start, stop = range_
-    return Range(epoch, start, min(stop, start + want))

@@ -1,6 +1,6 @@
 """Sequences in a row that fare alike: the spans that a ledger is made of, cut and joined.
 
-Pure. A list of them is in order, and they are apart.
+Pure. A list of them is in order, and they are apart. All ranges here are on the track (``track``).
 """
 
 from __future__ import annotations
@@ -42,11 +42,6 @@ class Span:
     def is_free(self) -> bool:
         return self.life is None and self.until is None
 
-    @property
-    def place(self) -> tuple[int, int]:
-        """Where it begins: epoch and position."""
-        return self.range.epoch, self.range.start
-
     def freed(self) -> Span:
         """Nobody's; fragments that have it, of a push that others never will, do have it."""
         return Span(self.range, covered=self.covered, folded=self.folded)
@@ -54,17 +49,17 @@ class Span:
 
 def placed(spans: Iterable[Span]) -> list[Span]:
     """In order."""
-    return sorted(spans, key=_place)
+    return sorted(spans, key=_start)
 
 
 def cut(spans: list[Span], ranges: Iterable[Range]) -> list[int]:
     """Cut ``spans`` so that each lies inside ``ranges`` or outside; where those inside are."""
     inside: list[int] = []
-    for epoch, start, stop in ranges:
-        at = bisect_left(spans, (epoch, start), key=_place)
-        if at and spans[at - 1].range.epoch == epoch and spans[at - 1].range.stop > start:
+    for _, start, stop in ranges:
+        at = bisect_left(spans, start, key=_start)
+        if at and spans[at - 1].range.stop > start:
             _split(spans, at - 1, start)
-        while at < len(spans) and spans[at].place < (epoch, stop):
+        while at < len(spans) and spans[at].range.start < stop:
             if spans[at].range.stop > stop:
                 _split(spans, at, stop)
             inside.append(at)
@@ -84,8 +79,8 @@ def tidied(spans: Sequence[Span]) -> list[Span]:
     return tidy
 
 
-def _place(span: Span) -> tuple[int, int]:
-    return span.place
+def _start(span: Span) -> int:
+    return span.range.start
 
 
 def _split(spans: list[Span], at: int, where: int) -> None:
@@ -101,7 +96,7 @@ def _split(spans: list[Span], at: int, where: int) -> None:
 def _fare_alike(one: Span, other: Span) -> bool:
     """Whether two spans are one that was cut."""
     return (
-        (one.range.epoch, one.range.stop) == (other.range.epoch, other.range.start)
+        one.range.stop == other.range.start
         and (one.life, one.grant, one.until) == (other.life, other.grant, other.until)
         and (one.gone, one.covered, one.folded) == (other.gone, other.covered, other.folded)
     )

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar, cast
 
 from sqlalchemy import Table, bindparam, delete, func, insert, select, update
 
+from syncline_control.core.coverage import finished
 from syncline_control.core.leases import HELD
 from syncline_control.core.ledger import Done, Ledger
 from syncline_control.core.spans import Life, Span
 from syncline_control.operations import runs, settling
-from syncline_control.tables import DataEpoch, DataSpan, Fragment, Plane, Replica, Run
+from syncline_control.tables import DataDone, DataSpan, Fragment, Plane, Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.leased import Dataset
-from syncline_proto.ranges import Range, Ranges, count
+from syncline_proto.ranges import Range, joined
 from syncline_proto.rest import RunState
+
+T = TypeVar("T")
 
 
 class Book:
@@ -31,11 +33,11 @@ class Book:
         assert run_row.dataset is not None
         self._tx, self._run = tx, run_row
         self._spans = _spans(tx, run_row, life)
-        self._done = _done(tx, run_row) if life is None else {}
+        self._done = _done(tx, run_row) if life is None else Done()
         self.ledger = Ledger(
             Dataset.model_validate_json(run_row.dataset).sequences,
             run_row.fragments,
-            (run_row.data_epoch, run_row.data_position),
+            run_row.data_next,
             self._spans,
             self._done,
         )
@@ -66,61 +68,52 @@ class Book:
     def close(self) -> None:
         """Write down what has changed, and tell of what people wait for."""
         tx, run_row, ledger = self._tx, self._run, self.ledger
-        run_row.data_epoch, run_row.data_position = ledger.next
-        self._close_spans()
-        for epoch, done in ledger.done.items():
-            if done != self._done.get(epoch):
-                row = DataEpoch(
-                    run_id=run_row.id,
-                    epoch=epoch,
-                    trained=_text(done.trained),
-                    excluded=_text(done.excluded),
-                )
-                tx.session.merge(row)
+        run_row.data_next = ledger.next
+        self._write(DataSpan, _by_place(self._spans), _by_place(ledger.spans), _span_row)
+        self._write(DataDone, _pieces(self._done), _pieces(ledger.done), _done_row)
         if self._freed:
             message = f"{self._freed} sequences of lost replicas can be read again."
             tx.record("data.returned", message, run=run_row.name)
         self._tell_epochs()
 
-    def _close_spans(self) -> None:
-        """Write down those that changed, however many, in three statements at most."""
-        before, now = _by_place(self._spans), _by_place(self.ledger.spans)
-        session, run_row = self._tx.session, self._run
+    def _write(
+        self,
+        table: type[DataSpan | DataDone],
+        before: Mapping[int, T],
+        now: Mapping[int, T],
+        row: Callable[[T], dict[str, object]],
+    ) -> None:
+        """Write down those that changed, however many, in three statements at most.
+
+        Each by where on the track it begins.
+        """
+        session, of = self._tx.session, {"run_id": self._run.id}
+        rows = cast(Table, table.__table__)
         if gone := before.keys() - now.keys():
-            places = [{"of": run_row.id, "its_epoch": at, "its_start": start} for at, start in gone]
-            session.execute(_DELETED, places)
-        if kept := [span for at, span in now.items() if at in before and before[at] != span]:
-            session.execute(update(DataSpan), [_row(run_row, span) for span in kept])
+            is_gone = (rows.c.run_id == self._run.id) & (rows.c.start == bindparam("at"))
+            session.execute(delete(rows).where(is_gone), [{"at": start} for start in gone])
+        if kept := [one for at, one in now.items() if at in before and before[at] != one]:
+            session.execute(update(table), [of | row(one) for one in kept])
         if new := now.keys() - before.keys():
-            session.execute(insert(_SPANS), [_row(run_row, now[at]) for at in new])
+            session.execute(insert(rows), [of | row(now[at]) for at in new])
 
     def forget(self) -> None:
         """Forget the run's data: nobody holds or has trained any."""
         run_row = self._run
-        for table in (DataSpan, DataEpoch):
+        for table in (DataSpan, DataDone):
             self._tx.session.execute(delete(table).where(table.run_id == run_row.id))
-        run_row.dataset, run_row.data_epoch, run_row.data_position = None, 0, 0
+        run_row.dataset, run_row.data_next = None, 0
 
     def _tell_epochs(self) -> None:
         """Tell of epochs that are done now."""
-        assert self._run.dataset is not None
-        size = Dataset.model_validate_json(self._run.dataset).sequences
-        for epoch, done in self.ledger.done.items():
-            was = self._done.get(epoch, Done())
-            trained, excluded = count(done.trained), count(done.excluded)
-            if trained + excluded < size or count(was.trained) + count(was.excluded) == size:
-                continue
-            message = f"Epoch {epoch} of the data is done: {trained} sequences were trained"
-            message += f", and {excluded} excluded." if excluded else "."
+        for one in finished(self.ledger, self._done):
+            is_one = one.until == one.epoch + 1
+            what = f"Epoch {one.epoch} of the data is done"
+            if not is_one:
+                what = f"Epochs {one.epoch} to {one.until - 1} of the data are done"
+            message = f"{what}: {one.trained} sequences were trained"
+            message += f", and {one.excluded} excluded." if one.excluded else "."
             self._tx.record("data.epoch", message, run=self._run.name)
-
-
-_SPANS = cast(Table, DataSpan.__table__)
-_DELETED = delete(_SPANS).where(
-    _SPANS.c.run_id == bindparam("of"),
-    _SPANS.c.epoch == bindparam("its_epoch"),
-    _SPANS.c.start == bindparam("its_start"),
-)
 
 
 def see_lives(tx: Transaction, run_row: Run) -> None:
@@ -147,7 +140,6 @@ def _settled(tx: Transaction, run_row: Run) -> int | None:
 
 def _spans(tx: Transaction, run_row: Run, life: Life | None) -> list[Span]:
     columns = select(
-        DataSpan.epoch,
         DataSpan.start,
         DataSpan.stop,
         DataSpan.replica,
@@ -163,7 +155,7 @@ def _spans(tx: Transaction, run_row: Run, life: Life | None) -> list[Span]:
         columns = columns.where(is_nobodys | (DataSpan.replica == life.replica))
     return [
         Span(
-            Range(epoch, start, stop),
+            Range(0, start, stop),
             Life(replica, incarnation) if replica is not None else None,
             number,
             int(covered, 16),
@@ -171,20 +163,18 @@ def _spans(tx: Transaction, run_row: Run, life: Life | None) -> list[Span]:
             until,
             gone,
         )
-        for epoch, start, stop, replica, incarnation, number, covered, folded, until, gone in (
+        for start, stop, replica, incarnation, number, covered, folded, until, gone in (
             tx.session.execute(columns)
         )
     ]
 
 
-def _by_place(spans: Iterable[Span]) -> dict[tuple[int, int], Span]:
-    return {(span.range.epoch, span.range.start): span for span in spans}
+def _by_place(spans: Iterable[Span]) -> dict[int, Span]:
+    return {span.range.start: span for span in spans}
 
 
-def _row(run_row: Run, span: Span) -> dict[str, object]:
+def _span_row(span: Span) -> dict[str, object]:
     return {
-        "run_id": run_row.id,
-        "epoch": span.range.epoch,
         "start": span.range.start,
         "stop": span.range.stop,
         "replica": span.life.replica if span.life else None,
@@ -197,17 +187,23 @@ def _row(run_row: Run, span: Span) -> dict[str, object]:
     }
 
 
-def _done(tx: Transaction, run_row: Run) -> dict[int, Done]:
-    rows = tx.session.scalars(select(DataEpoch).where(DataEpoch.run_id == run_row.id))
-    return {
-        row.epoch: Done(_read(row.epoch, row.trained), _read(row.epoch, row.excluded))
-        for row in rows
-    }
+def _done(tx: Transaction, run_row: Run) -> Done:
+    columns = select(DataDone.start, DataDone.stop, DataDone.trained)
+    rows = tx.session.execute(columns.where(DataDone.run_id == run_row.id)).all()
+    return Done(
+        *(
+            joined(Range(0, start, stop) for start, stop, is_trained in rows if is_trained == kind)
+            for kind in (True, False)
+        )
+    )
 
 
-def _read(epoch: int, text: str) -> Ranges:
-    return tuple(Range(epoch, start, stop) for start, stop in json.loads(text))
+def _pieces(done: Done) -> dict[int, tuple[Range, bool]]:
+    """Each range by where it begins, and whether it was trained."""
+    kinds = ((done.trained, True), (done.excluded, False))
+    return {one.start: (one, kind) for ranges, kind in kinds for one in ranges}
 
 
-def _text(ranges: Ranges) -> str:
-    return json.dumps([[start, stop] for _, start, stop in ranges])
+def _done_row(piece: tuple[Range, bool]) -> dict[str, object]:
+    (_, start, stop), is_trained = piece
+    return {"start": start, "stop": stop, "trained": is_trained}

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from sqlalchemy import func, select
 
-from syncline_control.core.coverage import counts
+from syncline_control.core.coverage import counts, held
 from syncline_control.core.ledger import Push
 from syncline_control.core.shares import SPANS_MAX
 from syncline_control.core.spans import Life
@@ -29,8 +29,9 @@ from syncline_proto.leased import (
     EpochView,
     HolderView,
 )
-from syncline_proto.ranges import NOTHING, Range, Ranges, check, count, joined
+from syncline_proto.ranges import Ranges, check, count, joined
 from syncline_proto.reports import RoundReport
+from syncline_proto.stretches import Stretch, Stretches, added
 
 EPOCHS_SHOWN = 100
 
@@ -126,7 +127,7 @@ def told(tx: Transaction, run_row: Run, reports: Iterable[RoundReport]) -> None:
                 covered[joined(one.data), one.verdict == "accepted", life] |= bit
         if report.data is not None:
             cover()
-            trained, excluded = joined(report.data.trained), joined(report.data.excluded)
+            trained, excluded = tuple(report.data.trained), tuple(report.data.excluded)
             book.ledger.stands(bit, trained, excluded, until)
     cover()
     book.see_lives()  # not before: what came in time is not free
@@ -142,7 +143,6 @@ def view(tx: Transaction, run: str) -> DataView:
     book = Book(tx, run_row)
     book.see_lives()
     ledger = book.ledger
-    epochs = [EpochView(**one._asdict()) for one in counts(ledger, dataset.sequences)]
     holders: dict[str, int] = defaultdict(int)
     for span in ledger.spans:
         if span.life is not None:
@@ -150,12 +150,13 @@ def view(tx: Transaction, run: str) -> DataView:
     return DataView(
         dataset=dataset,
         epoch=ledger.epoch,
-        trained=sum(epoch.trained for epoch in epochs),
-        excluded=sum(epoch.excluded for epoch in epochs),
-        leased=sum(epoch.leased for epoch in epochs),
-        epochs=epochs[-EPOCHS_SHOWN:],
+        trained=count(ledger.done.trained),
+        excluded=count(ledger.done.excluded),
+        leased=count(held(ledger)),
+        epochs=[EpochView(**one._asdict()) for one in counts(ledger, EPOCHS_SHOWN)],
         holders=[
-            HolderView(replica=replica, sequences=held) for replica, held in sorted(holders.items())
+            HolderView(replica=replica, sequences=so_many)
+            for replica, so_many in sorted(holders.items())
         ],
     )
 
@@ -232,12 +233,12 @@ def _keep_for_later(tx: Transaction, run_row: Run, reports: list[RoundReport]) -
             continue
         trained, excluded = _kept(row)
         if report.data is not None:
-            trained, excluded = joined(report.data.trained), joined(report.data.excluded)
+            trained, excluded = tuple(report.data.trained), tuple(report.data.excluded)
         for one in report.contributions:
             if one.verdict == "accepted":
-                trained = joined(trained, one.data)
+                trained = added(trained, one.data)
             else:
-                excluded = joined(excluded, one.data)
+                excluded = added(excluded, one.data)
         row.data = json.dumps([trained, excluded])
 
 
@@ -245,8 +246,8 @@ def _has_data(report: RoundReport) -> bool:
     return report.data is not None or any(one.data for one in report.contributions)
 
 
-def _kept(row: Fragment) -> tuple[Ranges, Ranges]:
+def _kept(row: Fragment) -> tuple[Stretches, Stretches]:
     if row.data is None:
-        return NOTHING, NOTHING
+        return (), ()
     trained, excluded = json.loads(row.data)
-    return joined(Range(*one) for one in trained), joined(Range(*one) for one in excluded)
+    return tuple(Stretch(*one) for one in trained), tuple(Stretch(*one) for one in excluded)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from syncline_proto.merging import OuterSettings
-from syncline_proto.ranges import joined
 from syncline_proto.settings import RunSettings
+from syncline_proto.stretches import added
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import detector
 from syncline_sync.core.record import ClosedBy, Closing, Kind, LastPush, Saved, remembered
@@ -69,8 +69,8 @@ def after(
         window=window,
         down=settings.codec.down,
         taking_part=dict(taking_part),
-        trained=joined(before.trained, *(c.data for c in counted)),
-        excluded=joined(
+        trained=added(before.trained, *(c.data for c in counted)),
+        excluded=added(
             before.excluded, *(c.data for c in contributions if c.verdict == pb.VERDICT_ANOMALOUS)
         ),
     )

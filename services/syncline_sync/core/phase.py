@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from syncline_proto.ranges import NOTHING
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.record import Kind, Saved
 from syncline_sync.core.round import Round
@@ -84,7 +83,7 @@ def without_steps(before: Saved, phase: int) -> Saved:
         gradient_step=0,
         committed_tokens=0,
         contributions=(),
-        trained=NOTHING,
-        excluded=NOTHING,
+        trained=(),
+        excluded=(),
         phase=phase,
     )

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from syncline_proto.merging import OuterSettings
 from syncline_proto.ranges import NOTHING, Ranges
+from syncline_proto.stretches import Stretches
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Statistics, is_finite
 from syncline_sync.core.window import Carry, Window
@@ -204,9 +205,9 @@ class Saved:
     """Replica -> incarnation of those whose push was accepted and who have not gone since."""
     phase: int = 0
     """How often the synchronous phase has started again before this."""
-    trained: Ranges = NOTHING
+    trained: Stretches = ()
     """Sequences of leased data that accepted pushes were trained on, since the run began."""
-    excluded: Ranges = NOTHING
+    excluded: Stretches = ()
     """Those of pushes that were judged anomalous."""
 
     @property

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.ranges import Ranges, joined
+from syncline_proto.ranges import Ranges
+from syncline_proto.stretches import MADE_MAX, added
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import is_finite, unfit
 from syncline_sync.core.phase import is_synchronous
@@ -18,8 +19,9 @@ from syncline_sync.core.record import KEPT, Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
 
 KEPT_RANGES_MAX = 1 << 14
-"""Of what a fragment was trained on, and of what was excluded: every commit writes them anew, and
-one report tells a control plane of them all (which takes 65,536 lists in a body)."""
+"""Of what a fragment was trained on, and of what was excluded, epochs that are alike in one: every
+commit writes them anew, and one report tells a control plane of them all (which takes 65,536 lists
+in a body)."""
 
 
 def fenced(
@@ -162,15 +164,16 @@ def check_data(saved: Saved, r: Round | None, data: Ranges) -> None:
     """
     under_way = [c.data for c in r.entries.values()] if r else []
     most = max(len(saved.trained), len(saved.excluded))
-    if not data or most + sum(map(len, under_way)) + len(data) <= KEPT_RANGES_MAX:
+    more = sum(map(len, under_way)) + len(data)
+    if not data or most + MADE_MAX * more <= KEPT_RANGES_MAX:
         return
     for kept in (saved.trained, saved.excluded):  # which it will be may yet be open
-        before = joined(kept, *under_way)
-        after = len(joined(before, data))
+        before = added(kept, *under_way)
+        after = len(added(before, data))
         if after > max(len(before), KEPT_RANGES_MAX):
             raise InvalidRequest(
                 f"data: with it the fragment had {after} ranges to remember, and keeps "
-                f"{KEPT_RANGES_MAX}; read what is leased in one piece, and fewer epochs."
+                f"{KEPT_RANGES_MAX}; read what is leased in one piece, and epochs to their ends."
             )
 
 

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from syncline_control.core.coverage import counts
 from syncline_control.core.ledger import Done, Ledger, Push
 from syncline_control.core.spans import Life, Span
-from syncline_proto.ranges import NOTHING, Range, Ranges, joined, split
+from syncline_proto.ranges import NOTHING, Range, Ranges, count, joined, split
+from syncline_proto.stretches import Stretches, added
 
 SIZE, FRAGMENTS, SETTLE_S = 12, 3, 10.0
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -25,6 +26,16 @@ T = TypeVar("T")
 
 def positions(*sets: Ranges) -> set[Position]:
     return {(epoch, at) for ranges in sets for epoch, a, b in ranges for at in range(a, b)}
+
+
+def along(*sets: Ranges) -> set[Position]:
+    """Those of ranges on the track."""
+    return {divmod(at, SIZE) for ranges in sets for _, a, b in ranges for at in range(a, b)}
+
+
+def stretches(ranges: Ranges) -> Stretches:
+    """As a fragment tells them."""
+    return added((), ranges)
 
 
 @dataclass
@@ -123,8 +134,7 @@ class Data(RuleBasedStateMachine):
         self.see_lives()
         number, ranges = self.ledger.granted(reader.life, reader.heard)
         if not ranges:
-            epoch, start = self.ledger.next
-            coming = [divmod(epoch * SIZE + start + ahead, SIZE) for ahead in range(want)]
+            coming = [divmod(self.ledger.next + ahead, SIZE) for ahead in range(want)]
             number += 1
             least_trained = sorted(self.free())[:want]
             ranges = self.ledger.grant(reader.life, number, want)
@@ -134,7 +144,7 @@ class Data(RuleBasedStateMachine):
             reader.heard, reader.holds = number, joined(reader.holds, ranges)
 
     def free(self) -> set[Position]:
-        return positions(*[(span.range,) for span in self.ledger.spans if span.is_free])
+        return along(*[(span.range,) for span in self.ledger.spans if span.is_free])
 
     @precondition(lambda self: any(reader.holds for reader in self.readers.values()))
     @rule(who=WHO, size=st.integers(1, 9), verdicts=st.tuples(*[st.booleans()] * FRAGMENTS))
@@ -182,7 +192,7 @@ class Data(RuleBasedStateMachine):
         """Whatever a service has told arrives; what is told twice counts once."""
         fragment = who % FRAGMENTS
         telling, self.services[fragment].telling = self.services[fragment].telling, []
-        before = positions(*[d.trained for d in self.ledger.done.values()])
+        before = along(self.ledger.done.trained)
         for one in telling:
             if isinstance(one, int):
                 self.settled[fragment] = one
@@ -190,7 +200,7 @@ class Data(RuleBasedStateMachine):
             push = Push(1 << fragment, one.data, one.counts, one.life)
             for _ in range(2):
                 self.ledger.cover([push], self.now + SETTLE_S)
-        after = positions(*[d.trained for d in self.ledger.done.values()])
+        after = along(self.ledger.done.trained)
         assert before <= after
         self.see_lives()
 
@@ -205,7 +215,7 @@ class Data(RuleBasedStateMachine):
     @rule()
     def time_passes(self) -> None:
         """It frees nothing that services can speak of."""
-        settling = positions(*[(span.range,) for span in self.ledger.spans if span.gone])
+        settling = along(*[(span.range,) for span in self.ledger.spans if span.gone])
         self.now += SETTLE_S + 1.0
         self.see_lives()
         assert not settling & self.free()
@@ -226,39 +236,35 @@ class Data(RuleBasedStateMachine):
             self.hear(fragment)
         held = self.ledger
         self.ledger = Ledger(SIZE, FRAGMENTS, held.next, held.spans, held.done)
-        before = (list(held.spans), dict(held.done))
         self._stand(self.now + SETTLE_S)
-        kept = {epoch: done for epoch, done in self.ledger.done.items() if done != Done()}
-        assert (self.ledger.spans, kept) == before
+        assert (self.ledger.spans, self.ledger.done) == (held.spans, held.done)
 
     def _stand(self, until: float) -> None:
         for fragment, service in enumerate(self.services):
             done = service.done()
-            self.ledger.stands(1 << fragment, done.trained, done.excluded, until)
+            trained, excluded = stretches(done.trained), stretches(done.excluded)
+            self.ledger.stands(1 << fragment, trained, excluded, until)
 
     @precondition(lambda self: not self.readers)
     @rule()
     def the_database_is_lost(self) -> None:
         """A new ledger finds out from the stores what is done; nobody is left to hold the rest."""
         self.all_is_told()
-        done = positions(*[d.trained for d in self.ledger.done.values()])
-        out = positions(*[d.excluded for d in self.ledger.done.values()])
+        done = along(self.ledger.done.trained)
+        out = along(self.ledger.done.excluded)
         self.ledger = Ledger(SIZE, FRAGMENTS)
         self._stand(self.now)
         self.see_lives()
-        assert positions(*[d.trained for d in self.ledger.done.values()]) >= done
-        assert positions(*[d.excluded for d in self.ledger.done.values()]) >= out
+        assert along(self.ledger.done.trained) >= done
+        assert along(self.ledger.done.excluded) >= out
         assert all(span.is_free for span in self.ledger.spans)
 
     @invariant()
     def every_position_is_somewhere_once(self) -> None:
         spans = [(span.range,) for span in self.ledger.spans]
-        parts = [*spans, *[d.trained for d in self.ledger.done.values()]]
-        parts += [d.excluded for d in self.ledger.done.values()]
-        assert sum(len(positions(part)) for part in parts) == len(positions(*parts))
-        epoch, start = self.ledger.next
-        below = {(e, at) for e in range(epoch + 1) for at in range(SIZE if e < epoch else start)}
-        assert positions(*parts) == below
+        parts = [*spans, self.ledger.done.trained, self.ledger.done.excluded]
+        assert sum(len(along(part)) for part in parts) == len(along(*parts))
+        assert along(*parts) == {divmod(at, SIZE) for at in range(self.ledger.next)}
 
     @invariant()
     def nobody_reads_what_another_does(self) -> None:
@@ -269,23 +275,25 @@ class Data(RuleBasedStateMachine):
             assert not mine & positions(*[part for r in others for part in (r.holds, *r.pushed)])
             yet = [one for service in self.services for one in service.may_commit()]
             assert not mine & positions(*[one.data for one in yet if one.life != reader.life])
-            done = positions(*[d.trained for d in self.ledger.done.values()])
+            done = along(self.ledger.done.trained)
             assert not done & positions(reader.holds)
 
     @invariant()
     def what_is_done_every_fragment_has(self) -> None:
         told = [service.done() for service in self.services]
-        for done in self.ledger.done.values():
-            for one in told:
-                assert positions(done.trained) <= positions(one.trained, one.excluded)
-                assert positions(done.excluded) <= positions(one.excluded)
-            assert positions(done.trained) <= positions(*[one.trained for one in told])
+        done = self.ledger.done
+        for one in told:
+            assert along(done.trained) <= positions(one.trained, one.excluded)
+            assert along(done.excluded) <= positions(one.excluded)
+        assert along(done.trained) <= positions(*[one.trained for one in told])
 
     @invariant()
     def the_counts_add_up(self) -> None:
-        for epoch in counts(self.ledger, SIZE):
+        shown = counts(self.ledger, 100)
+        for epoch in shown:
             assert sum(epoch[1:]) == SIZE
             assert min(epoch[1:]) >= 0
+        assert sum(epoch.trained for epoch in shown) == count(self.ledger.done.trained)
 
 
 Data.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
@@ -299,9 +307,9 @@ def test_a_service_that_went_back_gives_its_data_back() -> None:
     assert ledger.grant(life, 1, 8) == (Range(0, 0, 8),)
     for data in (first, second):
         ledger.cover([Push(0b11, data, True)], 0.0)
-    assert ledger.done == {0: Done((Range(0, 0, 8),))}
-    ledger.stands(0b01, first, NOTHING, 0.0)
-    assert ledger.done == {0: Done(first)}
+    assert ledger.done == Done((Range(0, 0, 8),))
+    ledger.stands(0b01, stretches(first), (), 0.0)
+    assert ledger.done == Done(first)
     assert ledger.see_lives({"a": 1}, 0.0, 5.0) == 4, "once it has settled"
     assert ledger.grant(life, 2, 4) == second
 
@@ -315,7 +323,7 @@ def test_a_late_commit_holds_back_what_was_free_again() -> None:
     ledger.cover([Push(0b01, data, True)], 11.0)
     assert ledger.grant(Life("b", 1), 1, 2) == (Range(0, 4, 6),)
     ledger.cover([Push(0b10, data, True)], 12.0)
-    assert ledger.done == {0: Done(data)}
+    assert ledger.done == Done(data)
 
 
 def test_what_a_lost_push_left_in_some_fragments_is_not_asked_of_them_again() -> None:
@@ -326,10 +334,10 @@ def test_what_a_lost_push_left_in_some_fragments_is_not_asked_of_them_again() ->
     ledger.see_lives({"b": 1}, 0.0, 5.0, version=2, settled=1)
     assert ledger.see_lives({"b": 1}, 99.0, 5.0, version=2, settled=1) == 0
     assert ledger.see_lives({"b": 1}, 0.0, 5.0, version=2, settled=2) == 4
-    ledger.stands(0b01, data, NOTHING, 9.0)
+    ledger.stands(0b01, stretches(data), (), 9.0)
     assert ledger.grant(other, 1, 4) == data, "told once more it does not settle once more"
     ledger.cover([Push(0b10, data, True, other)], 0.0)
-    assert ledger.done == {0: Done(data)}
+    assert ledger.done == Done(data)
 
 
 def test_what_others_are_yet_to_commit_is_whose_push_it_was() -> None:
@@ -346,7 +354,7 @@ def test_what_others_are_yet_to_commit_is_whose_push_it_was() -> None:
 def test_what_nobody_can_have_read_is_passed_over() -> None:
     ledger = Ledger(10, 1)
     ledger.cover([Push(1, (Range(0, 8, 40), Range(5_000, 0, 3)), True)], 0.0)
-    assert ledger.done == {0: Done((Range(0, 8, 10),))}
+    assert ledger.done == Done((Range(0, 8, 10),))
     assert [span.range for span in ledger.spans] == [Range(0, 0, 8)]
 
 
@@ -354,10 +362,10 @@ def test_nothing_is_done_before_the_number_of_fragments_is_known() -> None:
     ledger = Ledger(10, 0)
     data = ledger.grant(Life("a", 1), 1, 4)
     ledger.cover([Push(0b1, data, True)], 0.0)
-    assert not ledger.done
+    assert ledger.done == Done()
     again = Ledger(10, 1, ledger.next, ledger.spans, ledger.done)
     again.cover([Push(0b1, data, True)], 0.0)
-    assert again.done == {0: Done(data)}
+    assert again.done == Done(data)
 
 
 def test_an_unheard_answer_is_given_once_more() -> None:
@@ -381,6 +389,6 @@ def test_what_one_fragment_lost_is_not_done_by_the_others_alone() -> None:
     ledger = Ledger(10, 2)
     data = ledger.grant(Life("a", 1), 1, 4)
     ledger.cover([Push(0b01, data, True)], 0.0)
-    ledger.stands(0b01, NOTHING, NOTHING, 0.0)
+    ledger.stands(0b01, (), (), 0.0)
     ledger.cover([Push(0b10, data, True)], 0.0)
-    assert not ledger.done
+    assert ledger.done == Done()

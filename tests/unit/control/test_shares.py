@@ -13,10 +13,10 @@ def test_pushes_that_name_far_epochs_do_not_carry_one_another_further() -> None:
     ledger = Ledger(10, 1)
     for ahead in (900, 1_800, 2_700):
         ledger.cover([Push(1, (Range(ahead, 0, 1),), True)], 0.0)
-    assert ledger.next == (900, 1)
-    far = Ledger(10, 1, (5_000, 0), [Span(Range(3, 0, 1)), Span(Range(4_000, 0, 10))])
+    assert ledger.next == 9_001
+    far = Ledger(10, 1, 50_000, [Span(Range(0, 30, 31)), Span(Range(0, 40_000, 40_010))])
     far.cover([Push(1, (Range(4_000, 0, 10),), True)], 0.0)
-    assert far.done == {4_000: Done((Range(4_000, 0, 10),))}
+    assert far.done == Done((Range(0, 40_000, 40_010),))
 
 
 def test_who_only_asks_is_given_no_more_than_it_may_hold() -> None:
@@ -26,7 +26,7 @@ def test_who_only_asks_is_given_no_more_than_it_may_hold() -> None:
     for number in range(1, 12):
         given = ledger.grant(Life("a", 1 + number // 6), number, 1 << 24)
         assert bool(given) == (number <= 4)
-    assert len(ledger.spans) == HELD_MAX
+    assert ledger.next == HELD_MAX
     assert len(ledger.grant(Life("b", 1), 1, 1 << 24, SPANS_MAX)) == HELD_LEAST
     assert not ledger.grant(Life("b", 1), 2, 1, SPANS_MAX)
     done = ledger.granted(Life("a", 1), 0)[1][:9]

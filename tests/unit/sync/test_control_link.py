@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import Forbidden
-from syncline_proto.ranges import Range
 from syncline_proto.reports import EventIn, FragmentData, Reports, RoundReport, Settled
+from syncline_proto.stretches import Stretch
 from syncline_sync import control, report_queue
 from syncline_sync.report_queue import ReportQueue, Told
 from syncline_testing.linked import link_to, running
@@ -129,7 +129,7 @@ def standing(number: int) -> RoundReport:
         committed_at=1.0,
         seconds=0.0,
         committed_tokens=70,
-        data=FragmentData(trained=[Range(0, 0, 9)]),
+        data=FragmentData(trained=[Stretch(0, 0, 9)]),
     )
 
 

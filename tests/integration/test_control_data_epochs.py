@@ -1,0 +1,88 @@
+"""Leased data of a small dataset that is walked very often: as few rows as of one that is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import func, select
+
+from syncline_control.state import State
+from syncline_control.tables import DataDone, DataSpan
+from syncline_control.transaction import Transaction
+from syncline_testing.control import on_both, with_replicas
+
+pytestmark = [pytest.mark.anyio, on_both]
+
+MANY = 50_000
+ASK = {"incarnation": 1, "dataset": {"sequences": 100, "seed": 7}, "begun": True}
+TRAINED = [[0, 0, 100, 9], [9, 0, 90], [10, 0, 100, MANY - 10], [MANY, 0, 30]]
+EXCLUDED = [[9, 90, 100]]
+
+
+@pytest.fixture
+async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
+    return await with_replicas(api, "a", "b")
+
+
+async def asked(api: httpx.AsyncClient, want: int) -> httpx.Response:
+    return await api.post("/v1/runs/r/replicas/a/data", json={**ASK, "want": want})
+
+
+async def stands(api: httpx.AsyncClient, fragment: int, trained: Any, excluded: Any) -> int:
+    standing = {
+        "fragment": fragment,
+        "fragment_name": f"block {fragment}",
+        "kind": "parameters",
+        "revision": 9,
+        "committed_at": 1000.0,
+        "seconds": 0.0,
+        "fragments": 2,
+        "data": {"trained": trained, "excluded": excluded},
+    }
+    answer = await api.post("/v1/runs/r/reports", json={"rounds": [standing]})
+    return answer.status_code
+
+
+def rows(tx: Transaction) -> list[int | None]:
+    return [
+        tx.session.scalar(select(func.count()).select_from(table)) for table in (DataDone, DataSpan)
+    ]
+
+
+@pytest.mark.parametrize("is_asked_first", [True, False], ids=["new database", "restored"])
+async def test_a_run_goes_on_behind_any_number_of_epochs(
+    api: httpx.AsyncClient, state: State, is_asked_first: bool
+) -> None:
+    if is_asked_first:
+        assert (await asked(api, 10)).json()["code"] == "OVERLOADED"
+    assert await stands(api, 0, TRAINED, EXCLUDED) == 204
+    assert await stands(api, 1, TRAINED, EXCLUDED) == 204
+    assert (await asked(api, 80)).json()["ranges"] == [[MANY, 30, 100], [MANY + 1, 0, 10]]
+    seen = (await api.get("/v1/runs/r/data")).json()
+    assert (seen["trained"], seen["excluded"]) == (100 * MANY + 20, 10)
+    assert (seen["epoch"], seen["leased"]) == (MANY, 80)
+    assert [one["epoch"] for one in seen["epochs"]] == [*range(MANY - 98, MANY + 2)]
+    assert seen["epochs"][-2:] == [
+        {"epoch": MANY, "trained": 30, "excluded": 0, "leased": 70, "free": 0},
+        {"epoch": MANY + 1, "trained": 0, "excluded": 0, "leased": 10, "free": 90},
+    ]
+    told = [one["message"] for one in (await api.get("/v1/events?run=r")).json()]
+    done = [message for message in told if "of the data" in message]
+    what = f"{100 * MANY - 10} sequences were trained, and 10 excluded."
+    assert done == [f"Epochs 0 to {MANY - 1} of the data are done: {what}"]
+    assert await state.do(rows) == [3, 1]
+
+
+async def test_what_is_told_epoch_by_epoch_is_understood_and_what_is_no_set_is_not(
+    api: httpx.AsyncClient,
+) -> None:
+    """As a sync service told it that did not know of more than one epoch at a time."""
+    ranges = [[0, 0, 100], [1, 0, 100], [2, 0, 60]]
+    for wrong in ([[1, 0, 9], [0, 0, 9]], [[0, 0, 9, 3], [2, 9, 10]], [[0, 0, 9, 0]], [[0, 5, 5]]):
+        assert await stands(api, 0, wrong, []) == 422
+        assert await stands(api, 0, ranges, wrong) == 422
+    for fragment in (0, 1):
+        assert await stands(api, fragment, ranges, []) == 204
+    assert (await asked(api, 5)).json()["ranges"] == [[2, 60, 65]]
