@@ -257,8 +257,8 @@ class Replica(Reading):
         """Ask to leave the run after the current inner step: push what was done, then be done.
 
         Before it has joined, ``start`` ends with CalledOff instead. May be called from a signal
-        handler. Of several ranks one is enough: all leave after the step; but amid a wait, and
-        while it joins, rank 0's word counts. The log says that ``asker`` asked.
+        handler. Of several ranks one is enough, amid a wait, too: all leave. The log says that
+        ``asker`` asked.
         """
         self._recall.set(asker)
 
