@@ -31,10 +31,15 @@ WAYS = {
     "all": ALL,
     "overlap": Way(overlap=1),
     "all.overlap": replace(ALL, overlap=1),
+    "prefetched": Way(prefetch=True),
     "streamed": Way(streamed=True),
+    "streamed.prefetched": Way(streamed=True, prefetch=True),
     "streamed.overlap": Way(streamed=True, overlap=1),
 }
-SAME = {"plain", "wrapper", "function", "reentrant", "captured", "captured.whole", "streamed"}
+SAME = {
+    *("plain", "wrapper", "function", "reentrant", "captured", "captured.whole"),
+    *("prefetched", "streamed", "streamed.prefetched"),
+}
 """Of these the arithmetic is the plain way's."""
 
 

@@ -87,6 +87,45 @@ end(0)
 """
 )
 
+RETURNS = (
+    HEAD
+    + """
+from torch.distributed.fsdp import fully_shard
+from syncline_testing.replicas import TinyModel, Trial
+from syncline_proto.errors import LeaseLost
+
+dist.init_process_group("gloo")
+rank, left = dist.get_rank(), {}
+for run, settings in given.items():
+    model = TinyModel(1)
+    for part in (*model.blocks, model):
+        fully_shard(part)
+    trial = Trial(control, run, 1, model=model, settings=settings, name="pair")
+    replica, lives = trial.replica, []
+    while True:
+        try:
+            with replica:
+                trial.step(2)
+                if replica.incarnation == 1:
+                    if rank == 0:
+                        sleeps(cluster, replica)
+                    trial.step(1)
+            lives.append([replica.incarnation, replica.inner_step])
+            break
+        except LeaseLost:
+            trial.optimizer.zero_grad()
+            lives.append([replica.incarnation, replica.inner_step])
+            if run == "asked" and rank == 1:
+                replica.request_drain()
+            if not replica.may_return():
+                break
+    left[run] = lives, replica.committed_tokens, off(model, run) if run == "back" else 0.0
+print(json.dumps(left))
+dist.destroy_process_group()
+end(0)
+"""
+)
+
 PHASE = (
     HEAD
     + """
@@ -192,6 +231,17 @@ def test_ranks_that_take_care_do_alike(cluster: Cluster) -> None:
         one, values = left[run], left[run]["values"]
         assert (one["life"], one["steps"], one["tokens"]) == (2, 4, 4 * tokens)
         assert values[3] == values[0] != values[2], "the run's, which has no round"
+
+
+@pytest.mark.long
+def test_a_loop_of_several_ranks_starts_again_where_they_may_all_return(cluster: Cluster) -> None:
+    """One of them that is asked to leave meanwhile is enough that none does."""
+    asleep = {"sync_every": 100, "timeouts": {"lease": LEASE_S, "round_deadline": 20.0}}
+    runs = dict.fromkeys(("back", "asked"), {**QUICK, "min_replicas": 1} | asleep)
+    both = in_two_ranks(cluster, RETURNS, runs)
+    assert both[0] == both[1]
+    assert both[0]["back"] == [[[1, 3], [2, 2]], 2 * 2 * STEP_TOKENS, 0.0]
+    assert both[0]["asked"] == [[[1, 3]], 0, 0.0]
 
 
 @pytest.mark.long

@@ -79,6 +79,12 @@ class Device:
                     return True
         return False
 
+    def run_ahead(self, stream: str) -> None:
+        """Do what one stream can before the other goes on."""
+        while self._told[stream] and self._told[stream][0]():
+            self._told[stream].popleft()
+            self._done[stream] += 1
+
     def finish(self) -> None:
         """Do all that is left."""
         while self.go_on():

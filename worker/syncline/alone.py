@@ -5,8 +5,6 @@ Has the face of a session, so that the same script runs alone.
 
 from __future__ import annotations
 
-from threading import Event
-
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -16,6 +14,7 @@ from syncline.batches import check_counted
 from syncline.faults import plainly
 from syncline.finite import leave_out
 from syncline.ranks import Ranks, check_together
+from syncline.recall import Recall
 from syncline.tally import Phase, Tally
 from syncline.voice import own_rank, voice
 from syncline_proto.settings import RunSettings
@@ -35,7 +34,7 @@ class Alone:
     wall_s = 0.0
 
     def __init__(
-        self, settings: RunSettings, model: nn.Module, optimizer: Optimizer, recall: Event
+        self, settings: RunSettings, model: nn.Module, optimizer: Optimizer, recall: Recall
     ) -> None:
         """``recall`` is set when somebody asks the replica to leave."""
         self.settings = settings
@@ -120,7 +119,7 @@ class Alone:
 
     @plainly
     def _after_step(self, ranks: Ranks) -> None:
-        """Count, and end where the budget is reached or rank 0 was asked to leave.
+        """Count, and end where the budget is reached or one rank was asked to leave.
 
         As in a run the step's tokens are rank 0's times the ranks, so that all end at one step.
 
@@ -130,13 +129,14 @@ class Alone:
         if self._skipped:
             self._skipped = False
             return
-        mine = [self._recall.is_set(), self._counted * ranks.count]
-        asked, tokens = ranks.of_first(mine)
+        told = ranks.gather([self._recall.is_set(), self._counted * ranks.count])
+        is_asked = self._recall.hear(bool(asked) for asked, _ in told)
+        tokens = told[0][1]
         self.tally.inner_step += 1
         self.tally.tokens += tokens
         self._counted = 0
         budget = self.settings.token_budget
-        if asked:
+        if is_asked:
             self.done = self.drained = True
             self.phase = "draining"
         elif budget is not None and self.tally.tokens >= budget:

@@ -1,8 +1,9 @@
 """The ranks' council on one fragment: wait together, then draw one conclusion.
 
 A wait is cut into slices. After each, all ranks tell what they have (core/agreement), so Ctrl+C is
-heard, and what rank 0 hears from the control plane reaches a rank that waits. They tell of other
-fragments that are pending, too: where all has come, one word is enough for a whole forward pass.
+heard, what rank 0 hears from the control plane reaches a rank that waits, and rank 0 hears which of
+them was asked to leave. They tell of other fragments that are pending, too: where all has come, one
+word is enough for a whole forward pass.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from syncline.exchange import Exchange
 from syncline.pulled import Pulled
 from syncline.push import Outcome, Wanted
 from syncline.ranks import Ranks
+from syncline.recall import Recall
 
 SLICE_S = 0.25
 
@@ -34,11 +36,17 @@ NONE: Futures = {}
 class Council:
     """Conclusions that are equal on all ranks."""
 
-    def __init__(self, ranks: Ranks, exchange: Exchange, order: Callable[[], Order]) -> None:
-        """``order`` is what rank 0 wants of a wait, asked after each slice, and only there."""
+    def __init__(
+        self, ranks: Ranks, exchange: Exchange, order: Callable[[], Order], recall: Recall
+    ) -> None:
+        """``order`` is what rank 0 wants of a wait, asked after each slice, and only there.
+
+        ``recall`` is set when somebody asks the replica to leave, on any rank; then on all.
+        """
         self.paused_s = 0.0
         """How much of all waiting was while the run was paused, or had too few replicas."""
-        self._ranks, self._exchange, self._order = ranks, exchange, order
+        self._ranks, self._exchange = ranks, exchange
+        self._order, self._recall = order, recall
         self._foreseen: dict[int, tuple[Future[Outcome], Conclusion]] = {}
         """What was concluded of a fragment while another was waited for."""
 
@@ -70,7 +78,7 @@ class Council:
             order = self._order() if self._ranks.first else Order.GO_ON
             if until is not None and time.monotonic() > until and order is not Order.STOP:
                 order = Order.ABANDON
-            mine = _report(outcome, order)
+            mine = replace(_report(outcome, order), asked=self._recall.is_set())
             told = self._told(mine, {f: one for f, one in beside.items() if f != fragment})
             self._exchange.pauses.set(told[0].order in (Order.HOLD, Order.SHORT))
             if paused:
@@ -103,6 +111,7 @@ class Council:
             conclusion = conclude(of_it)
             if conclusion.step in (Step.MERGE, Step.REBASE):
                 self._foreseen[fragment] = one, conclusion
+        self._recall.hear(report.asked for report in first)
         return list(first)
 
 

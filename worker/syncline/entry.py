@@ -18,9 +18,9 @@ from syncline.push import Push, Wanted
 from syncline.ranks import Ranks
 from syncline.recall import unless_recalled
 from syncline.rounds import Rounds
-from syncline.waiting import Waiting
+from syncline.waiting import TookTooLong, Waiting
 from syncline.warmup import WarmUp
-from syncline_proto.errors import RunConflict
+from syncline_proto.errors import CalledOff, RunConflict
 from syncline_proto.v1 import sync_pb2 as pb
 
 
@@ -30,6 +30,11 @@ class Standing(NamedTuple):
     revision: int
     gradient_step: int
     phase: int
+
+    @property
+    def has_begun(self) -> bool:
+        """It is beyond the parameters with which the run began."""
+        return self.revision > 0 or self.gradient_step > 0
 
 
 class Entry:
@@ -71,16 +76,17 @@ class Entry:
 
         Raises:
             RunConflict: a part of the parameters was lost.
-            RunOver, SynclineError: as ``Waiting.settled`` does.
+            RunOver, TookTooLong, SynclineError: as ``Waiting.settled`` does.
         """
         pull, fragments = self._exchange.begin_pull, self._rounds.fragments
         torn = False
         while True:
-            states = [Standing(*one) for one in self._ranks.share(self._look)]
+            states = self._look()
+            has_begun = [one.has_begun for one in states]
             warm_up: WarmUp | None = None
             if self._warmup_steps == 0 or all(one.revision for one in states):
                 taken = self._rounds.take([pull(f, Wanted()) for f in fragments])
-            elif any(one.revision for one in states) and not all(map(has_begun, states)):
+            elif any(one.revision for one in states) and not all(has_begun):
                 if not torn:  # services are asked one after another: the phase may have ended
                     torn = True
                     continue
@@ -88,7 +94,7 @@ class Entry:
                     "Everybody was lost while the synchronous phase ended, and a part of the "
                     "parameters with them: start another run."
                 )
-            elif any(map(has_begun, states)):
+            elif any(has_begun):
                 why = "the synchronous phase goes on without this replica"
                 self._log.info("join.waits", why=why)
                 wait = self._exchange.begin_waiting
@@ -110,18 +116,23 @@ class Entry:
         return Push(fragment=fragment, kind=pb.PUSH_KIND_PARAMETERS, payload=payload)
 
     def _look(self) -> list[Standing]:
-        """Ask where the run stands; who is still joining may be called off meanwhile."""
-        if self._helm.joining:
-            return unless_recalled(self._states, self._helm.recall)
-        return self._states()
+        """Ask where the run stands, on all ranks; who is asked to leave meanwhile does.
+
+        Raises:
+            CalledOff, TookTooLong: it was asked: while it joined, or later, when nothing that it
+                has trained is left to wait for.
+            SynclineError: a service does not answer.
+        """
+        try:
+            states = unless_recalled(self._states, self._helm.recall, self._ranks)
+        except CalledOff:
+            if self._helm.joining:
+                raise
+            raise TookTooLong from None
+        return [Standing(*one) for one in states]
 
     def _states(self) -> list[Standing]:
         """Of each fragment."""
         states = self._exchange.states()
         of_each = [states[f] for f in self._rounds.fragments]
         return [Standing(one.revision, one.gradient_step, one.phase) for one in of_each]
-
-
-def has_begun(standing: Standing) -> bool:
-    """Whether a fragment is beyond the parameters with which the run began."""
-    return standing.revision > 0 or standing.gradient_step > 0

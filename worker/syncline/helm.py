@@ -28,9 +28,6 @@ END_GRACE_S = 10.0
 A stopped run publishes nothing more, so nothing is waited for.
 """
 
-OTHER = "another of its ranks"
-"""Who asked the replica to leave, where that was not rank 0's process."""
-
 UNHEARD = "the run is finished once no replica is alive"
 """What becomes of a run whose end nobody could tell."""
 
@@ -58,8 +55,8 @@ class Helm:
     ) -> None:
         """``client`` and ``pulse`` are rank 0's; the other ranks have none.
 
-        ``recall`` is set when somebody asks the replica to leave, on any rank; amid a wait rank 0's
-        counts. ``log`` is silent on the other ranks.
+        ``recall`` is set when somebody asks the replica to leave, on any rank; what ranks tell one
+        another sets it on all. ``log`` is silent on the other ranks.
         """
         self.recall = recall
         self._round_deadline_s = round_deadline_s
@@ -89,14 +86,11 @@ class Helm:
             heard, is_due = self._heard(version), due > 0 or must
             act = after_step(steps, is_due, warming, heard)
             leaving = after_step(steps, is_due, warming, replace(heard, drain=True))
-        asked, tokens = self.recall.is_set(), tokens * self._ranks.count
-        told = self._ranks.gather([act, leaving, due, tokens, asked])
+        tokens *= self._ranks.count
+        told = self._ranks.gather([act, leaving, due, tokens, self.recall.is_set()])
         act, leaving, due, tokens, _ = told[0]
-        if not any(asked for *_, asked in told):
-            return Act(act), due, tokens
-        if not self.recall.is_set():
-            self.recall.set(OTHER)
-        return Act(leaving), due, tokens
+        is_asked = self.recall.hear(bool(asked) for *_, asked in told)
+        return Act(leaving if is_asked else act), due, tokens
 
     @property
     def step_share(self) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from threading import Event, Lock
+from threading import Lock
 from typing import Any, TypeVar
 
 import structlog
@@ -24,7 +24,7 @@ from syncline.link import Link
 from syncline.outage import Outage
 from syncline.patience import patiently
 from syncline.ranks import Ranks
-from syncline.recall import CALLED_OFF, unless_recalled
+from syncline.recall import CALLED_OFF, Recall, unless_recalled
 from syncline.standing import owners_of
 from syncline.wish import Wish
 from syncline_proto.differing import in_words
@@ -67,11 +67,11 @@ class Joined:
         return self.registration.run.settings
 
 
-def found_run(wish: Wish, ranks: Ranks, recall: Event) -> RunView:
+def found_run(wish: Wish, ranks: Ranks, recall: Recall) -> RunView:
     """Find the run, or create it; on all ranks.
 
     Raises:
-        CalledOff: ``recall`` was set on rank 0.
+        CalledOff: ``recall`` was set, on any rank.
         RunConflict: the run has other settings than the given ones.
         LayoutMismatch: it keeps the job of another model.
         Unreachable: the control plane does not answer.
@@ -83,18 +83,18 @@ def found_run(wish: Wish, ranks: Ranks, recall: Event) -> RunView:
         wish.check_job(run.name, run.job)
         return run.model_dump(mode="json")
 
-    return RunView.model_validate(ranks.share(lambda: unless_recalled(found, recall)))
+    return RunView.model_validate(unless_recalled(found, recall, ranks))
 
 
 def register(
-    wish: Wish, ranks: Ranks, timeouts: TimeoutSettings, fingerprint: str, recall: Event
+    wish: Wish, ranks: Ranks, timeouts: TimeoutSettings, fingerprint: str, recall: Recall
 ) -> Registration:
     """Ask for a lease in the run that was found, which has these ``timeouts``; on all ranks.
 
     Where the run has all the replicas that it may have it waits for a place.
 
     Raises:
-        CalledOff: ``recall`` was set on rank 0. A lease that is on its way then runs out.
+        CalledOff: ``recall`` was set, on any rank. A lease that is on its way then runs out.
         RunConflict: the run has ended.
         LayoutMismatch: a replica of this name is at work on another model, and goes on.
         Unreachable: the control plane does not answer.
@@ -121,8 +121,7 @@ def register(
 
     has_said = False
     while True:
-        # The other ranks wait no longer than for one answer.
-        told = ranks.share(lambda: unless_recalled(registered, recall))
+        told = unless_recalled(registered, recall, ranks)
         if "full" not in told:
             return Registration.model_validate(told)
         if ranks.first and not has_said:
@@ -132,12 +131,12 @@ def register(
 
 
 def open_run(
-    wish: Wish, registration: Registration, ranks: Ranks, layout: Layout, recall: Event
+    wish: Wish, registration: Registration, ranks: Ranks, layout: Layout, recall: Recall
 ) -> Joined:
     """Open the run at all sync services at once; on all ranks. The links that it gives are open.
 
     Raises:
-        CalledOff: ``recall`` was set on rank 0.
+        CalledOff: ``recall`` was set, on any rank.
         LayoutMismatch: the run trains another model; the first difference is named.
         RunConflict: a service has lost its part of a run that others have gone on with.
         Unreachable: a service does not answer, or a fragment has none, or two.
@@ -181,7 +180,7 @@ def open_run(
         }
 
     try:
-        told = ranks.share(lambda: unless_recalled(opened, recall))
+        told = unless_recalled(opened, recall, ranks)
         links.seats = {address: Seat(*seat) for address, seat in told["seats"].items()}
         owners = {int(number): links.to(address) for number, address in told["owners"].items()}
     except BaseException:
@@ -257,7 +256,7 @@ class _Links:
 
 
 def _answered(
-    wish: Wish, timeouts: TimeoutSettings, recall: Event, ask: Callable[[ControlClient], Told]
+    wish: Wish, timeouts: TimeoutSettings, recall: Recall, ask: Callable[[ControlClient], Told]
 ) -> Told:
     """Ask the control plane patiently."""
     client = ControlClient(wish.control, wish.token, timeouts.call_s)
@@ -293,7 +292,7 @@ def _fixed(settings: RunSettings) -> dict[str, Any]:
     return settings.model_dump(exclude=set(LIVE))
 
 
-def _services(wish: Wish, registration: Registration, recall: Event) -> list[SyncEndpoint]:
+def _services(wish: Wish, registration: Registration, recall: Recall) -> list[SyncEndpoint]:
     """All sync services; one that starts together with us is given a little time to show up."""
     with suppress(Unreachable):
         return all_alive(registration.sync_services, wish.control)

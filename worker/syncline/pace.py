@@ -31,6 +31,7 @@ class Pace:
         return self._over(now.tokens, now.wall_s)
 
     def _over(self, count: int, seconds: float) -> float | None:
+        """So many a second, where ``count`` have come in ``seconds`` so far."""
         marks = self._marks
         if marks and seconds < marks[0][1]:
             marks.clear()  # it has joined, and its time counts from there
@@ -45,7 +46,9 @@ class Pace:
 class StepRate(Pace):
     """Inner steps per second of a replica's own time: who waits for others is none the slower."""
 
-    _last: float | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: float | None = None
 
     def of(self, now: Progress) -> float | None:
         """Take in what a heartbeat says; amid a wait nobody knows how long it will have been."""

@@ -71,7 +71,12 @@ class Puller:
         return link.pull(request, elements, self._scratch, follower)
 
     def kept(self, fragment: int, wanted: Wanted) -> Outcome:
-        """Pull it however long its service is away; the newest, where it is gone."""
+        """Pull it, also from a service that is away for a while; the newest, where it is gone.
+
+        Raises:
+            Unreachable: it is away for ``give_up_s``, or what is newest goes too fast.
+            SynclineError: it refuses.
+        """
         services, patience = self._services, self.patience()
         while True:
             epoch = services.epoch(fragment)
@@ -87,7 +92,13 @@ class Puller:
                 wanted = self.newest_instead(fragment, wanted, patience)
 
     def first(self, fragment: int, phase: int) -> Outcome:
-        """Wait for revision 1; GONE if the synchronous phase, now ``phase``, started again."""
+        """Wait for revision 1; GONE if the synchronous phase, now ``phase``, started again.
+
+        Raises:
+            Unreachable: its service is away for ``give_up_s``, or the phase has made no step for as
+                long as a round is waited for.
+            SynclineError: it refuses.
+        """
         services, patience = self._services, self.patience()
         wanted, step = Wanted(revision=1, phase=phase), 0
         while True:

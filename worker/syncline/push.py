@@ -170,7 +170,7 @@ def outcome_of(
 
 
 def age_of(push: Push, answer: pb.PushResponse) -> int:
-    """How late an accepted push came, in revisions; 0 of one that was in time, or counts not."""
+    """How late an accepted push came, in revisions; 0 where it was in time, or does not count."""
     if not answer.counts_in or push.base is None or verdict_of(answer) != pb.VERDICT_ACCEPTED:
         return 0
     return answer.counts_in - 1 - push.base

@@ -27,9 +27,9 @@ POLL_S_MIN, POLL_S_MAX = 20e-6, 5e-3
 ALONE_S = 2 * TimeoutSettings(profile="wan").give_up_s
 """How long the others wait for a rank that lives and does not come, where nobody says otherwise.
 
-Rank 0 may ask a service that is away for ``give_up_s`` while the others wait for its word, and the
-group is older than the run's settings: twice the longest there is. A rank that dies is noticed at
-once, by its connection.
+What it does meanwhile is its loop's own (an evaluation, a checkpoint), and nobody here knows how
+long that takes; so it is longer than any wait of ours: twice the longest there is. A rank that dies
+is noticed at once, by its connection.
 """
 
 

@@ -26,9 +26,10 @@ from syncline.faults import plainly
 from syncline.fitting import Claim, check_trains
 from syncline.life import Life
 from syncline.optim.followed import followed
+from syncline.ranks import Ranks
 from syncline.reading import Reading
 from syncline.recall import OWN, Recall
-from syncline.returning import has_run_out
+from syncline.returning import may_return
 from syncline.session import Session
 from syncline.setbacks import Setbacks, figures_of
 from syncline.settings import run_settings
@@ -257,8 +258,8 @@ class Replica(Reading):
         """Ask to leave the run after the current inner step: push what was done, then be done.
 
         Before it has joined, ``start`` ends with CalledOff instead. May be called from a signal
-        handler. Of several ranks one is enough: all leave after the step; but amid a wait, and
-        while it joins, rank 0's word counts. The log says that ``asker`` asked.
+        handler. Of several ranks one is enough, amid a wait, too: all leave. The log says that
+        ``asker`` asked.
         """
         self._recall.set(asker)
 
@@ -266,16 +267,20 @@ class Replica(Reading):
         """After LeaseLost: whether the lease had run out, so that this replica may start again.
 
         It does so as a new life, from the run's newest revision; steps that were not pushed are
-        lost. False where an operator removed it, another process has joined under its name, or the
-        control plane does not answer; and on all ranks but the first, which is to tell them.
+        lost. False where it was asked to leave, an operator removed it, another process has joined
+        under its name, or the control plane does not answer. All ranks ask, and hear the same.
+
+        Raises:
+            ProcessFailed: another rank is gone.
         """
         me = self._registration
-        return (
-            self._wish is not None
-            and me is not None
-            and own_rank() == 0
-            and has_run_out(self._wish, me)
-        )
+        if self._wish is None or me is None:
+            return False
+        ranks = Ranks()  # those of the life that is over are closed
+        try:
+            return may_return(self._wish, me, self._recall, ranks)
+        finally:
+            ranks.close()
 
     def bear_loss(self) -> None:
         """Let hooks bear a lost lease from now on: steps change nothing until ``rejoin``.
@@ -293,15 +298,14 @@ class Replica(Reading):
         steps that were not pushed are lost. All ranks call it.
 
         Raises:
-            LeaseLost: it may not return (see ``may_return``), or was asked to leave.
+            LeaseLost: it may not return (see ``may_return``).
             SynclineError: as ``start``.
         """
         session = self._session
         if not isinstance(session, Session) or session.lost is None:
             return False
-        may = session.of_first(not self._recall.is_set() and self.may_return())
         self._close(failed=True, error=session.lost)
-        if not may:
+        if not self.may_return():
             raise session.lost
         so = "it joins the run again, from its newest revision"
         voice(own_rank()).warning("replica.returns", why=session.lost.message, so=so)

@@ -5,9 +5,24 @@ from __future__ import annotations
 from contextlib import closing
 
 from syncline.control import ControlClient
+from syncline.ranks import Ranks
+from syncline.recall import Recall
 from syncline.wish import Wish
 from syncline_proto.errors import RunUnknown, SynclineError
 from syncline_proto.rest import Registration, ReplicaState
+
+
+def may_return(wish: Wish, me: Registration, recall: Recall, ranks: Ranks) -> bool:
+    """Whether who has lost its lease may start again: rank 0 asks, and all ranks hear the same.
+
+    Not where one of them was asked to leave meanwhile.
+
+    Raises:
+        ProcessFailed: another rank is gone.
+    """
+    if recall.hear(bool(asked) for (asked,) in ranks.gather([recall.is_set()])):
+        return False
+    return ranks.share(lambda: has_run_out(wish, me))
 
 
 def has_run_out(wish: Wish, me: Registration) -> bool:

@@ -261,10 +261,6 @@ class Session:
                 self._log.warning("replica.goes_back", revision=self.revision, so=so)
         return not (self.done or self.lost)
 
-    def of_first(self, word: bool) -> bool:
-        """Rank 0's word, on all ranks."""
-        return bool(self._ranks.of_first([word])[0])
-
     def leave(self) -> None:
         """Bring in what was done since the last sync; wait for it as long as a round may take.
 

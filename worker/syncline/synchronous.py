@@ -122,6 +122,7 @@ class Synchronous:
         return taken
 
     def _enter_anew(self, was_over: bool) -> None:
+        """The phase went on without this replica, which had (``was_over``) made all its steps."""
         why = "the synchronous phase went on, or started again, without this replica"
         self._log.warning("warm_up.missed", why=why)
         if not was_over:  # otherwise it missed no more than the last mean

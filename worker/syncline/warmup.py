@@ -89,7 +89,7 @@ class WarmUp:
             for fragment in range(len(self._anchors.shards))
         ]
         yield [self._exchange.begin(push) for push in pushes]
-        for push in pushes:
+        for push in pushes:  # not after an exception: some may be on their way still
             self._anchors.scratch.give_back(push.payload.memory)
 
     def _push(self, fragment: int, inner_step: int, tokens: int, data: Ranges) -> Push:

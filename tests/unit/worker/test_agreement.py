@@ -15,6 +15,7 @@ REPORTS = st.lists(
         non_finite=st.booleans(),
         order=st.sampled_from(Order),
         epoch=st.integers(1, 2),
+        asked=st.booleans(),
     ),
     min_size=1,
     max_size=4,

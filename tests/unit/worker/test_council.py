@@ -20,6 +20,7 @@ from syncline.patience import Pauses
 from syncline.pulled import Pulled
 from syncline.push import Outcome, Wanted
 from syncline.ranks import Ranks
+from syncline.recall import OTHER, OWN, Recall
 from syncline_proto.v1 import sync_pb2 as pb
 
 
@@ -91,7 +92,7 @@ def concluded(
 
     def rank(index: int) -> tuple[Conclusion, Outcome]:
         ranks = cast(Ranks, Seat(table, index))
-        council = Council(ranks, cast(Exchange, Shelf(epoch)), order)
+        council = Council(ranks, cast(Exchange, Shelf(epoch)), order, Recall())
         return council.conclude(0, futures[index], until)
 
     with ThreadPoolExecutor(len(futures)) as pool:
@@ -144,6 +145,23 @@ def test_a_rank_that_waits_holds_back_the_others_until_rank_0_gives_up() -> None
     assert [conclusion.step for conclusion, _ in ends] == [Step.ABANDON] * 2
 
 
+def test_whichever_rank_is_asked_to_leave_amid_a_wait_rank_0_hears_of_it() -> None:
+    table, recalls = Table(2), (Recall(), Recall())
+    recalls[1].set()
+    orders = iter([Order.GO_ON] * 3)
+
+    def rank(index: int) -> Conclusion:
+        def order() -> Order:
+            return Order.ABANDON if recalls[0].is_set() else next(orders, Order.STOP)
+
+        seat, shelf = cast(Ranks, Seat(table, index)), cast(Exchange, Shelf(1))
+        return Council(seat, shelf, order, recalls[index]).conclude(0, Future())[0]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [end.step for end in pool.map(rank, range(2))] == [Step.ABANDON] * 2
+    assert [recall.asker for recall in recalls] == [OTHER, OWN]
+
+
 def test_too_few_replicas_are_waited_for_as_in_a_pause_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -156,7 +174,7 @@ def test_too_few_replicas_are_waited_for_as_in_a_pause_and_that_is_said(
             heard.append(shelf.pauses.is_on)
             return order if len(heard) < 4 else Order.ABANDON
 
-        asked = Council(cast(Ranks, Seat(Table(1), 0)), cast(Exchange, shelf), told)
+        asked = Council(cast(Ranks, Seat(Table(1), 0)), cast(Exchange, shelf), told, Recall())
         asked.conclude(0, Future(), on_long=lambda seen=seen: seen.append(None))
         assert heard[:3] == [False, True, True], "the time does not count"
         assert not shelf.pauses.is_on and asked.paused_s > 0
@@ -175,7 +193,10 @@ def of_all(*flights: list[Future[Outcome]]) -> list[tuple[list[Conclusion], int]
     def rank(index: int) -> tuple[list[Conclusion], int]:
         seat, orders = Seat(table, index), iter([Order.GO_ON] * 2)
         council = Council(
-            cast(Ranks, seat), cast(Exchange, Shelf(1)), lambda: next(orders, Order.ABANDON)
+            cast(Ranks, seat),
+            cast(Exchange, Shelf(1)),
+            lambda: next(orders, Order.ABANDON),
+            Recall(),
         )
         own = dict(enumerate(flights[index]))
         ends = [council.conclude(f, future, beside=own)[0] for f, future in own.items()]
@@ -208,9 +229,8 @@ def test_what_was_foreseen_of_another_exchange_counts_for_nothing() -> None:
     table = Table(2)
 
     def rank(index: int) -> Conclusion:
-        council = Council(
-            cast(Ranks, Seat(table, index)), cast(Exchange, Shelf(1)), lambda: Order.GO_ON
-        )
+        seat, shelf = cast(Ranks, Seat(table, index)), cast(Exchange, Shelf(1))
+        council = Council(seat, shelf, lambda: Order.GO_ON, Recall())
         before = {0: done(Answer.MERGED, 1), 1: done(Answer.MERGED, 1)}
         council.conclude(0, before[0], beside=before)
         return council.conclude(1, done(Answer.MERGED, 2))[0]

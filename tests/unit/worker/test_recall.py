@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
-from syncline.recall import Recall, unless_recalled
+from syncline.ranks import Ranks
+from syncline.recall import OTHER, OWN, Recall, unless_recalled
 from syncline_proto.errors import CalledOff, RunConflict, Unreachable
+from syncline_testing.two_ranks import two_ranks
+
+IN_TWO = """
+import threading
+from syncline.recall import Recall, unless_recalled
+from syncline_proto.errors import CalledOff
+
+recall, answers = Recall(), threading.Event()
+print(unless_recalled(lambda: {"made": rank}, recall, ranks))
+if rank == 1:
+    threading.Timer(0.2, recall.set).start()
+try:
+    unless_recalled(lambda: answers.wait(20), recall, ranks)
+except CalledOff:
+    print(recall.asker)
+"""
 
 
 def test_a_wait_ends_when_it_is_recalled() -> None:
@@ -15,7 +33,7 @@ def test_a_wait_ends_when_it_is_recalled() -> None:
     threading.Timer(0.2, recall.set).start()
     try:
         with pytest.raises(CalledOff, match="asked to leave"):
-            unless_recalled(lambda: answers.wait(60), recall)
+            unless_recalled(lambda: answers.wait(60), recall, Ranks())
     finally:
         answers.set()
 
@@ -23,7 +41,7 @@ def test_a_wait_ends_when_it_is_recalled() -> None:
 def test_an_answer_counts_even_if_it_is_recalled_meanwhile() -> None:
     recall = Recall()
     recall.set()
-    assert unless_recalled(lambda: "a lease", recall) == "a lease"
+    assert unless_recalled(lambda: "a lease", recall, Ranks()) == "a lease"
 
 
 def test_of_what_failed_meanwhile_only_waiting_is_called_off() -> None:
@@ -34,9 +52,14 @@ def test_of_what_failed_meanwhile_only_waiting_is_called_off() -> None:
         raise error
 
     with pytest.raises(RunConflict):
-        unless_recalled(lambda: fail(RunConflict("ended")), recall)
+        unless_recalled(lambda: fail(RunConflict("ended")), recall, Ranks())
     with pytest.raises(CalledOff):
-        unless_recalled(lambda: fail(Unreachable("nobody")), recall)
+        unless_recalled(lambda: fail(Unreachable("nobody")), recall, Ranks())
+
+
+def test_whichever_rank_is_recalled_all_end_the_wait_of_rank_0(tmp_path: Path) -> None:
+    made = "{'made': 0}"
+    assert two_ranks(tmp_path, IN_TWO) == [f"{made}\n{OTHER}", f"{made}\n{OWN}"]
 
 
 def test_who_waits_for_a_recall_hears_it() -> None:

@@ -206,6 +206,30 @@ def test_the_training_thread_never_waits_for_the_device(way: str) -> None:
         assert device.progress == before and device.is_behind
 
 
+def test_values_come_up_for_two_layers_while_those_before_them_compute() -> None:
+    """A third one's wait until the device has taken the first one's from where they will be."""
+    device = Device(Random(0), 0.0)
+    carrier = Streamed(Scratch(), torch.device("cpu"), device)
+    layers = [torch.zeros(8) for _ in range(4)]
+    sent = list[Event]()
+    for layer in layers:
+        device.own(layer)
+    with device.told():
+        for layer in layers:
+            event = carrier.put([layer], np.ones(8, np.float32))
+            assert isinstance(event, Event)
+            sent.append(event)
+            layer.mul_(2.0)  # what it computes
+    device.run_ahead("side")
+    assert [one.query() for one in sent] == [True, True, False, False]
+    assert not device.has_done("main", 1)
+    device.run_ahead("main")
+    device.run_ahead("side")
+    assert all(one.query() for one in sent)
+    device.finish()
+    assert all((layer == 2.0).all() for layer in layers)
+
+
 @pytest.mark.parametrize("way", ["adopt", "advance", "mix", "rebase", "restore"])
 def test_what_comes_up_takes_two_of_the_largest_piece_until_the_next_step(way: str) -> None:
     """Of the device; it grows meanwhile, since the largest comes last."""

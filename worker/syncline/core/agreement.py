@@ -2,7 +2,8 @@
 
 Pure. Every rank waits for its own answer and tells all others what it has; from equal reports
 every rank draws the equal conclusion, so no further word is needed. Rank 0 alone hears from the
-control plane, and its ``order`` is part of its report.
+control plane, and its ``order`` is part of its report; that a rank was asked to leave is part of
+its own, for rank 0 to hear.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Report:
     order: Order = Order.GO_ON
     epoch: int = 0
     """Of the revision."""
+    asked: bool = False
+    """Somebody has asked this rank to leave."""
 
     @property
     def value(self) -> tuple[int, int]:
@@ -72,12 +75,12 @@ class Report:
         return self.epoch, self.revision
 
     def to_ints(self) -> list[int]:
-        return [self.answer, self.revision, self.non_finite, self.order, self.epoch]
+        return [self.answer, self.revision, self.non_finite, self.order, self.epoch, self.asked]
 
     @classmethod
     def from_ints(cls, numbers: Sequence[int]) -> Report:
-        answer, revision, non_finite, order, epoch = numbers
-        return cls(Answer(answer), revision, bool(non_finite), Order(order), epoch)
+        answer, revision, non_finite, order, epoch, asked = numbers
+        return cls(Answer(answer), revision, bool(non_finite), Order(order), epoch, bool(asked))
 
     @classmethod
     def many_from_ints(cls, numbers: Sequence[int]) -> list[Report]:

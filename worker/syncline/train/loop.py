@@ -157,7 +157,7 @@ class Trainer:
                     begin = self._go_on
                     return self._train()
             except LeaseLost as lost:
-                if not self._may_return():
+                if not self.replica.may_return():
                     raise
                 self._books.note_life(self.replica)
                 if self.ranks.first:
@@ -176,11 +176,6 @@ class Trainer:
                 self._settle()
             self._look_around()
         return self._end()
-
-    def _may_return(self) -> bool:
-        """Rank 0's word, on all ranks: all have lost the lease at one point."""
-        may = not self._stop.asked and self.replica.may_return()
-        return self.ranks.sum([float(may)])[0] > 0
 
     def _go_on(self) -> None:
         """After joining again: what was read and learnt goes on, with the run's parameters."""
