@@ -121,6 +121,9 @@ class Runner:
         self._is_woken = False
         self._is_ending = False
         """Nothing more is begun; None in the inbox says that to who waits there."""
+        self._is_published = asyncio.Event()
+        """No round is between its close and its publication."""
+        self._is_published.set()
         offer = stored.offer[0] if stored.offer else None
         self.core = Fragment(
             settings,
@@ -143,13 +146,18 @@ class Runner:
             self._tell_round(report)
         self._task = asyncio.create_task(self._run(), name=f"fragment {around.run}/{number}")
 
-    def too_late(self, header: pb.PushHeader) -> Judgement | None:
-        """STALE for a push whose round has closed; its values need not come.
+    async def too_late(self, header: pb.PushHeader) -> Judgement | None:
+        """STALE for a push whose round has closed, once that is published; no values need come.
+
+        A kill before that undoes the close: one rank would have been told, and the others wait.
 
         Raises:
             InvalidRequest: it contradicts where the run stands.
         """
-        return self.core.too_late(push_of(header, norm=0.0))
+        push = push_of(header, norm=0.0)
+        while (late := self.core.too_late(push)) is not None and not self._is_published.is_set():
+            await self._is_published.wait()
+        return late
 
     def submit(self, staged: Staged) -> None:
         """Hand over a whole push; its answer goes to ``staged.answer``."""
@@ -291,6 +299,7 @@ class Runner:
     async def _close(self, closed_by: ClosedBy) -> None:
         """Finish the open round: outer step, store, publish, report."""
         closing, since_s = self.core.close(closed_by), time.monotonic()
+        self._is_published.clear()
         made: list[RoundReport] = []
 
         def reports(outcome: Outcome | None) -> Sequence[str]:
@@ -299,6 +308,7 @@ class Runner:
 
         await self.holding.finish(closing, reports)
         self.latest = closing.saved
+        self._is_published.set()
         self.core.published(time.monotonic() - since_s)
         if self.latest.revision > 0:
             self._end_gradients()

@@ -40,6 +40,7 @@ from syncline_sync.runner import Runner
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, Senders
 from syncline_sync.sending import Sending, Write
 from syncline_sync.shard import KIND, shard_of
+from syncline_sync.staging import Staging
 from syncline_sync.statuses import tell
 
 OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunResponse]
@@ -108,8 +109,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         del header, find  # many boxes may be in it
         header = shard.header
         early = _early(run, runner, header)
-        if early is None and (late := runner.too_late(header)) is not None:
-            early = late if staging.answer(header, late) else None
+        if early is None:
+            early = await _too_late(runner, staging, header)
         if early is not None:
             run.metrics.judged(early.verdict)
             return _response(early, runner)
@@ -248,6 +249,20 @@ def _early(run: RunHost, runner: Runner, header: pb.PushHeader) -> Judgement | N
         header.epoch,
         run.staging.answered(header),
     )
+
+
+async def _too_late(runner: Runner, staging: Staging, header: pb.PushHeader) -> Judgement | None:
+    """The answer to a member's push whose round has closed; None if it is to come in.
+
+    Raises:
+        InvalidRequest: it contradicts where the run stands; its other ranks will hear of that.
+    """
+    try:
+        late = await runner.too_late(header)
+    except InvalidRequest as error:
+        staging.refuse(header, error)
+        raise
+    return late if late is not None and staging.answer(header, late) else None
 
 
 def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:

@@ -135,8 +135,9 @@ class Staged:
             InvalidRequest: it does not; the field is named.
         """
         ours = self.header
-        if ours.HasField("base_revision") != theirs.HasField("base_revision"):
-            raise InvalidRequest("base_revision: some ranks of the push name one and some do not.")
+        for name in ("base_revision", "phase"):
+            if ours.HasField(name) != theirs.HasField(name):
+                raise InvalidRequest(f"{name}: some ranks of the push name one and some do not.")
         for name in _AGREED:
             if getattr(ours, name) != getattr(theirs, name):
                 raise InvalidRequest(

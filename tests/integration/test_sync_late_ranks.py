@@ -9,9 +9,10 @@ import grpc
 import numpy as np
 import pytest
 
-from syncline_proto.settings import RunSettings
+from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.service import Service, code_of, flat_layout, iter_push, rank_header, service
+from syncline_testing.slow_disk import SlowDisk
 
 SIZE, CUT = 5000, 1234
 RULES = RunSettings.model_validate(
@@ -65,6 +66,58 @@ def test_a_rank_that_missed_it_hears_it_alone_after_a_restart(tmp_path: Path) ->
             _, second = await closed(s, seq=first.header.seq)
             told = await s.send(second)
             assert (told.verdict, told.result_revision) == (STALE, 1)
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_told_of_a_round_that_a_kill_may_yet_undo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that was told would wait for its result, and the others for that rank."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await s.members({"a": 1, "b": 1})
+            for replica in ("a", "b"):
+                await s.open(flat_layout(SIZE), replica)
+            await s.offer(VALUES, "a")
+            with SlowDisk(monkeypatch, "r00000001") as disk:
+                await s.push(VALUES, "b", base_revision=0)
+                await disk.until(lambda d: len(d.at_once) == 1)
+                header = rank_header(s.header(VALUES, "a", base_revision=0), 0, 2, 0, CUT)
+                told = asyncio.create_task(s.send(next(iter(iter_push(header, VALUES[:1])))))
+                for _ in range(50):
+                    assert (await s.status()).fragments[0].revision == 0
+                assert not told.done()
+            assert ((await told).verdict, (await told).result_revision) == (STALE, 1)
+            assert s.shared.budget.used == 0
+
+    asyncio.run(scenario())
+
+
+def test_ranks_are_told_of_one_that_is_not_where_the_phase_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 0.5))
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES.model_copy(update={"warmup_steps": 4})) as s:
+            await s.members({"a": 1})
+            await s.open(flat_layout(SIZE), "a")
+            await s.offer(VALUES, "a")
+            gradient = {"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 1, "seq": 5}
+            first = rank_header(s.header(VALUES, "a", **gradient), 0, 2, 0, CUT)
+            waits = asyncio.create_task(s.send(*iter_push(first, VALUES[:CUT])))
+            async with asyncio.timeout(20):
+                while not s.shared.budget.used:
+                    await asyncio.sleep(0.005)
+            ahead = s.header(VALUES, "a", **gradient | {"gradient_step": 3})
+            second = rank_header(ahead, 1, 2, CUT, SIZE)
+            why = "gradient_step: 3 where 1 is next"
+            for call in (s.send(*iter_push(second, VALUES[CUT:])), waits):
+                with pytest.raises(grpc.aio.AioRpcError, match=why) as error:
+                    await call
+                assert code_of(error.value) == "INVALID_REQUEST"
 
     asyncio.run(scenario())
 

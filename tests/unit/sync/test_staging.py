@@ -104,6 +104,8 @@ def test_a_header_that_breaks_a_rule_is_refused_and_takes_no_room(
         {"first_step": 1, "last_step": 1},
         {"last_step": 2},
         {"data": [pb.DataRange(stop=3)]},
+        {"phase": 0},
+        {"phase": 1},
         {"ranks": 3},
     ],
     ids=str,
