@@ -55,7 +55,7 @@ long: $(INSTALLED)  ## The tests that the suite leaves out since they take long
 
 # CHAOS="--durability async --shards 2 --kills 30" is another storm; --help names all there is.
 chaos: $(INSTALLED)  ## Tear files, and kill the sync service 60 times: nothing is lost or counts twice
-	$(BIN)/pytest tests/chaos/test_torn.py tests/chaos/test_torn_back.py
+	$(BIN)/pytest tests/chaos/test_torn*.py
 	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
 
 fuzz: $(INSTALLED)  ## Send the sync service malformed pushes for minutes: nothing changes, nothing grows

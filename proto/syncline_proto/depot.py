@@ -289,18 +289,31 @@ def _put(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def _create(path: Path, data: bytes) -> None:
-    """Write a file that must not be there, so that it is whole even after a power cut."""
+    """Write a file that must not be there, so that it is whole even after a power cut.
+
+    And so that it is found then, with all that is beside it: the names of those come first, and of
+    every folder above, whoever made it; one who was killed may have made it a moment ago.
+    """
     beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.new")
     try:
         with beside.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        for folder in path.parents:
+            _sync_folder(folder)
+            if folder.is_mount():
+                break
         os.link(beside, path)
     finally:
         beside.unlink(missing_ok=True)
-    for folder in (path.parent, path.parent.parent):
-        descriptor = os.open(folder, os.O_RDONLY)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make the names in a folder outlast a power cut; of one that we may not read, none is ours."""
+    with contextlib.suppress(PermissionError):
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:

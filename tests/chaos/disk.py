@@ -67,8 +67,8 @@ class Disk:
             self._names, self._pending = dict(self._now), []
             self._synced = dict(self._written)
         self._remember()
-        acts = ("fsync", "fdatasync", "replace", "rename", "unlink", "mkdir", "rmdir", "open")
-        for name in acts:
+        acts = "fsync fdatasync replace rename link unlink mkdir rmdir open"
+        for name in acts.split():
             patch.setattr(os, name, self._seen(name, getattr(os, name)))
         return self
 

@@ -13,7 +13,7 @@ from chaos.test_torn import LAYOUT, RUN, SETTINGS, found, opened, revision
 from syncline_proto.depot import Depot
 from syncline_proto.errors import StoreDamaged
 from syncline_proto.layout import layout_to_json
-from syncline_proto.manifest import Entry, Manifest
+from syncline_proto.manifest import Entry, Manifest, file_name
 from syncline_proto.owners import Seat
 from syncline_sync.aside import Aside, sweep_aside
 from syncline_sync.entries import Entry as Head
@@ -37,17 +37,28 @@ def trained(root: Path, *numbers: int) -> None:
             revision(fragment, number)(run, stores)
 
 
-def checkpoint(folder: Path) -> tuple[Depot, Manifest]:
-    """One of revision 3."""
+def pinned(folder: Path) -> list[Pinned]:
+    """The files of a run's fragments at revision 3."""
     trained(folder / "source", 3)
-    depot, entries = Depot(str(folder / "kept")), list[Entry]()
-    for number, store in enumerate(opened(folder / "source")[1]):
-        pinned = Pinned(path := folder / f"pin{number}", one := store.pin(3, path))
-        file = pinned.copy(number, depot, lambda _: None)
-        size, crc = one.bytes, one.crc32c
-        row = {"fragment": number, "file": file, "bytes": size, "crc32c": crc}
-        entries.append(Entry(**row, revision=3, committed_tokens=0))
-    made = Manifest(
+    stores = opened(folder / "source")[1]
+    paths = [folder / f"pin{fragment}" for fragment in FRAGMENTS]
+    return [Pinned(path, store.pin(3, path)) for path, store in zip(paths, stores, strict=True)]
+
+
+def manifest_of(pins: list[Pinned]) -> Manifest:
+    """That of a checkpoint of these files."""
+    entries = [
+        Entry(
+            fragment=fragment,
+            file=file_name(fragment, pin.entry.crc32c),
+            bytes=pin.entry.bytes,
+            crc32c=pin.entry.crc32c,
+            revision=3,
+            committed_tokens=0,
+        )
+        for fragment, pin in enumerate(pins)
+    ]
+    return Manifest(
         id=ID,
         run="source",
         revision=3,
@@ -59,7 +70,14 @@ def checkpoint(folder: Path) -> tuple[Depot, Manifest]:
         job={},
         entries=tuple(entries),
     )
-    return depot, made
+
+
+def checkpoint(folder: Path) -> tuple[Depot, Manifest]:
+    """One of revision 3."""
+    depot, pins = Depot(str(folder / "kept")), pinned(folder)
+    for fragment, pin in enumerate(pins):
+        pin.copy(fragment, depot, lambda _: None)
+    return depot, manifest_of(pins)
 
 
 @pytest.mark.parametrize("in_any_order", [False, True], ids=["a journal", "any order"])
