@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,8 +22,16 @@ from syncline.train.observe import newest_cut
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.files import SEAL
-from syncline_testing.cluster import Cluster
-from syncline_testing.replicas import QUICK, TinyModel, Trial, joined, together
+from syncline_testing.cluster import Cluster, Supervised
+from syncline_testing.replicas import (
+    QUICK,
+    STEP_TOKENS,
+    TinyModel,
+    Trial,
+    arrived,
+    joined,
+    together,
+)
 from syncline_testing.waiting import wait_until
 
 RULES: dict[str, Any] = {**QUICK, "strategy": "diloco", "expected_replicas": 2, "min_replicas": 2}
@@ -160,6 +171,55 @@ def test_a_service_that_is_killed_in_a_round_stalls_its_own_fragments_and_recove
         assert all(bool((values[0][name] == values[1][name]).all()) for name in values[0])
         merged = observed(two, "kill")
         assert all(np.array_equal(values[0][name].numpy(), merged[name]) for name in merged)
+
+
+@pytest.mark.timeout(240)
+def test_a_service_that_is_killed_in_a_round_is_started_anew_and_counts_each_push_once(
+    tmp_path: Path,
+) -> None:
+    """One command keeps both. The run comes to the same bits as one without a kill."""
+    with Supervised(tmp_path, shards=2) as cluster:
+        patient = {"timeouts": {"lease": 30.0, "round_deadline": 60.0}}  # no other loses a push
+        calm = trained(cluster, "calm", 3 * 4, **patient)
+        rules = RULES | patient
+        trials = [
+            Trial(cluster.control_url, "killed", seed, settings=rules, model=TinyModel())
+            for seed in (1, 2)
+        ]
+
+        def revisions() -> dict[int, int]:
+            return {r["fragment"]: r["revision"] for r in cluster.get("/runs/killed/rounds")}
+
+        def pids() -> list[int]:
+            return [int(pid) for pid in re.findall(r"started .*pid=(\d+)", sync.log.read_text())]
+
+        sync = cluster.sync
+        first, second = pids()
+        with joined(*trials):
+            together(*(lambda t=t: t.step(4) for t in trials))
+            together(*(trial.replica.finish for trial in trials))
+            wait_until(lambda: set(revisions().values()) == {1}, 20, "the first round is told of")
+            others, its = owned(cluster, "killed")
+            trials[0].step(4)
+            wait_until(
+                lambda: all(all(arrived(a, "killed")) for a in cluster.sync_addresses),
+                *(20, "all its pushes are accepted, and in memory alone"),
+            )
+            os.kill(sync.pid, signal.SIGSTOP)  # or it might be back before anybody has looked
+            os.kill(second, signal.SIGKILL)
+            trials[1].step(4)
+            went_on = dict.fromkeys(others, 2) | dict.fromkeys(its, 1)
+            wait_until(lambda: revisions() == went_on, 20, "all rounds but the dead one's go on")
+            os.kill(sync.pid, signal.SIGCONT)
+            together(*(trial.replica.finish for trial in trials))
+            wait_until(lambda: set(revisions().values()) == {2}, 40, "it recovered by itself")
+            together(*(lambda t=t: t.step(4) for t in trials))
+            together(*(trial.replica.finish for trial in trials))
+            killed = observed(cluster, "killed")
+        assert pids()[:2] == [first, second] and len(pids()) == 3
+        assert all(np.array_equal(killed[name], calm[name]) for name in calm)
+        tokens = [cluster.get(f"/runs/{run}")["committed_tokens"] for run in ("calm", "killed")]
+        assert tokens == [2 * 3 * 4 * STEP_TOKENS] * 2
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from typing import IO, Any, Self
 
 import httpx
 
+from syncline_sync.supervisor import PORTS_APART
 from syncline_testing.processes import environment
 from syncline_testing.waiting import wait_until
 
@@ -161,7 +162,35 @@ class Cluster:
         return self.http.post(path, json=body).raise_for_status().json()
 
     def _knows_sync(self) -> bool:
-        return sum(one["alive"] for one in self.get("/sync-services")) == len(self.syncs)
+        alive = sum(one["alive"] for one in self.get("/sync-services"))
+        return alive == len(self.sync_addresses)
+
+
+class Supervised(Cluster):
+    """As ``Cluster``, but one command keeps all sync services (``--shards``): that is ``sync``."""
+
+    def __init__(self, folder: Path, shards: int) -> None:
+        super().__init__(folder, shards=shards)
+        first = _ports_apart(shards)
+        self.sync_addresses = [f"127.0.0.1:{first + PORTS_APART * i}" for i in range(shards)]
+        self.stores = [folder / "store" / f"sync-{i}" for i in range(shards)]
+        self.sync_metrics_url = f"http://127.0.0.1:{first + 2}/metrics"
+        options = [
+            *("--control", self.control_url, "--host", "127.0.0.1", "--port", str(first)),
+            *("--health-port", str(first + 1), "--metrics-port", str(first + 2)),
+            *("--data", str(folder / "store"), "--shards", str(shards)),
+        ]
+        self.sync = Service("syncline_sync", self.sync_metrics_url, options, folder / "sync.log")
+        self.syncs, self.sync_address = [self.sync], self.sync_addresses[0]
+
+
+def _ports_apart(shards: int) -> int:
+    """The first of three free ports, above which each service has three more."""
+    free = set(free_ports(3 * PORTS_APART))
+    for first in sorted(free):
+        if all(first + PORTS_APART * i + j in free for i in range(shards) for j in range(3)):
+            return first
+    raise AssertionError("no free ports are so far apart")
 
 
 @cache
