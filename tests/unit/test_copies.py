@@ -26,7 +26,7 @@ from syncline.carrier import Direct
 from syncline.layout import outline
 from syncline.line import PushLine
 from syncline.link import _parts, _Watched
-from syncline.payload import Encoded
+from syncline.payload import Encoded, Values
 from syncline.ranks import Ranks
 from syncline.scratch import Scratch
 from syncline_proto.codec import CODEC_BY_NAME, advance, codec_of, encode
@@ -55,6 +55,8 @@ NUMEL = 256 * 11_719
 VALUES = np.random.default_rng(0).standard_normal(NUMEL).astype(np.float32)
 LITTLE = PULLED_BYTES // 2
 """Pieces that fit into a processor's cache, and objects: less than a chunk."""
+SORTED = 3 << 20
+"""What top-k has beside a piece of 1 MiB to find the largest of it; all values are 12 MB."""
 
 
 def peak(work: Callable[[], Any]) -> int:
@@ -70,14 +72,20 @@ def peak(work: Callable[[], Any]) -> int:
         tracemalloc.stop()
 
 
-@pytest.fixture(params=["fp32", "bf16", "int8", "int4"])
+def little(codec: str) -> int:
+    """Bytes that encoding may take besides what it makes."""
+    return LITTLE + (SORTED if codec == "topk" else 0)
+
+
+@pytest.fixture(params=["fp32", "bf16", "int8", "int4", "topk"])
 def stages(request: pytest.FixtureRequest, tmp_path: Path) -> Stages:
     up: str = request.param
-    return Stages(tmp_path, NUMEL, up, "int8" if up in ("int8", "int4") else up)
+    down = {"int4": "int8", "topk": "bf16"}
+    return Stages(tmp_path, NUMEL, up, down.get(up, up))
 
 
 def test_a_payload_is_encoded_into_its_place(stages: Stages) -> None:
-    assert peak(stages._encode) <= LITTLE
+    assert peak(stages._encode) <= little(codec_of(stages.up).name)
 
 
 def test_chunks_are_written_in_one_copy_and_read_in_none(stages: Stages) -> None:
@@ -109,6 +117,16 @@ def test_what_is_sent_of_a_revision_is_written_where_it_lies(stages: Stages) -> 
     assert peak(lambda: sent_of(stages.parameters, stages.down, stages.spare)) <= LITTLE
 
 
+def test_a_commit_writes_a_revision_from_where_it_lies(stages: Stages) -> None:
+    def commit() -> None:
+        stages.revision += 1
+        stages._commit()
+
+    assert peak(commit) <= LITTLE
+    size = max(path.stat().st_size for path in stages.store.folder.iterdir())
+    assert size > 2 * stages.parameters.nbytes, "parameters and momentum"
+
+
 def test_a_pull_is_taken_in_where_it_belongs(stages: Stages) -> None:
     stages.sum[:] = 1e-3
     sent = stages._publish(stages._step())
@@ -136,7 +154,17 @@ def test_a_replica_encodes_a_fragment_into_the_one_buffer_that_it_uses_again(
     assert len(set(made)) == 1
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("codec", ["int4", "topk"])
+def test_with_feedback_a_push_is_encoded_by_chunks_and_what_it_lost_is_all_that_is_made(
+    codec: CodecName,
+) -> None:
+    payload = Values(VALUES, codec)
+    chunks = min(PUSHED_BYTES, payload.size)
+    assert peak(lambda: deque(payload.chunks(), maxlen=0)) <= chunks + little(codec)
+    assert peak(payload.loss) <= VALUES.nbytes + little(codec)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "topk"])
 def test_a_replica_has_one_message_of_a_push_at_a_time(codec: CodecName) -> None:
     payload = Encoded(np.asarray(encode(VALUES, CODEC_BY_NAME[codec])), codec)
     for chunk in payload.chunks():
@@ -152,7 +180,7 @@ def test_a_replica_has_one_message_of_a_push_at_a_time(codec: CodecName) -> None
     assert peak(send) <= min(PUSHED_BYTES, payload.size) + LITTLE
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "topk"])
 def test_a_service_takes_in_a_push_in_slabs_that_are_used_again(
     codec: CodecName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
