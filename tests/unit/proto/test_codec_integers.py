@@ -120,6 +120,23 @@ def test_int4_is_written_as_the_page_says() -> None:
         assert not any(nibbles[here.size :])
 
 
+@both
+def test_an_integer_is_the_value_times_the_inverse_of_the_scale_as_the_page_says(
+    name: str,
+) -> None:
+    """And not the quotient, which where it is half-way may round to the other side."""
+    differ, levels = 0, LEVELS[name]
+    halves = np.arange(0.5 - levels, levels).astype(np.float32)
+    for peak in np.random.default_rng(0).uniform(0.5, 2.0, 200).astype(np.float32):
+        scale = scales_of(np.full(BLOCK[name], peak), name)[0]
+        values = np.append(halves * scale, np.float32(levels) * scale)
+        assert (scales_of(values, name) == scale).all()
+        whole = np.rint(values * (np.float32(1.0) / scale))
+        assert np.array_equal(through(values, name), whole * scale)
+        differ += int((whole != np.rint(values / scale)).sum())
+    assert differ > 0
+
+
 def fp32(value: float) -> bytes:
     return struct.pack("<f", value)
 
