@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -155,3 +157,23 @@ def test_what_is_told_behind_a_gap_is_passed_over() -> None:
     far = Stretch(9 + EPOCHS_AHEAD_MAX + 1, 0, 1)
     ledger.stands(1, (Stretch(0, 0, 10, 9), far), (), 0.0)
     assert ledger.done == Done((Range(0, 0, 90),))
+
+
+def test_however_many_epochs_end_apart_all_are_gone_through_a_few_times() -> None:
+    """For each of them once more held up every run, for minutes with 16,384 ranges."""
+
+    class Walked(tuple[Range, ...]):
+        times = 0
+
+        def __iter__(self) -> Iterator[Range]:
+            Walked.times += 1
+            return super().__iter__()
+
+    many = 2_000
+    ledger = Ledger(3, 1)
+    trained = [Range(0, 6 * at, 6 * at + 2) for at in range(many)]
+    excluded = [Range(0, 6 * at + 2, 6 * at + 3 + at % 2) for at in range(many)]
+    ledger.done = Done(Walked(trained), Walked(excluded))
+    ended = finished(ledger, Done())
+    assert ended == [Finished(2 * at, 2 * at + 1, 2, 1) for at in range(many)]
+    assert Walked.times < 20
