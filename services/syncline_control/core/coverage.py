@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -60,9 +61,20 @@ def finished(ledger: Ledger, before: Done) -> list[Finished]:
     """The epochs of which all is done, and was not before."""
     track, done = ledger.track, ledger.done
     now, then = (track.wholes(joined(one.trained, one.excluded)) for one in (done, before))
-    found: list[Finished] = []
-    for _, epoch, until in without(now, then):
-        window = (Range(0, epoch * track.size, until * track.size),)
-        trained, excluded = (count(common(one, window)) for one in (done.trained, done.excluded))
-        found.append(Finished(epoch, until, trained, excluded))
+    windows = tuple(
+        Range(0, epoch * track.size, until * track.size) for _, epoch, until in without(now, then)
+    )
+    trained, excluded = (_within(one, windows) for one in (done.trained, done.excluded))
+    return [
+        Finished(start // track.size, stop // track.size, trained[start], excluded[start])
+        for _, start, stop in windows
+    ]
+
+
+def _within(ranges: Ranges, windows: Ranges) -> dict[int, int]:
+    """How many of these are in each window, by where that starts; there may be thousands."""
+    found: dict[int, int] = defaultdict(int)
+    starts = [window.start for window in windows]
+    for one in common(ranges, windows):
+        found[starts[bisect_right(starts, one.start) - 1]] += count((one,))
     return found

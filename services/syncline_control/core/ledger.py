@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from syncline_control.core.shares import pieces
 from syncline_control.core.spans import Life, Span, cut, placed, tidied
-from syncline_control.core.track import LENGTH_MAX, Track
+from syncline_control.core.track import LENGTH_MAX, Track, reach
 from syncline_proto.ranges import NOTHING, Range, Ranges, common, count, joined, without
 from syncline_proto.stretches import Stretches
 
@@ -213,10 +213,12 @@ class Ledger:
         Its service may have gone back by a revision. Who has read that pushes it again, if it is
         there still: so it settles first.
         """
-        # What it has wholly it has been given, whatever is known of that here.
-        last = self._last(self.track.reach([*trained, *excluded]))
+        # What it has epoch after epoch it was given, whatever is known of that here.
+        last = self._last(reach([*trained, *excluded], self.epoch, EPOCHS_AHEAD_MAX))
+        last = min(last, self.track.bound(trained), self.track.bound(excluded))
         counted, bad = (self.track.along(one, last) for one in (trained, excluded))
-        known = joined(counted, bad)
+        unheard = Range(0, self.track.size * (last + 1), LENGTH_MAX)  # of that it lacks nothing
+        known = joined(counted, bad, (unheard,))
         others = self._all & ~fragments
         was = self.done
         self.done = Done(common(was.trained, known), common(was.excluded, known))
@@ -247,12 +249,12 @@ class Ledger:
             self.spans = [span for span in self.spans if span.range not in gone]
         self.spans = tidied(self.spans)
 
-    def _last(self, reach: int = 0) -> int:
+    def _last(self, until: int = 0) -> int:
         """The last epoch of which we hear: whoever pushes may have told us anything.
 
-        ``reach``: the first of which who tells has not all.
+        ``until``: the first behind those of which who tells was given something.
         """
-        return max(self.track.epoch(self.next), max(self.epoch, reach) + EPOCHS_AHEAD_MAX)
+        return max(self.track.epoch(self.next), max(self.epoch, until) + EPOCHS_AHEAD_MAX)
 
     def _touch(self, ranges: Ranges) -> None:
         """Have spans of all up to the end of these."""

@@ -12,10 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from syncline_proto.ranges import POSITION_MAX, Range, Ranges, joined
-from syncline_proto.stretches import Stretch
+from syncline_proto.stretches import Stretch, Stretches
 
 LENGTH_MAX = 1 << 62
 """Of the track: a table keeps 64 bits."""
+
+PIECES_MAX = 1 << 14
+"""Parts of epochs that stretches of more than one may come to: else one of them could fill the
+memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +43,15 @@ class Track:
                 found += (Range(0, begin + start, begin + stop) for begin in begins)
         return joined(found)
 
-    def reach(self, what: Iterable[Stretch]) -> int:
-        """The first epoch of which it has not all."""
-        few = (one for one in what if one.epochs == 1 or self._has_all(one.start, one.stop))
-        ranges = self.along(few, POSITION_MAX)
-        return self.epoch(ranges[0].stop) if ranges and ranges[0].start == 0 else 0
+    def bound(self, what: Stretches) -> int:
+        """The last epoch up to which those of several are in ``PIECES_MAX`` parts at most."""
+        left = PIECES_MAX
+        for epoch, start, stop, epochs in what:
+            if epochs > 1 and not self._has_all(start, stop):
+                if epochs > left:
+                    return epoch + left - 1
+                left -= epochs
+        return POSITION_MAX
 
     def epoch(self, at: int) -> int:
         """Of what is at that place of the track."""
@@ -69,3 +77,15 @@ class Track:
 
     def _has_all(self, start: int, stop: int) -> bool:
         return start == 0 and stop >= self.size
+
+
+def reach(what: Iterable[Stretch], since: int, gap: int) -> int:
+    """Up to which epoch one follows another, from ``since`` on, with fewer than ``gap`` between.
+
+    That is the one behind the last of them.
+    """
+    for one in sorted(what):
+        if one.epoch >= since + gap:
+            break
+        since = max(since, one.until)
+    return since

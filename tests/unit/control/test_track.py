@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline_control.core.coverage import Finished, counts, finished
 from syncline_control.core.ledger import EPOCHS_AHEAD_MAX, Done, Ledger, Push
 from syncline_control.core.spans import Life
-from syncline_control.core.track import LENGTH_MAX, Track
-from syncline_proto.ranges import RANGES_MAX, Range, joined
+from syncline_control.core.track import LENGTH_MAX, PIECES_MAX, Track, reach
+from syncline_proto.ranges import RANGES_MAX, Range, count, joined
 from syncline_proto.stretches import Stretch
+from syncline_proto.stretches import count as counted
 
 MANY = 100_000
 STRETCHES = st.lists(
@@ -46,13 +50,13 @@ def test_each_position_has_its_place(what: list[Stretch], size: int, last: int) 
     assert wholes == {one.epoch for one in by_epoch if one[1:] == (0, size)}
 
 
-@given(STRETCHES)
-def test_how_far_all_is_there(what: list[Stretch]) -> None:
-    """Of epochs that are said together only if each has all of it."""
-    track, plain = Track(6), [one._replace(epochs=1) for one in what]
-    whole = {one.epoch for one in track.epochs(track.along(plain, 9)) if one[1:] == (0, 6)}
-    assert track.reach(plain) == next(epoch for epoch in range(99) if epoch not in whole)
-    assert track.reach([Stretch(0, 0, 6, MANY), *[one for one in what if one.stop < 6]]) >= MANY
+@given(STRETCHES, st.integers(0, 3), st.integers(1, 3))
+def test_how_far_one_epoch_follows_another(what: list[Stretch], since: int, gap: int) -> None:
+    begun = {epoch for one in what for epoch in range(one.epoch, one.until)}
+    until = since
+    while ahead := [epoch for epoch in range(until, until + gap) if epoch in begun]:
+        until = ahead[0] + 1
+    assert reach(what, since, gap) == until
 
 
 def test_what_lies_beyond_what_a_table_keeps_is_no_place() -> None:
@@ -103,9 +107,73 @@ def test_one_that_went_back_by_many_epochs_gives_them_back() -> None:
     assert ledger.grant(Life("a", 1), 1, 3) == (Range(2, 0, 3),)
 
 
-def test_what_a_fragment_says_of_other_data_goes_no_further_than_before() -> None:
+@pytest.mark.parametrize(
+    ("trained", "excluded"),
+    [
+        ([(0, 0, 10, 5), (5, 0, 9, 2), (7, 0, 10, MANY)], [(5, 9, 10, 2)]),
+        ([(0, 0, 10, 5), (5, 0, 9, 2), (7, 0, 10, MANY)], []),
+        ([(0, 0, 5, 9), (9, 0, 10, MANY - 2)], [(0, 5, 10, 9)]),
+    ],
+    ids=["one excluded twice", "one lacking twice", "one of two always excluded"],
+)
+def test_epochs_that_are_alike_in_part_end_nothing(
+    trained: list[tuple[int, int, int, int]], excluded: list[tuple[int, int, int, int]]
+) -> None:
+    """A new database knew of 1,000 epochs behind two of those, and leased the others once more."""
+    ledger = Ledger(10, 1)
+    counts, bad = (tuple(Stretch(*one) for one in kind) for kind in (trained, excluded))
+    ledger.stands(1, counts, bad, 0.0)
+    assert ledger.next == 10 * (MANY + 7)
+    assert count(ledger.done.trained) == counted(counts)
+    assert count(ledger.done.excluded) == counted(bad)
+
+
+def test_parts_of_more_epochs_than_are_kept_are_not_heard_of_and_lose_nothing() -> None:
+    """One stretch of a service could fill the memory, and hold up every run for as long."""
+    trained, excluded = (Stretch(0, 0, 5, 1 << 50),), (Stretch(0, 5, 10, 1 << 50),)
+    ledger = Ledger(10, 1)
+    ledger.stands(1, trained, excluded, 0.0)
+    assert len(ledger.done.trained) == len(ledger.done.excluded) == PIECES_MAX
+    assert ledger.next == 10 * PIECES_MAX
+    life, more = Life("a", 1), Range(PIECES_MAX, 0, 5)
+    assert ledger.grant(life, 1, 5) == (more,)
+    ledger.cover([Push(1, (more,), True, life)], 0.0)
+    before = ledger.done
+    ledger.stands(1, trained, excluded, 0.0)
+    assert ledger.done == before, "what was told push by push is still there"
+
+
+def test_what_a_fragment_says_of_other_data_goes_no_further_than_that() -> None:
     """Of a dataset that had fewer sequences: no epoch of it is whole here."""
     ledger = Ledger(10, 1)
     ledger.stands(1, (Stretch(0, 0, 9, MANY),), (), 0.0)
-    assert len(ledger.done.trained) == EPOCHS_AHEAD_MAX + 1
+    assert len(ledger.done.trained) == PIECES_MAX
     assert ledger.grant(Life("a", 1), 1, 2) == (Range(0, 9, 10), Range(1, 9, 10))
+
+
+def test_what_is_told_behind_a_gap_is_passed_over() -> None:
+    """Whoever pushes may have told a service anything."""
+    ledger = Ledger(10, 1)
+    far = Stretch(9 + EPOCHS_AHEAD_MAX + 1, 0, 1)
+    ledger.stands(1, (Stretch(0, 0, 10, 9), far), (), 0.0)
+    assert ledger.done == Done((Range(0, 0, 90),))
+
+
+def test_however_many_epochs_end_apart_all_are_gone_through_a_few_times() -> None:
+    """For each of them once more held up every run, for minutes with 16,384 ranges."""
+
+    class Walked(tuple[Range, ...]):
+        times = 0
+
+        def __iter__(self) -> Iterator[Range]:
+            Walked.times += 1
+            return super().__iter__()
+
+    many = 2_000
+    ledger = Ledger(3, 1)
+    trained = [Range(0, 6 * at, 6 * at + 2) for at in range(many)]
+    excluded = [Range(0, 6 * at + 2, 6 * at + 3 + at % 2) for at in range(many)]
+    ledger.done = Done(Walked(trained), Walked(excluded))
+    ended = finished(ledger, Done())
+    assert ended == [Finished(2 * at, 2 * at + 1, 2, 1) for at in range(many)]
+    assert Walked.times < 20
