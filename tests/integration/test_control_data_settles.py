@@ -1,6 +1,6 @@
 """What a replica that is gone held of the data is nobody's while a round may have a push of it.
 
-Nobody asks for data in the meantime, as it is while a run stands still: time alone frees nothing.
+It is all the same whether anybody asks for data in the meantime, while the run stands still.
 """
 
 from __future__ import annotations
@@ -63,6 +63,17 @@ async def test_it_settles_anew_when_a_pause_ends(
     assert await given(api, "b", 2) == [[0, 10, 12]]
     await train(api, state, clock, SETTLE_S, "b", "c")
     assert await given(api, "b", 2, after=1) == [[0, 0, 2]]
+
+
+async def test_who_asks_amid_a_pause_is_given_other_data(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    await api.post("/v1/runs/r/pause")
+    await leaves(api, "a")
+    for number in range(3):
+        await train(api, state, clock, SETTLE_S, "b", "c")
+        first = 10 + 2 * number
+        assert await given(api, "b", 2, after=number) == [[0, first, first + 2]]
 
 
 async def test_it_settles_anew_when_somebody_makes_the_minimum(

@@ -89,7 +89,17 @@ def test_ctrl_c_before_it_listens_is_one_word(
     assert (end.value.code, capsys.readouterr().err) == (130, "Interrupted.\n")
 
 
-def test_nobody_loses_a_lease_while_the_database_takes_no_writes(tmp_path: Path) -> None:
+FULL = "CREATE TRIGGER full BEFORE UPDATE ON replicas BEGIN SELECT RAISE(FAIL, 'full'); END"
+
+
+@pytest.mark.parametrize(
+    ("refuse", "take"),
+    [("PRAGMA query_only = 1", "PRAGMA query_only = 0"), (FULL, "DROP TRIGGER full")],
+    ids=["reviews fail, too", "reviews, which write nothing, go on"],
+)
+def test_nobody_loses_a_lease_while_the_database_takes_no_writes(
+    tmp_path: Path, refuse: str, take: str
+) -> None:
     now = [1000.0]
 
     async def scenario() -> None:
@@ -98,16 +108,19 @@ def test_nobody_loses_a_lease_while_the_database_takes_no_writes(tmp_path: Path)
             await state.do(replicas.register, "r", ReplicaRegister(replica="a"))
             pulse, beat = Pulse(state), Heartbeat(incarnation=1)
             await state.review_leases()
-            await state.do(_pragma, "query_only = 1")
+            await state.do(_said, refuse)
             now[0] += 5.0
             with pytest.raises(StoreError):
                 await pulse.beat("r", "a", beat)
             assert state.writes_fail
-            for _ in range(10):  # past the lease of 10 s, while reviews and reads go on
+            looks = 0
+            for _ in range(9):  # past the lease of 10 s
                 now[0] += 1.0
                 with contextlib.suppress(StoreError):
                     await state.review_leases()
-            await state.do(_pragma, "query_only = 0")
+                    looks += 1
+            assert (looks > 0) is (refuse is FULL)
+            await state.do(_said, take)
             answer = await pulse.beat("r", "a", beat)
             assert answer.lease_s == 10.0
             assert not state.writes_fail
@@ -115,5 +128,5 @@ def test_nobody_loses_a_lease_while_the_database_takes_no_writes(tmp_path: Path)
     asyncio.run(scenario())
 
 
-def _pragma(tx: Transaction, setting: str) -> None:
-    tx.session.execute(text(f"PRAGMA {setting}"))
+def _said(tx: Transaction, words: str) -> None:
+    tx.session.execute(text(words))

@@ -53,6 +53,17 @@ async def test_what_the_run_may_not_have_is_refused(
     assert (await api.get("/v1/runs/r")).json()["replicas_wanted"] is None
 
 
+async def test_fewer_than_the_minimum_are_refused(api: httpx.AsyncClient) -> None:
+    await api.post("/v1/runs", json={"name": "two", "settings": {"min_replicas": 2}})
+    refused = await api.put("/v1/runs/two/scale", json={"replicas": 1})
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == (
+        "replicas: 1 is beyond min_replicas 2 of run two; to train nothing for a while pause the "
+        "run."
+    )
+    assert (await api.put("/v1/runs/two/scale", json={"replicas": 2})).is_success
+
+
 async def test_a_run_that_has_ended_is_not_scaled(api: httpx.AsyncClient) -> None:
     await api.post("/v1/runs/r/stop")
     assert (await scaled(api, 2)).json()["code"] == "RUN_CONFLICT"

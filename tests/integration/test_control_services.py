@@ -10,7 +10,7 @@ import pytest
 
 from syncline_control.operations import services
 from syncline_control.state import State
-from syncline_testing.control import Clock, on_both
+from syncline_testing.control import Clock, client_of, on_both, pass_time
 
 pytestmark = [pytest.mark.anyio, on_both]
 
@@ -59,6 +59,31 @@ async def test_sync_services_have_leases_too(
         "sync.back",
         "sync.started",
     ]
+
+
+async def test_no_sync_service_is_lost_because_the_control_plane_stood_still(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    assert await says(api, "one") == 200
+    await state.review_leases()
+    clock.now += 10 * services.LEASE_S
+    await state.review_leases()
+    assert await where(api) == ("127.0.0.1:one", True)
+    await pass_time(state, clock, services.LEASE_S)
+    assert await where(api) == ("127.0.0.1:one", False), "from then on it is its own silence"
+
+
+async def test_no_sync_service_is_lost_by_a_restart_of_the_control_plane(
+    api: httpx.AsyncClient, state: State, clock: Clock, database: str
+) -> None:
+    assert await says(api, "one") == 200
+    await state.close()
+    clock.now += 10 * services.LEASE_S
+    async with await State.open(database, clock=clock) as restarted, client_of(restarted) as again:
+        await restarted.review_leases()
+        assert await where(again) == ("127.0.0.1:one", True)
+        await pass_time(restarted, clock, 3 * services.LEASE_S)  # the one before may be alive
+        assert await where(again) == ("127.0.0.1:one", False)
 
 
 async def test_a_sync_service_that_says_it_ends_is_away_at_once(api: httpx.AsyncClient) -> None:

@@ -170,6 +170,25 @@ async def test_whose_heartbeats_were_on_their_way_to_one_that_is_gone_has_time(
     assert (await kinds(one)).count("replica.lost") == 1
 
 
+async def test_whose_heartbeats_were_on_their_way_has_time_though_others_are_heard(
+    two: tuple[State, State], clock: Clock
+) -> None:
+    """So it is not silence alone that holds its lease."""
+    one, other = two
+    await register(one, "b")
+    await pass_time(clock, 1.0, one, other)
+    await beat(other)
+    for _ in range(3):
+        await pass_time(clock, LEASE_S / 2, one)  # the other one is gone
+        await beat(one, "b")
+    assert "replica.lost" not in await kinds(one)
+    await beat(one)
+    for _ in range(3):
+        await pass_time(clock, LEASE_S / 2, one)  # by now it is forgotten
+        await beat(one, "b")
+    assert (await kinds(one)).count("replica.lost") == 1
+
+
 async def test_one_that_starts_gives_a_full_lease_although_another_was_there(
     two: tuple[State, State], clock: Clock, database: str
 ) -> None:

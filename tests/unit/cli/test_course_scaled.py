@@ -47,6 +47,8 @@ class Launched:
         (folder / "job.toml").write_text(JOB)
         launch = plan_up(str(folder / "job.toml"), str(folder), [], None, 3, None)
         self.started: list[str] = []
+        self.asked: list[str] = []
+        """To leave."""
         self.said: list[str] = []
         self.wanted: int | None = None
         self.known: list[ReplicaView] = []
@@ -76,7 +78,11 @@ class Launched:
 
     def _start(self, command: Any) -> Any:
         self.started.append(command.name)
-        return SimpleNamespace(exit_code=None, lines=list, command=command)
+
+        def terminate() -> None:
+            self.asked.append(command.name)
+
+        return SimpleNamespace(exit_code=None, lines=list, command=command, terminate=terminate)
 
     def scaled(self, wanted: int, looks: int = 1) -> None:
         self.wanted = wanted
@@ -108,6 +114,32 @@ def test_replicas_that_come_later_have_to_fit_into_memory_too(tmp_path: Path) ->
     assert launched.said == ["4 replicas are wanted, and none is started. 4 do not fit."]
     launched.scaled(3)
     assert launched.started[2:] == ["replica-2"]
+
+
+def test_who_is_too_many_leaves_the_newest_first_and_those_elsewhere_count(tmp_path: Path) -> None:
+    launched = Launched(tmp_path)
+    launched.scaled(4)
+    assert launched.started[2:] == ["replica-2", "replica-3"]
+    launched.known = [
+        ReplicaView(replica="guest", incarnation=1, state=ReplicaState.ALIVE),
+        ReplicaView(replica="gone", incarnation=1, state=ReplicaState.LEFT),
+        ReplicaView(replica="kicked", incarnation=1, state=ReplicaState.KICKED),
+    ]
+    launched.scaled(3, looks=2)
+    assert launched.asked == ["replica-2", "replica-3"], "the guest is one of three"
+    launched.scaled(2)
+    assert launched.asked == ["replica-2", "replica-3", "replica-1"], "who leaves is none of them"
+    assert launched.started[4:] == []
+    assert launched.said[-1] == "replica-1 leaves: 2 replicas are wanted."
+
+
+def test_a_name_that_was_taken_away_is_given_to_nobody(tmp_path: Path) -> None:
+    launched = Launched(tmp_path)
+    launched.known = [
+        ReplicaView(replica="replica-2", incarnation=1, state=ReplicaState.KICKED),
+    ]
+    launched.scaled(3)
+    assert launched.started[2:] == ["replica-3"]
 
 
 def test_nobody_is_started_by_the_name_of_one_that_trains_elsewhere(tmp_path: Path) -> None:

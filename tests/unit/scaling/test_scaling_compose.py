@@ -60,6 +60,10 @@ def test_only_the_service_of_replicas_is_touched(engine: Path) -> None:
     asked = (engine / "calls").read_text().splitlines()
     (up,) = [line for line in asked if " up " in line]
     file = engine / "docker-compose.yml"
+    looks = {line.partition(" ps ")[2] for line in asked if " ps " in line}
+    assert looks == {"--quiet --status running --status restarting worker"}, (
+        "who has ended is none, and who is started again is one"
+    )
     assert up == (
         f"compose --file {file} --project-name mine up --detach --no-recreate --no-deps "
         "--scale worker=3 worker"

@@ -5,6 +5,7 @@ The control plane and the workloads are stand-ins, which answer at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from syncline.scaling import watch
 from syncline.scaling.core import Observed
 from syncline.scaling.watch import Scaler
 from syncline_proto.errors import ConfigError
-from syncline_proto.rest import RunState, RunView
+from syncline_proto.rest import ReplicaState, ReplicaView, RunState, RunView
 from syncline_proto.settings import RunSettings
 
 
@@ -30,7 +31,8 @@ class Workloads:
     def _look(self, run: str) -> Observed:
         if run not in self.replicas:
             raise ConfigError(f"There is no {run}.")
-        return Observed(replicas=self.replicas[run], is_own=lambda _: True, starts_again=True)
+        is_own = lambda name: name.startswith("worker-")  # noqa: E731
+        return Observed(replicas=self.replicas[run], is_own=is_own, starts_again=True)
 
     def _scale(self, run: str, replicas: int) -> None:
         self.replicas[run] = replicas
@@ -48,8 +50,10 @@ def run(name: str, *, ended: bool = False) -> RunView:
     )
 
 
-def scaler(workloads: Workloads, warned: list[str], *runs: RunView) -> Scaler:
-    client: Any = SimpleNamespace(runs=lambda: list(runs), replicas=lambda _: [])
+def scaler(
+    workloads: Workloads, warned: list[str], *runs: RunView, known: Sequence[ReplicaView] = ()
+) -> Scaler:
+    client: Any = SimpleNamespace(runs=lambda: list(runs), replicas=lambda _: list(known))
     return Scaler(client, None, workloads.of, lambda _: None, warned.append)
 
 
@@ -60,6 +64,16 @@ def test_a_run_that_has_ended_needs_no_workload_and_any_other_does() -> None:
     assert workloads.replicas == {"going": 2}
     with pytest.raises(ConfigError, match="no lacking"):
         scaler(workloads, [], run("lacking")).once()
+
+
+def test_of_those_from_elsewhere_only_who_stays_counts() -> None:
+    """Who is lost, has left or is about to, is nobody whom the workload may lack."""
+    known = [
+        ReplicaView(replica=f"guest-{state}", incarnation=1, state=state) for state in ReplicaState
+    ]
+    workloads = Workloads(a=0)
+    scaler(workloads, [], run("a"), known=known).once()
+    assert workloads.replicas == {"a": 1}, "of two that are wanted, one is there"
 
 
 def test_runs_that_are_not_seen_to_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,16 +48,34 @@ def by_hand(mine: Float32, its: Float32, rules: DirectionSettings) -> tuple[Floa
     return size * x / np.linalg.norm(x), c
 
 
-@given(seeds, mixes, st.floats(0.01, 100), st.sampled_from([1.0, 0.25, 8.0]))
+BOUNDED = DirectionSettings(enabled=True, agree=1.0, suppress=10.0, rotate=10.0, kappa=0.0)
+"""With which the bounds are reached that the paper's own rules stay within."""
+other_rules = st.builds(
+    DirectionSettings,
+    agree=st.floats(0, 1),
+    suppress=st.floats(0, 10),
+    suppress_max=st.floats(0, 1),
+    rotate=st.floats(0, 10),
+    kappa=st.floats(0, 10),
+)
+
+
+@given(
+    seeds,
+    mixes,
+    st.floats(0.01, 100),
+    st.sampled_from([1.0, 0.25, 8.0]),
+    st.sampled_from([RULES, BOUNDED]) | other_rules,
+)
 def test_it_is_the_papers_formula_tensor_by_tensor(
-    seed: int, mix: float, size: float, scale: float
+    seed: int, mix: float, size: float, scale: float, rules: DirectionSettings
 ) -> None:
     mine, momentum = pair(seed, mix, size)
     parts = [
-        by_hand(mine[a:b] * np.float32(scale), momentum[a:b], RULES) for a, b in ((0, 3), (3, 40))
+        by_hand(mine[a:b] * np.float32(scale), momentum[a:b], rules) for a, b in ((0, 3), (3, 40))
     ]
     given_ = mine.copy()
-    told = correct(given_, momentum, scale, EDGES, RULES)
+    told = correct(given_, momentum, scale, EDGES, rules)
     expected = np.concatenate([part for part, _ in parts]) / scale
     assert np.allclose(given_, expected, rtol=1e-3, atol=1e-5 * size)
     assert told == pytest.approx(math.fsum(c for _, c in parts) / 2, abs=1e-5)

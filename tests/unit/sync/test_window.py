@@ -246,6 +246,17 @@ def test_age_leaves_all_at_0_and_less_and_less_after(rule: Any, age: float, limi
         assert age_factor(late, limit + 1.0, limit) == pytest.approx(0.0, abs=1e-12)
 
 
+@given(age=st.floats(0, 10), limit=st.integers(0, 10), factor=st.floats(0, 3))
+def test_what_age_leaves_is_the_formula_that_is_printed(
+    age: float, limit: int, factor: float
+) -> None:
+    polynomial = LateSettings(rule="polynomial", power=factor, decay=9.0)
+    assert age_factor(polynomial, age, limit) == pytest.approx((1.0 + age) ** -factor)
+    cosine = LateSettings(rule="cosine", decay=factor, power=9.0)
+    gate = 0.5 * (1.0 + math.cos(math.pi * min(age / (limit + 1), 1.0)))
+    assert age_factor(cosine, age, limit) == pytest.approx(math.exp(-factor * age) * gate)
+
+
 @given(age=st.floats(0, 50), momentum=st.floats(0, 0.99), lr=st.floats(0.01, 5))
 def test_the_guard_bounds_the_lr_only_where_pushes_are_old(
     age: float, momentum: float, lr: float
