@@ -86,6 +86,8 @@ class ControlLink:
         self._reports, self._snapshot, self._tell_anew = reports, snapshot, tell_anew
         self._connected: bool | None = None
         """Whether the last call was answered; None before the first has come to anything."""
+        self._is_taken = False
+        """The last hello that was answered was not refused."""
         self._heard = False
         """A control plane has answered here before, be it in an earlier life of this service."""
 
@@ -126,8 +128,11 @@ class ControlLink:
             self._hurry.clear()
             hello = self._hello.model_copy(update={"votes": self._votes()[:VOTES_MAX]})
             answer = await self._try("PUT", path, hello.model_dump_json())
+            self._is_taken = answer.is_success
             if answer.is_success:
                 self._welcome.set()
+                if self._heard:
+                    self._answered()
             # Not wait_for: before Python 3.12 it loses a cancellation that comes with the hurry.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HELLO_S):
@@ -311,7 +316,8 @@ class ControlLink:
             log.warning(what, url=self._url, why=why)
 
     def _answered(self) -> None:
-        if not self._connected:
+        """Say so once our hello is taken, too: who is refused has no part in runs."""
+        if self._is_taken and not self._connected:
             self._connected = True
             log.info("connected to the control plane", url=self._url)
 

@@ -18,6 +18,7 @@ import structlog
 
 from syncline_proto.codec import codec_of
 from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError, Unreachable
+from syncline_proto.exclusions import Exclusions
 from syncline_proto.layout import Layout, difference
 from syncline_proto.owners import Seat
 from syncline_proto.reports import EventIn
@@ -102,6 +103,8 @@ class RunHost:
         self.name = name
         self.settings = settings
         self.members: Mapping[str, int] = {}
+        self._came: set[str] = set()
+        """Who has opened the run; as many as the control plane lets come."""
         self.ended_at_s: float | None = time.monotonic()
         """Since when the control plane does not name it; None while it does."""
         self.asked_at_s = time.monotonic()
@@ -169,8 +172,10 @@ class RunHost:
         vote = self._ending.vote if self.settings.warmup_steps and self.ended_at_s is None else None
         return vote and PhaseVote(run=self.name, phase=vote.phase, offered=vote.offered)
 
-    async def open(self, layout: Layout) -> None:
+    async def open(self, layout: Layout, replica: str) -> None:
         """Set the run's layout, or compare with it. The first to come sets it.
+
+        Who is let in has come, and is not waited for in the first round once it is gone.
 
         Raises:
             LayoutMismatch: it differs; the message names the first difference.
@@ -188,6 +193,9 @@ class RunHost:
                 f"This model is not the one of run {self.name}: "
                 f"{difference(self.layout, layout)} Train the run's model, or start another run."
             )
+        self._came.add(replica)
+        if replica not in self.members:  # it has gone meanwhile, and no other word of it follows
+            self._spread()
 
     @property
     def fragments(self) -> int:
@@ -262,6 +270,7 @@ class RunHost:
             tell=lambda what: self._shared.report(self.name, what),
             tell_once=self._tell_once,
             settled=self._shared.settled,
+            exclusions=Exclusions(),
             ending=self._ending,
             look=self._look,
             fail=self._shared.fail,
@@ -314,5 +323,6 @@ class RunHost:
             self.staging.fence(
                 lambda f, r, incarnation: self.runners[f].core.fenced(self.members, r, incarnation)
             )
+        came = frozenset(self._came)
         for runner in self.runners.values():
-            runner.adopt(Adopt(self.members, self.settings, self._running, self._stamp))
+            runner.adopt(Adopt(self.members, self.settings, self._running, self._stamp, came))

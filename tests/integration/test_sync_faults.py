@@ -202,6 +202,37 @@ def test_a_run_that_ends_answers_all_its_pushes(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_exclusions_are_told_once_and_so_is_their_end(tmp_path: Path) -> None:
+    """Whatever the number of fragments and rounds; the metric and the rounds have every one."""
+    fragments = range(3)
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await s.members({"a": 1})
+            await s.open(flat_layout(10, len(fragments)), "a")
+            for f in fragments:
+                await s.offer(vector(1.0)[:10], "a", fragment=f)
+            for revision, value in enumerate([math.nan, math.nan, 0.5]):
+                for f in fragments:
+                    values = np.full(10, value, np.float32)
+                    await s.push(values, "a", fragment=f, base_revision=revision)
+                    await s.pull(fragment=f, revision=revision + 1, header_only=True)
+            events = [e for e in s.reports if isinstance(e, EventIn)]
+            assert [(e.kind, e.replica) for e in events] == [
+                ("push.excluded", "a"), ("push.counts", "a"),
+            ]  # fmt: skip
+            assert events[0].message == (
+                "fragment f0: a does not count: its values are not finite. No more is said of it "
+                "until all its pushes count again; the rounds tell of each."
+            )
+            assert events[1].message.endswith("after 6 that did not.")
+            told = {"run": RUN, "verdict": "anomalous"}
+            registry = s.shared.metrics.registry
+            assert registry.get_sample_value("syncline_pushes_total", told) == 6.0
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_poison_counts_for_nothing_and_is_told(tmp_path: Path, poison: float) -> None:
     async def scenario() -> None:
@@ -297,8 +328,8 @@ def test_the_first_layout_is_the_runs_even_if_its_caller_goes(tmp_path: Path) ->
         async with service(tmp_path, ALONE) as s:
             await s.members({"a": 1, "b": 1})
             run = await s.host.member(RUN, "a", 1)
-            first = asyncio.create_task(run.open(LAYOUT))
-            second = asyncio.create_task(run.open(flat_layout(SIZE - 1)))
+            first = asyncio.create_task(run.open(LAYOUT, "a"))
+            second = asyncio.create_task(run.open(flat_layout(SIZE - 1), "b"))
             await asyncio.sleep(0)  # both are waiting now
             first.cancel()
             with pytest.raises(LayoutMismatch):

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import StoreDamaged
-from syncline_proto.rest import Membership
+from syncline_proto.rest import Membership, Problem
 from syncline_sync import control
 from syncline_testing.linked import link_to, running
 
@@ -61,6 +61,39 @@ def test_a_membership_is_kept_before_it_counts(tmp_path: Path) -> None:
             assert await asyncio.wait_for(kept.get(), 60) == word.model_dump_json()
 
     asyncio.run(scenario())
+
+
+def test_who_is_refused_is_not_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose --shards are not those of the others, until these have gone."""
+    monkeypatch.setattr(control, "HELLO_S", 0.0)
+    snapshot, hellos, polls = tmp_path / "membership.json", 0, 0
+    no = Problem(type="about:blank", title="Conflict", status=409, code="RUN_CONFLICT", detail="no")
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal hellos, polls
+        if request.url.path == "/v1/membership":
+            polls += 1
+            return httpx.Response(200, content=Membership(version=1, runs=[]).model_dump_json())
+        hellos += 1
+        if polls and hellos > 3:
+            return httpx.Response(200)
+        return httpx.Response(409, content=no.model_dump_json())
+
+    async def scenario() -> None:
+        arrived = asyncio.Event()
+
+        async def adopt(_: Membership) -> None:
+            arrived.set()
+
+        async with link_to(answer, adopt, snapshot=snapshot) as link, running(link):
+            await asyncio.wait_for(arrived.wait(), 60)
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    said = [line["event"] for line in logs]
+    assert said.count("connected to the control plane") == 1
+    assert said.count("control plane refused") >= 3
+    assert said[-1] == "connected to the control plane"
 
 
 @pytest.mark.parametrize("kept", ["", '{"version": "soon"}', "[" * 100_000, "folder"])
