@@ -43,6 +43,7 @@ from syncline.push import Identity
 from syncline.pushes import Pushes
 from syncline.ranks import Ranks, check_together
 from syncline.recall import Recall
+from syncline.rehearsed import rehearse
 from syncline.rounds import Rounds
 from syncline.scratch import Scratch
 from syncline.session import Session
@@ -112,6 +113,7 @@ class Life:
             _check_gradients(optimizer, wish.settings)
         run = found_run(wish, ranks, self._recall)
         _check_gradients(optimizer, run.settings)
+        rehearse(run.settings.codec)
         described = outlined.cut(run.settings.blocks_per_fragment)
         fingerprint = described.layout.fingerprint()
         registration = register(wish, ranks, run.settings.timeouts, fingerprint, self._recall)
