@@ -15,10 +15,10 @@ from syncline_proto.rest import Progress
 @pytest.mark.parametrize(
     ("error", "closes"), [(None, False), (ProcessFailed("gone"), False), (LeaseLost("lost"), True)]
 )
-def test_ranks_that_lost_their_lease_do_so_together(
+def test_ranks_that_lost_their_lease_talk_on_until_another_life_begins(
     error: Exception | None, closes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their next life makes a group of its own."""
+    """Where they failed otherwise nobody knows where the others are, and nothing is touched."""
     closed: list[Ranks] = []
     monkeypatch.setattr(Ranks, "close", lambda ranks: closed.append(ranks))
     wish = wished("http://127.0.0.1:1", "run", "one", None, {}, lambda run, job: None)
@@ -26,4 +26,6 @@ def test_ranks_that_lost_their_lease_do_so_together(
     life = Life(wish, Progress, Recall(), None)
     life._ranks = Ranks()
     life.release(failed=True, error=error)
+    assert not closed
+    life.part()
     assert closed == [life._ranks] * closes
