@@ -79,11 +79,13 @@ class Life:
         progress: Callable[[], Progress],
         recall: Recall,
         ramp_steps: int | None,
+        before: Life | None = None,
     ) -> None:
         """``progress`` is what heartbeats say; it is called on another thread.
 
         ``recall`` is set when somebody asks the replica to leave; ``ramp_steps`` is as ``Ramp`` has
-        it.
+        it. ``before`` is the life that this one follows: where that lost its lease the ranks talk
+        on over what they talked over.
         """
         self.pulse: Pulse | None = None
         """Rank 0's heartbeat."""
@@ -96,7 +98,7 @@ class Life:
         self._leased: Leased | None = None
         self._exchange: Exchange | None = None
         self._hooks: Hooks | None = None
-        self._ranks: Ranks | None = None
+        self._ranks: Ranks | None = before._ranks if before and before._is_lost else None
         self._is_lost = False
         """It ended in ``LeaseLost``."""
 
@@ -108,7 +110,7 @@ class Life:
                 described, the ranks have different ones, or the optimizer does not go with the run.
         """
         check_together()
-        ranks = self._ranks = Ranks()
+        ranks = self._ranks = self._ranks or Ranks()
         reshard_all(model)
         outlined = outline(model, ranks)
         wish = self._wish
@@ -137,7 +139,7 @@ class Life:
 
         Why it failed goes into the run's log. What the ranks talk over stays as it is where they
         may have failed at different points. So it does after a lost lease, which all of them agreed
-        on: they talk on about whether they ``may_return``, until they ``part``.
+        on: they talk on about whether they ``may_return``, and as another life.
 
         Each part is let go of whatever became of those before it; a fault is raised at the end.
         """
@@ -169,11 +171,6 @@ class Life:
         if self._ranks is None or self.registration is None:
             return False
         return may_return(self._wish, self.registration, self._recall, self._ranks)
-
-    def part(self) -> None:
-        """Another life begins, whose ranks talk over a group of its own."""
-        if self._ranks is not None and self._is_lost:
-            self._ranks.close()
 
     def lease(self, dataset: Dataset, batch: int, round_: int) -> Leased:
         """Read this dataset by leases, ``batch`` sequences at a time; on all ranks.

@@ -339,9 +339,8 @@ class Replica(Reading):
     def _join(self, wish: Wish) -> None:
         # What an older life has counted is not this one's, whose heartbeat begins before it.
         self._session, self._said = self._alone, {}
-        if self._life is not None:
-            self._life.part()
-        life = self._life = Life(wish, self._progress, self._recall, self._ramp_steps)
+        before, ramp_steps = self._life, self._ramp_steps
+        life = self._life = Life(wish, self._progress, self._recall, ramp_steps, before)
         try:
             self._session = session = life.join(self._model, self._optimizer)
             session.start()
