@@ -40,7 +40,11 @@ class Track:
         return joined(found)
 
     def reach(self, what: Iterable[Stretch]) -> int:
-        """The first epoch of which it has not all."""
+        """The first epoch of which it has not all.
+
+        Of epochs that are told together only those count that are whole: parts of them may be told
+        of any number, and each takes a range here.
+        """
         few = (one for one in what if one.epochs == 1 or self._has_all(one.start, one.stop))
         ranges = self.along(few, POSITION_MAX)
         return self.epoch(ranges[0].stop) if ranges and ranges[0].start == 0 else 0
