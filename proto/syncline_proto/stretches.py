@@ -63,11 +63,6 @@ def added(kept: Stretches, *sets: Iterable[Range]) -> Stretches:
     return _said_once(sorted([*apart, *(Stretch(*one) for one in joined(new, within))]))
 
 
-def count(stretches: Iterable[Stretch]) -> int:
-    """Return the number of sequences."""
-    return sum((one.stop - one.start) * one.epochs for one in stretches)
-
-
 def are_apart(stretches: Iterable[Stretch]) -> bool:
     """Whether what came from outside is sorted, with gaps in between, and each is something."""
     before = Stretch(-1, 0, 0)

@@ -92,7 +92,7 @@ RETURNS = (
     + """
 from torch.distributed.fsdp import fully_shard
 from syncline_testing.replicas import TinyModel, Trial
-from syncline_proto.errors import LeaseLost
+from syncline_proto.errors import LeaseLost, ProcessFailed
 
 dist.init_process_group("gloo")
 rank, left = dist.get_rank(), {}
@@ -117,7 +117,14 @@ for run, settings in given.items():
             lives.append([replica.incarnation, replica.inner_step])
             if run == "asked" and rank == 1:
                 replica.request_drain()
-            if not replica.may_return():
+            if run == "gone" and rank == 1:
+                print(json.dumps(left), flush=True)
+                end(0)
+            try:
+                if not replica.may_return():
+                    break
+            except ProcessFailed:
+                lives.append("gone")
                 break
     left[run] = lives, replica.committed_tokens, off(model, run) if run == "back" else 0.0
 print(json.dumps(left))
@@ -235,10 +242,11 @@ def test_ranks_that_take_care_do_alike(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_a_loop_of_several_ranks_starts_again_where_they_may_all_return(cluster: Cluster) -> None:
-    """One of them that is asked to leave meanwhile is enough that none does."""
+    """One that is asked to leave meanwhile is enough that none does, and so is one that is gone."""
     asleep = {"sync_every": 100, "timeouts": {"lease": LEASE_S, "round_deadline": 20.0}}
-    runs = dict.fromkeys(("back", "asked"), {**QUICK, "min_replicas": 1} | asleep)
+    runs = dict.fromkeys(("back", "asked", "gone"), {**QUICK, "min_replicas": 1} | asleep)
     both = in_two_ranks(cluster, RETURNS, runs)
+    assert both[0].pop("gone") == [[[1, 3], "gone"], 0, 0.0]
     assert both[0] == both[1]
     assert both[0]["back"] == [[[1, 3], [2, 2]], 2 * 2 * STEP_TOKENS, 0.0]
     assert both[0]["asked"] == [[[1, 3]], 0, 0.0]

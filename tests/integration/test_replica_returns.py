@@ -87,7 +87,9 @@ def test_the_ranks_of_a_replica_come_back_together(cluster: Cluster, tmp_path: P
             process.send_signal(signal.SIGCONT)
         assert [process.wait(90) for process in processes] == [0, 0]
     counted = json.loads((tmp_path / "wide.out.json").read_text())
-    assert counted["lives"] >= 2, "under load another lease may run out"
+    told = [event["kind"] for event in cluster.get("/events?run=wide")]
+    # A machine that is busy enough may cost another lease; and nothing else a life.
+    assert counted["lives"] == 1 + told.count("replica.lost") >= 2
     assert counted["committed"] >= 40 * STEP_TOKENS * 2, "no token of the first life twice"
 
     def all_is_told() -> bool:

@@ -127,7 +127,7 @@ def register(
         if ranks.first and not has_said:
             log.warning("replica.waits", why=told["full"], so="it joins when there is a place")
         has_said = True
-        recall.wait(PLACE_S)
+        unless_recalled(lambda: recall.wait(PLACE_S), recall, ranks)
 
 
 def open_run(

@@ -43,6 +43,8 @@ from syncline.push import Identity
 from syncline.pushes import Pushes
 from syncline.ranks import Ranks, check_together
 from syncline.recall import Recall
+from syncline.rehearsed import rehearse
+from syncline.returning import may_return
 from syncline.rounds import Rounds
 from syncline.scratch import Scratch
 from syncline.session import Session
@@ -77,11 +79,13 @@ class Life:
         progress: Callable[[], Progress],
         recall: Recall,
         ramp_steps: int | None,
+        before: Life | None = None,
     ) -> None:
         """``progress`` is what heartbeats say; it is called on another thread.
 
         ``recall`` is set when somebody asks the replica to leave; ``ramp_steps`` is as ``Ramp`` has
-        it.
+        it. ``before`` is the life that this one follows: where that lost its lease the ranks talk
+        on over what they talked over.
         """
         self.pulse: Pulse | None = None
         """Rank 0's heartbeat."""
@@ -94,7 +98,9 @@ class Life:
         self._leased: Leased | None = None
         self._exchange: Exchange | None = None
         self._hooks: Hooks | None = None
-        self._ranks: Ranks | None = None
+        self._ranks: Ranks | None = before._ranks if before and before._is_lost else None
+        self._is_lost = False
+        """It ended in ``LeaseLost``."""
 
     def join(self, model: nn.Module, optimizer: Optimizer) -> Session:
         """Find the run, take a lease in it and open it. The session is still to be started.
@@ -104,7 +110,7 @@ class Life:
                 described, the ranks have different ones, or the optimizer does not go with the run.
         """
         check_together()
-        ranks = self._ranks = Ranks()
+        ranks = self._ranks = self._ranks or Ranks()
         reshard_all(model)
         outlined = outline(model, ranks)
         wish = self._wish
@@ -112,6 +118,7 @@ class Life:
             _check_gradients(optimizer, wish.settings)
         run = found_run(wish, ranks, self._recall)
         _check_gradients(optimizer, run.settings)
+        rehearse(run.settings.codec)
         described = outlined.cut(run.settings.blocks_per_fragment)
         fingerprint = described.layout.fingerprint()
         registration = register(wish, ranks, run.settings.timeouts, fingerprint, self._recall)
@@ -131,25 +138,39 @@ class Life:
         """End every thread and call, then give the lease back; each rank on its own.
 
         Why it failed goes into the run's log. What the ranks talk over stays as it is where they
-        may have failed at different points; a lost lease is one that all of them agreed on.
+        may have failed at different points. So it does after a lost lease, which all of them agreed
+        on: they talk on about whether they ``may_return``, and as another life.
 
         Each part is let go of whatever became of those before it; a fault is raised at the end.
         """
+        self._is_lost = isinstance(error, LeaseLost)
         with ExitStack() as first_in_last_out:
             after = first_in_last_out.callback
-            if self._ranks is not None and (not failed or isinstance(error, LeaseLost)):
+            if self._ranks is not None and not failed:
                 after(self._ranks.close)
             if self._client is not None and self.registration is not None:
                 after(self._client.close)
                 why = why_of(error) if error else ""
                 after(self._leave, self._client, self.registration, why)
-            after(self._close_leases, isinstance(error, LeaseLost))
+            after(self._close_leases, self._is_lost)
             if self.pulse is not None:
                 after(self.pulse.close, tell=not failed)
             if self._exchange is not None:
                 after(self._exchange.close)
             if self._hooks is not None:
                 after(self._hooks.remove)
+
+    def may_return(self) -> bool:
+        """After a lost lease, on all ranks: whether another life may begin.
+
+        They talk as before, so a rank that is gone is noticed at once, and Ctrl+C is heard.
+
+        Raises:
+            ProcessFailed: another rank is gone, or did not come in time.
+        """
+        if self._ranks is None or self.registration is None:
+            return False
+        return may_return(self._wish, self.registration, self._recall, self._ranks)
 
     def lease(self, dataset: Dataset, batch: int, round_: int) -> Leased:
         """Read this dataset by leases, ``batch`` sequences at a time; on all ranks.

@@ -26,10 +26,8 @@ from syncline.faults import plainly
 from syncline.fitting import Claim, check_trains
 from syncline.life import Life
 from syncline.optim.followed import followed
-from syncline.ranks import Ranks
 from syncline.reading import Reading
 from syncline.recall import OWN, Recall
-from syncline.returning import may_return
 from syncline.session import Session
 from syncline.setbacks import Setbacks, figures_of
 from syncline.settings import run_settings
@@ -271,16 +269,9 @@ class Replica(Reading):
         under its name, or the control plane does not answer. All ranks ask, and hear the same.
 
         Raises:
-            ProcessFailed: another rank is gone.
+            ProcessFailed: another rank is gone, or did not come in time.
         """
-        me = self._registration
-        if self._wish is None or me is None:
-            return False
-        ranks = Ranks()  # those of the life that is over are closed
-        try:
-            return may_return(self._wish, me, self._recall, ranks)
-        finally:
-            ranks.close()
+        return self._life is not None and self._life.may_return()
 
     def bear_loss(self) -> None:
         """Let hooks bear a lost lease from now on: steps change nothing until ``rejoin``.
@@ -348,7 +339,8 @@ class Replica(Reading):
     def _join(self, wish: Wish) -> None:
         # What an older life has counted is not this one's, whose heartbeat begins before it.
         self._session, self._said = self._alone, {}
-        life = self._life = Life(wish, self._progress, self._recall, self._ramp_steps)
+        before, ramp_steps = self._life, self._ramp_steps
+        life = self._life = Life(wish, self._progress, self._recall, ramp_steps, before)
         try:
             self._session = session = life.join(self._model, self._optimizer)
             session.start()

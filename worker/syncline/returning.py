@@ -18,7 +18,7 @@ def may_return(wish: Wish, me: Registration, recall: Recall, ranks: Ranks) -> bo
     Not where one of them was asked to leave meanwhile.
 
     Raises:
-        ProcessFailed: another rank is gone.
+        ProcessFailed: another rank is gone, or did not come in time.
     """
     if recall.hear(bool(asked) for (asked,) in ranks.gather([recall.is_set()])):
         return False

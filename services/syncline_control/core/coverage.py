@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict
+from bisect import bisect_left
+from itertools import accumulate
 from typing import NamedTuple
 
 from syncline_control.core.ledger import Done, Ledger
-from syncline_proto.ranges import Range, Ranges, common, count, joined, without
+from syncline_proto.ranges import Ranges, joined, without
 
 
 class EpochCounts(NamedTuple):
@@ -32,23 +32,15 @@ class Finished(NamedTuple):
 
 def counts(ledger: Ledger, newest: int) -> list[EpochCounts]:
     """Count the newest epochs that anything was given out of, the first one first."""
-    track = ledger.track
-    begun = -(-ledger.next // track.size)
-    shown = range(max(0, begun - newest), begun)
-    window = (Range(0, shown.start * track.size, shown.stop * track.size),)
-
-    def by_epoch(ranges: Ranges) -> dict[int, int]:
-        found: dict[int, int] = defaultdict(int)
-        for one in track.epochs(common(ranges, window)):
-            found[one.epoch] += count((one,))
-        return found
-
-    trained, excluded = by_epoch(ledger.done.trained), by_epoch(ledger.done.excluded)
-    leased = by_epoch(held(ledger))
+    size, done = ledger.track.size, ledger.done
+    begun = -(-ledger.next // size)
+    kinds = [_Sums(ranges) for ranges in (done.trained, done.excluded, held(ledger))]
     found: list[EpochCounts] = []
-    for epoch in shown:
-        parts = (trained[epoch], excluded[epoch], leased[epoch])
-        found.append(EpochCounts(epoch, *parts, track.size - sum(parts)))
+    for epoch in range(max(0, begun - newest), begun):
+        ends = epoch * size, (epoch + 1) * size
+        trained, excluded, leased = (kind.between(*ends) for kind in kinds)
+        free = size - trained - excluded - leased
+        found.append(EpochCounts(epoch, trained, excluded, leased, free))
     return found
 
 
@@ -61,20 +53,26 @@ def finished(ledger: Ledger, before: Done) -> list[Finished]:
     """The epochs of which all is done, and was not before."""
     track, done = ledger.track, ledger.done
     now, then = (track.wholes(joined(one.trained, one.excluded)) for one in (done, before))
-    windows = tuple(
-        Range(0, epoch * track.size, until * track.size) for _, epoch, until in without(now, then)
-    )
-    trained, excluded = (_within(one, windows) for one in (done.trained, done.excluded))
-    return [
-        Finished(start // track.size, stop // track.size, trained[start], excluded[start])
-        for _, start, stop in windows
-    ]
-
-
-def _within(ranges: Ranges, windows: Ranges) -> dict[int, int]:
-    """How many of these are in each window, by where that starts; there may be thousands."""
-    found: dict[int, int] = defaultdict(int)
-    starts = [window.start for window in windows]
-    for one in common(ranges, windows):
-        found[starts[bisect_right(starts, one.start) - 1]] += count((one,))
+    trained, excluded = _Sums(done.trained), _Sums(done.excluded)
+    found: list[Finished] = []
+    for _, epoch, until in without(now, then):
+        ends = epoch * track.size, until * track.size
+        found.append(Finished(epoch, until, trained.between(*ends), excluded.between(*ends)))
     return found
+
+
+class _Sums:
+    """How many sequences of ranges of the track lie where; asked of very many places."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._starts = [one.start for one in ranges]
+        self._before = [0, *accumulate(stop - start for _, start, stop in ranges)]
+
+    def between(self, start: int, stop: int) -> int:
+        return self._below(stop) - self._below(start)
+
+    def _below(self, place: int) -> int:
+        at = bisect_left(self._starts, place)
+        behind = max(0, self._ranges[at - 1].stop - place) if at else 0
+        return self._before[at] - behind

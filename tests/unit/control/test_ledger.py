@@ -16,7 +16,7 @@ from syncline_control.core.spans import Life, Span
 from syncline_proto.ranges import NOTHING, Range, Ranges, count, joined, split
 from syncline_proto.stretches import Stretches, added
 
-SIZE, FRAGMENTS, SETTLE_S = 12, 3, 10.0
+FRAGMENTS, SETTLE_S = 3, 10.0
 NAMES = st.sampled_from(["a", "b", "c"])
 WHO = st.integers(0, 5)
 
@@ -26,11 +26,6 @@ T = TypeVar("T")
 
 def positions(*sets: Ranges) -> set[Position]:
     return {(epoch, at) for ranges in sets for epoch, a, b in ranges for at in range(a, b)}
-
-
-def along(*sets: Ranges) -> set[Position]:
-    """Those of ranges on the track."""
-    return {divmod(at, SIZE) for ranges in sets for _, a, b in ranges for at in range(a, b)}
 
 
 def stretches(ranges: Ranges) -> Stretches:
@@ -93,12 +88,17 @@ def picked(ones: Sequence[T], who: int) -> T:
 
 
 class Data(RuleBasedStateMachine):
-    """Replicas that come and go; rounds that are open for as long as they like."""
+    """Replicas that come and go; rounds that are open for as long as they like.
+
+    An epoch has ``size`` sequences.
+    """
+
+    size = 12
 
     def __init__(self) -> None:
         super().__init__()
         self.now, self.version = 0.0, 1
-        self.ledger = Ledger(SIZE, FRAGMENTS)
+        self.ledger = Ledger(self.size, FRAGMENTS)
         self.readers: dict[str, Reader] = {}
         self.lives = 0
         self.services = [Service() for _ in range(FRAGMENTS)]
@@ -134,7 +134,7 @@ class Data(RuleBasedStateMachine):
         self.see_lives()
         number, ranges = self.ledger.granted(reader.life, reader.heard)
         if not ranges:
-            coming = [divmod(self.ledger.next + ahead, SIZE) for ahead in range(want)]
+            coming = [divmod(self.ledger.next + ahead, self.size) for ahead in range(want)]
             number += 1
             least_trained = sorted(self.free())[:want]
             ranges = self.ledger.grant(reader.life, number, want)
@@ -143,8 +143,12 @@ class Data(RuleBasedStateMachine):
         if is_heard:
             reader.heard, reader.holds = number, joined(reader.holds, ranges)
 
+    def along(self, *sets: Ranges) -> set[Position]:
+        """Those of ranges on the track."""
+        return {divmod(at, self.size) for one in sets for _, a, b in one for at in range(a, b)}
+
     def free(self) -> set[Position]:
-        return along(*[(span.range,) for span in self.ledger.spans if span.is_free])
+        return self.along(*[(span.range,) for span in self.ledger.spans if span.is_free])
 
     @precondition(lambda self: any(reader.holds for reader in self.readers.values()))
     @rule(who=WHO, size=st.integers(1, 9), verdicts=st.tuples(*[st.booleans()] * FRAGMENTS))
@@ -192,7 +196,7 @@ class Data(RuleBasedStateMachine):
         """Whatever a service has told arrives; what is told twice counts once."""
         fragment = who % FRAGMENTS
         telling, self.services[fragment].telling = self.services[fragment].telling, []
-        before = along(self.ledger.done.trained)
+        before = self.along(self.ledger.done.trained)
         for one in telling:
             if isinstance(one, int):
                 self.settled[fragment] = one
@@ -200,7 +204,7 @@ class Data(RuleBasedStateMachine):
             push = Push(1 << fragment, one.data, one.counts, one.life)
             for _ in range(2):
                 self.ledger.cover([push], self.now + SETTLE_S)
-        after = along(self.ledger.done.trained)
+        after = self.along(self.ledger.done.trained)
         assert before <= after
         self.see_lives()
 
@@ -215,7 +219,7 @@ class Data(RuleBasedStateMachine):
     @rule()
     def time_passes(self) -> None:
         """It frees nothing that services can speak of."""
-        settling = along(*[(span.range,) for span in self.ledger.spans if span.gone])
+        settling = self.along(*[(span.range,) for span in self.ledger.spans if span.gone])
         self.now += SETTLE_S + 1.0
         self.see_lives()
         assert not settling & self.free()
@@ -235,7 +239,7 @@ class Data(RuleBasedStateMachine):
         for fragment in range(FRAGMENTS):
             self.hear(fragment)
         held = self.ledger
-        self.ledger = Ledger(SIZE, FRAGMENTS, held.next, held.spans, held.done)
+        self.ledger = Ledger(self.size, FRAGMENTS, held.next, held.spans, held.done)
         self._stand(self.now + SETTLE_S)
         assert (self.ledger.spans, self.ledger.done) == (held.spans, held.done)
 
@@ -250,21 +254,21 @@ class Data(RuleBasedStateMachine):
     def the_database_is_lost(self) -> None:
         """A new ledger finds out from the stores what is done; nobody is left to hold the rest."""
         self.all_is_told()
-        done = along(self.ledger.done.trained)
-        out = along(self.ledger.done.excluded)
-        self.ledger = Ledger(SIZE, FRAGMENTS)
+        done = self.along(self.ledger.done.trained)
+        out = self.along(self.ledger.done.excluded)
+        self.ledger = Ledger(self.size, FRAGMENTS)
         self._stand(self.now)
         self.see_lives()
-        assert along(self.ledger.done.trained) >= done
-        assert along(self.ledger.done.excluded) >= out
+        assert self.along(self.ledger.done.trained) >= done
+        assert self.along(self.ledger.done.excluded) >= out
         assert all(span.is_free for span in self.ledger.spans)
 
     @invariant()
     def every_position_is_somewhere_once(self) -> None:
         spans = [(span.range,) for span in self.ledger.spans]
         parts = [*spans, self.ledger.done.trained, self.ledger.done.excluded]
-        assert sum(len(along(part)) for part in parts) == len(along(*parts))
-        assert along(*parts) == {divmod(at, SIZE) for at in range(self.ledger.next)}
+        assert sum(len(self.along(part)) for part in parts) == len(self.along(*parts))
+        assert self.along(*parts) == {divmod(at, self.size) for at in range(self.ledger.next)}
 
     @invariant()
     def nobody_reads_what_another_does(self) -> None:
@@ -275,7 +279,7 @@ class Data(RuleBasedStateMachine):
             assert not mine & positions(*[part for r in others for part in (r.holds, *r.pushed)])
             yet = [one for service in self.services for one in service.may_commit()]
             assert not mine & positions(*[one.data for one in yet if one.life != reader.life])
-            done = along(self.ledger.done.trained)
+            done = self.along(self.ledger.done.trained)
             assert not done & positions(reader.holds)
 
     @invariant()
@@ -283,21 +287,27 @@ class Data(RuleBasedStateMachine):
         told = [service.done() for service in self.services]
         done = self.ledger.done
         for one in told:
-            assert along(done.trained) <= positions(one.trained, one.excluded)
-            assert along(done.excluded) <= positions(one.excluded)
-        assert along(done.trained) <= positions(*[one.trained for one in told])
+            assert self.along(done.trained) <= positions(one.trained, one.excluded)
+            assert self.along(done.excluded) <= positions(one.excluded)
+        assert self.along(done.trained) <= positions(*[one.trained for one in told])
 
     @invariant()
     def the_counts_add_up(self) -> None:
         shown = counts(self.ledger, 100)
         for epoch in shown:
-            assert sum(epoch[1:]) == SIZE
-            assert min(epoch[1:]) >= 0
+            assert sum(epoch[1:]) == self.size and min(epoch[1:]) >= 0
         assert sum(epoch.trained for epoch in shown) == count(self.ledger.done.trained)
 
 
-Data.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestData = Data.TestCase
+class Single(Data):
+    """Of one sequence: each that is read ends its epoch."""
+
+    size = 1
+
+
+LONG = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Data.TestCase.settings = Single.TestCase.settings = LONG
+TestData, TestSingle = Data.TestCase, Single.TestCase
 
 
 def test_a_service_that_went_back_gives_its_data_back() -> None:
@@ -349,13 +359,6 @@ def test_what_others_are_yet_to_commit_is_whose_push_it_was() -> None:
     ledger.see_lives({}, 99.0, 5.0, version=8, settled=7)
     assert ledger.awaits == 8
     assert ledger.see_lives({}, 99.0, 5.0, version=8, settled=8) == 4
-
-
-def test_what_nobody_can_have_read_is_passed_over() -> None:
-    ledger = Ledger(10, 1)
-    ledger.cover([Push(1, (Range(0, 8, 40), Range(5_000, 0, 3)), True)], 0.0)
-    assert ledger.done == Done((Range(0, 8, 10),))
-    assert [span.range for span in ledger.spans] == [Range(0, 0, 8)]
 
 
 def test_nothing_is_done_before_the_number_of_fragments_is_known() -> None:

@@ -8,6 +8,13 @@ from syncline_control.core.spans import Life, Span
 from syncline_proto.ranges import NOTHING, Range
 
 
+def test_what_nobody_can_have_read_is_passed_over() -> None:
+    ledger = Ledger(10, 1)
+    ledger.cover([Push(1, (Range(0, 8, 40), Range(5_000, 0, 3)), True)], 0.0)
+    assert ledger.done == Done((Range(0, 8, 10),))
+    assert [span.range for span in ledger.spans] == [Range(0, 0, 8)]
+
+
 def test_pushes_that_name_far_epochs_do_not_carry_one_another_further() -> None:
     """Of what was never given out; what was, is taken however far it is."""
     ledger = Ledger(10, 1)

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.ranges import NOTHING, RANGES_MAX, Range, Ranges
-from syncline_proto.stretches import Stretch, count
+from syncline_proto.ranges import NOTHING, RANGES_MAX, Range, Ranges, count
+from syncline_proto.stretches import Stretch
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import refusals
 from syncline_sync.core.fragment import Fragment
@@ -80,7 +80,7 @@ def test_a_file_of_ranges_epoch_by_epoch_is_read_and_the_next_push_joins_them() 
     text["trained"] = [[epoch, 0, 10] for epoch in range(many)]
     saved = saved_from_json(json.dumps(text))
     check_numbers(saved)
-    assert count(saved.trained) == 10 * many
+    assert count(spread(saved.trained)) == 10 * many
     core = Fragment(rules(), saved)
     core.adopt(0.0, {"a": 1, "b": 1}, rules(), True)
     for seq, who in enumerate("ab", 1):

@@ -13,17 +13,20 @@ from syncline_proto.rest import Progress
 
 
 @pytest.mark.parametrize(
-    ("error", "closes"), [(None, False), (ProcessFailed("gone"), False), (LeaseLost("lost"), True)]
+    ("error", "go_on"), [(None, False), (ProcessFailed("gone"), False), (LeaseLost("lost"), True)]
 )
-def test_ranks_that_lost_their_lease_do_so_together(
-    error: Exception | None, closes: bool, monkeypatch: pytest.MonkeyPatch
+def test_ranks_that_lost_their_lease_talk_on_as_another_life(
+    error: Exception | None, go_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their next life makes a group of its own."""
+    """Where they failed otherwise nobody knows where the others are, and nothing is touched."""
     closed: list[Ranks] = []
     monkeypatch.setattr(Ranks, "close", lambda ranks: closed.append(ranks))
     wish = wished("http://127.0.0.1:1", "run", "one", None, {}, lambda run, job: None)
     assert wish is not None
-    life = Life(wish, Progress, Recall(), None)
-    life._ranks = Ranks()
+    life, ranks = Life(wish, Progress, Recall(), None), Ranks()
+    life._ranks = ranks
     life.release(failed=True, error=error)
-    assert closed == [life._ranks] * closes
+    other = Life(wish, Progress, Recall(), None, life)
+    assert not closed and other._ranks is (ranks if go_on else None)
+    other.release(failed=False)
+    assert closed == [ranks] * go_on

@@ -27,6 +27,28 @@ except CalledOff:
     print(recall.asker)
 """
 
+FULL = """
+import threading
+from syncline import join
+from syncline.control import ControlClient
+from syncline.recall import Recall
+from syncline.wish import wished
+from syncline_proto.errors import CalledOff, RunFull
+from syncline_proto.settings import TimeoutSettings
+
+def full(*_):
+    raise RunFull("It has as many as it may have.")
+
+ControlClient.register, join.PLACE_S, recall = full, 1e6, Recall()
+wish = wished("http://127.0.0.1:1", "run", "one", None, {}, lambda run, job: None)
+if rank == 1:
+    threading.Timer(0.5, recall.set).start()
+try:
+    join.register(wish, ranks, TimeoutSettings(), "a model", recall)
+except CalledOff:
+    print(recall.asker)
+"""
+
 
 def test_a_wait_ends_when_it_is_recalled() -> None:
     recall, answers = Recall(), threading.Event()
@@ -60,6 +82,12 @@ def test_of_what_failed_meanwhile_only_waiting_is_called_off() -> None:
 def test_whichever_rank_is_recalled_all_end_the_wait_of_rank_0(tmp_path: Path) -> None:
     made = "{'made': 0}"
     assert two_ranks(tmp_path, IN_TWO) == [f"{made}\n{OTHER}", f"{made}\n{OWN}"]
+
+
+def test_whichever_rank_is_recalled_all_hear_it_while_they_wait_for_a_place(tmp_path: Path) -> None:
+    """However seldom they ask for one."""
+    said = [told.splitlines()[-1] for told in two_ranks(tmp_path, FULL)]
+    assert said == [OTHER, OWN]
 
 
 def test_who_waits_for_a_recall_hears_it() -> None:
