@@ -23,6 +23,7 @@ WAYS = {
     "reentrant": Way(checkpoint="reentrant"),
     "captured": Way(compile="aot_eager"),
     "captured.whole": Way(compile="aot_eager", compile_whole=True),
+    "captured.before": Way(compile="aot_eager", compile_whole=True, called_before=True),
     "bf16": Way(bf16=True),
     "muon": Way(optimizer="muon"),
     "parts": Way(parts=3),
@@ -38,7 +39,7 @@ WAYS = {
 }
 SAME = {
     *("plain", "wrapper", "function", "reentrant", "captured", "captured.whole"),
-    *("prefetched", "streamed", "streamed.prefetched"),
+    *("captured.before", "prefetched", "streamed", "streamed.prefetched"),
 }
 """Of these the arithmetic is the plain way's."""
 

@@ -79,6 +79,8 @@ class Way:
     """The backend."""
     compile_whole: bool = False
     """The model, and not each block by itself."""
+    called_before: bool = False
+    """Once, before it joins."""
     bf16: bool = False
     optimizer: Literal["adamw", "agd", "muon", "wsam"] = "adamw"
     parts: int = 1
@@ -218,6 +220,9 @@ def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -
     torch.compiler.reset()
     counters.clear()
     model = built(way, seed)
+    if way.called_before:
+        with torch.no_grad():
+            loss_of(model, batch(0, 0))
     optimizer = _optimizer(model, way)
     if not way.inside:
         return _trace(_steps(model, optimizer, way, seed), model)
