@@ -20,12 +20,13 @@ from syncline.launch.client import OperatorClient
 from syncline.launch.ports import free_ports, require_free
 from syncline.launch.probes import http_ready, wait_ready
 from syncline.launch.processes import Command, Crew
-from syncline_proto.errors import PortInUse, SynclineError
+from syncline_proto.errors import PortInUse, SynclineError, Unreachable
 from syncline_proto.rest import RunCreate
 from syncline_testing.shell import Shell
 from syncline_testing.warm import warm
 
 TOKEN = "a-secret"
+GONE = "The control plane does not answer."
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +152,27 @@ def test_who_sends_too_many_away_hears_that_the_run_stands_still(
     assert said.endswith("a lease of three. three stands still until 2 more join.")
     shell("runs stop three")
     assert shell.json("replicas kick three replica-2")["lacking"] == 0, "it has ended"
+
+
+def test_who_was_sent_away_is_even_where_nobody_tells_what_is_left(
+    shell: Shell, control: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control plane may go in between."""
+    post(control, "/v1/runs", {"name": "four", "settings": {"min_replicas": 1}})
+    for number in range(2):
+        post(control, "/v1/runs/four/replicas", {"replica": f"replica-{number}"})
+
+    def gone(client: OperatorClient, name: str) -> None:
+        raise Unreachable(GONE)
+
+    with monkeypatch.context() as cut:
+        cut.setattr(OperatorClient, "run", gone)
+        asked = {"run": "four", "replica": "replica-0", "act": "kick", "lacking": None}
+        assert shell.json("replicas kick four replica-0") == asked
+        said = " ".join(shell("replicas drain four replica-1")[1].split())
+    assert said.endswith("and leave four. Whether enough replicas stay nobody told: " + GONE)
+    states = {one["replica"]: one["state"] for one in shell.json("replicas ls four")["four"]}
+    assert states == {"replica-0": "kicked", "replica-1": "draining"}
 
 
 def test_status_holds_everything(shell: Shell, control: str) -> None:

@@ -23,6 +23,7 @@ WAYS = {
     "reentrant": Way(checkpoint="reentrant"),
     "captured": Way(compile="aot_eager"),
     "captured.whole": Way(compile="aot_eager", compile_whole=True),
+    "captured.before": Way(compile="aot_eager", compile_whole=True, called_before=True),
     "bf16": Way(bf16=True),
     "muon": Way(optimizer="muon"),
     "parts": Way(parts=3),
@@ -38,7 +39,7 @@ WAYS = {
 }
 SAME = {
     *("plain", "wrapper", "function", "reentrant", "captured", "captured.whole"),
-    *("prefetched", "streamed", "streamed.prefetched"),
+    *("captured.before", "prefetched", "streamed", "streamed.prefetched"),
 }
 """Of these the arithmetic is the plain way's."""
 
@@ -51,6 +52,40 @@ def test_every_way_of_two_ranks_is_left_as_it_is(cluster: Cluster, tmp_path: Pat
         assert left[name].is_finite
         assert (left[name] == left["plain"]) == (name in SAME), name
         assert bool(left[name].graphs) == bool(WAYS[name].compile), name
+
+
+EAGER = Way(overlap=EVERY, eager=True)
+MIXED = Way(groups=EVERY, overlap=1, mix=0.25)
+MERGED = {
+    "turns": Way(groups=EVERY),
+    "turns.late": Way(groups=EVERY, overlap=1),
+    "mixed": Way(overlap=1, mix=0.25),
+    "turns.mixed": MIXED,
+    "eager": EAGER,
+    "eager.momentum": replace(EAGER, outer=0.5),
+    "streamed.turns": Way(groups=EVERY, streamed=True),
+    "streamed.turns.mixed": replace(MIXED, streamed=True),
+    "streamed.eager.momentum": replace(EAGER, outer=0.5, streamed=True),
+    "all.turns.mixed": replace(ALL, groups=EVERY, overlap=1, mix=0.25, prefetch=True),
+    "all.eager.momentum": replace(ALL, overlap=EVERY, eager=True, outer=0.5, streamed=True),
+}
+
+
+@pytest.mark.long
+def test_what_is_merged_in_other_ways_is_as_by_hand(cluster: Cluster, tmp_path: Path) -> None:
+    """In turns, mixed and eager: by two ranks, and as beside a GPU.
+
+    A replica that has all of a round, and an outer step of 1, is never off: eager it stands where
+    the others do.
+    """
+    left = in_ranks(tmp_path, cluster, 2, {"plain": Way()} | beside(MERGED))
+    for name in MERGED:
+        assert left[name] == left[f"{name}.by-hand"], name
+        assert left[name].is_finite
+        assert (left[name] == left["plain"]) == (name == "eager"), name
+        plain = name.removeprefix("streamed.")
+        alike = {other for other in MERGED if left[other] == left[name]}
+        assert alike <= {plain, f"streamed.{plain}"}, alike
 
 
 @pytest.mark.long

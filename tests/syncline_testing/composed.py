@@ -79,6 +79,8 @@ class Way:
     """The backend."""
     compile_whole: bool = False
     """The model, and not each block by itself."""
+    called_before: bool = False
+    """Once, before it joins."""
     bf16: bool = False
     optimizer: Literal["adamw", "agd", "muon", "wsam"] = "adamw"
     parts: int = 1
@@ -88,9 +90,16 @@ class Way:
     warmup: int = 0
     """Steps with everybody's mean gradient, before the first round."""
     overlap: int = 0
-    """Inner steps between a push and its merge, fewer than there are between two pushes."""
+    """Inner steps between a push and its merge, no more than there are between two pushes."""
+    mix: float | None = None
+    """What is left of the parameters where a value is merged that they have trained on beside."""
+    eager: bool = False
+    """To train on from where its own push alone would bring it, beside a whole round of delay."""
+    outer: float | None = None
+    """The outer optimizer's lr and momentum, a power of two: so no product is rounded."""
     groups: int = 1
-    """Of fragments, each pushed in its turn: no more than there are steps between two pushes."""
+    """Of fragments, each pushed in its turn: 1, or as many as there are steps between two pushes.
+    By hand 1 or 2."""
     streamed: bool = False
     """What is pushed and merged goes the way that it goes beside a GPU."""
     evaluate: bool = False
@@ -218,10 +227,16 @@ def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -
     torch.compiler.reset()
     counters.clear()
     model = built(way, seed)
+    if way.called_before:
+        with torch.no_grad():
+            loss_of(model, batch(0, 0))
     optimizer = _optimizer(model, way)
     if not way.inside:
         return _trace(_steps(model, optimizer, way, seed), model)
     more = {"warmup_steps": way.warmup, "overlap_steps": way.overlap, "fragment_groups": way.groups}
+    more |= {"overlap_mix": way.mix, "overlap_eager": way.eager}
+    if way.outer is not None:
+        more["outer"] = {"lr": way.outer, "momentum": way.outer}
     settings = SETTINGS | {"min_replicas": way.replicas} | more
     replica = Replica(model, optimizer, run=run, name=name, settings=settings, control=control)
     with patch("syncline.life.carrier_of", streamed) if way.streamed else nullcontext(), replica:
@@ -260,7 +275,7 @@ def _steps(
     losses: list[float] = []
     rank = dist.get_rank() if dist.is_initialized() else 0
     data, tensor = divmod(rank, way.tensor_parallel)
-    rounds = Rounds(model) if replica is None else None
+    rounds = Rounds(model, way) if replica is None else None
     unsynced = nullcontext if replica is None else replica.unsynced
     for step in range(ROUNDS * EVERY):
         for part in range(way.parts):
@@ -282,45 +297,118 @@ def _steps(
         if way.looks:
             assert all(whole(parameter).isfinite().all() for parameter in model.parameters())
         if rounds is not None:
-            rounds.after(step, way)
+            rounds.after(step)
+    if rounds is not None:
+        rounds.end()
     if replica is not None:
         replica.finish()
     return losses
 
 
-class Rounds:
-    """What the rounds of one replica do with local-sgd, by hand."""
+FRAGMENTS = ("embed", "blocks.0", "blocks.1")
+"""By the names of what they hold, in forward order; all else is the last one's."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+
+class Fragment:
+    """The rounds of some parameters, of one replica, by hand: local-sgd with an outer step."""
+
+    def __init__(self, parameters: list[nn.Parameter], way: Way) -> None:
+        self._local, self._way = [local_part(parameter) for parameter in parameters], way
         self._anchors = self._values()
-        self._pushed: list[Tensor] | None = None
+        self._momentum, self._echoes = (
+            [torch.zeros_like(one) for one in self._local] for _ in range(2)
+        )
+        self._flight: tuple[list[Tensor], list[Tensor]] | None = None
+        """What was pushed, and from where training went on."""
+        self._pushed_at = 0
 
-    def after(self, step: int, way: Way) -> None:
-        """Push every ``EVERY`` steps, and merge ``way.overlap`` steps later, or at the end."""
-        since = (step + 1) % EVERY
-        if since == 0:
-            self._pushed = self._values()
-        if self._pushed is not None and (since == way.overlap or step + 1 == ROUNDS * EVERY):
-            self._merge(self._pushed, counts=step >= way.warmup, trained_on=since > 0)
-            self._pushed = None
+    def lands_by(self, done: int) -> bool:
+        return self._flight is not None and done >= self._pushed_at + self._way.overlap
 
-    def _merge(self, pushed: list[Tensor], *, counts: bool, trained_on: bool) -> None:
-        """The new anchor is the old one, less its distance from what was pushed.
+    def push(self, done: int) -> None:
+        """After so many steps."""
+        pushed, self._pushed_at = self._values(), done
+        if self._way.eager:
+            mu = self._way.outer or 0.0
+            for local, anchor, echo in zip(self._local, self._anchors, self._echoes, strict=True):
+                delta = anchor - local
+                ahead = (delta * (1 + mu) + echo) * (self._way.outer or 1.0)
+                local.copy_(anchor - ahead)
+                echo.mul_(mu).add_(delta * mu**2)
+        self._flight = pushed, self._values()
 
-        Where that does not count it is what was pushed, as at the end of a synchronous phase. What
-        was ``trained_on`` meanwhile stays.
+    def merge(self, done: int) -> None:
+        """Take the outer step, and move the model onto what comes of it; if a push is under way.
+
+        Where the push is of the synchronous phase the anchor is what was pushed, as at its end.
         """
-        with torch.no_grad():
-            for parameter, anchor, start in zip(
-                self._model.parameters(), self._anchors, pushed, strict=True
-            ):
-                anchor.copy_(anchor - (anchor - start) if counts else start)
-                local = local_part(parameter)
-                local.copy_(local + (anchor - start) if trained_on else anchor)
+        if self._flight is None:
+            return
+        (pushed, starts), self._flight = self._flight, None
+        trained_on, mu = done > self._pushed_at, self._way.outer or 0.0
+        for local, anchor, momentum, value, start in zip(
+            self._local, self._anchors, self._momentum, pushed, starts, strict=True
+        ):
+            delta = anchor - value
+            momentum.mul_(mu).add_(delta)
+            step = (delta + mu * momentum) * (self._way.outer or 1.0)
+            anchor.copy_(anchor - step if self._pushed_at > self._way.warmup else value)
+            if not trained_on:
+                local.copy_(anchor)
+            elif self._way.mix is None:
+                local.add_(anchor - start)
+            else:
+                local.lerp_(anchor, 1 - self._way.mix)
+
+    def bring_in(self, done: int) -> None:
+        """Leave with what was trained since the last push."""
+        if done > self._pushed_at:
+            self.push(done)
+            self.merge(done)
 
     def _values(self) -> list[Tensor]:
-        return [local_part(parameter).detach().clone() for parameter in self._model.parameters()]
+        return [one.detach().clone() for one in self._local]
+
+
+class Rounds:
+    """What the rounds of one replica do, by hand."""
+
+    def __init__(self, model: nn.Module, way: Way) -> None:
+        parts: list[list[nn.Parameter]] = [[] for _ in range(len(FRAGMENTS) + 1)]
+        names = CanonicalNames(model)
+        for raw, parameter in model.named_parameters():
+            head = (n for n, of in enumerate(FRAGMENTS) if names(raw).startswith(f"{of}."))
+            parts[next(head, len(FRAGMENTS))].append(parameter)
+        assert all(parts) and way.groups in (1, 2)
+        with torch.no_grad():
+            self._fragments = [Fragment(part, way) for part in parts]
+        self._groups, self._done = way.groups, 0
+
+    @torch.no_grad()
+    def after(self, step: int) -> None:
+        """Merge what has landed by now, and push what is due, a group in its turn."""
+        self._done = step + 1
+        for fragment in self._fragments:
+            if fragment.lands_by(self._done):
+                fragment.merge(self._done)
+        for number, fragment in enumerate(self._fragments):
+            if self._is_due(number):
+                fragment.push(self._done)
+        for fragment in self._fragments:
+            if fragment.lands_by(self._done):  # at once, before the next step
+                fragment.merge(self._done)
+
+    @torch.no_grad()
+    def end(self) -> None:
+        for fragment in self._fragments:
+            fragment.merge(self._done)
+        for fragment in self._fragments:
+            fragment.bring_in(self._done)
+
+    def _is_due(self, number: int) -> bool:
+        if self._groups == 1:
+            return self._done % EVERY == 0
+        return (self._done - 1) % self._groups == number % self._groups
 
 
 def _hash(model: nn.Module) -> str:

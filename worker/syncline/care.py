@@ -1,15 +1,17 @@
 """What a loop may leave to its replica at each step, where it would have lines of its own for it.
 
-The first steps of who joins a run under way are shortened, a step whose gradient is not finite is
-left out, and a lost lease is borne until the replica joins again. Knows the optimizer's hooks, and
-decides nothing.
+The first steps of who joins a run under way are shortened, a step whose loss or gradient is not
+finite is left out, and a lost lease is borne until the replica joins again. Knows the hooks of
+model and optimizer, and decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
@@ -19,31 +21,41 @@ class Tended(Protocol):
     @property
     def lr_factor(self) -> float: ...
 
-    def skips(self) -> bool: ...
+    def skips(self, loss: float | Tensor | None = None) -> bool: ...
 
     def bear_loss(self) -> None: ...
 
 
 class Care:
-    """For one replica's optimizer, from each ``begin`` to the ``end`` that follows."""
+    """For one replica's model and optimizer, from each ``begin`` to the ``end`` that follows."""
 
-    def __init__(self, optimizer: Optimizer, is_on: bool) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, is_on: bool) -> None:
         """Nothing happens where it is not on."""
         self.is_on = is_on
-        self._optimizer = optimizer
+        self._model, self._optimizer = model, optimizer
+        self._losses: list[Tensor] = []
+        """Through which a gradient has come since the last step."""
         self._ends: list[Callable[[], None]] = []
 
     def begin(self, replica: Tended) -> None:
         """Ahead of the replica's own hooks, which average gradients."""
 
         def judge(optimizer: Optimizer, *_: Any) -> None:
+            loss = sum(self._losses) if self._losses else None
+            self.forget()
             # A GradScaler skips by itself; of a fused optimizer it is asked in the step.
             if getattr(optimizer, "grad_scale", None) is None:
-                replica.skips()
+                replica.skips(loss)
 
         if self.is_on:
             hook: Any = judge
             self._ends.append(self._optimizer.register_step_pre_hook(hook).remove)
+            see: Any = torch.compiler.disable(self._see)
+            self._ends.append(self._model.register_forward_hook(see).remove)
+
+    def forget(self) -> None:
+        """The loop itself has judged this step's losses."""
+        self._losses.clear()
 
     def follow(self, replica: Tended) -> None:
         """After them, which know of this life's first steps."""
@@ -55,6 +67,24 @@ class Care:
         for end in reversed(self._ends):
             end()
         self._ends.clear()
+        self.forget()
+
+    def _see(self, model: nn.Module, given: Any, made: Any) -> None:
+        """A loss may be infinite, or NaN, whose gradient is not.
+
+        What no gradient comes through is no loss: the loop evaluates, or has dropped the batch.
+        """
+        for loss in scalars(made):
+            value = loss.detach()
+            loss.register_hook(lambda _, value=value: self._losses.append(value))
+
+
+def scalars(made: Any) -> Iterator[Tensor]:
+    """What a model's forward gives that may be a loss: itself, or in a mapping or a tuple."""
+    some = made.values() if isinstance(made, Mapping) else made
+    for one in some if isinstance(made, Mapping | tuple | list) else (made,):
+        if isinstance(one, Tensor) and one.requires_grad and one.numel() == 1:
+            yield one
 
 
 def ramped(optimizer: Optimizer, factor: Callable[[], float]) -> Callable[[], None]:

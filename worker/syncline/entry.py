@@ -124,7 +124,8 @@ class Entry:
             SynclineError: a service does not answer.
         """
         try:
-            states = unless_recalled(self._states, self._helm.recall, self._ranks)
+            helm = self._helm
+            states = unless_recalled(self._states, helm.recall, self._ranks, helm.hear_operator)
         except CalledOff:
             if self._helm.joining:
                 raise

@@ -16,7 +16,7 @@ from syncline.core.agreement import Order
 from syncline.core.plan import Act, Heard, after_step
 from syncline.heartbeat import ENDED, Pulse
 from syncline.ranks import Ranks
-from syncline.recall import Recall
+from syncline.recall import OPERATOR, Recall
 from syncline_proto.differing import changes
 from syncline_proto.errors import SynclineError
 from syncline_proto.rest import RunState
@@ -201,8 +201,17 @@ class Helm:
 
     def _why_drained(self) -> str:
         assert self._pulse is not None
-        asker = "an operator" if self._pulse.news.drain else self.recall.asker
+        asker = OPERATOR if self._pulse.news.drain else self.recall.asker
         return f"{asker} asked it to leave"
+
+    def hear_operator(self) -> None:
+        """Where an operator has asked this replica to leave, let that be a recall.
+
+        For waits that have nothing of its training to bring in. Before it has joined he is heard
+        later, as he means who trains.
+        """
+        if not self.joining and self._pulse is not None and self._pulse.news.drain:
+            self.recall.set(OPERATOR)
 
     def finish_run(self) -> None:
         """Tell the control plane that the token budget is committed; any replica may."""

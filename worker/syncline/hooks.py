@@ -47,7 +47,12 @@ class Hooks:
 
         From then on the optimizer raises ConfigError when its step is given a closure. One that
         moves the parameters between two gradients of a step (WSAM) has everything merged before.
+
+        What torch.compile has made so far, of any model, is made anew when it is called next.
         """
+        # Code that was compiled around a module does not look whether that has new hooks. Whose
+        # code has this model inside nobody can tell: a function that trains it may have.
+        torch.compiler.reset()
         by_module: dict[nn.Module, list[int]] = {}
         for fragment, modules in enumerate(self.places):
             for module in modules:

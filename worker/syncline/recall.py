@@ -25,6 +25,9 @@ OWN = "its own process"
 SIGNAL = "a signal (SIGTERM)"
 """Who asked, where a signal did."""
 
+OPERATOR = "an operator"
+"""Who asked, where the control plane has told so."""
+
 OTHER = "another of its ranks"
 """Who asked, where that was not this process."""
 
@@ -68,21 +71,28 @@ class Recall(Event):
         return self._asked
 
 
-def unless_recalled(act: Callable[[], Any], recall: Recall, ranks: Ranks) -> Any:
+def unless_recalled(
+    act: Callable[[], Any],
+    recall: Recall,
+    ranks: Ranks,
+    listen: Callable[[], object] = lambda: None,
+) -> Any:
     """Let rank 0 do ``act`` in the background, and leave it there once a rank is recalled.
 
     Returns on all ranks what it made, which JSON can carry. Meanwhile they meet at each look, so
     that none waits for longer, and whichever is recalled is heard. What ``act`` keeps asking must
-    heed ``recall``. A call that is on its way cannot be interrupted, and gets ``LAST_CALL_S``: most
-    answers come within it, and a lease among them is given back.
+    heed ``recall``; ``listen`` is called before each look, and may set that. A call that is on its
+    way cannot be interrupted, and gets ``LAST_CALL_S``: most answers come within it, and a lease
+    among them is given back.
 
     Raises:
         CalledOff: ``recall`` was set, on any rank, before there was a result.
         SynclineError: as ``Ranks.share``.
     """
     asked = in_background(act, "syncline-asking").future if ranks.first else None
+    listen()
     while not _is_over(asked, recall, ranks):
-        pass
+        listen()
 
     def answer() -> Any:
         assert asked is not None

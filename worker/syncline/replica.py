@@ -95,9 +95,10 @@ class Replica(Reading):
                 ``request_drain`` (a second one means what it did before), where the script has no
                 handler of its own.
             takes_care: do what the callbacks of libraries do: shorten a joiner's first steps (leave
-                ``lr_factor`` alone then), leave out steps whose gradient is not finite (on a GPU
-                each waits for its backward pass), and where a lease has run out join again, in
-                ``shard`` and ``leased``, between two steps.
+                ``lr_factor`` alone then), leave out steps whose gradient is not finite, or whose
+                loss where the model's forward gives it (on a GPU each waits for its backward
+                pass), and where a lease has run out join again, in ``shard`` and ``leased``,
+                between two steps.
 
         Raises:
             ConfigError: a setting, name or address is wrong.
@@ -112,7 +113,7 @@ class Replica(Reading):
         super().__init__(wish, self._alone, tokens_of)
         self._odd_losses, self._setbacks = OddLosses(), Setbacks(self)
         self._ramp_steps = join_ramp_steps
-        self._claim, self._care = Claim(model), Care(self._optimizer, takes_care)
+        self._claim, self._care = Claim(model), Care(model, self._optimizer, takes_care)
         self._drains_on_sigterm = drain_on_sigterm
         self._end_heeding: Callable[[], None] = lambda: None
 
@@ -217,6 +218,7 @@ class Replica(Reading):
             ConfigError: one is no number.
         """
         self._check_live()
+        self._care.forget()
         figures = figures_of(self._optimizer, loss, grad_norm)
         is_odd = not all(map(math.isfinite, figures.values()))
         skips = self._session.skip(is_odd)
@@ -307,6 +309,8 @@ class Replica(Reading):
     @plainly
     def start(self) -> None:
         """Join the run: returns with the run's parameters in the model and hooks in the loop.
+
+        Of those no code knows that torch.compile has made before: all of it is compiled anew.
 
         Raises:
             Unreachable: control plane or sync service do not answer.

@@ -33,15 +33,42 @@ def loss_at(parts: list[torch.nn.Parameter], curve: torch.Tensor) -> torch.Tenso
     return (curve * p**4 / 4 + torch.sin(p)).sum()
 
 
-def reference_step(p: Array, curve: Array, o: dict[str, Any]) -> Array:
-    """One step of algorithm 2 of arXiv 2305.15817 around SGD with (coupled) weight decay."""
+class Sgd:
+    """With coupled weight decay."""
+
+    def step(self, p: Array, g: Array) -> Array:
+        return p - LR * (g + DECAY * p)
+
+
+class AdamW:
+    """Its moments are of what the step goes by, and its weight decay is no part of that."""
+
+    def __init__(self) -> None:
+        self._m, self._v, self._t = np.zeros(N), np.zeros(N), 0
+
+    def step(self, p: Array, g: Array) -> Array:
+        self._t += 1
+        self._m = 0.9 * self._m + 0.1 * g
+        self._v = 0.999 * self._v + 0.001 * g**2
+        mean, square = self._m / (1 - 0.9**self._t), self._v / (1 - 0.999**self._t)
+        return p * (1 - LR * DECAY) - LR * mean / (np.sqrt(square) + 1e-8)
+
+
+BASES: dict[str, tuple[Any, Any]] = {
+    "sgd": (torch.optim.SGD, Sgd),
+    "adamw": (torch.optim.AdamW, AdamW),
+}
+
+
+def reference_step(p: Array, curve: Array, o: dict[str, Any], base: Sgd | AdamW) -> Array:
+    """One step of algorithm 2 of arXiv 2305.15817."""
     a = o["gamma"] / (1 - o["gamma"])
     g = gradient_at(p, curve)
     size = np.abs(p) if o["adaptive"] else np.ones_like(p)
     e = o["rho"] * size**2 * g / (np.linalg.norm(size * g) + 1e-12)
     g2 = gradient_at(p + e, curve)
     used = g if o["decouple"] else (1 - a) * g + a * g2
-    moved = p - LR * (used + DECAY * p)
+    moved = base.step(p, used)
     return moved - LR * a * (g2 - g) if o["decouple"] else moved
 
 
@@ -55,29 +82,33 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-def wsam(values: Array, options: dict[str, Any]) -> tuple[list[torch.nn.Parameter], WSAM]:
+def wsam(
+    values: Array, options: dict[str, Any], base: Any = torch.optim.SGD
+) -> tuple[list[torch.nn.Parameter], WSAM]:
     """Over two parameters, so that the norm is of both."""
     parts = [torch.nn.Parameter(torch.from_numpy(v.copy())) for v in np.split(values, [3])]
-    return parts, WSAM(torch.optim.SGD(parts, lr=LR, weight_decay=DECAY), **options)
+    return parts, WSAM(base(parts, lr=LR, weight_decay=DECAY), **options)
 
 
 def values_of(parts: list[torch.nn.Parameter]) -> Array:
     return torch.cat(list[torch.Tensor](parts)).detach().numpy()
 
 
+@pytest.mark.parametrize("base", BASES)
 @settings(max_examples=100, deadline=None)
-@given(OPTIONS, st.integers(0, 2**31))
-def test_each_step_is_the_formulas(options: dict[str, Any], seed: int) -> None:
+@given(options=OPTIONS, seed=st.integers(0, 2**31))
+def test_each_step_is_the_formulas(base: str, options: dict[str, Any], seed: int) -> None:
     dice = np.random.default_rng(seed)
     expected, curve = dice.standard_normal(N), dice.standard_normal(N)
-    parts, optimizer = wsam(expected, options)
+    theirs, reference = BASES[base][0], BASES[base][1]()
+    parts, optimizer = wsam(expected, options, theirs)
     for _ in range(4):
         loss_at(parts, torch.from_numpy(curve)).backward()
         optimizer.perturb()
         loss_at(parts, torch.from_numpy(curve)).backward()
         optimizer.step()
         optimizer.zero_grad()
-        expected = reference_step(expected, curve, options)
+        expected = reference_step(expected, curve, options, reference)
         np.testing.assert_allclose(values_of(parts), expected, rtol=1e-9, atol=1e-12)
 
 
@@ -94,6 +125,48 @@ def test_the_way_back_is_exact_even_from_a_gradient_that_is_not_finite() -> None
     optimizer._before = {p: (v, torch.zeros_like(g)) for p, (v, g) in optimizer._before.items()}  # pyright: ignore[reportOptionalMemberAccess]
     optimizer.step()
     assert values_of(parts).tobytes() == start.tobytes()
+
+
+def test_with_batch_norm_each_step_is_the_formulas_and_statistics_are_of_the_first_pass() -> None:
+    """Where its momentum is 0 for the second, which sees the model elsewhere, as WSAM says."""
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(4)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), norm, torch.nn.Linear(4, 1)).double()
+    optimizer = WSAM(torch.optim.SGD(model.parameters(), lr=LR), rho=0.5, gamma=0.9)
+    values = [parameter.detach().clone() for parameter in model.parameters()]
+    mean, square = torch.zeros(4).double(), torch.ones(4).double()
+
+    def gradients_at(at: list[torch.Tensor], batch: torch.Tensor) -> list[torch.Tensor]:
+        w, b, scale, shift, u, c = (value.requires_grad_() for value in at)
+        h = batch @ w.T + b
+        z = (h - h.mean(0)) / (h.var(0, correction=0) + norm.eps).sqrt() * scale + shift
+        loss = (z @ u.T + c).square().mean()
+        return list(torch.autograd.grad(loss, [w, b, scale, shift, u, c]))
+
+    for _ in range(3):
+        batch = torch.randn(8, 3).double()
+        hidden = batch @ values[0].T + values[1]
+        mean = 0.9 * mean + 0.1 * hidden.mean(0)
+        square = 0.9 * square + 0.1 * hidden.var(0)
+        first = gradients_at([value.clone() for value in values], batch)
+        length = torch.cat([one.flatten() for one in first]).norm()
+        near = [v + 0.5 * g / length for v, g in zip(values, first, strict=True)]
+        second = gradients_at(near, batch)
+        values = [
+            v - LR * (g + 9 * (other - g))
+            for v, g, other in zip(values, first, second, strict=True)
+        ]
+        model(batch).square().mean().backward()
+        optimizer.perturb()
+        norm.momentum = 0.0
+        model(batch).square().mean().backward()
+        norm.momentum = 0.1
+        optimizer.step()
+        optimizer.zero_grad()
+        assert norm.running_mean is not None and norm.running_var is not None
+        torch.testing.assert_close(norm.running_mean, mean)
+        torch.testing.assert_close(norm.running_var, square)
+        torch.testing.assert_close(list(model.parameters()), values, rtol=1e-9, atol=1e-12)
 
 
 def test_a_gradient_of_one_pass_alone_is_zero_in_the_other() -> None:

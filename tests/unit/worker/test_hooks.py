@@ -153,15 +153,27 @@ def test_a_block_waits_before_any_of_its_children() -> None:
     assert watched.seen == [0, 1]
 
 
-def test_a_compiled_model_still_waits() -> None:
+@pytest.mark.parametrize("called_before", [False, True])
+@pytest.mark.parametrize("what", ["model", "function"])
+def test_what_is_compiled_still_waits(what: str, called_before: bool) -> None:
+    """The code of its first call knows no hooks that come later, and does not look for any."""
+    torch.compiler.reset()
     model = TinyModel()
-    watched = Watched(model)
-    compiled = torch.compile(model, backend="eager")
-    for _ in range(2):
-        watched.seen.clear()
-        with torch.no_grad():
-            compiled(batch(0, 0)[:, :-1])
-        assert watched.seen == [0, 1, 2, 3]
+    whole = model if what == "model" else lambda tokens: model(tokens)
+    compiled = torch.compile(whole, backend="eager")
+    tokens = batch(0, 0)[:, :-1]
+    with torch.no_grad():
+        if called_before:
+            compiled(tokens)
+        for _ in range(2):  # lives
+            watched = Watched(model)
+            for _ in range(2):
+                watched.seen.clear()
+                compiled(tokens)
+                assert watched.seen == [0, 1, 2, 3]
+            watched.hooks.remove()
+            compiled(tokens)
+            assert watched.seen == [0, 1, 2, 3]
 
 
 def test_what_an_evaluation_of_a_part_gathered_is_dropped(tmp_path: Path) -> None:

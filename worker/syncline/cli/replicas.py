@@ -74,15 +74,23 @@ def _asking(act: Literal["drain", "kick"], answer: str, still: str) -> Callable[
         token: Token = None,
         as_json: Json = False,
     ) -> None:
+        from syncline_proto.errors import SynclineError
+
+        unknown = ""
         with connect(control, token) as client:
             ask = client.drain if act == "drain" else client.kick
             ask(run, replica)
-            lacking = _lacking(client, run)
+            try:
+                lacking = _lacking(client, run)
+            except SynclineError as error:  # what was asked for is done all the same
+                lacking, unknown = None, error.message
         done = {"run": run, "replica": replica, "act": act, "lacking": lacking}
         words = [answer.format(run=run, replica=replica)]
         if lacking:
             joins = "another one joins" if lacking == 1 else f"{lacking} more join"
             words.append(f"{still.format(run=run)} until {joins}.")
+        if unknown:
+            words.append(f"Whether enough replicas stay nobody told: {unknown}")
         output.show(done, as_json, lambda: " ".join(words))
 
     return command

@@ -1,0 +1,98 @@
+"""A replica that takes care sees a loss that is not finite where its gradient is, and no other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+from syncline import Replica
+from syncline_testing.replicas import STEP_TOKENS, TinyModel, batch, loss_of
+
+INFINITE = math.inf
+
+
+class Losing(TinyModel):
+    """Gives its loss as libraries do, with a constant more, which no gradient knows of."""
+
+    def __init__(self, gives: str) -> None:
+        super().__init__()
+        self._gives = gives
+
+    def forward(self, tokens: Tensor, more: float = 0.0) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = loss_of(super().forward, tokens) + more  # pyright: ignore[reportArgumentType]
+        return {"itself": loss, "tuple": (tokens, loss), "mapping": {"loss": loss}}[self._gives]
+
+
+class Loop:
+    """A plain loop around a model, alone, whose replica takes care."""
+
+    def __init__(self, gives: str = "itself") -> None:
+        self.model = self.called = Losing(gives)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.replica = Replica(self.model, self.optimizer, takes_care=True)
+
+    def loss(self, more: float = 0.0) -> Tensor:
+        self.replica.count_tokens(STEP_TOKENS)
+        made = self.called(batch(0, 0), more)
+        return made if isinstance(made, Tensor) else made["loss" if isinstance(made, dict) else 1]
+
+    def update(self) -> bool:
+        """Whether it has changed the model."""
+        before = self.model.norm.weight.detach().clone()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return not torch.equal(self.model.norm.weight, before)
+
+
+@pytest.mark.parametrize("gives", ["itself", "tuple", "mapping"])
+@pytest.mark.parametrize("more", [INFINITE, math.nan])
+def test_a_loss_that_is_not_finite_skips_the_step(gives: str, more: float) -> None:
+    loop = Loop(gives)
+    with loop.replica as replica, capture_logs() as logs:
+        for odd in (False, True, False):
+            loop.loss(more if odd else 0.0).backward()
+            assert all(p.grad is None or p.grad.isfinite().all() for p in loop.model.parameters())
+            assert loop.update() is not odd
+        assert replica.inner_step == 2 and replica.tokens == 2 * STEP_TOKENS
+    said = [log["loss"] for log in logs if log["event"] == "step skipped: not finite"]
+    assert list(map(str, said)) == [str(more)]
+
+
+def test_one_of_several_batches_of_a_step_is_enough() -> None:
+    loop = Loop()
+    with loop.replica:
+        for more in (INFINITE, 0.0):
+            (loop.loss(more) / 2).backward()
+        assert not loop.update()
+        for more in (0.0, 0.0):
+            (loop.loss(more) / 2).backward()
+        assert loop.update()
+
+
+def test_a_loss_that_no_step_comes_of_skips_none() -> None:
+    """Of an evaluation, of a batch that the loop has dropped, and what it has judged itself."""
+    loop = Loop()
+    with loop.replica as replica:
+        with torch.no_grad():
+            loop.loss(INFINITE)
+        loop.loss(INFINITE)
+        loop.loss().backward()
+        assert loop.update()
+        (odd := loop.loss(INFINITE)).backward()
+        assert replica.skips(odd)
+        loop.loss().backward()
+        assert loop.update()
+
+
+def test_a_compiled_model_shows_its_loss_too() -> None:
+    torch.compiler.reset()
+    loop = Loop()
+    loop.called = torch.compile(loop.model, backend="eager")  # pyright: ignore[reportAttributeAccessIssue]
+    with loop.replica:
+        loop.loss(INFINITE).backward()
+        assert not loop.update()
