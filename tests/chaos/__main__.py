@@ -28,6 +28,7 @@ def storm_in(folder: Path, asked: argparse.Namespace) -> Figures:
             deadline_s=4.0,
             durability=asked.durability,
             quorum=asked.quorum,
+            late=asked.late,
             strategy=asked.strategy,
             down=asked.down,
             tell=lambda line: print(line, flush=True),
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--durability", choices=["commit", "async"], default="commit")
     parser.add_argument("--shards", type=int, default=1, help="sync services that share the run")
     parser.add_argument("--quorum", type=int, help="rounds close with so many of the 3 replicas")
+    parser.add_argument("--late", type=int, help="rounds that a push may be late and count")
     parser.add_argument("--strategy", choices=["edit", "async"], default="edit")
     parser.add_argument("--down", choices=["bf16", "int8"], default="bf16", help="codec of pulls")
     asked = parser.parse_args()

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from chaos.ranks import judged
 from chaos.reference import Float32, Folded, Window, advanced, bf16, decoded, merged
 from syncline_proto.codec import crc32c
 from syncline_proto.settings import RunSettings
@@ -114,6 +115,8 @@ class Ledger:
         """Pushes that were committed with an age."""
         self.differences = 0
         """Pulls that were answered with one."""
+        self.alone = 0
+        """Ranks that came again alone, since the others had heard that their push is STALE."""
         self.undone: list[Key] = []
         """Pushes of revisions that went back; ``went_back`` counts those."""
         self.went_back = 0
@@ -132,8 +135,7 @@ class Ledger:
 
     def answered(self, sent: Sent, answer: pb.PushResponse) -> pb.Verdict.ValueType:
         """Take note of a verdict; how the push was judged in the end."""
-        duplicate = answer.verdict == pb.VERDICT_DUPLICATE
-        sent.judged = answer.judged if duplicate else answer.verdict
+        sent.judged = judged(answer)
         sent.taken += answer.verdict == pb.VERDICT_ACCEPTED
         if answer.verdict in COUNTED and sent.header.HasField("base_revision"):
             base, result = sent.header.base_revision, answer.result_revision

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from chaos.calls import CHANNEL, may_be_repeated, parts_of, pulled
 from chaos.late import Late, LatePushes
 from chaos.ledger import COUNTED, Ledger, Sent
 from chaos.plan import RUN, Anchor, End, Plan
+from chaos.ranks import pushed_by
 from chaos.reference import followed
 from syncline_proto.codec import crc32c, encode
 from syncline_proto.owners import owners
@@ -53,6 +55,7 @@ class Replica:
         self._owners = owners([spec.numel for spec in plan.layout.fragments], len(syncs))
         self._incarnation = 0
         self._coming = asyncio.Lock()
+        self._apart = np.random.default_rng([plan.seed, number])
         self._works = itertools.count(number, 1000)
         self.lives = 0
 
@@ -218,16 +221,16 @@ class Replica:
     async def _pushed(
         self, fragment: int, ranks: list[pb.PushHeader], payloads: list[bytes]
     ) -> pb.PushResponse:
-        """Push with all ranks at once, and wait until every call has ended."""
-        calls = [
-            pushed(self._stub(fragment), parts_of(header, payload), PUSH_S)
-            for header, payload in zip(ranks, payloads, strict=True)
-        ]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return answers[0]  # pyright: ignore[reportReturnType]
+        """Push with all ranks, and wait until every call has ended."""
+
+        def push(rank: int) -> Awaitable[pb.PushResponse]:
+            parts = parts_of(ranks[rank], payloads[rank])
+            return pushed(self._stub(fragment), parts, PUSH_S)
+
+        again = partial(self._again, fragment)
+        answer, alone = await pushed_by(len(ranks), push, again, self._apart)
+        self._ledger.alone += alone
+        return answer
 
     def _stub(self, fragment: int) -> Any:
         """The service that owns a fragment."""

@@ -80,7 +80,9 @@ class Storm:
     deadline_s: float = 20.0
     durability: str = "commit"
     quorum: int | None = None
-    """With it the last replica is slow; and so it is where rounds do not wait."""
+    """With it a replica is slow; and so it is where rounds do not wait."""
+    late: int | None = None
+    """So many rounds may a push be late and count; None: as many as the settings have it."""
     strategy: str = "edit"
     down: str = "bf16"
     tell: Callable[[str], None] = lambda _: None
@@ -128,6 +130,7 @@ class Storm:
                 "window": REPLICAS if alone else None,
                 "min_replicas": 1 if alone else 2,
                 "quorum": self.quorum,
+                "late": {"age_max": self.late},
                 "durability": self.durability,
                 "codec": {"up": "bf16", "down": self.down},
                 "outer": {"lr": 0.7, "momentum": 0.9, "clip": 8.0},
@@ -146,7 +149,7 @@ class Storm:
             tuple(TensorSpec(f"w{i}", (n,), "float32") for i, n in enumerate(SIZES)),
             tuple(FragmentSpec(f"f{i}", (Box(i, (0,), (n,)),)) for i, n in enumerate(SIZES)),
         )
-        slow = f"replica-{REPLICAS - 1}" if settings.age_max else ""
+        slow = "replica-0" if settings.quorum or settings.asynchronous else ""
         plan = Plan(self.seed, settings, layout, self.stall, self.rebirth, slow)
         self.cluster.post("/runs", {"name": RUN, "settings": settings.model_dump(mode="json")})
         replicas = [
@@ -247,6 +250,6 @@ class Storm:
         return (
             f"{self.killed} kills, {ledger.revisions} revisions, {len(judged)} pushes "
             f"({len(ledger.committed)} committed, {stale} stale, {odd} anomalous, {ended} gone "
-            f"with a life, {ledger.rescaled} rescaled, {anew} accepted anew, "
-            f"{ledger.late} late), {ledger.went_back} revisions went back"
+            f"with a life, {ledger.rescaled} rescaled, {anew} accepted anew, {ledger.late} late), "
+            f"{ledger.alone} ranks came again alone, {ledger.went_back} revisions went back"
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaos.storm import REPLICAS, SIZES, Storm
+from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.cluster import Cluster
 
 SEED = 7
@@ -34,6 +35,19 @@ def test_a_service_that_publishes_before_it_writes_loses_one_revision_at_most(
     assert (figures.lost, figures.twice) == (0, 0), storm.ledger.lost()
     assert figures.kills >= ASYNC_KILLS and figures.accepted >= REPLICAS * len(SIZES)
     assert max(line.epoch for line in storm.ledger.lines) > 1, "no kill came before a write"
+
+
+@pytest.mark.long
+def test_all_ranks_hear_that_a_round_has_closed_which_a_kill_may_undo_after_that(
+    tmp_path: Path,
+) -> None:
+    """None waits for one that has gone on; and nothing counts twice, as above."""
+    with Cluster(tmp_path) as cluster:
+        storm = Storm(cluster, SEED, KILLS, durability="async", quorum=REPLICAS - 1, late=0)
+        figures = storm.run()
+    assert (figures.lost, figures.twice) == (0, 0), storm.ledger.lost()
+    assert figures.kills >= KILLS and figures.late == 0
+    assert any(sent.judged == pb.VERDICT_STALE for sent in storm.ledger.sent.values())
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import grpc
@@ -11,8 +12,17 @@ import pytest
 
 from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_testing.service import Service, code_of, flat_layout, iter_push, rank_header, service
+from syncline_testing.service import (
+    RUN,
+    Service,
+    code_of,
+    flat_layout,
+    iter_push,
+    rank_header,
+    service,
+)
 from syncline_testing.slow_disk import SlowDisk
+from syncline_testing.sync_process import LAYOUT, known_run, process
 
 SIZE, CUT = 5000, 1234
 RULES = RunSettings.model_validate(
@@ -68,6 +78,36 @@ def test_a_rank_that_missed_it_hears_it_alone_after_a_restart(tmp_path: Path) ->
             assert (told.verdict, told.result_revision) == (STALE, 1)
 
     asyncio.run(scenario())
+
+
+def test_a_rank_hears_it_alone_where_a_kill_has_undone_what_the_others_were_told_of(
+    tmp_path: Path,
+) -> None:
+    """Of a service that publishes before it writes: who was told is gone, and nobody waits."""
+    rules = RULES.model_copy(update={"durability": "async"})
+    known_run(tmp_path, rules)
+    whole = pb.PushHeader(
+        run=RUN, epoch=1, replica="a", incarnation=1, seq=2, inner_steps=1, base_revision=0,
+        kind=pb.PUSH_KIND_PSEUDO_GRADIENT, codec=pb.CODEC_FP32,
+        boxes=[LAYOUT.fragments[0].boxes[0].to_proto()],
+    )  # fmt: skip
+    cut = LAYOUT.fragments[0].numel // 3
+    first = rank_header(whole, 0, 2, 0, cut)
+    second = rank_header(whole, 1, 2, cut, LAYOUT.fragments[0].numel)
+    with process(tmp_path) as p:
+        p.ready()
+        p.open()
+        p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
+        p.push(0.5, "b", base_revision=0)
+        told = p.stub.Push(iter([pb.PushRequest(header=first)]), timeout=20)
+        assert (told.verdict, told.result_revision, told.epoch) == (STALE, 1, 1)
+        p.signal(signal.SIGKILL)
+        p.ended()
+    with process(tmp_path) as p:
+        p.ready()
+        told = p.stub.Push(iter([pb.PushRequest(header=second)]), timeout=20)
+        assert (told.verdict, told.epoch) == (STALE, 2)
+        assert p.pull(told.result_revision)[0] == [1.0, 0.5][told.result_revision]
 
 
 def test_nothing_is_told_of_a_round_that_a_kill_may_yet_undo(
