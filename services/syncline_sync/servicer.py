@@ -111,7 +111,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         header = shard.header
         early = _early(run, runner, header)
         if early is None:
-            early = await _too_late(runner, staging, header)
+            early = await _too_late(run, runner, staging, header)
         if early is not None:
             run.metrics.judged(early.verdict)
             return _response(early, runner)
@@ -252,7 +252,9 @@ def _early(run: RunHost, runner: Runner, header: pb.PushHeader) -> Judgement | N
     )
 
 
-async def _too_late(runner: Runner, staging: Staging, header: pb.PushHeader) -> Judgement | None:
+async def _too_late(
+    run: RunHost, runner: Runner, staging: Staging, header: pb.PushHeader
+) -> Judgement | None:
     """The answer to a member's push whose round has closed; None if it is to come in.
 
     Raises:
@@ -263,7 +265,11 @@ async def _too_late(runner: Runner, staging: Staging, header: pb.PushHeader) -> 
     except InvalidRequest as error:
         staging.refuse(header, error)
         raise
-    return late if late is not None and staging.answer(header, late) else None
+    if late is None:
+        return None
+    # It may have lost its lease while the round was published.
+    fenced = runner.core.fenced(run.members, header.replica, header.incarnation)
+    return fenced or (late if staging.answer(header, late) else None)
 
 
 def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:

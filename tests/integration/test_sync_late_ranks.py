@@ -205,3 +205,31 @@ def test_one_of_a_push_that_was_followed_by_another_is_not_told_it(tmp_path: Pat
             waits.cancel()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("still", [{}, {"a": 2}], ids=["lost", "another life"])
+def test_no_round_waits_for_one_that_was_lost_while_its_header_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: dict[str, int]
+) -> None:
+    """What it was to be told goes for nobody any more: it holds no lease."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await s.members({"a": 1, "b": 1})
+            for replica in ("a", "b"):
+                await s.open(flat_layout(SIZE), replica)
+            await s.offer(VALUES, "a")
+            with SlowDisk(monkeypatch, "r00000001") as disk:
+                await s.push(VALUES, "b", base_revision=0)
+                await disk.until(lambda d: len(d.at_once) == 1)
+                header = rank_header(s.header(VALUES, "a", base_revision=0), 0, 2, 0, CUT)
+                told = asyncio.create_task(s.send(next(iter(iter_push(header, VALUES[:1])))))
+                for _ in range(50):
+                    await s.status()
+                await s.members({"b": 1, **still})
+            assert (await told).verdict == pb.VERDICT_FENCED
+            await s.push(VALUES, "b", base_revision=1)
+            async with asyncio.timeout(20):
+                await s.pull(revision=2)
+
+    asyncio.run(scenario())

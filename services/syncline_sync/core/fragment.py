@@ -201,8 +201,7 @@ class Fragment:
         limit = oldest(settings.age_max, size)
         late = refusals.late(saved, settings.warmup_steps, limit, push)
         if late is not None and refusals.goes_on(saved, self._round, self.synchronous, push):
-            # Rounds that open from now on wait for it.
-            self._members.taking_part[push.replica] = push.incarnation
+            self._members.goes_on(push.replica, push.incarnation)
         return late
 
     def judge(self, now_s: float, push: WholePush) -> Judgement:

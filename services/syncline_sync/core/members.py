@@ -34,6 +34,10 @@ class Members:
         self.alive = dict(alive)
         self.taking_part = self._of_alive(self.taking_part)
 
+    def goes_on(self, replica: str, incarnation: int) -> None:
+        """Rounds that open from now on wait for it, unless it has gone since it pushed."""
+        self.taking_part |= self._of_alive({replica: incarnation})
+
     def closed(self, r: Round) -> None:
         """A round ends: who is in it takes part."""
         if r.kind is Kind.PARAMETERS:
