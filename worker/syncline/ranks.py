@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from syncline.background import in_background
 from syncline_proto.errors import ConfigError, ProcessFailed, SynclineError, from_code
 from syncline_proto.settings import TimeoutSettings
 
@@ -32,6 +33,8 @@ long that takes; so it is longer than any wait of ours: twice the longest there 
 is noticed at once, by its connection.
 """
 
+GONE = "Another rank of this replica is gone; see its log, then start the replica again."
+
 
 class Ranks:
     """All processes of this replica; a single process talks to itself, for free.
@@ -42,16 +45,16 @@ class Ranks:
     def __init__(self, *, alone_s: float = ALONE_S) -> None:
         """Join the group. Collective where ``torch.distributed`` is initialised.
 
-        ``alone_s``: the longest wait for a rank that lives and does not come.
+        ``alone_s``: the longest wait for a rank that lives and does not come; and for one that is
+        gone before all have met.
+
+        Raises:
+            ProcessFailed: one did not come in time.
         """
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.count = dist.get_world_size() if together else 1
         self.index = dist.get_rank() if together else 0
-        self._group: dist.ProcessGroup | None = None
-        if together:
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=alone_s))
-            assert isinstance(group, dist.ProcessGroup)
-            self._group = group
+        self._group: dist.ProcessGroup | None = _met(alone_s) if together else None
 
     @property
     def first(self) -> bool:
@@ -114,6 +117,20 @@ class Ranks:
         self._group = None
 
 
+def _met(alone_s: float) -> dist.ProcessGroup:
+    """A group of all ranks. Made by a thread, since Ctrl+C is not heard in there."""
+    began, longest = time.monotonic(), timedelta(seconds=alone_s)
+    made = in_background(lambda: dist.new_group(backend="gloo", timeout=longest), "syncline-meet")
+    try:
+        group = made.future.result()
+    except RuntimeError as error:
+        if time.monotonic() - began < alone_s:
+            raise
+        raise ProcessFailed(GONE) from error
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
 def check_together() -> None:
     """See that ranks which were started as one replica have met.
 
@@ -153,6 +170,4 @@ def wait_for(work: dist.Work | None) -> None:
     try:
         work.wait()
     except RuntimeError as error:
-        raise ProcessFailed(
-            "Another rank of this replica is gone; see its log, then start the replica again."
-        ) from error
+        raise ProcessFailed(GONE) from error

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from syncline.ranks import GONE
 from syncline_proto.errors import ProcessFailed, RunConflict
 from syncline_testing.two_ranks import two_ranks
 
@@ -27,6 +28,23 @@ except BaseException as error:
     told.append([type(error).__name__, str(error)])
 told.append(ranks.share(lambda: {"after": rank}))
 print(json.dumps(told))
+"""
+
+ALONE = """
+import os, signal, threading
+from syncline_proto.errors import ProcessFailed
+
+if rank == 0:
+    try:
+        Ranks(alone_s=1.0)
+    except ProcessFailed as error:
+        print(error.message)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        Ranks(alone_s=1e6)
+    except KeyboardInterrupt:
+        print("It was heard.", flush=True)
+ranks.sum(0)
 """
 
 
@@ -57,3 +75,9 @@ def test_any_other_end_of_rank_0_is_told_to_the_others(
     (code, message, _), after = other
     assert code == ProcessFailed.code and "see its log" in message
     assert after == {"after": 0}
+
+
+def test_who_waits_for_ranks_to_meet_hears_ctrl_c_and_gives_up_in_time(tmp_path: Path) -> None:
+    alone, other = two_ranks(tmp_path, ALONE)
+    assert alone.splitlines() == [GONE, "It was heard."]
+    assert not other
