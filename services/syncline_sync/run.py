@@ -98,13 +98,22 @@ class RunHost:
     """One run: its layout, its fragments, the pushes on their way in."""
 
     def __init__(
-        self, name: str, settings: RunSettings, recalled: Recalled, shared: Shared
+        self,
+        name: str,
+        settings: RunSettings,
+        recalled: Recalled,
+        shared: Shared,
+        *,
+        begins: bool = False,
     ) -> None:
+        """``begins``: what is ``recalled`` is a checkpoint, from which nobody has trained here."""
         self.name = name
         self.settings = settings
         self.members: Mapping[str, int] = {}
         self._came: set[str] = set()
         """Who has opened the run; as many as the control plane lets come."""
+        self._goes_on = recalled.layout is not None and not begins
+        """Who is a member of it at once has opened it before this process began."""
         self.ended_at_s: float | None = time.monotonic()
         """Since when the control plane does not name it; None while it does."""
         self.asked_at_s = time.monotonic()
@@ -152,6 +161,8 @@ class RunHost:
         self._stamp = replace(stamp, settling=membership.settling)
         self.settings = membership.settings
         self.members = {m.replica: m.incarnation for m in membership.members}
+        if self._goes_on:
+            self._came, self._goes_on = set(self.members), False
         self._running = membership.state is RunState.RUNNING
         if self.ended_at_s is not None:  # it is served (again) from now on
             self._see_room()

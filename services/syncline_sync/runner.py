@@ -64,7 +64,7 @@ class Adopt:
     running: bool
     stamp: MembershipStamp
     came: Collection[str]
-    """Who has opened the run in this life of the service, whether or not it is a member still."""
+    """Who has opened the run, whether or not it is a member still."""
 
 
 class Wake(Enum):

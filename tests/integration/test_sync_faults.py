@@ -1,8 +1,9 @@
-"""What goes wrong in a round: clients that die, leases that end, full disks, restarts."""
+"""What goes wrong in a round: clients that die, leases that end, poison, full disks, restarts."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import resource
 import signal
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from syncline_proto.errors import LayoutMismatch, StoreError
-from syncline_proto.reports import RoundReport
+from syncline_proto.reports import EventIn, RoundReport
 from syncline_proto.rest import (
     Membership,
 )
@@ -197,6 +198,34 @@ def test_a_run_that_ends_answers_all_its_pushes(tmp_path: Path) -> None:
             assert (await waiting).verdict == pb.VERDICT_FENCED
             _, values = await s.pull(newest=True)  # its last value is still to be had
             assert np.array_equal(values, vector(1.0))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_poison_counts_for_nothing_and_is_told(tmp_path: Path, poison: float) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, AVERAGE) as s:
+            await started(s, "a", "b")
+            values = vector(0.5)
+            values[SIZE // 2] = poison
+            bad = await s.push(values, "a", base_revision=0)
+            assert (bad.verdict, bad.non_finite) == (pb.VERDICT_ANOMALOUS, True)
+            assert bad.residual == pb.RESIDUAL_ACTION_CLEAR
+            await s.push(vector(0.25), "b", base_revision=0)
+            header, merged = await s.pull(revision=1)
+            assert np.array_equal(merged, vector(0.75))
+            assert [c.weight for c in header.contributions] == [0.0, 1.0]
+            report = [r for r in s.reports if isinstance(r, RoundReport)][-1]
+            assert report.contributions[0].norm is None
+            assert report.contributions[0].verdict == "anomalous"
+            events = [e for e in s.reports if isinstance(e, EventIn)]
+            assert [(e.kind, e.replica) for e in events] == [("push.excluded", "a")]
+            again = await s.push(values, "a", base_revision=0, seq=s.seqs["a", 1, 0])
+            assert (again.verdict, again.non_finite) == (pb.VERDICT_DUPLICATE, True)
+            told = {"run": RUN, "verdict": "duplicate"}
+            registry = s.shared.metrics.registry
+            assert registry.get_sample_value("syncline_pushes_total", told) == 1.0
 
     asyncio.run(scenario())
 

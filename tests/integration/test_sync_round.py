@@ -118,6 +118,21 @@ def test_the_first_round_does_not_wait_for_who_came_and_is_gone(tmp_path: Path) 
     asyncio.run(scenario())
 
 
+def test_who_came_before_a_restart_and_is_gone_after_it_is_not_waited_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, TOGETHER) as s:
+            await started(s, "a", "b")
+        async with service(tmp_path, TOGETHER) as s:
+            await s.members({"a": 1, "b": 1})
+            await s.push(vector(0.5), "a", base_revision=0, seq=2)
+            await s.members({"a": 1, "stranger": 1})
+            await s.pull(revision=1)
+            told = next(r for r in s.reports if isinstance(r, RoundReport) and r.revision == 1)
+            assert told.closed_by == "loss"
+
+    asyncio.run(scenario())
+
+
 def test_metrics_tell_of_a_round_that_was(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with service(tmp_path, AVERAGE) as s:

@@ -124,7 +124,7 @@ function since(run) {
 function firstRound(run) {
   const s = run.settings;
   const [name, wanted] = s.expected_replicas ? ["expected_replicas", s.expected_replicas] : ["min_replicas", s.min_replicas];
-  const come = (r) => r.state === "alive" || r.state === "draining" || r.progress.phase !== "joining";
+  const come = (r) => held(r) || r.progress.phase !== "joining";
   const missing = wanted - now.replicas.filter(come).length;
   if (run.fragment_rounds || !run.replicas_alive || missing <= 0) return "";
   return `; the first round waits for ${missing} more of ${name} ${wanted}`;
