@@ -292,7 +292,7 @@ class Host:
             recalled = await self._shared.at_disk(Recalled.read, store, self._shared.seat)
             if recalled.went_back:
                 self._tell(name, "run.went_back", WENT_BACK.format(recalled.epoch))
-            host = self._runs[name] = RunHost(name, settings, recalled, self._shared)
+            host = self._runs[name] = RunHost(name, settings, recalled, self._shared, begins=begins)
             self._count()
             if begins and origin and self._shared.seat.index == 0:  # the same of all services
                 self._tell(name, "run.restored", RESTORED.format(origin))

@@ -97,11 +97,22 @@ class RunHost:
     """One run: its layout, its fragments, the pushes on their way in."""
 
     def __init__(
-        self, name: str, settings: RunSettings, recalled: Recalled, shared: Shared
+        self,
+        name: str,
+        settings: RunSettings,
+        recalled: Recalled,
+        shared: Shared,
+        *,
+        begins: bool = False,
     ) -> None:
+        """``begins``: what is ``recalled`` is a checkpoint, from which nobody has trained here."""
         self.name = name
         self.settings = settings
         self.members: Mapping[str, int] = {}
+        self._came: set[str] = set()
+        """Who has opened the run; as many as the control plane lets come."""
+        self._goes_on = recalled.layout is not None and not begins
+        """Who is a member of it at once has opened it before this process began."""
         self.ended_at_s: float | None = time.monotonic()
         """Since when the control plane does not name it; None while it does."""
         self.asked_at_s = time.monotonic()
@@ -149,6 +160,8 @@ class RunHost:
         self._stamp = replace(stamp, settling=membership.settling)
         self.settings = membership.settings
         self.members = {m.replica: m.incarnation for m in membership.members}
+        if self._goes_on:
+            self._came, self._goes_on = set(self.members), False
         self._running = membership.state is RunState.RUNNING
         if self.ended_at_s is not None:  # it is served (again) from now on
             self._see_room()
@@ -169,8 +182,10 @@ class RunHost:
         vote = self._ending.vote if self.settings.warmup_steps and self.ended_at_s is None else None
         return vote and PhaseVote(run=self.name, phase=vote.phase, offered=vote.offered)
 
-    async def open(self, layout: Layout) -> None:
+    async def open(self, layout: Layout, replica: str) -> None:
         """Set the run's layout, or compare with it. The first to come sets it.
+
+        Who is let in has come, and is not waited for in the first round once it is gone.
 
         Raises:
             LayoutMismatch: it differs; the message names the first difference.
@@ -188,6 +203,9 @@ class RunHost:
                 f"This model is not the one of run {self.name}: "
                 f"{difference(self.layout, layout)} Train the run's model, or start another run."
             )
+        self._came.add(replica)
+        if replica not in self.members:  # it has gone meanwhile, and no other word of it follows
+            self._spread()
 
     @property
     def fragments(self) -> int:
@@ -314,5 +332,6 @@ class RunHost:
             self.staging.fence(
                 lambda f, r, incarnation: self.runners[f].core.fenced(self.members, r, incarnation)
             )
+        came = frozenset(self._came)
         for runner in self.runners.values():
-            runner.adopt(Adopt(self.members, self.settings, self._running, self._stamp))
+            runner.adopt(Adopt(self.members, self.settings, self._running, self._stamp, came))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -58,6 +58,8 @@ class Adopt:
     settings: RunSettings
     running: bool
     stamp: MembershipStamp
+    came: Collection[str]
+    """Who has opened the run, whether or not it is a member still."""
 
 
 class Wake(Enum):
@@ -248,7 +250,7 @@ class Runner:
     def _adopt(self, change: Adopt) -> None:
         now_s, ending = time.monotonic(), self._around.ending
         before = ending.phase, ending.vote
-        told = self.core.adopt(now_s, change.members, change.settings, change.running)
+        told = self.core.adopt(now_s, change.members, change.settings, change.running, change.came)
         self._tell_of_run(told)
         if not self.core.is_open:
             self.holding.forget()

@@ -78,7 +78,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         else:
             replica, name = _name("replica", request.replica), _name("run", request.run)
             run = await self._host.member(name, replica, request.incarnation)
-            await run.open(await self._shared.compute(layout_from_proto, request.layout))
+            layout = await self._shared.compute(layout_from_proto, request.layout)
+            await run.open(layout, replica)
         if run.layout is None:
             raise RunUnknown(f"Run {run.name} has nothing yet: no replica has joined it.")
         return pb.OpenRunResponse(

@@ -354,9 +354,15 @@ def test_the_first_round_waits_for_all_who_are_expected(tmp_path: Path) -> None:
             s.run = "next"
             await begin(s, url, manifest, MEMBERS)
             await s.open(LAYOUT, "a")
+            await s.members({**MEMBERS, "stranger": 1})
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await s.open(flat_layout(SIZE + 1), "stranger")
+            assert code(error) == "LAYOUT_MISMATCH"
             await s.push(values(7), "a", fragment=0, base_revision=1)
+            await s.members(MEMBERS)  # who was refused does not count
             assert (await s.status()).fragments[0].revision == 1
             await s.push(values(8), "b", fragment=0, base_revision=1)
-            await s.pull(fragment=0, revision=2, header_only=True)
+            header, _ = await s.pull(fragment=0, revision=2, header_only=True)
+            assert [c.replica for c in header.contributions] == ["a", "b"]
 
     asyncio.run(scenario())

@@ -169,6 +169,10 @@ def test_status_says_whom_the_first_round_waits_for(shell: Shell, control: str) 
     post(control, "/v1/runs/early/replicas", {"replica": "replica-0"})
     waits = "early: the first round waits for 2 more of expected_replicas 3"
     assert waits in shell("status")[1]
+    post(control, "/v1/runs/early/replicas", {"replica": "replica-1"})
+    assert waits.replace("2 more", "1 more") in shell("status")[1]
+    shell("replicas kick early replica-1")
+    assert waits in shell("status")[1], "it had not joined yet, as one that is refused"
     shell("runs pause early")
     assert waits not in shell("status")[1]
 

@@ -297,8 +297,8 @@ def test_the_first_layout_is_the_runs_even_if_its_caller_goes(tmp_path: Path) ->
         async with service(tmp_path, ALONE) as s:
             await s.members({"a": 1, "b": 1})
             run = await s.host.member(RUN, "a", 1)
-            first = asyncio.create_task(run.open(LAYOUT))
-            second = asyncio.create_task(run.open(flat_layout(SIZE - 1)))
+            first = asyncio.create_task(run.open(LAYOUT, "a"))
+            second = asyncio.create_task(run.open(flat_layout(SIZE - 1), "b"))
             await asyncio.sleep(0)  # both are waiting now
             first.cancel()
             with pytest.raises(LayoutMismatch):

@@ -10,13 +10,17 @@ import grpc
 import numpy as np
 import pytest
 
+from syncline_proto.reports import RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_testing.service import RUN, Service, flat_layout, service
+from syncline_testing.service import RUN, Service, code_of, flat_layout, service
 
 LAYOUT = flat_layout(10)
 AVERAGE = RunSettings.model_validate(
     {"strategy": "local-sgd", "min_replicas": 2, "codec": {"up": "fp32", "down": "fp32"}}
+)
+TOGETHER = RunSettings.model_validate(
+    AVERAGE.model_dump() | {"min_replicas": 1, "expected_replicas": 2}
 )
 
 
@@ -73,6 +77,58 @@ def test_a_late_push_stays_in_its_round_whoever_comes_and_goes(tmp_path: Path) -
             ]  # fmt: skip
             assert values == pytest.approx(vector(1.0 - 0.75 / 3))
             assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_the_first_round_does_not_count_who_was_refused_at_its_join(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, TOGETHER) as s:
+            await started(s, "a")
+            await s.members({"a": 1, "stranger": 1})
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await s.open(flat_layout(9), "stranger")
+            assert code_of(refused.value) == "LAYOUT_MISMATCH"
+            await s.push(vector(0.5), "a", base_revision=0)
+            await s.members({"a": 1})
+            await s.members({"a": 1, "b": 1})
+            await s.open(LAYOUT, "b")
+            (state,) = (await s.status()).fragments
+            assert (state.revision, state.arrived) == (0, ["a"]), "it waits for the other"
+            await s.push(vector(0.25), "b", base_revision=0)
+            header, _ = await s.pull(revision=1)
+            assert [c.weight for c in header.contributions] == [0.5, 0.5]
+            (told,) = [r for r in s.reports if isinstance(r, RoundReport) and r.revision == 1]
+            assert told.closed_by == "everyone"
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
+def test_the_first_round_does_not_wait_for_who_came_and_is_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, TOGETHER) as s:
+            await started(s, "a", "b")
+            await s.push(vector(0.5), "a", base_revision=0)
+            await s.members({"a": 1})
+            await s.pull(revision=1)
+            told = next(r for r in s.reports if isinstance(r, RoundReport) and r.revision == 1)
+            assert told.closed_by == "loss"
+
+    asyncio.run(scenario())
+
+
+def test_who_came_before_a_restart_and_is_gone_after_it_is_not_waited_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, TOGETHER) as s:
+            await started(s, "a", "b")
+        async with service(tmp_path, TOGETHER) as s:
+            await s.members({"a": 1, "b": 1})
+            await s.push(vector(0.5), "a", base_revision=0, seq=2)
+            await s.members({"a": 1, "stranger": 1})
+            await s.pull(revision=1)
+            told = next(r for r in s.reports if isinstance(r, RoundReport) and r.revision == 1)
+            assert told.closed_by == "loss"
 
     asyncio.run(scenario())
 

@@ -254,7 +254,7 @@ def test_an_opening_that_meets_a_run_that_was_put_away_writes_nothing(tmp_path: 
             run = await s.host.member(RUN, "a", 1)
             await run.stop()
             with pytest.raises(Unreachable, match="open it again"):
-                await run.open(LAYOUT)
+                await run.open(LAYOUT, "a")
             assert run.layout is None
             assert not list(tmp_path.rglob("layout.json*"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from syncline_proto.settings import RunSettings
@@ -28,14 +29,25 @@ class World:
         self.now_s = 0.0
         self.seqs: dict[str, int] = {}
         self.members = dict.fromkeys(replicas, 1)
+        self.came: set[str] = set()
+        """Who has opened the run."""
         self.adopt()
         assert self.push(replicas[0], kind=Kind.PARAMETERS, base=None).sets
         self.closes(ClosedBy.OFFER)
 
     def adopt(self, running: bool = True, **changed: int | None) -> tuple[str, ...]:
-        """Replicas come (an incarnation) or go (None)."""
+        """Replicas come (an incarnation), and open the run, or go (None)."""
+        self._change(changed)
+        self.came |= self.members.keys()
+        return self.core.adopt(self.now_s, self.members, self.settings, running, self.came)
+
+    def refuse(self, **changed: int | None) -> None:
+        """As ``adopt``, but who comes does not open the run: another model, perhaps."""
+        self._change(changed)
+        self.core.adopt(self.now_s, self.members, self.settings, True, self.came)
+
+    def _change(self, changed: Mapping[str, int | None]) -> None:
         self.members = {r: i for r, i in {**self.members, **changed}.items() if i is not None}
-        return self.core.adopt(self.now_s, self.members, self.settings, running)
 
     def push(self, replica: str, **given: Any) -> Judgement:
         given.setdefault("incarnation", self.members.get(replica, 1))

@@ -120,11 +120,12 @@ function since(run) {
   return `created at ${moment(run.created_at)}, ${age(run.created_at)} ago${origin}${waits}`;
 }
 
-// Who has come and is gone again is not waited for.
+// Who has joined and is gone again is not waited for; who was refused at its join has not come.
 function firstRound(run) {
   const s = run.settings;
   const [name, wanted] = s.expected_replicas ? ["expected_replicas", s.expected_replicas] : ["min_replicas", s.min_replicas];
-  const missing = wanted - now.replicas.length;
+  const come = (r) => held(r) || r.progress.phase !== "joining";
+  const missing = wanted - now.replicas.filter(come).length;
   if (run.fragment_rounds || !run.replicas_alive || missing <= 0) return "";
   return `; the first round waits for ${missing} more of ${name} ${wanted}`;
 }

@@ -13,7 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from syncline_proto.errors import InvalidRequest
@@ -123,9 +123,16 @@ class Fragment:
         return policy.look_at_s(self._round, self.settings, self._pace, now_s)
 
     def adopt(
-        self, now_s: float, members: Mapping[str, int], settings: RunSettings, running: bool
+        self,
+        now_s: float,
+        members: Mapping[str, int],
+        settings: RunSettings,
+        running: bool,
+        came: Collection[str] = (),
     ) -> tuple[str, ...]:
         """Take over the run's members (replica -> incarnation), settings and state.
+
+        ``came``: who has opened the run, and so may be gone by now.
 
         Returns what is worth telling of the run, as every fragment does. Settings count from the
         next round on; a pause, or a time with fewer members than the minimum, gives the open round
@@ -133,7 +140,7 @@ class Fragment:
         """
         could_close = self.running and len(self.members) >= self.settings.min_replicas
         goes_on = running and len(members) >= settings.min_replicas and not could_close
-        self._members.adopt(members, begins=self._begins)
+        self._members.adopt(members, came, begins=self._begins)
         self._next_settings, self.running = settings, running
         self._take_up_offer(now_s)
         told = list(self._take_settings()) if self._round is None else []

@@ -1,13 +1,14 @@
 """Whom a fragment may wait for: who holds its lease, who takes part, and who came in vain.
 
-Pure. A replica takes part from its first push that was accepted, or came too late and goes on like
+Pure. A replica has come once it has opened the run; one that is refused then holds a lease, and has
+not. It takes part from its first push that was accepted, or came too late and goes on like
 everybody's, until it loses its lease; in the synchronous phase, until it misses a step. A round
 expects those who take part as it opens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Kind
@@ -24,10 +25,12 @@ class Members:
         self.gone: set[str] = set()
         """Who came before the first round closed, and has lost its lease or left before it."""
 
-    def adopt(self, alive: Mapping[str, int], *, begins: bool) -> None:
-        """These hold their leases now; ``begins``: no round has closed since the run began."""
+    def adopt(self, alive: Mapping[str, int], came: Collection[str], *, begins: bool) -> None:
+        """These hold their leases now, and those ``came``, at any time; ``begins``: no round has
+        closed since the run began.
+        """
         if begins:
-            self.gone = (self.gone | self.alive.keys()) - alive.keys()
+            self.gone = set(came) - alive.keys()
         self.alive = dict(alive)
         self.taking_part = self._of_alive(self.taking_part)
 

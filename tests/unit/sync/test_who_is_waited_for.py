@@ -55,6 +55,27 @@ def test_who_comes_back_before_the_first_round_is_waited_for_again() -> None:
     w.waits()
 
 
+@pytest.mark.parametrize("warmup_steps", [0, 2])
+def test_who_was_refused_at_its_join_does_not_count_as_come(warmup_steps: int) -> None:
+    w = World("a", min_replicas=1, expected_replicas=2, warmup_steps=warmup_steps)
+    w.refuse(b=1)
+    _first_push(w, "a")
+    w.refuse(b=None)
+    w.waits()
+    w.adopt(c=1)
+    _first_push(w, "c")
+    w.closes(ClosedBy.EVERYONE)
+
+
+def test_who_was_refused_when_it_came_back_has_come_before() -> None:
+    w = World("a", "b", min_replicas=1, expected_replicas=2)
+    w.push("a")
+    w.refuse(b=2)
+    w.waits()
+    w.refuse(b=None)
+    w.closes(ClosedBy.LOSS)
+
+
 def _first_push(w: World, replica: str) -> None:
     if w.core.synchronous:
         w.gradient(replica, 1)

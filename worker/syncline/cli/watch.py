@@ -19,6 +19,7 @@ from syncline.cli.options import (
     connect,
 )
 from syncline_proto.names import EVENTS_MAX, ROUNDS_MAX
+from syncline_proto.rest import ReplicaState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from syncline_proto.reports import RoundReport
     from syncline_proto.rest import (
         Event,
+        ReplicaView,
         RunView,
         SyncEndpoint,
     )
@@ -164,15 +166,21 @@ def _nobody(found: Sequence[RunView]) -> str:
 
 
 def _first_rounds(seen: dict[str, Any]) -> Iterator[str]:
-    """Say whom a run's first round waits for; who has come and is gone again it does not."""
+    """Say whom a run's first round waits for; who has joined and is gone again it does not."""
     for run in seen["runs"]:
         settings = run.settings
-        missing = settings.replicas - len(seen["replicas"].get(run.name, ()))
+        missing = settings.replicas - sum(map(_has_come, seen["replicas"].get(run.name, ())))
         begins = run.state.value == "running" and run.replicas_alive and not run.fragment_rounds
         if begins and missing > 0:
             name = "expected_replicas" if settings.expected_replicas else "min_replicas"
             waits = f"waits for {missing} more of {name} {settings.replicas}"
             yield f"{run.name}: the first round {waits}"
+
+
+def _has_come(replica: ReplicaView) -> bool:
+    """Whether it is here, or has been; who was refused at its join has not."""
+    is_alive = replica.state in (ReplicaState.ALIVE, ReplicaState.DRAINING)
+    return is_alive or replica.progress.phase != "joining"
 
 
 def _no_round_since(event: Event) -> str:
