@@ -87,7 +87,7 @@ class Pulse:
         self.pace: float | None = None
         """Tokens per second, as measured between heartbeats; None before it is known."""
         self._pace, self._step_rate = Pace(), StepRate()
-        self._outage = Outage("control", "training goes on without it")
+        self._outage = Outage("control", "training goes on without it", lambda: client.url)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="syncline-heartbeat", daemon=True)
 

@@ -153,7 +153,7 @@ def open_run(
             ),
             timeouts.call_s,
             recall,
-            outage=_sync_outage(timeouts.call_s),
+            outage=_sync_outage(timeouts.call_s, address),
         )
 
     def opened() -> dict[str, Any]:
@@ -298,7 +298,8 @@ def _services(wish: Wish, registration: Registration, recall: Recall) -> list[Sy
         return all_alive(registration.sync_services, wish.control)
     timeouts = registration.run.settings.timeouts
     client = ControlClient(wish.control, wish.token, timeouts.call_s)
-    control, sync = _control_outage(wish, timeouts.call_s), _sync_outage(timeouts.call_s)
+    control = _control_outage(wish, timeouts.call_s)
+    sync = _sync_outage(timeouts.call_s, "all of them")
 
     def ask() -> list[SyncEndpoint]:
         with control.noted():
@@ -313,8 +314,9 @@ def _services(wish: Wish, registration: Registration, recall: Recall) -> list[Sy
 
 
 def _control_outage(wish: Wish, limit_s: float) -> Outage:
-    return Outage("control", f"waiting up to {limit_s:g} s for {wish.control}", tells_why=False)
+    so = f"waiting up to {limit_s:g} s for {wish.control}"
+    return Outage("control", so, lambda: wish.control, tells_why=False)
 
 
-def _sync_outage(limit_s: float) -> Outage:
-    return Outage("sync", f"waiting up to {limit_s:g} s")
+def _sync_outage(limit_s: float, at: str) -> Outage:
+    return Outage("sync", f"waiting up to {limit_s:g} s", lambda: at)

@@ -54,7 +54,7 @@ class Leases:
         self._is_dry = False
         """The last answer had none: it holds all that it may until some is done."""
         so = "training goes on with the data that is leased"
-        self._outage = Outage("data", so)
+        self._outage = Outage("data", so, lambda: client.url)
         self._thread = threading.Thread(target=self._keep_up, name="syncline-data", daemon=True)
         self._thread.start()
 

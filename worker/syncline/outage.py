@@ -6,7 +6,7 @@ Whoever answers is there, and be it with a refusal. Decides nothing about waitin
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
@@ -28,13 +28,21 @@ class Outage:
     """
 
     def __init__(
-        self, who: str, so: str, log: FilteringBoundLogger = log, *, tells_why: bool = True
+        self,
+        who: str,
+        so: str,
+        at: Callable[[], str],
+        log: FilteringBoundLogger = log,
+        *,
+        tells_why: bool = True,
     ) -> None:
-        """``who`` is what its events begin with, ``so`` what follows from its absence.
+        """``who`` is what its events begin with, ``so`` what follows from its absence, ``at`` where
+        it listens (by now: it may come back elsewhere).
 
         ``tells_why``: with the error; else that is left to whoever soon gives up in its words.
         """
-        self._who, self._so, self._log, self._tells_why = who, so, log, tells_why
+        self._who, self._so, self._at = who, so, at
+        self._log, self._tells_why = log, tells_why
         self._lock = Lock()
         self._since: float | None = None
         self._said = False
@@ -78,4 +86,4 @@ class Outage:
         with self._lock:
             was_said, self._since, self._said = self._said, None, False
         if was_said:
-            self._log.info(f"{self._who}.back")
+            self._log.info(f"{self._who}.back", at=self._at())

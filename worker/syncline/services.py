@@ -46,7 +46,10 @@ class Services:
         limit = f"{timeouts.give_up_s:g} s, less once this replica is to leave"
         so = f"waiting up to {limit}; start it again on the same data folder"
         self._say = voice(identity.rank)
-        self._outages = {link: Outage("sync", so, self._say) for link in self._epochs}
+        self._outages = {
+            link: Outage("sync", so, lambda link=link: link.address, self._say)
+            for link in self._epochs
+        }
 
     @property
     def bytes_up(self) -> int:

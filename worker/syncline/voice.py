@@ -18,6 +18,14 @@ NAMED_MAX = 5
 
 MERGES = {"why": "all have pushed, and the sync service has not merged them yet"}
 NEVER_FEWER = "no round closes with fewer"
+LATER_ENDS = (
+    "the round closes without them when their lease runs out, or at its deadline "
+    "(timeouts.round_deadline)"
+)
+FIRST_ENDS = (
+    "the round closes without them at its deadline (timeouts.round_deadline), or, of those who "
+    "have joined, when their lease runs out"
+)
 
 
 def voice(rank: int) -> FilteringBoundLogger:
@@ -45,16 +53,17 @@ def of_waiting(state: pb.FragmentState, settings: RunSettings) -> dict[str, str]
     if not state.arrived:  # though whoever asks has pushed: the round has closed meanwhile
         return MERGES
     pushed, missing = len(state.arrived), sorted({*state.expected} - {*state.arrived})
-    so = "the round closes without them at its deadline (timeouts.round_deadline)"
-    so += f", with min_replicas {least} at least" if least > 1 else ""
+    at_least = f", with min_replicas {least} at least" if least > 1 else ""
     # Nobody is expected yet in a run that begins from a checkpoint, either.
     is_first = state.revision == 0 or (not state.expected and least <= pushed < wished)
     if is_first and wished > 1:
         name = "min_replicas" if wished == least else "expected_replicas"
         why = f"the first round waits for {name} {wished}, and {pushed} of {wished} have pushed"
-        return {"why": why, "so": NEVER_FEWER if wished == least else so}
+        return {"why": why, "so": NEVER_FEWER if wished == least else FIRST_ENDS + at_least}
     if missing:
         has = "has" if len(missing) == 1 else "have"
+        quorum = f", or soon after quorum {settings.quorum} is in" if settings.quorum else ""
+        so = LATER_ENDS + quorum + at_least
         return {"why": f"{_some(missing)} {has} not pushed yet", "so": so}
     if pushed < least:
         return {"why": f"{pushed} of min_replicas {least} have pushed", "so": NEVER_FEWER}

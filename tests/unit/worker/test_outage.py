@@ -20,6 +20,7 @@ from syncline_proto.errors import (
 from syncline_testing.clock import Clock, set_by_hand
 
 AWAY = Unreachable("Nobody answers.")
+WHERE = "127.0.0.1:50051"
 BUSY = Overloaded("There is no room.")
 
 
@@ -35,7 +36,7 @@ def call(outage: Outage, error: SynclineError | None = None) -> None:
 
 
 def test_it_is_said_once_and_so_is_the_return(at: Clock) -> None:
-    service = Outage("sync", "waiting")
+    service = Outage("sync", "waiting", lambda: WHERE)
     with capture_logs() as logs:
         for second in range(10):
             at(second)
@@ -43,15 +44,15 @@ def test_it_is_said_once_and_so_is_the_return(at: Clock) -> None:
         assert service.is_on
         call(service)
         call(service)
-    assert [(log["event"], log.get("why"), log.get("so")) for log in logs] == [
-        ("sync.away", "Nobody answers.", "waiting"),
-        ("sync.back", None, None),
+    assert [{k: v for k, v in log.items() if k != "log_level"} for log in logs] == [
+        {"event": "sync.away", "why": "Nobody answers.", "so": "waiting"},
+        {"event": "sync.back", "at": WHERE},
     ]
     assert not service.is_on
 
 
 def test_a_short_absence_is_not_worth_a_word(at: Clock) -> None:
-    service = Outage("sync", "waiting")
+    service = Outage("sync", "waiting", lambda: WHERE)
     with capture_logs() as logs:
         for second in range(0, 100, 2):
             at(second)
@@ -61,7 +62,7 @@ def test_a_short_absence_is_not_worth_a_word(at: Clock) -> None:
 
 @pytest.mark.parametrize("kind", [Overloaded, RevisionGone, LeaseLost, RunUnknown])
 def test_a_refusal_is_an_answer(kind: type[SynclineError], at: Clock) -> None:
-    service = Outage("sync", "waiting")
+    service = Outage("sync", "waiting", lambda: WHERE)
     with capture_logs() as logs:
         call(service, AWAY)
         call(service, kind("no"))

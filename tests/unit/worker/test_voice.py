@@ -29,6 +29,7 @@ def test_the_first_round_says_how_many_have_pushed() -> None:
     first = said(0, "a", "", expected_replicas=2)
     assert first["why"] == ("the first round waits for expected_replicas 2, and 1 of 2 have pushed")
     assert "deadline" in first["so"] and "min_replicas" not in first["so"]
+    assert first["so"].endswith("of those who have joined, when their lease runs out")
     assert "min_replicas 2 at least" in said(0, "a", "", expected_replicas=3, min_replicas=2)["so"]
     never = said(0, "a", "", min_replicas=2)
     assert never["why"].startswith("the first round waits for min_replicas 2")
@@ -47,6 +48,12 @@ def test_later_rounds_name_who_is_missing() -> None:
     many = said(3, "b", "h g f e d c b a", min_replicas=2)
     assert many["why"] == "a, c, d, e, f and 2 more have not pushed yet"
     assert many["so"].endswith("with min_replicas 2 at least")
+    lost = said(1, "a", "a b")["so"]
+    assert lost == (
+        "the round closes without them when their lease runs out, or at its deadline "
+        "(timeouts.round_deadline)"
+    )
+    assert "soon after quorum 2 is in" in said(1, "a", "a b c", quorum=2)["so"]
     few = said(1, "a", "a", min_replicas=2)
     assert few == {"why": "1 of min_replicas 2 have pushed", "so": "no round closes with fewer"}
     assert said(0, "a", "")["why"].startswith("all have pushed")
