@@ -67,7 +67,7 @@ def run(
         str | None, typer.Option(metavar="HOST", help="Where to listen. [default: 127.0.0.1]")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="0 takes a free one. [default: 8500]")
+        str | None, typer.Option(metavar="PORT", help="0 takes a free one. [default: 8500]")
     ] = None,
     database: Annotated[
         str | None,

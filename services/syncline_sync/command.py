@@ -66,13 +66,13 @@ def run(
     ] = None,
     host: Annotated[str | None, _shown("HOST", "Where to listen. [default: 127.0.0.1]")] = None,
     port: Annotated[
-        int | None, _shown("PORT", "gRPC, for replicas; 0 takes a free one. [default: 50051]")
+        str | None, _shown("PORT", "gRPC, for replicas; 0 takes a free one. [default: 50051]")
     ] = None,
     health_port: Annotated[
-        int | None, _shown("PORT", "Plain gRPC health, for probes. [default: 50052]")
+        str | None, _shown("PORT", "Plain gRPC health, for probes. [default: 50052]")
     ] = None,
     metrics_port: Annotated[
-        int | None, _shown("PORT", "HTTP /metrics, for Prometheus. [default: 9101]")
+        str | None, _shown("PORT", "HTTP /metrics, for Prometheus. [default: 9101]")
     ] = None,
     advertise: Annotated[
         str | None, _shown("HOST:PORT", "What replicas connect to. [default: host and port]")
@@ -81,7 +81,7 @@ def run(
         Path | None, _shown("DIR", "The store: the checkpoint. [default: syncline-data]")
     ] = None,
     shards: Annotated[
-        int | None,
+        str | None,
         _shown("K", "Services that share the fragments; without --index all, here. [default: 1]"),
     ] = None,
     index: Annotated[
@@ -92,7 +92,7 @@ def run(
         str | None, _shown("NAME", "Its name among the sync services. [default: sync-I]")
     ] = None,
     staging_bytes: Annotated[
-        int | None, _shown("BYTES", "Room for pushes in flight. [default: 2147483648]")
+        str | None, _shown("BYTES", "Room for pushes in flight, such as 512M. [default: 2G]")
     ] = None,
     fall_back: Annotated[
         str | None, _shown("RUN", "A damaged run goes on from the revision before the damage.")
@@ -127,6 +127,7 @@ def run(
       is wrong, 11 a port is in use, 15 no such run to --fall-back, 19 the control plane's
       token is another, 40 the disk refuses or hangs, 60 one of --shards dies again and again
     """
+    # Numbers have come as text: the settings say what is wrong with one, be it the environment's.
     settings = _settings({key: value for key, value in locals().items() if value is not None})
     _configure_logging(settings.log_json, settings.own_name if settings.parent else "")
     raise typer.Exit(INTERRUPTED if _until_told(settings) is signal.SIGINT else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,6 +20,11 @@ from syncline_proto.settings import is_loopback
 
 OF_HOST = "host"
 """Instead of an index: the number at the end of the host's name, as in a StatefulSet."""
+
+STAGING_MIN = 1 << 20
+
+UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
+"""What follows a size: by how many bits it moves the number."""
 
 
 class SyncSettings(BaseSettings):
@@ -48,8 +54,9 @@ class SyncSettings(BaseSettings):
     """The process that began this one, and without which it ends; 0: nobody."""
     name: str = Field(default="", pattern=f"{NAME_PATTERN}|^$")
     """Empty: sync- and the index."""
-    staging_bytes: int = Field(default=2 << 30, ge=1 << 20)
-    """Encoded pushes that may be in flight; the largest fragment's push always fits."""
+    staging_bytes: int = Field(default=2 << 30, ge=STAGING_MIN)
+    """Encoded pushes that may be in flight; the largest fragment's push always fits. As text with
+    a unit, too: 512M, 2G, 2GiB."""
     threads: int = Field(default=0, ge=0, le=256)
     """Pool threads for arithmetic; 0: one per core, at least 4."""
     fall_back: str = Field(default="", pattern=f"^$|{NAME_PATTERN}")
@@ -72,6 +79,22 @@ class SyncSettings(BaseSettings):
         host = socket.gethostname()
         if (number := ordinal(host)) is None:
             raise ValueError(f"the host's name, {shown(repr(host))}, does not end in -NUMBER")
+        return number
+
+    @field_validator("staging_bytes", mode="before")
+    @classmethod
+    def _is_a_size(cls, size: Any) -> Any:
+        if not isinstance(size, str):
+            return size
+        sized = re.fullmatch(r"([0-9]{1,15})([KMGT]?)(iB)?", size.strip())
+        if sized is None or (sized[3] and not sized[2]):
+            raise ValueError(
+                f"{shown(repr(size))} is not a number of bytes, such as 2147483648, 512M or 2G "
+                "(K, M, G, T: each 1024 times the one before)"
+            )
+        number = int(sized[1]) << UNITS.get(sized[2], 0)
+        if number < STAGING_MIN:
+            raise ValueError(f"it must be at least {STAGING_MIN} (1M), not {shown(repr(size))}")
         return number
 
     @field_validator("control")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from syncline_sync.settings import SyncSettings
 from syncline_testing.processes import environment
@@ -41,6 +42,46 @@ def test_a_wrong_setting_is_named(tmp_path: Path, flags: tuple[str, str]) -> Non
     code, said = refusal(tmp_path, *flags)
     assert code == 10
     assert flags[0] in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--staging-bytes", "2 gigs"), "--staging-bytes: '2 gigs' is not a number of bytes, such"),
+        (
+            ("--staging-bytes", "512K"),
+            "--staging-bytes: it must be at least 1048576 (1M), not '512K'.",
+        ),
+        (("--port", "many"), "--port must be a valid integer, not 'many'."),
+        (("--shards", "two"), "--shards must be a valid integer, not 'two'."),
+    ],
+)
+def test_a_number_that_is_none_is_repeated(
+    tmp_path: Path, flags: tuple[str, str], why: str
+) -> None:
+    code, said = refusal(tmp_path, *flags)
+    assert code == 10
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ("1048576", 1 << 20),
+        ("512M", 1 << 29),
+        ("2G", 2 << 30),
+        ("3GiB", 3 << 30),
+        (1 << 21, 1 << 21),
+    ],
+)
+def test_room_for_pushes_may_have_a_unit(given: str | int, size: int) -> None:
+    assert SyncSettings.model_validate({"staging_bytes": given}).staging_bytes == size
+
+
+@pytest.mark.parametrize("wrong", ["2GB", "G", "1.5G", "-1", "2iB", "٣G", "1e9"])
+def test_a_size_that_could_be_two_is_refused(wrong: str) -> None:
+    with pytest.raises(ValidationError, match="is not a number of bytes"):
+        SyncSettings.model_validate({"staging_bytes": wrong})
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
