@@ -18,6 +18,7 @@ import structlog
 
 from syncline_proto.codec import codec_of
 from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError, Unreachable
+from syncline_proto.exclusions import Exclusions
 from syncline_proto.layout import Layout, difference
 from syncline_proto.owners import Seat
 from syncline_proto.reports import EventIn
@@ -280,6 +281,7 @@ class RunHost:
             tell=lambda what: self._shared.report(self.name, what),
             tell_once=self._tell_once,
             settled=self._shared.settled,
+            exclusions=Exclusions(),
             ending=self._ending,
             look=self._look,
             fail=self._shared.fail,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from syncline_proto.errors import InvalidRequest
+from syncline_proto.exclusions import SAID_ONCE, Exclusions
 from syncline_proto.layout import FragmentSpec
 from syncline_proto.reports import EventIn, RoundReport, Settled
 from syncline_proto.settings import RunSettings
@@ -24,7 +25,7 @@ from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.merge import Outcome
 from syncline_sync.core.radial import is_radial
-from syncline_sync.core.record import ClosedBy, Closing, Judgement
+from syncline_sync.core.record import ClosedBy, Closing, Judgement, Kind, WholePush
 from syncline_sync.core.untold import Untold
 from syncline_sync.disk import Disk
 from syncline_sync.holding import Holding
@@ -38,6 +39,10 @@ from syncline_sync.sources import FEW_SPANS
 from syncline_sync.staged import Staged
 from syncline_sync.staging import Staging, away
 from syncline_sync.stored import Stored
+
+COUNTS_AGAIN = (
+    "The pushes of {} count again in the fragments of this sync service, after {} that did not."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ class Surroundings:
     """What every fragment says of the run, and of which change: the first to say it is heard."""
     settled: Callable[[], int]
     """Below which tickets all has been heard that was told."""
+    exclusions: Exclusions
+    """Of the run, as far as its fragments are here."""
     ending: Ending
     """Of the run's synchronous phase; its fragments share it."""
     look: Callable[[], None]
@@ -294,9 +301,21 @@ class Runner:
                 is_radial=is_radial(self.core.settings.outer, self.name, push.kind),
             )
         self._around.metrics.judged(judgement.verdict)
-        if judgement.verdict == pb.VERDICT_ANOMALOUS:
-            self._tell("push.excluded", judgement.reason, push.replica)
+        self._tell_of_exclusion(push, judgement)
         self._around.staging.settle(staged, judgement)
+
+    def _tell_of_exclusion(self, push: WholePush, judgement: Judgement) -> None:
+        """Tell when a replica's pushes cease to count, and when all count again."""
+        replica, exclusions = push.replica, self._around.exclusions
+        if judgement.verdict == pb.VERDICT_ANOMALOUS:
+            if exclusions.excluded(replica, push.incarnation, self.number):
+                why = f"{judgement.reason} {SAID_ONCE.capitalize()}."
+                self._tell("push.excluded", why, replica)
+            return
+        is_trained = push.kind is not Kind.PARAMETERS and judgement.verdict == pb.VERDICT_ACCEPTED
+        if is_trained and (before := exclusions.counted(replica, self.number)):
+            message = COUNTS_AGAIN.format(replica, before)
+            self._around.tell(EventIn(kind="push.counts", message=message, replica=replica))
 
     async def _close(self, closed_by: ClosedBy) -> None:
         """Finish the open round: outer step, store, publish, report."""

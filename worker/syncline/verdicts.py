@@ -13,6 +13,10 @@ from syncline.core.agreement import Conclusion
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD, barren_after, diverged
 from syncline.push import Outcome
 from syncline.tally import Tally
+from syncline_proto.exclusions import SAID_ONCE, Exclusions
+
+OWN = "this one"
+"""The only replica of which there is something to say."""
 
 
 class Verdicts:
@@ -21,6 +25,7 @@ class Verdicts:
     def __init__(self, names: Sequence[str], tally: Tally, log: FilteringBoundLogger) -> None:
         """``names`` are the fragments'; ``log`` is silent on all ranks but the first."""
         self._names, self._tally, self._log = names, tally, log
+        self._exclusions = Exclusions()
 
     def judged(self, fragment: int, outcome: Outcome) -> None:
         """A push is in a round, in time or with its age."""
@@ -29,10 +34,19 @@ class Verdicts:
             self._tally.last_age = outcome.age
         if outcome.anomalous:
             self._tally.anomalous += 1
-            self._log.warning("push.excluded", fragment=self._names[fragment], why=outcome.reason)
+        self._tell(fragment, outcome)
         if self._is_last(fragment):
             self._tally.rounds += 1
             self._tally.pushed = 0
+
+    def _tell(self, fragment: int, outcome: Outcome) -> None:
+        """Say when exclusions begin, and when they are over."""
+        if not outcome.anomalous:
+            if before := self._exclusions.counted(OWN, fragment):
+                self._log.info("push.counts", excluded=before)
+        elif self._exclusions.excluded(OWN, 0, fragment):
+            name, why = self._names[fragment], outcome.reason
+            self._log.warning("push.excluded", fragment=name, why=why, so=SAID_ONCE)
 
     def barren(self, fragment: int, conclusion: Conclusion, outcome: Outcome) -> None:
         """See whether rounds go by and nothing counts; the last fragment's header says it to all.
