@@ -64,6 +64,7 @@ async def test_a_run_goes_on_behind_any_number_of_epochs(
     assert (seen["trained"], seen["excluded"]) == (100 * MANY + 20, 10)
     assert (seen["epoch"], seen["leased"]) == (MANY, 80)
     assert [one["epoch"] for one in seen["epochs"]] == [*range(MANY - 98, MANY + 2)]
+    assert seen["epochs_left_out"] == MANY - 98
     assert seen["epochs"][-2:] == [
         {"epoch": MANY, "trained": 30, "excluded": 0, "leased": 70, "free": 0},
         {"epoch": MANY + 1, "trained": 0, "excluded": 0, "leased": 10, "free": 90},
