@@ -84,4 +84,6 @@ class DataView(Answer):
     leased: int = 0
     epochs: list[EpochView] = Field(default_factory=list[EpochView])
     """The newest, oldest of them first."""
+    epochs_left_out: int = 0
+    """Older ones, from 0 on, that are not among ``epochs``."""
     holders: list[HolderView] = Field(default_factory=list[HolderView])

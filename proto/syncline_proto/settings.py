@@ -6,6 +6,7 @@ strategy is a preset of the one pipeline; whatever is set beside it wins over th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, Literal, Self, cast
 
@@ -269,8 +270,12 @@ def changed(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
     return overlaid(settings, patch)
 
 
-def overlaid(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
+def overlaid(
+    settings: RunSettings, patch: dict[str, Any], name: Callable[[str], str] = str
+) -> RunSettings:
     """Return the settings with any nested, partial change, as another run may have them.
+
+    ``name``: from a key's dotted path to what the reader knows it by, such as a flag.
 
     Raises:
         ConfigError: a key is unknown, or a value is out of range; the message names it.
@@ -278,4 +283,4 @@ def overlaid(settings: RunSettings, patch: dict[str, Any]) -> RunSettings:
     try:
         return RunSettings.model_validate(under(settings.model_dump(), patch))
     except ValidationError as error:
-        raise ConfigError(sentence(error, RunSettings)) from None
+        raise ConfigError(sentence(error, RunSettings, name)) from None

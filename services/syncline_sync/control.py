@@ -298,7 +298,9 @@ class ControlLink:
             return
         problem = _problem_of(answer)
         if problem is None:
-            raise self._stranger(f"{answer.status_code} and no problem details")
+            raise self._stranger(
+                f"{answer.status_code}, without the reason that a control plane gives"
+            )
         if answer.status_code in (404, 405) and problem.code == InvalidRequest.code:
             raise self._stranger(f"that it has no {answer.request.url.path}")
 

@@ -54,8 +54,8 @@ PUSHES_BESIDE_ONE = 3
 nothing: 2^(n+1) - 1 beside n (``budget.py``)."""
 
 LITTLE_ROOM = (
-    "The largest push of this run has {largest} bytes, and --staging-bytes ({limit}) is less than "
-    "{count} of them: a replica that holds room and sends nothing can keep the others waiting "
+    "The largest push of this run has {largest:,} bytes, and --staging-bytes ({limit:,}) is less "
+    "than {count} of them: a replica that holds room and sends nothing can keep the others waiting "
     "until it is cut. Give the sync service --staging-bytes {wanted} or more."
 )
 

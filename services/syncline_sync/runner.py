@@ -41,7 +41,7 @@ from syncline_sync.staging import Staging, away
 from syncline_sync.stored import Stored
 
 COUNTS_AGAIN = (
-    "The pushes of {} count again in the fragments of this sync service, after {} that did not."
+    "The pushes of {} count again in the fragments of this sync service, after {:,} that did not."
 )
 
 

@@ -71,8 +71,8 @@ async def test_a_run_goes_on_behind_any_number_of_epochs(
     ]
     told = [one["message"] for one in (await api.get("/v1/events?run=r")).json()]
     done = [message for message in told if "of the data" in message]
-    what = f"{100 * MANY - 10} sequences were trained, and 10 excluded."
-    assert done == [f"Epochs 0 to {MANY - 1} of the data are done: {what}"]
+    what = f"{100 * MANY - 10:,} sequences were trained, and 10 excluded."
+    assert done == [f"Epochs 0 to {MANY - 1:,} of the data are done: {what}"]
     assert await state.do(rows) == [3, 1]
 
 

@@ -160,6 +160,8 @@ def test_the_page_of_a_run_that_has_only_begun(control_alone: Cluster, tmp_path:
     control_alone.post("/runs", {"name": "lonely"})
     control_alone.post("/runs", {"name": "begun", "settings": settings})
     control_alone.post("/runs/begun/replicas", {"replica": "replica-0", "host": "here"})
+    control_alone.post("/runs/begun/replicas", {"replica": "refused", "host": "here"})
+    control_alone.post("/runs/begun/replicas/refused/kick", {})  # before it had joined
     with Browser(tmp_path / "profile") as page:
         page.open(f"{control_alone.control_url}/")
         page.shows(

@@ -171,7 +171,8 @@ class Rest:
                     f"The control plane at {self.url} is not ready (a gateway answered "
                     f"{answer.status_code}); see that it runs."
                 ) from None
-            raise self._stranger(f"{answer.status_code} and no problem details") from None
+            what = f"{answer.status_code}, without the reason that a control plane gives"
+            raise self._stranger(what) from None
         self._met = True
         unknown = answer.status_code == httpx.codes.UNAUTHORIZED
         raise from_code(problem.code, problem.detail, "token" if unknown else None)

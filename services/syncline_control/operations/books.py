@@ -72,7 +72,7 @@ class Book:
         self._write(DataSpan, _by_place(self._spans), _by_place(ledger.spans), _span_row)
         self._write(DataDone, _pieces(self._done), _pieces(ledger.done), _done_row)
         if self._freed:
-            message = f"{self._freed} sequences of lost replicas can be read again."
+            message = f"{self._freed:,} sequences of lost replicas can be read again."
             tx.record("data.returned", message, run=run_row.name)
         self._tell_epochs()
 
@@ -108,11 +108,11 @@ class Book:
         """Tell of epochs that are done now."""
         for one in finished(self.ledger, self._done):
             is_one = one.until == one.epoch + 1
-            what = f"Epoch {one.epoch} of the data is done"
+            what = f"Epoch {one.epoch:,} of the data is done"
             if not is_one:
-                what = f"Epochs {one.epoch} to {one.until - 1} of the data are done"
-            message = f"{what}: {one.trained} sequences were trained"
-            message += f", and {one.excluded} excluded." if one.excluded else "."
+                what = f"Epochs {one.epoch:,} to {one.until - 1:,} of the data are done"
+            message = f"{what}: {one.trained:,} sequences were trained"
+            message += f", and {one.excluded:,} excluded." if one.excluded else "."
             self._tx.record("data.epoch", message, run=self._run.name)
 
 

@@ -147,13 +147,15 @@ def view(tx: Transaction, run: str) -> DataView:
     for span in ledger.spans:
         if span.life is not None:
             holders[span.life.replica] += count((span.range,))
+    epochs = [EpochView(**one._asdict()) for one in counts(ledger, EPOCHS_SHOWN)]
     return DataView(
         dataset=dataset,
         epoch=ledger.epoch,
         trained=count(ledger.done.trained),
         excluded=count(ledger.done.excluded),
         leased=count(held(ledger)),
-        epochs=[EpochView(**one._asdict()) for one in counts(ledger, EPOCHS_SHOWN)],
+        epochs=epochs,
+        epochs_left_out=epochs[0].epoch if epochs else 0,
         holders=[
             HolderView(replica=replica, sequences=so_many)
             for replica, so_many in sorted(holders.items())

@@ -143,6 +143,14 @@ def test_who_answers_first_and_is_no_control_plane_ends_it(
     assert {line["why"] for line in logs if "why" in line} == {"not yet"}, "and no raw answer"
 
 
+def test_what_a_stranger_answered_is_said_in_plain_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "it answered 404, without the reason that a control plane gives. Check the address"
+    with pytest.raises(ConfigError, match=why):
+        met(tmp_path, monkeypatch, httpx.Response(404, text="<html>"))
+
+
 @pytest.mark.parametrize("passing", PASSING, ids=str)
 def test_who_asks_for_patience_has_it_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passing: httpx.Response | Exception

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -98,9 +99,18 @@ def inspect_data(
 
 @app.command("status")
 def show_status(
-    run: RunName, control: Control = DEFAULT_CONTROL, token: Token = None, as_json: Json = False
+    run: RunName,
+    every: Annotated[
+        bool, typer.Option("--all", help="A line for each epoch that the control plane tells of.")
+    ] = False,
+    control: Control = DEFAULT_CONTROL,
+    token: Token = None,
+    as_json: Json = False,
 ) -> None:
     """Show how far a run has come in its data.
+
+    What is done from epoch 0 on is one line. --json has the newest 100 epochs, and says how many
+    older ones it leaves out.
 
     Trained: a push of it counted. Excluded: all pushes of it were judged anomalous. Leased: a
     replica reads it, or has read it and its push is under way. Free: it waits for a replica.
@@ -108,18 +118,21 @@ def show_status(
     \b
     Examples:
       syncline data status my-run
+      syncline data status my-run --all
       syncline data status my-run --json
     """
     with connect(control, token) as client:
         found = client.data(run)
-    output.show(found, as_json, lambda: _coverage(found))
+    output.show(found, as_json, lambda: _coverage(found, every))
 
+
+NOTHING = "Nothing was given out yet."
 
 BAR = 24
 """Characters of an epoch's bar."""
 
 
-def _coverage(found: DataView) -> RenderableType:
+def _coverage(found: DataView, every: bool) -> RenderableType:
     from rich.console import Group
 
     if found.dataset is None:
@@ -128,6 +141,8 @@ def _coverage(found: DataView) -> RenderableType:
             "their data is streamed, dealt, or each one's own."
         )
     size = found.dataset.sequences
+    listed = [one for one in found.epochs if every or one.epoch >= found.epoch]
+    first = min(found.epoch, found.epochs_left_out) if every else found.epoch
     columns = ("epoch", "", ">done", ">trained", ">excluded", ">leased", ">free")
     rows = (
         (
@@ -136,22 +151,38 @@ def _coverage(found: DataView) -> RenderableType:
             output.share((one.trained + one.excluded) / size),
             *(f"{number:,}" for number in (one.trained, one.excluded, one.leased, one.free)),
         )
-        for one in found.epochs
+        for one in listed
     )
     holders = ((one.replica, f"{one.sequences:,}") for one in found.holders)
     facts = output.facts(
         [
             ("dataset", f"{size:,} sequences, seed {found.dataset.seed}"),
             ("trained", f"{found.trained:,} sequences, over all epochs"),
+            *_not_listed(found, first),
         ]
     )
     return Group(
         facts,
         "",
-        output.table(columns, rows, empty="Nothing was given out yet."),
+        output.table(
+            columns,
+            rows,
+            empty="Of no other epoch was anything given out yet." if first else NOTHING,
+        ),
         "",
         output.table(("replica", ">leased"), holders, empty="Nobody holds any."),
     )
+
+
+def _not_listed(found: DataView, first: int) -> Iterator[tuple[str, str]]:
+    """What has no line: epochs before ``first``, and those that the control plane leaves out."""
+    if found.excluded:
+        yield "excluded", f"{found.excluded:,} sequences, over all epochs"
+    for name, start, stop in ("done", 0, first), ("not listed", first, found.epochs_left_out):
+        if start + 1 == stop:
+            yield name, f"epoch {start:,}"
+        elif start < stop:
+            yield name, f"epochs {start:,} to {stop - 1:,}"
 
 
 def _bar(done: float, leased: float) -> str:
