@@ -10,7 +10,9 @@ import httpx
 import pytest
 from sqlalchemy import Engine, event
 
+from syncline_control.core.ledger import Ledger
 from syncline_control.core.shares import HELD_MAX, SPANS_MAX
+from syncline_control.operations import data
 from syncline_testing.control import on_both, with_replicas
 
 pytestmark = [pytest.mark.anyio, on_both]
@@ -86,3 +88,43 @@ async def test_nobody_gives_back_in_pieces_without_end(api: httpx.AsyncClient) -
     assert [answer.status_code for answer in answers] == [200] * (calls - 1) + [429]
     assert answers[-1].json()["code"] == "OVERLOADED"
     assert (await asked(api, "a", **LARGE, after=1, returned=[[0, 0, 1 << 20]])).is_success
+
+
+def told(fragment: int, at: float, data: Any = None, pushed: Any = None) -> dict[str, Any]:
+    """A fragment's standing, or a round with one push of it."""
+    push = {"replica": "a", "incarnation": 1, "verdict": "accepted", "weight": 1.0, "data": pushed}
+    return {
+        "fragment": fragment,
+        "fragment_name": f"block {fragment}",
+        "kind": "pseudo-gradient" if pushed else "parameters",
+        "revision": int(at),
+        "committed_at": at,
+        "seconds": 0.0,
+        "fragments": 2,
+        **({"data": {"trained": data}} if data is not None else {}),
+        **({"contributions": [push]} if pushed else {}),
+    }
+
+
+@pytest.mark.parametrize("is_asked_first", [True, False], ids=["known", "kept for later"])
+async def test_one_body_of_many_reports_takes_each_fragments_data_up_once(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, is_asked_first: bool
+) -> None:
+    """Each of thousands took up all that the run had; every run waited meanwhile."""
+    ask, calls = {"dataset": {"sequences": 100, "seed": 0}, "want": 5, "begun": True}, list[int]()
+
+    def counted(of: Any, name: str) -> None:
+        act = getattr(of, name)
+        monkeypatch.setattr(of, name, lambda *args: calls.append(1) or act(*args))
+
+    if is_asked_first:
+        assert (await asked(api, "a", **ask | {"want": 0})).is_success
+    counted(Ledger, "stands")
+    counted(data, "added")
+    many = [told(at % 2, 10.0 + at, [[0, 0, 90 - at // 2]]) for at in range(80)]
+    pushes = [told(at % 2, 100.0 + at, pushed=[[0, 60 + at, 61 + at]]) for at in range(20)]
+    answer = await api.post("/v1/runs/r/reports", json={"rounds": [*many, *pushes]})
+    assert answer.is_success and len(calls) <= 4
+    assert (await asked(api, "b", **ask)).json()["ranges"] == [[0, 51, 56]], "of the last word"
+    seen = (await api.get("/v1/runs/r/data")).json()["epochs"][0]
+    assert (seen["trained"], seen["leased"]) == (51, 5 + 20 * is_asked_first), "a has those"

@@ -29,7 +29,7 @@ from syncline_proto.leased import (
     EpochView,
     HolderView,
 )
-from syncline_proto.ranges import Ranges, check, count, joined
+from syncline_proto.ranges import Range, Ranges, check, count, joined
 from syncline_proto.reports import RoundReport
 from syncline_proto.stretches import Stretch, Stretches, added
 
@@ -119,13 +119,14 @@ def told(tx: Transaction, run_row: Run, reports: Iterable[RoundReport]) -> None:
         book.ledger.cover(pushes, until)
         covered.clear()
 
-    for report in reports:
+    stands = {one.fragment: at for at, one in enumerate(reports) if one.data is not None}
+    for at, report in enumerate(reports):
         bit = 1 << report.fragment
         for one in report.contributions:
             if one.data:
                 life = Life(one.replica, one.incarnation)
                 covered[joined(one.data), one.verdict == "accepted", life] |= bit
-        if report.data is not None:
+        if report.data is not None and stands[report.fragment] == at:  # the last says it all
             cover()
             trained, excluded = tuple(report.data.trained), tuple(report.data.excluded)
             book.ledger.stands(bit, trained, excluded, until)
@@ -229,19 +230,24 @@ def _is_committed(tx: Transaction, run_row: Run) -> bool:
 
 def _keep_for_later(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> None:
     """Nobody has said yet what the data is: remember what of it is in each fragment."""
+    told: dict[int, list[RoundReport]] = defaultdict(list)
     for report in reports:
-        row = tx.session.get(Fragment, (run_row.id, report.fragment))
-        if row is None or not _has_data(report):
+        if _has_data(report):
+            told[report.fragment].append(report)
+    for fragment, of_it in told.items():
+        row = tx.session.get(Fragment, (run_row.id, fragment))
+        if row is None:
             continue
         trained, excluded = _kept(row)
-        if report.data is not None:
-            trained, excluded = tuple(report.data.trained), tuple(report.data.excluded)
-        for one in report.contributions:
-            if one.verdict == "accepted":
-                trained = added(trained, one.data)
-            else:
-                excluded = added(excluded, one.data)
-        row.data = json.dumps([trained, excluded])
+        # Together: to read and write all of it for each report could hold up every run.
+        counted, bad = list[Range](), list[Range]()
+        for report in of_it:
+            if report.data is not None:
+                trained, excluded = tuple(report.data.trained), tuple(report.data.excluded)
+                counted, bad = [], []
+            for one in report.contributions:
+                (counted if one.verdict == "accepted" else bad).extend(one.data)
+        row.data = json.dumps([added(trained, counted), added(excluded, bad)])
 
 
 def _has_data(report: RoundReport) -> bool:
