@@ -48,7 +48,7 @@ import systems
 from asked import at_least
 from contest import CODECS
 from network import NETWORKS, PROFILES, network
-from paced import tell, wait_until
+from paced import processors, tell, wait_until
 from syncline.launch.ports import free_ports
 from syncline.launch.processes import Crew, Process
 from syncline_proto.settings import DownCodecName
@@ -214,8 +214,7 @@ def seen_by(replicas: list[dict[str, float]]) -> Seen:
     return Seen(
         waits=mean(one["exposed_s"] / one["seconds"] for one in replicas),
         hooks=mean(one["hook_s"] / one["seconds"] for one in replicas),
-        compute_share=mean(one["cpu_s"] / one["seconds"] for one in replicas)
-        / (os.cpu_count() or 1),
+        compute_share=mean(one["cpu_s"] / one["seconds"] for one in replicas) / processors(),
         interval_bytes=mean(one["bytes_up"] / ROUNDS for one in replicas),
         interval_bytes_down=mean(one["bytes_down"] / ROUNDS for one in replicas),
     )

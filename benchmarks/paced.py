@@ -6,10 +6,12 @@ What is measured, and what is asked of it, they say themselves.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +19,8 @@ from network import NetworkUnavailable
 from syncline.launch.processes import Process, describe_exit
 
 LOOK_S = 0.1
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+"""Of a container's control group: its time of all processors in each period, or ``max``."""
 
 
 class Failed(Exception):
@@ -70,3 +74,13 @@ def check_well(processes: Sequence[Process]) -> None:
             words = process.last_words(1) or ["its log is empty"]
             ended = describe_exit(process.exit_code)
             raise Failed(f"{process.name} ended with {ended}: {words[0].strip()}")
+
+
+def processors() -> float:
+    """How many processors this process may use: those it may run on, or less in a container."""
+    has_word = hasattr(os, "sched_getaffinity")
+    count = float(len(os.sched_getaffinity(0)) if has_word else os.cpu_count() or 1)
+    with suppress(OSError, ValueError):  # there is no control group, or it has no bound
+        quota, period = map(int, CPU_MAX.read_text().split())
+        count = min(count, quota / period)
+    return count

@@ -16,7 +16,7 @@ and what those name and the service's count or the ledger of data lacks; ``token
 of them has more. Nobody knows the answer to a push that a kill cut off, the last of that life: it
 may count or not. ``tokens_torn``: of such last pushes, what is in some fragments alone; the ledger
 gives it to others. ``late`` are pushes that counted with an age. ``compute_share`` is what of the
-machine's processors all of it used, who was killed included.
+processors that it may use all of it used, who was killed included.
 
     python benchmarks/storm.py [--minutes M] [--every SECONDS] [--seed N]
 
@@ -46,7 +46,7 @@ from accounts import Life, Pushes, accounts
 from answered import answered
 from asked import at_least
 from network import network
-from paced import LOOK_S, Failed, check_well, tell, wait_until
+from paced import LOOK_S, Failed, check_well, processors, tell, wait_until
 from peers.paced_replica import cpu_s
 from peers.stormed_replica import ANSWERS, BATCH
 from syncline.launch.ports import free_ports
@@ -216,7 +216,7 @@ class Storm:
             "tokens_twice": found.twice + sum(one.twice_tokens for one in watch.fragments),
             "tokens_torn": found.torn,
             "kills": self._kills,
-            "compute_share": compute_share / (os.cpu_count() or 1),
+            "compute_share": compute_share / processors(),
             "late": watch.last.late,
             "revisions": watch.last.revision,
             "committed_tokens": watch.last.committed_tokens,

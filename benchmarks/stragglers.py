@@ -42,7 +42,7 @@ import curves
 import systems
 from asked import at_least
 from network import network
-from paced import Failed, tell, wait_until
+from paced import Failed, processors, tell, wait_until
 from peers.paced_replica import cpu_s
 from peers.straggler import STEP_TOKENS
 from syncline.launch.ports import free_ports
@@ -185,7 +185,7 @@ class Watching:
         if watch is not None:
             courses = list(watch.last.courses.values())
         rate = rate_of(courses, began_s, ended_s)
-        share = (cpu_ended_s - cpu_began_s) / (ended_s - began_s) / (os.cpu_count() or 1)
+        share = (cpu_ended_s - cpu_began_s) / (ended_s - began_s) / processors()
         print(f"{way}: {rate:.0f} tokens in a second", file=sys.stderr, flush=True)
         return rate, share, smoothed(told)
 

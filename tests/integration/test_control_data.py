@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
 import pytest
 
 from syncline_control.state import State
-from syncline_testing.control import Clock, on_both, pass_time, with_replicas
+from syncline_testing.control import Clock, client_of, on_both, pass_time, with_replicas
 
 pytestmark = [pytest.mark.anyio, on_both]
 
@@ -83,6 +84,21 @@ async def test_what_a_fragment_has_counts_though_its_service_has_set_back_its_cl
     has = {"trained": [[0, 0, 10]], "excluded": []}
     await report(api, *(round_of(number, revision=2, data=has) for number in (0, 1)))
     assert (await view(api))["trained"] == 10
+
+
+async def test_where_a_fragment_stood_before_takes_nothing_back_that_was_told_since(
+    api: httpx.AsyncClient,
+) -> None:
+    """As where a report that was held up comes after those that followed."""
+    assert await given(api, "a", 10) == [[0, 0, 10]]
+    push = ("a", [[0, 0, 10]], "accepted")
+    for fragment in (0, 1):
+        await report(api, round_of(fragment, push, revision=2, committed_at=1002.0))
+    nothing = {"trained": [], "excluded": []}
+    await report(api, round_of(0, kind="parameters", committed_at=1001.0, data=nothing))
+    assert (await view(api))["trained"] == 10
+    await report(api, round_of(0, kind="parameters", committed_at=1003.0, data=nothing))
+    assert (await view(api))["trained"] == 0, "later, it has gone back"
 
 
 async def beat(api: httpx.AsyncClient, replica: str) -> None:
@@ -211,6 +227,32 @@ async def test_a_lost_life_keeps_its_data_until_every_fragment_says_that_none_of
     assert (await asks_who_has_settled(api))[0] == 0
     events = (await api.get("/v1/events?run=r")).json()
     assert "6 sequences" in next(e["message"] for e in events if e["kind"] == "data.returned")
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["stands still", "restarts"])
+async def test_what_settles_waits_for_what_was_done_while_the_control_plane_was_away(
+    api: httpx.AsyncClient, state: State, clock: Clock, database: str, restarts: bool
+) -> None:
+    """Its service went back by a revision; whose push that was may have pushed it again."""
+    assert await given(api, "a", 10) == [[0, 0, 10]]
+    pushed = [round_of(fragment, ("a", [[0, 0, 10]], "accepted")) for fragment in (0, 1)]
+    nothing = {"trained": [], "excluded": []}
+    await report(api, *pushed, round_of(0, kind="parameters", committed_at=1001.0, data=nothing))
+    await state.review_leases()
+    assert (await view(api))["leased"] == 10
+    async with AsyncExitStack() as stack:
+        if restarts:
+            await state.close()
+        clock.now += 10 * SETTLE_S
+        if restarts:
+            state = await stack.enter_async_context(await State.open(database, clock=clock))
+            api = await stack.enter_async_context(client_of(state))
+        await state.review_leases()
+        assert await given(api, "b", 2) == [[0, 10, 12]]
+        for _ in range(2):
+            await pass_time(state, clock, 8.0)
+            await beat(api, "b")
+        assert await given(api, "b", 2, after=1) == [[0, 0, 2]], "nobody has told of any"
 
 
 async def test_a_new_life_is_given_what_the_older_one_had_only_once_that_is_free(

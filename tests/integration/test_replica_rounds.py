@@ -274,9 +274,11 @@ def test_passes_over_a_short_loader_go_on_until_the_run_ends(cluster: Cluster) -
                 trial.optimizer.zero_grad()
         return passes
 
-    with joined(a, b):
+    with capture_logs() as logs, joined(a, b):
         assert together(lambda: train(a), lambda: train(b)) == [3, 3]
     assert (a.replica.inner_step, b.replica.inner_step) == (8, 8)
+    assert [line["event"] for line in logs].count("data.dealt") == 2, "each has said so once"
+    assert cluster.get("/runs/passes/data")["dataset"] is None, "only tokens are counted"
 
 
 def test_a_replica_too_many_to_deal_batches_to_hears_of_it(cluster: Cluster) -> None:

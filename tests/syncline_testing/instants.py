@@ -73,6 +73,13 @@ def _is_cut_from_the_service(swarm: Swarm) -> None:
         swarm.cut(line, CUT_S)
 
 
+def _is_lost_and_the_service_hears_late(swarm: Swarm) -> None:
+    """Which waits for it until a round's deadline, with the last membership."""
+    for line in ((SERVICE, CONTROL), (CONTROL, SERVICE)):
+        swarm.cut(line, CUT_S)
+    swarm.replicas["c"].stop()
+
+
 def _service_restarts(swarm: Swarm) -> None:
     swarm.stop_service()
     swarm.after(AWAY_S, swarm.start_service)
@@ -114,6 +121,9 @@ MISFORTUNES = {
     "is cut off, and back": Misfortune(_is_cut_off_and_back, LOSS_S),
     "is cut from the service": Misfortune(
         _is_cut_from_the_service, CUT_S + AGAIN_S, settled_s=CUT_S + SETTLED_S
+    ),
+    "is lost, and the service hears late": Misfortune(
+        _is_lost_and_the_service_hears_late, CUT_S, "ab", CUT_S + SETTLED_S
     ),
     "service restarts": Misfortune(_service_restarts, AWAY_S + AGAIN_S),
     "service stops amid a commit": Misfortune(_service_stops_amid_a_commit, AWAY_S + AGAIN_S),

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import curves
+import paced
 import storm
 import stragglers
 from accounts import Accounts, Life, Push, accounts
@@ -139,6 +140,20 @@ def test_what_children_computed_counts_once_they_are_gone() -> None:
     busy = "import time\nwhile time.process_time() < 0.3: pass"
     subprocess.run([sys.executable, "-S", "-c", busy], check=True)
     assert cpu_s(os.getpid()) - before > 0.25
+
+
+@pytest.mark.parametrize(
+    ("bound", "count"), [(None, 4), ("max 100000", 4), ("150000 100000", 1.5), ("900000 100000", 4)]
+)
+def test_a_share_of_compute_is_of_what_this_process_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str | None, count: float
+) -> None:
+    """Of 64 processors two may be ours: over 60 % of those replicas take each other's."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 5, 6}, raising=False)
+    monkeypatch.setattr(paced, "CPU_MAX", tmp_path / "cpu.max")
+    if bound is not None:
+        (tmp_path / "cpu.max").write_text(f"{bound}\n")
+    assert paced.processors() == count
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,13 @@ class SwarmMachine(RuleBasedStateMachine):
     def a_line_is_cut(self, name: str, end: str, to: bool, seconds: float) -> None:
         self.swarm.cut((name, end) if to else (end, name), seconds)
 
-    @rule(weather=weathers)
-    def the_services_line_changes(self, weather: Weather) -> None:
-        self.swarm.weather((CONTROL, SERVICE), weather)
+    @rule(to=st.booleans(), weather=weathers)
+    def the_services_line_changes(self, to: bool, weather: Weather) -> None:
+        self.swarm.weather((SERVICE, CONTROL) if to else (CONTROL, SERVICE), weather)
+
+    @rule(to=st.booleans(), seconds=st.sampled_from([1.0, LEASE_S, DEADLINE_S]))
+    def the_services_line_is_cut(self, to: bool, seconds: float) -> None:
+        self.swarm.cut((SERVICE, CONTROL) if to else (CONTROL, SERVICE), seconds)
 
     @rule(amid_a_commit=st.booleans())
     def the_service_stops(self, amid_a_commit: bool) -> None:

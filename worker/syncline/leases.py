@@ -122,7 +122,9 @@ class Leases:
                 return
             except SynclineError as error:
                 with self._changed:
-                    if not isinstance(error, Overloaded):  # who asks for patience is there
+                    if isinstance(error, Overloaded):  # who asks for patience is there
+                        self._outage.answered()
+                    else:
                         self._outage.missed(error)
                     self._changed.notify_all()
                 self._pause()

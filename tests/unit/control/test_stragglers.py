@@ -177,6 +177,17 @@ def test_only_whom_the_least_share_does_not_help_is_let_go_and_one_at_a_time() -
     assert not run.leaving, "fewer steps are enough"
 
 
+def test_who_was_only_named_so_far_makes_fewer_steps_before_it_is_let_go() -> None:
+    rates = {"a": 2.0, "b": 2.0, "c": 0.1}
+    run = race("tell").go_on(9_999.0, **rates)
+    run.rules = run.rules.model_copy(update={"policy": "let-go"})
+    run.go_on(600.0, **rates)
+    assert run.told == [("replica.straggles", "c"), ("replica.steps", "c")]
+    assert run.marks["c"].share == 0.25 and not run.leaving
+    run.go_on(5.0, **rates)
+    assert run.leaving == {"c"}
+
+
 def test_what_nobody_knows_is_a_break_and_who_is_alone_holds_up_nobody() -> None:
     run = race("fewer-steps").go_on(50.0, a=1.0, b=0.4).go_on(5.0, a=None, b=0.4)
     run.go_on(50.0, a=1.0, b=0.4)

@@ -14,7 +14,13 @@ from syncline import leases
 from syncline.control import ControlClient
 from syncline.core.supply import Supply
 from syncline.leases import Leases
-from syncline_proto.errors import DataMismatch, LeaseLost, SynclineError, Unreachable
+from syncline_proto.errors import (
+    DataMismatch,
+    LeaseLost,
+    Overloaded,
+    SynclineError,
+    Unreachable,
+)
 from syncline_proto.leased import DataAsk, DataGrant, Dataset
 from syncline_proto.ranges import NOTHING, Range, Ranges, count
 from syncline_testing.views import registration
@@ -112,6 +118,26 @@ def test_nobody_waits_for_who_is_away_and_it_is_asked_again(
         assert leased.take(1, 600.0) == NOTHING
         control.fails = lambda: None
         wait_until(lambda: count(leased.take(1, 0.1)) > 0, 20, "it is back")
+
+
+def test_who_asks_for_patience_is_waited_for_though_it_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a control plane that has just started, and hears first what is done."""
+    monkeypatch.setattr(leases, "RETRY_S", 0.01)
+    control, asked = Control(), list[int]()
+
+    def patience() -> None:
+        asked.append(1)
+        if len(asked) < 50:
+            raise Overloaded("Ask again in a second.")
+
+    control.fails = always(Unreachable("It is away."))
+    with stock(control) as leased:
+        assert leased.take(1, 600.0) == NOTHING
+        control.fails = patience
+        wait_until(lambda: len(asked) > 1, 20, "it has said so")
+        assert count(leased.take(1, 600.0)) > 0
 
 
 def test_nobody_waits_for_more_than_a_replica_may_hold_and_it_is_asked_for_again(
