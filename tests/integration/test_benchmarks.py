@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import memory
 from syncline_testing.processes import environment
 
 ROOT = Path(__file__).parents[2]
@@ -49,3 +50,23 @@ def test_memory_is_measured_with_2_and_with_8_replicas() -> None:
     assert found["parameter_bytes"] == 2 * 5000 * 4
     assert 0.0 < found["ratio_2"] < math.inf
     assert found["growth"] == found["ratio_8"] / found["ratio_2"]
+
+
+def taken(count: int, *sizes: str) -> float:
+    """What a service takes in rounds of so many replicas, over its parameters' bytes in fp32."""
+    given = memory.options().parse_args(["--rounds=2", *sizes])
+    parameter_bytes = 4 * given.fragments * given.elements
+    empty, peak = memory.peaks(count, parameter_bytes // memory.STAGING_SHARE, given)
+    return (peak - empty) / parameter_bytes
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_the_memory_of_a_service_is_within_its_bounds() -> None:
+    """Of one repeat, with room to spare: 3.3 with two replicas; and where fragments are large, so
+    that what is on its way to readers is little beside them, as much with eight."""
+    assert taken(2) <= memory.RATIO_MAX
+    large = "--fragments=2", f"--elements={4 * memory.ELEMENTS}"
+    few, many = (taken(count, *large) for count in memory.COUNTS)
+    assert many <= memory.GROWTH_MAX * few
