@@ -30,7 +30,7 @@ from transformers import LlamaConfig
 import overhead
 
 overhead.BLOCK, overhead.CONFIG = 2, LlamaConfig(**{small})
-print(json.dumps(overhead.measured({control!r}, 3, "cpu")))
+print(json.dumps(overhead.measured({control!r}, 3, "cpu", care=True)))
 """
 
 
@@ -67,14 +67,18 @@ def test_what_hides_a_round_is_measured_in_four_ways(monkeypatch: pytest.MonkeyP
     }
 
 
+@pytest.mark.parametrize("care", [False, True])
 def test_what_hooks_cost_is_measured_beside_steps_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, care: bool
 ) -> None:
-    monkeypatch.setattr(Hooks, "install", Hooks.install)  # it stands between; not for long
+    install = Hooks.install
     monkeypatch.setattr(overhead, "BLOCK", 2)
     monkeypatch.setattr(overhead, "CONFIG", LlamaConfig(**SMALL))
     with Cluster(tmp_path) as cluster:
-        check_cost(json.loads(json.dumps(overhead.measured(cluster.control_url, 3, "cpu"))), 1)
+        told = overhead.measured(cluster.control_url, 3, "cpu", care)
+    assert Hooks.install is install, "it stands between, and no longer"
+    assert (told["care"] is not None) == care
+    check_cost(json.loads(json.dumps(told)), 1)
 
 
 @pytest.mark.long
@@ -90,12 +94,20 @@ def test_what_it_costs_several_ranks_is_measured_too(tmp_path: Path) -> None:
 
 
 def check_cost(told: dict[str, Any], ranks: int) -> None:
+    care = told.pop("care")
+    check_parts(told, ranks, {"batch", "hooks", "skips", "synchronize", "report"})
+    if care is not None:
+        check_parts(care, ranks, {"batch", "hooks", "care", "synchronize", "report"})
+        assert care.keys() == {"hook_share", "step_ratio"}
+    assert told["step_s"] > 0.0
+    figures = {key: told[key] for key in ("hook_share", "step_ratio", "step_s")}
+    assert told == figures | {"steps": 4, "ranks": ranks, "device": "cpu"}, "in whole blocks"
+
+
+def check_parts(told: dict[str, Any], ranks: int, names: set[str]) -> None:
     parts = told.pop("parts")
-    assert parts.keys() == {"batch", "hooks", "skips", "synchronize", "report"}
+    assert parts.keys() == names
     assert all(share > 0.0 for share in parts.values())
     assert sum(parts.values()) <= told["hook_share"] * (1 + 1e-9) < 1.0, "of the worst rank"
     assert told["hook_share"] == pytest.approx(sum(parts.values())) or ranks > 1
     assert 0.0 < told["step_ratio"] < math.inf
-    assert told["step_s"] > 0.0
-    figures = {key: told[key] for key in ("hook_share", "step_ratio", "step_s")}
-    assert told == figures | {"steps": 4, "ranks": ranks, "device": "cpu"}, "in whole blocks"

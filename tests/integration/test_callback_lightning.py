@@ -72,14 +72,36 @@ class Begun(DataLoader[Any]):
         return super().__iter__()
 
 
-def fit(module: Small, callback: SynclineCallback, **how: Any) -> Begun:
+class Rates(lightning.Callback):
+    """Notes by which rate each step went."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self._end: Callable[[], None] = lambda: None
+
+    def on_train_batch_start(
+        self,
+        trainer: lightning.Trainer,
+        pl_module: lightning.LightningModule,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._end()  # behind whatever hooks have come meanwhile
+        (optimizer,) = trainer.optimizers
+        see: Any = lambda *_: self.seen.append(optimizer.param_groups[0]["lr"])  # noqa: E731
+        self._end = optimizer.register_step_pre_hook(see).remove
+
+
+def fit(
+    module: Small, callback: SynclineCallback, *others: lightning.Callback, **how: Any
+) -> Begun:
     """Six batches of eight tokens."""
     batches = [{"x": torch.ones(2, 4), "input_ids": torch.ones(8, dtype=torch.int64)}] * 6
     made = lightning.Trainer(
         max_epochs=1,
         accelerator="cpu",
         devices=1,
-        callbacks=[callback],
+        callbacks=[callback, *others],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -157,6 +179,21 @@ def test_a_lease_that_runs_out_begins_another_life_in_the_same_fit(
     assert replica is not None and replica.incarnation == 2 and replica.inner_step == 3
     assert replica.committed_tokens == 3 * 8
     assert module.seen[2] != module.seen[0] == module.seen[3], "the run's, which has no round"
+
+
+def test_a_joiners_first_steps_are_short_in_each_of_its_lives(cluster: Cluster) -> None:
+    """SGD remembers nothing, so it begins anew wherever it joins."""
+    settings = ALONE | {"timeouts": {"lease": LEASE_S, "round_deadline": 20.0}}
+    first = Rates()
+    how: dict[str, Any] = {"run": "fit-ramp", "control": cluster.control_url}
+    fit(Small(), SynclineCallback(**how, settings=settings, join_ramp_steps=4), first)
+    assert first.seen == [0.1] * 6, "it has begun the run"
+    late, rates, module = SynclineCallback(**how, name="late", join_ramp_steps=4), Rates(), Small()
+    module.at_step = lambda number: number != 2 or sleeps(cluster, late.replica)
+    trainer = fit(module, late, rates).trainer
+    assert late.replica is not None and late.replica.incarnation == 2
+    assert rates.seen == pytest.approx([0.025, 0.05, 0.075] * 2)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.1
 
 
 def test_sigterm_drains_a_fit_where_lightning_alone_heeds_it(cluster: Cluster) -> None:

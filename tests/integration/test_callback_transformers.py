@@ -24,6 +24,7 @@ from transformers import (
 
 from syncline.integrations import transformers as ours
 from syncline.integrations.transformers import SynclineCallback, check
+from syncline.optim.followed import followed
 from syncline_proto.errors import ConfigError, LeaseLost, PortInUse
 from syncline_testing.cluster import Cluster, free_ports
 from syncline_testing.processes import python
@@ -75,6 +76,20 @@ class Heard(TrainerCallback):
     def on_log(self, *_: Any, logs: dict[str, float] | None = None, **__: Any) -> None:
         if logs and "loss" in logs:
             self.heard.append(dict(logs))
+
+
+class Rates(TrainerCallback):
+    """Notes by which rate each step went."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self._end: Any = lambda: None
+
+    def on_step_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
+        self._end()  # behind whatever hooks have come meanwhile
+        inner = followed(optimizer)
+        see: Any = lambda *_: self.seen.append(inner.param_groups[0]["lr"])  # noqa: E731
+        self._end = inner.register_step_pre_hook(see).remove
 
 
 def rows() -> Any:
@@ -260,6 +275,33 @@ def test_a_lease_that_runs_out_begins_another_life_in_the_same_training(
     assert replica.committed_tokens == 5 * 2 * 16, "of the second life"
     (left,) = cluster.get("/runs/late/replicas")
     assert left["state"] == "left"
+
+
+def test_a_joiners_first_steps_are_short_in_each_of_its_lives(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """SGD remembers nothing, so it begins anew wherever it joins."""
+    how: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant"}
+    settings = ALONE | {"timeouts": {"lease": LEASE_S, "round_deadline": 20.0}}
+    run: dict[str, Any] = {"run": "ramp", "control": cluster.control_url, "join_ramp_steps": 8}
+    first, rates = Rates(), Rates()
+    made = trainer(tmp_path, SynclineCallback(**run, settings=settings), **how)
+    made.add_callback(first)
+    made.train()
+    assert first.seen == [0.5] * 8, "it has begun the run"
+    callback = SynclineCallback(**run, name="late")
+
+    def is_late(step: int) -> None:
+        if step == 3:
+            sleeps(cluster, callback.replica)
+
+    made = trainer(tmp_path, callback, is_late, **how)
+    made.add_callback(rates)
+    made.train()
+    assert callback.replica is not None and callback.replica.incarnation == 2
+    eighth = 0.5 / 8
+    assert rates.seen == [eighth * step for step in (1, 2, 3, 1, 2, 3, 4, 5)]
+    assert made.optimizer is not None and made.optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_who_is_kicked_out_of_a_training_stays_out(cluster: Cluster, tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ OVERLAPPED = {
     "overlap": Way(overlap=1),
     "overlap.poisoned": replace(POISONED, overlap=1),
 }
+MOVED = {
+    "wsam": Way(optimizer="wsam"),
+    "wsam.poisoned": replace(POISONED, optimizer="wsam"),
+    "wsam.kept.poisoned": replace(POISONED, optimizer="wsam", reshard=False),
+}
+"""By an optimizer that writes into the shards between two gradients of a step."""
 ALL = {
     "all": replace(
         POISONED,
@@ -50,3 +56,13 @@ def test_no_copy_from_before_a_merge_is_ever_read(cluster: Cluster, tmp_path: Pa
         assert others == [first] * len(others)
     assert left["all"].is_finite and left["all"] == left["all.by-hand"], "with all else on top"
     assert not left["blind"].is_finite, "where nothing is dropped copies are read: poison works"
+
+
+@pytest.mark.long
+def test_no_copy_is_read_where_an_optimizer_has_moved_the_shards(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    left = in_ranks(tmp_path, cluster, 4, MOVED)
+    first, *others = left.values()
+    assert first.is_finite
+    assert others == [first] * len(others)

@@ -23,7 +23,6 @@ WAYS = {
     "reentrant": Way(checkpoint="reentrant"),
     "captured": Way(compile="aot_eager"),
     "captured.whole": Way(compile="aot_eager", compile_whole=True),
-    "captured.before": Way(compile="aot_eager", compile_whole=True, called_before=True),
     "bf16": Way(bf16=True),
     "muon": Way(optimizer="muon"),
     "parts": Way(parts=3),
@@ -39,7 +38,7 @@ WAYS = {
 }
 SAME = {
     *("plain", "wrapper", "function", "reentrant", "captured", "captured.whole"),
-    *("captured.before", "prefetched", "streamed", "streamed.prefetched"),
+    *("prefetched", "streamed", "streamed.prefetched"),
 }
 """Of these the arithmetic is the plain way's."""
 
@@ -107,11 +106,26 @@ def test_who_looks_at_parameters_between_steps_changes_nothing_of_streaming(
 
 
 @pytest.mark.long
+def test_a_model_that_was_compiled_and_called_before_merges_in_time(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Of one rank, whose code is in one piece: FSDP2's hooks would cut it."""
+    way = Way(compile="aot_eager", compile_whole=True, called_before=True, outer=0.5)
+    left = in_ranks(tmp_path, cluster, 1, beside({"before": way}))
+    assert left["before"] == left["before.by-hand"]
+    assert left["before"].graphs
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+@pytest.mark.parametrize("what", ["blocks", "whole"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_compiled_model_trains_as_it_would(cluster: Cluster, tmp_path: Path, count: int) -> None:
+def test_a_compiled_model_trains_as_it_would(
+    cluster: Cluster, tmp_path: Path, count: int, what: str
+) -> None:
     """By the default backend; of two ranks, each of which compiles its own."""
-    name = f"compiled-{count}"
-    left = in_ranks(tmp_path, cluster, count, beside({name: Way(compile="inductor")}))
+    name, way = f"{what}-{count}", Way(compile="inductor", compile_whole=what == "whole")
+    left = in_ranks(tmp_path, cluster, count, beside({name: way}), limit_s=200.0)
     assert left[name] == left[f"{name}.by-hand"]
     assert left[name].graphs

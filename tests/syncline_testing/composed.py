@@ -80,7 +80,7 @@ class Way:
     compile_whole: bool = False
     """The model, and not each block by itself."""
     called_before: bool = False
-    """Once, before it joins."""
+    """In training, once before it joins."""
     bf16: bool = False
     optimizer: Literal["adamw", "agd", "muon", "wsam"] = "adamw"
     parts: int = 1
@@ -228,13 +228,13 @@ def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -
     counters.clear()
     model = built(way, seed)
     if way.called_before:
-        with torch.no_grad():
-            loss_of(model, batch(0, 0))
+        loss_of(model, batch(0, 0)).backward()
+        model.zero_grad()
     optimizer = _optimizer(model, way)
     if not way.inside:
         return _trace(_steps(model, optimizer, way, seed), model)
-    more = {"warmup_steps": way.warmup, "overlap_steps": way.overlap, "fragment_groups": way.groups}
-    more |= {"overlap_mix": way.mix, "overlap_eager": way.eager}
+    more: dict[str, Any] = {"warmup_steps": way.warmup, "overlap_steps": way.overlap}
+    more |= {"overlap_mix": way.mix, "overlap_eager": way.eager, "fragment_groups": way.groups}
     if way.outer is not None:
         more["outer"] = {"lr": way.outer, "momentum": way.outer}
     settings = SETTINGS | {"min_replicas": way.replicas} | more
@@ -416,7 +416,9 @@ def _hash(model: nn.Module) -> str:
     return tensors_sha256({names(raw): p for raw, p in model.named_parameters()})
 
 
-def in_ranks(folder: Path, cluster: Cluster, count: int, ways: dict[str, Way]) -> dict[str, Trace]:
+def in_ranks(
+    folder: Path, cluster: Cluster, count: int, ways: dict[str, Way], limit_s: float = 100.0
+) -> dict[str, Trace]:
     """Train in all ways, by name, as a replica of so many ranks."""
     path = folder / f"composed-{count}.json"
     told = {name: asdict(way) for name, way in ways.items()}
@@ -427,7 +429,7 @@ def in_ranks(folder: Path, cluster: Cluster, count: int, ways: dict[str, Way]) -
     program = ("-m", __name__, str(path))
     own = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
     with warm_ranks(*program, count=count, logs=logs, **own) as processes:
-        codes = [process.wait(100) for process in processes]
+        codes = [process.wait(limit_s) for process in processes]
     assert codes == [0] * count, "\n".join(log.read_text() for log in logs)
     left = json.loads(path.with_suffix(".out.json").read_text())
     return {name: Trace(**trace) for name, trace in left.items()}

@@ -25,8 +25,8 @@ def sleeps(cluster: Cluster, replica: Replica | None) -> None:
         return {"replica": replica.name, "state": "lost"}.items() <= view().items()
 
     def view() -> dict[str, Any]:
-        (one,) = cluster.get(f"/runs/{replica.run}/replicas")
-        return one
+        views = cluster.get(f"/runs/{replica.run}/replicas")
+        return next(one for one in views if one["replica"] == replica.name)
 
     def late(*given: Any) -> Any:
         wait_until(lost, WAIT_S, "the lease has run out")

@@ -46,7 +46,9 @@ def reshard_all(model: nn.Module) -> None:
 def gather_after(module: FSDPModule) -> None:
     """Let gathering wait for what the current stream has been told to do.
 
-    FSDP2 itself sees to that where the root's forward pass begins, and not at each layer's.
+    FSDP2 itself sees to that where the root's forward pass begins, and not at each layer's. What
+    was written lies on that stream behind what the layers before compute: so gathering waits for
+    those, too, in the forward pass that merges. An event would come no earlier.
     """
     context: Any = module._get_fsdp_state()._comm_ctx
     # They are made in the first forward pass.
