@@ -55,7 +55,8 @@ def of_waiting(state: pb.FragmentState, settings: RunSettings) -> dict[str, str]
     pushed, missing = len(state.arrived), sorted({*state.expected} - {*state.arrived})
     at_least = f", with min_replicas {least} at least" if least > 1 else ""
     # Nobody is expected yet in a run that begins from a checkpoint, either.
-    is_first = state.revision == 0 or (not state.expected and least <= pushed < wished)
+    begins = state.revision == 0 and state.gradient_step == 0
+    is_first = begins or (not state.expected and least <= pushed < wished)
     if is_first and wished > 1:
         name = "min_replicas" if wished == least else "expected_replicas"
         why = f"the first round waits for {name} {wished}, and {pushed} of {wished} have pushed"

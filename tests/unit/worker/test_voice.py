@@ -20,8 +20,15 @@ def test_rank_0_speaks_for_all() -> None:
     ]
 
 
-def said(revision: int, arrived: str, expected: str, **given: int) -> dict[str, str]:
-    state = pb.FragmentState(revision=revision, arrived=arrived.split(), expected=expected.split())
+def said(
+    revision: int, arrived: str, expected: str, gradient_step: int = 0, **given: int
+) -> dict[str, str]:
+    state = pb.FragmentState(
+        revision=revision,
+        gradient_step=gradient_step,
+        arrived=arrived.split(),
+        expected=expected.split(),
+    )
     return of_waiting(state, RunSettings.model_validate(given))
 
 
@@ -57,6 +64,13 @@ def test_later_rounds_name_who_is_missing() -> None:
     few = said(1, "a", "a", min_replicas=2)
     assert few == {"why": "1 of min_replicas 2 have pushed", "so": "no round closes with fewer"}
     assert said(0, "a", "")["why"].startswith("all have pushed")
+
+
+def test_a_later_step_of_the_synchronous_phase_is_no_first_round() -> None:
+    """The revision is 0 for as long as that goes on."""
+    first, later = (said(0, "a", "a b", step, expected_replicas=2) for step in (0, 1))
+    assert first["why"].startswith("the first round waits for")
+    assert later["why"] == "b has not pushed yet"
 
 
 def test_a_round_that_has_closed_since_waits_for_nobody() -> None:
