@@ -65,13 +65,18 @@ async def test_it_settles_anew_when_a_pause_ends(
     assert await given(api, "b", 2, after=1) == [[0, 0, 2]]
 
 
-async def test_who_asks_amid_a_pause_is_given_other_data(
-    api: httpx.AsyncClient, state: State, clock: Clock
+@pytest.mark.parametrize("why", ["a pause", "too few"])
+async def test_who_asks_while_no_round_closes_is_given_other_data(
+    api: httpx.AsyncClient, state: State, clock: Clock, why: str
 ) -> None:
-    await api.post("/v1/runs/r/pause")
+    alive = ["b", "c"] if why == "a pause" else ["b"]
+    if why == "a pause":
+        await api.post("/v1/runs/r/pause")
+    else:
+        await leaves(api, "c")
     await leaves(api, "a")
     for number in range(3):
-        await train(api, state, clock, SETTLE_S, "b", "c")
+        await train(api, state, clock, SETTLE_S, *alive)
         first = 10 + 2 * number
         assert await given(api, "b", 2, after=number) == [[0, first, first + 2]]
 

@@ -30,6 +30,9 @@ class Cluster:
     instead: bytes | None = None
     """The body of every answer that is none of its own: of a proxy before it."""
 
+    hangs_up: bool = False
+    """Nobody is answered."""
+
     def answer(self, verb: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         found = PATH.fullmatch(path.partition("?")[0])
         if self.refuses:
@@ -61,6 +64,9 @@ def cluster_at_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
             body = json.loads(self.rfile.read(length) or "null")
             kind = self.headers.get("content-type") or ""
             made.calls.append((self.command, self.path, kind))
+            if made.hangs_up:
+                self.close_connection = True
+                return
             status, told = made.answer(self.command, self.path, body)
             text = json.dumps(told).encode() if made.instead is None else made.instead
             self.send_response(status)

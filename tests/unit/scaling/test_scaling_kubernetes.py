@@ -82,14 +82,16 @@ def test_an_answer_that_is_no_scale_is_asked_for_again(cluster: Cluster, body: b
     assert workload.look().replicas == 3
 
 
+@pytest.mark.parametrize(("refuses", "why"), [(503, "503"), (0, "does not answer")])
 def test_a_cluster_that_is_away_is_not_asked_twice(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, refuses: int, why: str
 ) -> None:
-    cluster.refuses = 503
+    cluster.refuses, cluster.hangs_up = refuses, not refuses
     workload = Kubernetes(api(), "syncline", "statefulset", "worker")
-    with pytest.raises(Unreachable, match="503"):
-        workload.look()
-    assert len(cluster.calls) == 1, "whoever looks again has its own patience"
+    for number, act in enumerate((workload.look, lambda: workload.scale(3)), 1):
+        with pytest.raises(Unreachable, match=why):
+            act()
+        assert len(cluster.calls) == number, "whoever looks again has its own patience"
 
 
 def test_without_a_cluster_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

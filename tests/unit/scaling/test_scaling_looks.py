@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from syncline.scaling import watch
-from syncline.scaling.core import Observed
+from syncline.scaling.core import FAILURES_MAX, Observed
 from syncline.scaling.watch import Scaler
-from syncline_proto.errors import ConfigError
+from syncline_proto.errors import ConfigError, Unreachable
 from syncline_proto.rest import ReplicaState, ReplicaView, RunState, RunView
 from syncline_proto.settings import RunSettings
 
@@ -74,6 +74,26 @@ def test_of_those_from_elsewhere_only_who_stays_counts() -> None:
     workloads = Workloads(a=0)
     scaler(workloads, [], run("a"), known=known).once()
     assert workloads.replicas == {"a": 1}, "of two that are wanted, one is there"
+
+
+def test_only_so_many_failures_in_a_row_end_it() -> None:
+    """A control plane that is away now and then, for days, is no reason."""
+    rounds = 3
+    looks = [*([Unreachable("It is away.")] * (FAILURES_MAX - 1)), run("a")] * rounds
+    answers, waits = iter([*looks, run("a", ended=True)]), list[float]()
+
+    def answered(_: str) -> RunView:
+        answer = next(answers)
+        if isinstance(answer, Unreachable):
+            raise answer
+        return answer
+
+    client: Any = SimpleNamespace(run=answered, replicas=lambda _: [])
+    workloads, warned = Workloads(a=2), list[str]()
+    Scaler(client, "a", workloads.of, lambda _: None, warned.append).follow(1.0, waits.append)
+    assert workloads.replicas == {"a": 0}, "it has ended"
+    assert len(warned) == rounds, "each time it is said once"
+    assert waits[FAILURES_MAX - 1 :: FAILURES_MAX] == [1.0] * rounds, "then it looks as ever"
 
 
 def test_runs_that_are_not_seen_to_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
