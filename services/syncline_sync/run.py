@@ -43,6 +43,7 @@ from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
 from syncline_sync.stored import Stored
+from syncline_sync.voice import Telling
 
 log = structlog.get_logger()
 
@@ -272,16 +273,18 @@ class RunHost:
             self._ending.hear(*self._phase)
         around = Surroundings(
             run=self.name,
-            fragments=len(layout.fragments),
             staging=self.staging,
             pool=self._shared.pool,
             disk=self._shared.disk,
             lull=self._shared.lull,
             metrics=self.metrics,
-            tell=lambda what: self._shared.report(self.name, what),
-            tell_once=self._tell_once,
-            settled=self._shared.settled,
-            exclusions=Exclusions(),
+            telling=Telling(
+                fragments=len(layout.fragments),
+                tell=lambda what: self._shared.report(self.name, what),
+                tell_once=self._tell_once,
+                settled=self._shared.settled,
+                exclusions=Exclusions(),
+            ),
             ending=self._ending,
             look=self._look,
             fail=self._shared.fail,

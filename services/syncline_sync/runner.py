@@ -16,33 +16,26 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.exclusions import SAID_ONCE, Exclusions
 from syncline_proto.layout import FragmentSpec
-from syncline_proto.reports import EventIn, RoundReport, Settled
+from syncline_proto.reports import RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
 from syncline_sync.core.merge import Outcome
 from syncline_sync.core.radial import is_radial
-from syncline_sync.core.record import ClosedBy, Closing, Judgement, Kind, WholePush
-from syncline_sync.core.untold import Untold
+from syncline_sync.core.record import ClosedBy, Judgement
 from syncline_sync.disk import Disk
 from syncline_sync.holding import Holding
 from syncline_sync.lull import Lull
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
-from syncline_sync.report import round_report, standing_report
-from syncline_sync.report_queue import Told
 from syncline_sync.shard import push_of
 from syncline_sync.sources import FEW_SPANS
 from syncline_sync.staged import Staged
 from syncline_sync.staging import Staging, away
 from syncline_sync.stored import Stored
-
-COUNTS_AGAIN = (
-    "The pushes of {} count again in the fragments of this sync service, after {:,} that did not."
-)
+from syncline_sync.voice import Telling, Voice
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +71,12 @@ class Surroundings:
     """What a fragment needs of its run and process."""
 
     run: str
-    fragments: int
-    """Of the whole run, whoever owns them."""
     staging: Staging
     pool: ThreadPoolExecutor
     disk: Disk
     lull: Lull
     metrics: RunMetrics
-    tell: Callable[[Told], int]
-    """What the control plane is to hear, in this order."""
-    tell_once: Callable[[str, tuple[str, int]], None]
-    """What every fragment says of the run, and of which change: the first to say it is heard."""
-    settled: Callable[[], int]
-    """Below which tickets all has been heard that was told."""
-    exclusions: Exclusions
-    """Of the run, as far as its fragments are here."""
+    telling: Telling
     ending: Ending
     """Of the run's synchronous phase; its fragments share it."""
     look: Callable[[], None]
@@ -150,9 +134,7 @@ class Runner:
         around.metrics.stands(number, self.core.saved)
         self._stamp, self._said = MembershipStamp(), 0
         """The last one adopted, and the version as of which we have said that we have settled."""
-        self._untold = Untold()
-        for report in stored.reports:
-            self._tell_round(report)
+        self._voice = Voice(number, spec.name, around.telling, stored.reports)
         self._task = asyncio.create_task(self._run(), name=f"fragment {around.run}/{number}")
 
     async def too_late(self, header: pb.PushHeader) -> Judgement | None:
@@ -192,9 +174,7 @@ class Runner:
 
     def standing(self) -> RoundReport:
         """Where the fragment stands now, for who may not have heard of it."""
-        return standing_report(
-            self.number, self.name, self.latest, time.time(), self._around.fragments
-        )
+        return self._voice.standing(self.latest)
 
     async def stop(self) -> None:
         """End once what is under way is done: a round that closes is published and told of, and on
@@ -258,7 +238,7 @@ class Runner:
         now_s, ending = time.monotonic(), self._around.ending
         before = ending.phase, ending.vote
         told = self.core.adopt(now_s, change.members, change.settings, change.running, change.came)
-        self._tell_of_run(told)
+        self._voice.of_run(told, self.core.saved)
         if not self.core.is_open:
             self.holding.forget()
         if self.core.saved.phase != self.latest.phase:
@@ -266,7 +246,7 @@ class Runner:
             self.holding.gradients.clear()
             self.holding.be_in(self.latest.phase)
             self._around.metrics.stands(self.number, self.latest)
-            self._around.tell(self.standing())
+            self._voice.stands(self.latest)
         if change.stamp.instance != self._stamp.instance:
             self._said = 0  # another database may not have it
         self._stamp = change.stamp
@@ -301,21 +281,8 @@ class Runner:
                 is_radial=is_radial(self.core.settings.outer, self.name, push.kind),
             )
         self._around.metrics.judged(judgement.verdict)
-        self._tell_of_exclusion(push, judgement)
+        self._voice.judged(push, judgement)
         self._around.staging.settle(staged, judgement)
-
-    def _tell_of_exclusion(self, push: WholePush, judgement: Judgement) -> None:
-        """Tell when a replica's pushes cease to count, and when all count again."""
-        replica, exclusions = push.replica, self._around.exclusions
-        if judgement.verdict == pb.VERDICT_ANOMALOUS:
-            if exclusions.excluded(replica, push.incarnation, self.number):
-                why = f"{judgement.reason} {SAID_ONCE.capitalize()}."
-                self._tell("push.excluded", why, replica)
-            return
-        is_trained = push.kind is not Kind.PARAMETERS and judgement.verdict == pb.VERDICT_ACCEPTED
-        if is_trained and (before := exclusions.counted(replica, self.number)):
-            message = COUNTS_AGAIN.format(replica, before)
-            self._around.tell(EventIn(kind="push.counts", message=message, replica=replica))
 
     async def _close(self, closed_by: ClosedBy) -> None:
         """Finish the open round: outer step, store, publish, report."""
@@ -324,8 +291,8 @@ class Runner:
         made: list[RoundReport] = []
 
         def reports(outcome: Outcome | None) -> Sequence[str]:
-            made.append(self._report(closing, outcome))
-            return self._untold.kept(self._around.settled(), made[0].model_dump_json())
+            made.append(self._voice.report(closing, outcome))
+            return self._voice.kept(made[0])
 
         await self.holding.finish(closing, reports)
         self.latest = closing.saved
@@ -336,22 +303,12 @@ class Runner:
         seconds = time.monotonic() - closing.opened_s
         self._around.metrics.closed(self.number, closing, seconds)
         for sentence in closing.told:
-            self._tell("fragment.norms", sentence)
-        self._tell_of_run(closing.told_of_run)
-        self._tell_round(made[0].model_copy(update={"seconds": seconds}))
+            self._voice.event("fragment.norms", sentence)
+        self._voice.of_run(closing.told_of_run, self.core.saved)
+        self._voice.round(made[0].model_copy(update={"seconds": seconds}))
         self._settle()
         if self.core.is_deserted:  # those whom it waited for did not come, and who pushed is gone
             self._around.look()
-
-    def _report(self, closing: Closing, outcome: Outcome | None) -> RoundReport:
-        """The round as it is now, before its commit."""
-        seconds = time.monotonic() - closing.opened_s
-        return round_report(
-            self.number, self.name, closing, outcome, seconds, time.time(), self._around.fragments
-        )
-
-    def _tell_round(self, report: RoundReport) -> None:
-        self._untold.told(self._around.tell(report), report.model_dump_json())
 
     def _settle(self) -> None:
         """Say, where that is asked, that nothing is open of lives that are gone; once it is so.
@@ -361,19 +318,11 @@ class Runner:
         is_there = self.holding.revisions.newest is not None
         if is_there and self._said < self._stamp.settling and self.core.has_settled:
             self._said = self._stamp.version
-            self._around.tell(Settled(fragment=self.number, membership=self._said))
+            self._voice.has_settled(self._said)
 
     def _end_gradients(self) -> None:
         why = "gradient_step: the synchronous phase is over; pull revisions."
         self.holding.gradients.end(why, self.latest.revision)
-
-    def _tell_of_run(self, sentences: Sequence[str]) -> None:
-        for sentence in sentences:
-            self._around.tell_once(sentence, (self.core.saved.measured, self.core.saved.phase))
-
-    def _tell(self, kind: str, sentence: str, replica: str | None = None) -> None:
-        message = f"fragment {self.name}: {sentence}"
-        self._around.tell(EventIn(kind=kind, message=message, replica=replica))
 
     async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await compute(self._around.pool, work, *args, **kwargs)
