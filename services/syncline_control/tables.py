@@ -145,7 +145,8 @@ class Fragment(Table):
     data: Mapped[str | None]
     """JSON: [trained, excluded], as far as that was told before the run had a dataset."""
     settled: Mapped[int] = mapped_column(default=0)
-    """Nothing is open in it of lives that this version of the membership does not name."""
+    """Nothing is open in it of lives that this version of the membership does not name; -1: rounds
+    were told of, and not yet all that it has committed before them."""
 
 
 class DataSpan(Table):

@@ -139,7 +139,7 @@ class ControlLink:
                     await self._hurry.wait()
 
     async def _follow(self) -> None:
-        version = -1
+        version, instance = -1, ""
         while True:
             wait_s = POLL_S if version >= 0 else 0.0  # the first answer comes at once
             path = f"/v1/membership?after={max(version, 0)}&wait_s={wait_s:g}"
@@ -148,10 +148,11 @@ class ControlLink:
             self._heard = True
             self._answered()
             await self._welcome.wait()
-            if membership.version == version:
+            # A new database counts anew, and may have come to the number that another had.
+            if (membership.version, membership.instance) == (version, instance):
                 await asyncio.sleep(QUIET_S)
                 continue
-            version = membership.version
+            version, instance = membership.version, membership.instance
             # Kept before it counts: after a kill nobody whose push was taken may be a stranger.
             await asyncio.to_thread(replace_file, self._snapshot, answer)
             await self._adopt(membership)

@@ -87,3 +87,23 @@ async def test_what_is_told_epoch_by_epoch_is_understood_and_what_is_no_set_is_n
     for fragment in (0, 1):
         assert await stands(api, fragment, ranges, []) == 204
     assert (await asked(api, 5)).json()["ranges"] == [[2, 60, 65]]
+
+
+async def test_a_new_database_leases_nothing_before_each_fragment_has_told_all_that_it_has(
+    api: httpx.AsyncClient,
+) -> None:
+    """Rounds are told of as they close, by a service that has not heard of it yet."""
+    round_ = {
+        "fragment_name": "block",
+        "kind": "pseudo-gradient",
+        "revision": 8,
+        "committed_at": 999.0,
+        "seconds": 0.0,
+        "fragments": 2,
+    }
+    rounds = [{**round_, "fragment": fragment} for fragment in (0, 1)]
+    assert (await api.post("/v1/runs/r/reports", json={"rounds": rounds})).is_success
+    assert await stands(api, 0, [[0, 0, 40]], []) == 204
+    assert (await asked(api, 5)).json()["code"] == "OVERLOADED"
+    assert await stands(api, 1, [[0, 0, 40]], []) == 204
+    assert (await asked(api, 5)).json()["ranges"] == [[0, 40, 45]]

@@ -88,8 +88,9 @@ def _refuse_until_told(tx: Transaction, run_row: Run) -> None:
     Raises:
         Overloaded: sync services have not told of every fragment; they do within seconds.
     """
-    query = select(func.count()).select_from(Fragment).where(Fragment.run_id == run_row.id)
-    known = tx.session.scalar(query) or 0
+    query = select(func.count()).select_from(Fragment)
+    is_told = (Fragment.run_id == run_row.id) & (Fragment.settled >= 0)
+    known = tx.session.scalar(query.where(is_told)) or 0
     if not run_row.fragments or known < run_row.fragments:
         of = f" of {run_row.fragments}" if run_row.fragments else ""
         raise Overloaded(

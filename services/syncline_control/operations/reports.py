@@ -66,6 +66,8 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
     after_event = events.newest_id(tx, None)
     for report in reports:
         row = fragments.get(report.fragment)
+        if row is not None and report.data is not None:
+            row.settled = max(row.settled, 0)
         if (key := _key(report)) in known or _says_nothing(row, report):
             continue
         if row and not _is_later(report, _stand(row)) and _is_forgotten(tx, run_row, report):
@@ -211,7 +213,9 @@ def _move_fragment(
     if row is None:
         if len(fragments) >= FRAGMENTS_MAX:
             raise InvalidRequest(f"rounds.fragment: a run has at most {FRAGMENTS_MAX} fragments.")
-        row = Fragment(run_id=run_row.id, number=report.fragment, contributors="[]")
+        row = Fragment(run_id=run_row.id, number=report.fragment, contributors="[]", settled=-1)
+        if report.data is not None or report.kind == "parameters" and not report.revision:
+            row.settled = 0  # all of it is told, or there is nothing before
         fragments[report.fragment] = row
         tx.session.add(row)
     elif _is_earlier(report, _stand(row)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 
 from syncline_proto.errors import Forbidden
 from syncline_proto.reports import EventIn, FragmentData, Reports, RoundReport, Settled
+from syncline_proto.rest import Membership
 from syncline_proto.stretches import Stretch
 from syncline_sync import control, report_queue
 from syncline_sync.report_queue import ReportQueue, Told
@@ -336,3 +338,30 @@ def test_reports_that_keep_coming_are_not_kept_for_ever(monkeypatch: pytest.Monk
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_word_of_another_control_plane_counts_though_it_has_the_number_of_the_last(
+    tmp_path: Path,
+) -> None:
+    """A new database counts from 1: what it does not know it must be told."""
+    told, heard, enough = iter(["one", "one", "two"]), list[str](), asyncio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if request.method != "GET":
+            return httpx.Response(204)
+        if (instance := next(told, None)) is None:
+            await asyncio.sleep(60)
+        said = Membership(version=3, runs=[], instance=instance or "")
+        return httpx.Response(200, content=said.model_dump_json())
+
+    async def adopt(membership: Membership) -> None:
+        heard.append(membership.instance)
+        if len(heard) == 2:
+            enough.set()
+
+    async def scenario() -> None:
+        async with link_to(answer, adopt, snapshot=tmp_path / "said.json") as link, running(link):
+            await asyncio.wait_for(enough.wait(), 20)
+
+    asyncio.run(scenario())
+    assert heard == ["one", "two"]
