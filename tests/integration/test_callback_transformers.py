@@ -301,7 +301,8 @@ def test_a_joiners_first_steps_are_short_in_each_of_its_lives(
     assert callback.replica is not None and callback.replica.incarnation == 2
     eighth = 0.5 / 8
     assert rates.seen == [eighth * step for step in (1, 2, 3, 1, 2, 3, 4, 5)]
-    assert made.optimizer is not None and made.optimizer.param_groups[0]["lr"] == 0.5
+    optimizer: Any = made.optimizer
+    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_who_is_kicked_out_of_a_training_stays_out(cluster: Cluster, tmp_path: Path) -> None:
