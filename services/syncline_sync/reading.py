@@ -31,7 +31,13 @@ LARGE = 1 << 16
 
 HELD_MAX = 64 << 20
 """Bytes of large requests whose calls have not ended, as pulls' may not for long; and of large
-messages of streams: a push's header as long as its call, since as much is kept of its boxes."""
+messages of streams: a push's header as long as its call, since as much is kept of its boxes.
+
+Each may take four times as much once it is read."""
+
+THING_BYTES = 40
+"""As so many bytes counts each box, tensor and fragment that a large message names, if that is more
+than what is on the wire: with its lists a box takes 157 once it is read, and 8 there."""
 
 
 class Reader(Doorkeeper):
@@ -76,8 +82,8 @@ class Reader(Doorkeeper):
     @asynccontextmanager
     async def _one(self, parse: Parse, method: str, data: bytes) -> AsyncGenerator[Any]:
         """A call's only message, held until the call ends: gRPC keeps it as long itself."""
-        with self._holding(data):
-            yield parsed(parse, method, data)
+        with ExitStack() as held:
+            yield self._read(parse, method, data, held)
 
     @asynccontextmanager
     async def _many(
@@ -107,22 +113,41 @@ class Reader(Doorkeeper):
         async for data in parts:
             message = is_push and read_chunk(data)
             if not message:
-                (held if is_push else to_the_next).enter_context(self._holding(data))
-                message = parsed(parse, method, data)
+                message = self._read(parse, method, data, held if is_push else to_the_next)
             held = to_the_next
             read = [message]
             del data, message  # who waits here for the next keeps nothing of this one
             yield read.pop()
             to_the_next.close()
 
+    def _read(self, parse: Parse, method: str, data: bytes, held: ExitStack) -> Any:
+        """A message that counts until ``held`` closes; it is not there until what is on the wire
+        has room, nor kept where what it names has none.
+
+        Raises:
+            InvalidRequest: as ``parsed``.
+            Overloaded: such messages are too much already.
+        """
+        size = len(data) if len(data) > LARGE else 0
+        held.enter_context(self._holding(size))
+        message = parsed(parse, method, data)
+        try:
+            if size:
+                more = THING_BYTES * _things(message) - size
+                held.enter_context(self._holding(max(more, 0)))
+        except Overloaded:
+            del message  # as in ``parsed``
+            raise
+        return message
+
     @contextmanager
-    def _holding(self, request: bytes) -> Generator[None]:
-        """Count a request that is kept, be it by gRPC until its call ends, or by who reads it.
+    def _holding(self, size: int) -> Generator[None]:
+        """Count bytes of a request that is kept, be it by gRPC until its call ends, or by who reads
+        it.
 
         Raises:
             Overloaded: such requests are too many bytes already.
         """
-        size = len(request) if len(request) > LARGE else 0
         if size and self._held + size > self._held_max:
             raise Overloaded("The sync service has too many large requests to answer; try later.")
         self._held += size
@@ -164,6 +189,17 @@ def _too_much(message: Any) -> str:
     except InvalidRequest as error:
         return error.message
     return ""
+
+
+def _things(message: Any) -> int:
+    """How many boxes, tensors and fragments a message names."""
+    if isinstance(message, pb.OpenRunRequest):
+        fragments = message.layout.fragments
+        named = len(message.layout.tensors) + len(fragments)
+        return named + sum(len(fragment.boxes) for fragment in fragments)
+    if isinstance(message, pb.PushRequest):
+        return len(message.header.boxes)
+    return len(message.boxes) if isinstance(message, pb.PullRequest) else 0
 
 
 def _known(message: Any) -> Any:

@@ -15,6 +15,7 @@ import pytest
 from syncline_proto.parts import read_chunk
 from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.reading import THING_BYTES
 from syncline_testing.service import (
     Service,
     code_of,
@@ -30,7 +31,7 @@ RULES = RunSettings.model_validate(
 SIZE = 1000
 VALUES = np.ones(SIZE, np.float32)
 BOXES = [pb.Box(offsets=[0], sizes=[SIZE]), *[pb.Box(offsets=[0], sizes=[0])] * 20_000]
-HEADER_BYTES = pb.PushHeader(boxes=BOXES).ByteSize()
+HEADER_BYTES = THING_BYTES * len(BOXES)
 REPLICAS = [f"r{i}" for i in range(6)]
 
 

@@ -21,6 +21,7 @@ from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync import servicer
+from syncline_sync.reading import THING_BYTES
 from syncline_testing.service import (
     Service,
     code_of,
@@ -306,7 +307,7 @@ def test_large_requests_that_wait_are_bounded_and_others_are_not(tmp_path: Path)
     fat = pb.PullRequest(run=HOG, fragment=0, revision=9, boxes=boxes)
 
     async def scenario() -> None:
-        async with two_runs(tmp_path, layout, held_max=3 * fat.ByteSize()) as s:
+        async with two_runs(tmp_path, layout, held_max=3 * THING_BYTES * len(boxes)) as s:
             pulls = [asyncio.create_task(_first(s, fat)) for _ in range(8)]
             for pull in itertools.islice(asyncio.as_completed(pulls, timeout=20), 5):
                 await pull
@@ -342,7 +343,7 @@ def busy(s: Service) -> Iterator[None]:
 def test_large_headers_that_wait_are_bounded_and_others_are_not(tmp_path: Path) -> None:
     layout = flat_layout(1000)
     heap = [pb.Box(tensor=0, offsets=[0], sizes=[0])] * 50_000
-    size = pb.PushHeader(boxes=heap).ByteSize()
+    size = THING_BYTES * len(heap)
 
     async def scenario() -> None:
         async with two_runs(tmp_path, layout, held_max=3 * size + (1 << 12)) as s:

@@ -30,6 +30,7 @@ from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX
 from syncline_sync.exporter import REQUESTS_MAX, SILENT_S
 from syncline_sync.host import STOP_S
 from syncline_sync.process import LAST_REPORTS_S
+from syncline_sync.reading import HELD_MAX, LARGE, THING_BYTES
 from syncline_sync.run import LOOKS
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX
 from syncline_sync.servicer import HEADER_WAIT_S
@@ -125,6 +126,8 @@ PROTOCOL = [
     f"The last {SMALL[record.KEPT]} revisions are kept",
     f"The last {SMALL[record.KEPT]} steps are kept",
     f"to {SENDERS_MAX} pulls at a time",
+    f"of more than {LARGE >> 10} KiB while the calls of {mib(HELD_MAX)} of such have not ended",
+    f"each box, tensor and fragment in it counts as {THING_BYTES} bytes at least",
     f"for {LAN.call_s:g} s (lan; {WAN.call_s:g} s wan) is cut",
     f"While {ENDING_MAX} cut pulls of a run",
     f"{LAN.give_up_s:g} s (lan; {WAN.give_up_s:g} s wan) after its revision was dropped",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from syncline_proto.counts import BOXES_MAX, TENSORS_MAX
-from syncline_proto.errors import InvalidRequest
+from syncline_proto.errors import InvalidRequest, Overloaded
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.reading import LARGE, parsed
+from syncline_sync.reading import LARGE, THING_BYTES, Reader, parsed
 
 BOX = pb.Box(tensor=1, offsets=[2], sizes=[3])
 
@@ -97,3 +100,47 @@ def test_a_message_of_too_many_things_is_gone_before_its_sender_is_told(
     frames = [frame for frame, _ in traceback.walk_tb(error.tb)][1:]  # without this test's own
     held = [value for frame in frames for value in frame.f_locals.values()]
     assert frames and not any(isinstance(value, type(message)) for value in held)
+
+
+MANY = 20_000
+HEAVY: dict[str, Any] = {
+    "Pull": pb.PullRequest(boxes=[BOX] * MANY),
+    "Push": pb.PushRequest(header=pb.PushHeader(boxes=[BOX] * MANY)),
+    "OpenRun": pb.OpenRunRequest(
+        layout=pb.Layout(tensors=[pb.Tensor()], fragments=[pb.Fragment(boxes=[BOX] * MANY)])
+    ),
+}
+
+
+@pytest.mark.parametrize("method", HEAVY)
+def test_a_request_counts_by_what_it_names_until_its_call_has_ended(method: str) -> None:
+    """On the wire three of them would have room."""
+    data = HEAVY[method].SerializeToString()
+    most = 5 * THING_BYTES * MANY // 4
+    assert LARGE < len(data) < most // 3
+    reader, kind = Reader(most), type(HEAVY[method])
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield data
+
+    @asynccontextmanager
+    async def read() -> AsyncIterator[None]:
+        if method == "Push":
+            async with reader._many(kind.FromString, "/Push", stream()) as messages:
+                _ = [message async for message in messages]
+                yield
+        else:
+            async with reader._one(kind.FromString, method, data):
+                yield
+
+    async def scenario() -> None:
+        for _ in range(2):
+            async with read():
+                with pytest.raises(Overloaded) as error:
+                    async with read():
+                        pass
+                frames = [frame for frame, _ in traceback.walk_tb(error.tb)]
+                held = [value for frame in frames for value in frame.f_locals.values()]
+                assert not any(isinstance(value, kind) for value in held)
+
+    asyncio.run(scenario())
