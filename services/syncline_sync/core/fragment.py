@@ -227,7 +227,6 @@ class Fragment:
             return late
         if (second := refusals.another(self._round, self.saved, push)) is not None:
             return second
-        refusals.check_data(self.saved, self._round, push.data)
         return self._enter(now_s, push)
 
     def due(self, now_s: float) -> ClosedBy | None:
@@ -290,13 +289,18 @@ class Fragment:
         return refusals.another_epoch(self.saved, epoch) if self.initialised else None
 
     def _enter(self, now_s: float, push: WholePush) -> Judgement:
-        """Judge a push by its norm, weigh it, and put it into the round."""
-        r, age = self._opened(now_s, push.kind), refusals.age_of(self.saved, push)
+        """Judge a push by its norm, weigh it, and put it into the round.
+
+        Raises:
+            InvalidRequest: it names too much leased data; nothing has changed.
+        """
         statistics, rules = self.saved.statistics, self.settings.penalty
         if push.kind is Kind.GRADIENT:
             finding = detector.of_gradient(push.norm)
         else:
             finding = detector.inspect(statistics, rules, push.replica, push.norm, push.inner_steps)
+        refusals.check_data(self.saved, self._round, push, finding.reason if finding.bad else "")
+        r, age = self._opened(now_s, push.kind), refusals.age_of(self.saved, push)
         entered = r.enter(now_s, push, finding, self.settings, age)
         judgement = Judgement(
             verdict=entered.verdict,

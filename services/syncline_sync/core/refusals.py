@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from syncline_proto.errors import InvalidRequest
-from syncline_proto.ranges import Ranges
 from syncline_proto.stretches import MADE_MAX, added
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import is_finite, unfit
@@ -19,9 +18,12 @@ from syncline_sync.core.record import KEPT, Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
 
 KEPT_RANGES_MAX = 1 << 14
-"""Of what a fragment was trained on, and of what was excluded, epochs that are alike in one: every
-commit writes them anew, and one report tells a control plane of them all (which takes 65,536 lists
-in a body)."""
+"""Of what a fragment was trained on, epochs that are alike in one: every commit writes them anew,
+and one report tells a control plane of them all (which takes 65,536 lists in a body)."""
+
+EXCLUDED_RANGES_MAX = KEPT_RANGES_MAX // (MADE_MAX + 1)
+"""Of what was excluded. It parts what was trained around it; so of that, too, half must be left.
+These bounds are met first, by who is excluded, and not by those whose pushes count."""
 
 
 def fenced(
@@ -154,27 +156,35 @@ def goes_on(saved: Saved, r: Round | None, synchronous: bool, push: WholePush) -
     return of_now and newest - KEPT < push.gradient_step <= saved.gradient_step
 
 
-def check_data(saved: Saved, r: Round | None, data: Ranges) -> None:
+def check_data(saved: Saved, r: Round | None, push: WholePush, bad: str) -> None:
     """See that what the fragment keeps of leased data stays few ranges; ``r`` is the open round.
 
-    What a push adds to ranges that are kept is taken always.
+    What a push adds to ranges that are kept is taken always, of one that counts. ``bad``: why it
+    does not count, if it does not.
 
     Raises:
         InvalidRequest: the push names sequences apart from those, and there are too many already.
     """
-    under_way = [c.data for c in r.entries.values()] if r else []
-    most = max(len(saved.trained), len(saved.excluded))
-    more = sum(map(len, under_way)) + len(data)
-    if not data or most + MADE_MAX * more <= KEPT_RANGES_MAX:
+    kept, most = (saved.excluded, EXCLUDED_RANGES_MAX) if bad else (saved.trained, KEPT_RANGES_MAX)
+    of_kind = pb.VERDICT_ANOMALOUS if bad else pb.VERDICT_ACCEPTED
+    under_way = [c.data for c in r.entries.values() if c.verdict == of_kind] if r else []
+    more = sum(map(len, under_way)) + len(push.data)
+    is_parted = bool(bad) and 2 * len(saved.trained) > KEPT_RANGES_MAX
+    if not push.data or (len(kept) + MADE_MAX * more <= most and not is_parted):
         return
-    for kept in (saved.trained, saved.excluded):  # which it will be may yet be open
-        before = added(kept, *under_way)
-        after = len(added(before, data))
-        if after > max(len(before), KEPT_RANGES_MAX):
-            raise InvalidRequest(
-                f"data: with it the fragment had {after} ranges to remember, and keeps "
-                f"{KEPT_RANGES_MAX}; read what is leased in one piece, and epochs to their ends."
-            )
+    before = added(kept, *under_way)
+    after = len(added(before, push.data))
+    if bad and (after > most or is_parted):
+        raise InvalidRequest(
+            f"data: {push.replica} does not count ({bad}), and the fragment can remember no more "
+            f"ranges of pushes that do not; see why {push.replica} is excluded before it joins "
+            "again. What it has read others read."
+        )
+    if after > max(len(before), most):
+        raise InvalidRequest(
+            f"data: with it the fragment had {after} ranges to remember, and keeps {most}; read "
+            "what is leased in one piece, and epochs to their ends."
+        )
 
 
 def another(r: Round | None, saved: Saved, push: WholePush) -> Judgement | None:

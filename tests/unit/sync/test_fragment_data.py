@@ -114,21 +114,51 @@ def apart(*starts: int) -> Ranges:
     return tuple(Range(0, start, start + 1) for start in starts)
 
 
-@pytest.mark.parametrize("norm", [1.0, 50.0], ids=["trained", "excluded"])
 def test_it_stays_few_ranges_and_what_adds_to_them_is_taken(
-    norm: float, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(refusals, "KEPT_RANGES_MAX", 4)
-    w = World("a", "b", penalty={"norm_max": 5.0})
-    w.push("a", data=apart(0, 10), norm=norm)
+    w = World("a", "b")
+    w.push("a", data=apart(0, 10))
     w.push("b")
     w.closes(ClosedBy.EVERYONE)
-    w.push("a", data=apart(20, 30), norm=norm)
+    w.push("a", data=apart(20, 30))
     with pytest.raises(InvalidRequest, match="5 ranges"):
         w.push("b", data=apart(40))
     w.push("b", data=apart(1, 11, 31))
-    saved = w.closes(ClosedBy.EVERYONE).saved
-    assert len(saved.trained) + len(saved.excluded) == (4 if norm == 1.0 else 7)
+    assert len(w.closes(ClosedBy.EVERYONE).saved.trained) == 4
     with pytest.raises(InvalidRequest, match="ranges"):
-        w.push("a", data=apart(50, 60), norm=norm)
+        w.push("a", data=apart(50, 60))
     assert not w.core.is_open, "nothing of it has counted"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_who_is_excluded_for_ever_is_refused_and_ends_nobody_else(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It made a range each round, and parted what the others had read: then all were refused."""
+    monkeypatch.setattr(refusals, "KEPT_RANGES_MAX", 4 * 16)
+    monkeypatch.setattr(refusals, "EXCLUDED_RANGES_MAX", 16)
+    w = World("a", "b", penalty={"norm_max": 5.0})
+    place = refused = 0
+
+    def read(norm: float, who: str) -> None:
+        nonlocal place
+        epoch, at = divmod(place, size)
+        w.push(who, data=(Range(epoch, at, at + 1),), norm=norm)
+        place += 1
+
+    for _ in range(100):
+        read(1.0, "b")
+        try:
+            read(50.0, "a")
+        except InvalidRequest as error:
+            assert "a does not count (" in str(error)
+            refused += 1  # others read that
+            w.push("a")
+        w.closes(ClosedBy.EVERYONE)
+    saved = w.core.saved
+    assert (refused > 0) == (size != 2), "of two it is always the same one"
+    assert len(saved.excluded) <= 16 and len(saved.trained) <= 4 * 16
+    assert count(spread(saved.trained)) == 100
+    assert count(spread(saved.excluded)) == 100 - refused
