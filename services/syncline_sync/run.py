@@ -31,6 +31,7 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.ending import Ending, Vote
+from syncline_sync.core.record import STRANGERS_MAX
 from syncline_sync.disk import Disk
 from syncline_sync.lull import Lull
 from syncline_sync.metrics import Metrics
@@ -112,7 +113,7 @@ class RunHost:
         self.settings = settings
         self.members: Mapping[str, int] = {}
         self._came: set[str] = set()
-        """Who has opened the run; as many as the control plane lets come."""
+        """Who has opened the run. It matters until the first round has closed."""
         self._goes_on = recalled.layout is not None and not begins
         """Who is a member of it at once has opened it before this process began."""
         self.ended_at_s: float | None = time.monotonic()
@@ -205,7 +206,8 @@ class RunHost:
                 f"This model is not the one of run {self.name}: "
                 f"{difference(self.layout, layout)} Train the run's model, or start another run."
             )
-        self._came.add(replica)
+        if len(self._came) < STRANGERS_MAX:
+            self._came.add(replica)
         if replica not in self.members:  # it has gone meanwhile, and no other word of it follows
             self._spread()
 

@@ -42,7 +42,9 @@ class Telling:
 class Voice:
     """One fragment's."""
 
-    def __init__(self, number: int, name: str, telling: Telling, untold: Sequence[RoundReport]):
+    def __init__(
+        self, number: int, name: str, telling: Telling, untold: Sequence[RoundReport]
+    ) -> None:
         """``untold``: rounds that the control plane may not have heard of; they are told now."""
         self._number, self._name, self._telling = number, name, telling
         self._untold = Untold()
@@ -84,8 +86,8 @@ class Voice:
                 why = f"{judgement.reason} {SAID_ONCE.capitalize()}."
                 self.event("push.excluded", why, replica)
             return
-        is_trained = push.kind is not Kind.PARAMETERS and judgement.verdict == pb.VERDICT_ACCEPTED
-        if is_trained and (before := exclusions.counted(replica, self._number)):
+        counts = push.kind is not Kind.PARAMETERS and judgement.verdict == pb.VERDICT_ACCEPTED
+        if counts and (before := exclusions.counted(replica, self._number)):
             message = COUNTS_AGAIN.format(replica, before)
             self._telling.tell(EventIn(kind="push.counts", message=message, replica=replica))
 

@@ -205,6 +205,7 @@ async def test_a_lost_life_keeps_its_data_until_every_fragment_says_that_none_of
     api: httpx.AsyncClient, state: State, clock: Clock
 ) -> None:
     """For any time: rounds of late pushes alone, or of fewer than the minimum, have no deadline."""
+    await report(api, *(round_of(f, kind="parameters", revision=0) for f in (0, 1)))
     await report(api, *(round_of(f) for f in (0, 1)))
     await given(api, "a", 10)
     await given(api, "b", 10)

@@ -102,7 +102,9 @@ async def test_a_new_database_leases_nothing_before_each_fragment_has_told_all_t
         "fragments": 2,
     }
     rounds = [{**round_, "fragment": fragment} for fragment in (0, 1)]
-    assert (await api.post("/v1/runs/r/reports", json={"rounds": rounds})).is_success
+    words = [{"fragment": fragment, "membership": 1} for fragment in (0, 1)]  # an older database's
+    told = {"rounds": rounds, "settled": words}
+    assert (await api.post("/v1/runs/r/reports", json=told)).is_success
     assert await stands(api, 0, [[0, 0, 40]], []) == 204
     assert (await asked(api, 5)).json()["code"] == "OVERLOADED"
     assert await stands(api, 1, [[0, 0, 40]], []) == 204

@@ -275,5 +275,8 @@ def test_help_tells_what_there_is_to_know(tmp_path: Path) -> None:
     told = re.sub(r"\s+", " ", done.stdout)
     for name, setting in SyncSettings.model_fields.items():
         assert f"_{name.upper()}" in told
-        if f"--{name.replace('_', '-')} " in told and setting.default:
-            assert f"[default: {setting.default}]" in told
+        flag = f"--{name.replace('_', '-')} "
+        if flag in told and setting.default:
+            default = re.search(rf"{flag}[A-Z]+ .*?\[default: (.*?)\]", told)
+            assert default, flag
+            assert getattr(SyncSettings.model_validate({name: default[1]}), name) == setting.default

@@ -33,21 +33,23 @@ class Care:
         """Nothing happens where it is not on."""
         self.is_on = is_on
         self._model, self._optimizer = model, optimizer
-        self._losses: list[Tensor] = []
-        """Through which a gradient has come since the last step."""
+        self._loss: Tensor | None = None
+        """Of those through which a gradient has come since the last step the last one, or the first
+        that was not finite."""
         self._ends: list[Callable[[], None]] = []
 
     def begin(self, replica: Tended) -> None:
         """Ahead of the replica's own hooks, which average gradients."""
 
         def judge(optimizer: Optimizer, *_: Any) -> None:
-            loss = sum(self._losses) if self._losses else None
-            self.forget()
+            loss, self._loss = self._loss, None
             # A GradScaler skips by itself; of a fused optimizer it is asked in the step.
             if getattr(optimizer, "grad_scale", None) is None:
                 replica.skips(loss)
 
         if self.is_on:
+            # Code that was compiled before does not look whether a model has new hooks.
+            torch.compiler.reset()
             hook: Any = judge
             self._ends.append(self._optimizer.register_step_pre_hook(hook).remove)
             see: Any = torch.compiler.disable(self._see)
@@ -55,7 +57,7 @@ class Care:
 
     def forget(self) -> None:
         """The loop itself has judged this step's losses."""
-        self._losses.clear()
+        self._loss = None
 
     def follow(self, replica: Tended) -> None:
         """After them, which know of this life's first steps."""
@@ -72,11 +74,26 @@ class Care:
     def _see(self, model: nn.Module, given: Any, made: Any) -> None:
         """A loss may be infinite, or NaN, whose gradient is not.
 
-        What no gradient comes through is no loss: the loop evaluates, or has dropped the batch.
+        What no gradient comes through is no loss: the loop evaluates, or has dropped the batch. Nor
+        is what lies before a forward pass that finds no gradient: its step was left out.
         """
+        if not self._ends:  # code that was compiled in between calls it still
+            return
+        if torch.is_grad_enabled() and not self._has_gradients():
+            self.forget()
         for loss in scalars(made):
-            value = loss.detach()
-            loss.register_hook(lambda _, value=value: self._losses.append(value))
+            value = loss.detach().reshape(())
+            loss.register_hook(lambda _, value=value: self._note(value))
+
+    def _has_gradients(self) -> bool:
+        groups = self._optimizer.param_groups
+        return any(p.grad is not None for group in groups for p in group["params"])
+
+    def _note(self, loss: Tensor) -> None:
+        before = self._loss
+        if before is not None:
+            loss = torch.where(before.isfinite(), loss.to(before.device), before)
+        self._loss = loss
 
 
 def scalars(made: Any) -> Iterator[Tensor]:

@@ -170,7 +170,11 @@ class Life:
         """
         if self._ranks is None or self.registration is None:
             return False
-        return may_return(self._wish, self.registration, self._recall, self._ranks)
+        may = may_return(self._wish, self.registration, self._recall, self._ranks)
+        if not may:  # all of them hear the same, and have nothing more to say
+            self._ranks.close()
+            self._ranks = None
+        return may
 
     def lease(self, dataset: Dataset, batch: int, round_: int) -> Leased:
         """Read this dataset by leases, ``batch`` sequences at a time; on all ranks.

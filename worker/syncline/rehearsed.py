@@ -2,7 +2,8 @@
 
 A compiled loop's first call loads numba and the loop, which takes most of a second of CPU time, and
 seconds where the loop was not kept; Python's lock is held for long meanwhile. In a first push
-heartbeats would wait for that, and on a busy machine a short lease has run out by then.
+heartbeats would wait for that, and on a busy machine a short lease has run out by then. Codecs that
+are changed while the run goes on are compiled when they are first used.
 """
 
 from __future__ import annotations

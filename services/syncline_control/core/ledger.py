@@ -31,7 +31,8 @@ from syncline_proto.stretches import Stretches
 
 EPOCHS_AHEAD_MAX = 1_000
 """Of what was never given out, a push may be so many epochs ahead of the lowest that is not done
-(the database is new, and did not give it); what tells of more is passed over."""
+(the database is new, and did not give it); and a fragment that tells what it has may have nothing
+of so many in a row. What tells of more is passed over."""
 
 
 @dataclass(frozen=True, slots=True)

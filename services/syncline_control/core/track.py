@@ -80,12 +80,12 @@ class Track:
 
 
 def reach(what: Iterable[Stretch], since: int, gap: int) -> int:
-    """Up to which epoch one follows another, from ``since`` on, with fewer than ``gap`` between.
+    """Up to which epoch one follows another, from ``since`` on, with ``gap`` between at most.
 
     That is the one behind the last of them.
     """
     for one in sorted(what):
-        if one.epoch >= since + gap:
+        if one.epoch > since + gap:
             break
         since = max(since, one.until)
     return since

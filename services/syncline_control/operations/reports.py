@@ -66,8 +66,6 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
     after_event = events.newest_id(tx, None)
     for report in reports:
         row = fragments.get(report.fragment)
-        if row is not None and report.data is not None:
-            row.settled = max(row.settled, 0)
         if (key := _key(report)) in known or _says_nothing(row, report):
             continue
         if row and not _is_later(report, _stand(row)) and _is_forgotten(tx, run_row, report):
@@ -93,6 +91,10 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
         or one.fragment not in stood
         or not _is_earlier(one, stood[one.fragment])
     ]
+    for one in newest:
+        row = fragments.get(one.fragment)
+        if row is not None and one.data is not None:  # and so all that it has
+            row.settled = max(row.settled, 0)
     data.told(tx, run_row, newest)
     _forget_old_rounds(tx, run_row)
     runs.finish_if_done(tx, run_row)

@@ -36,10 +36,15 @@ def anew(tx: Transaction, run_row: Run, settings: RunSettings) -> None:
 
 
 def hear(tx: Transaction, run_row: Run, words: Sequence[Settled]) -> None:
-    """Take in what fragments say; of those that are not known, or of another database, nothing."""
+    """Take in what fragments say; of those that are not known, or of another database, nothing.
+
+    Nor of those that have not told what data they have: the word is older than this database.
+    """
     newest = tx.session.get_one(Plane, 1).membership_version
     said = {word.fragment: word.membership for word in words if word.membership <= newest}
-    known = select(Fragment).where(Fragment.run_id == run_row.id, Fragment.number.in_(said))
+    known = select(Fragment).where(
+        Fragment.run_id == run_row.id, Fragment.number.in_(said), Fragment.settled >= 0
+    )
     for row in tx.session.scalars(known):
         row.settled = max(row.settled, said[row.number])
 

@@ -57,7 +57,7 @@ def test_each_position_has_its_place(what: list[Stretch], size: int, last: int) 
 def test_how_far_one_epoch_follows_another(what: list[Stretch], since: int, gap: int) -> None:
     begun = {epoch for one in what for epoch in range(one.epoch, one.until)}
     until = since
-    while ahead := [epoch for epoch in range(until, until + gap) if epoch in begun]:
+    while ahead := [epoch for epoch in range(until, until + gap + 1) if epoch in begun]:
         until = ahead[0] + 1
     assert reach(what, since, gap) == until
 
@@ -124,10 +124,10 @@ def test_epochs_that_are_alike_in_part_end_nothing(
 ) -> None:
     """A new database knew of 1,000 epochs behind two of those, and leased the others once more."""
     ledger = Ledger(10, 1)
-    counts, bad = (tuple(Stretch(*one) for one in kind) for kind in (trained, excluded))
-    ledger.stands(1, counts, bad, 0.0)
+    good, bad = (tuple(Stretch(*one) for one in kind) for kind in (trained, excluded))
+    ledger.stands(1, good, bad, 0.0)
     assert ledger.next == 10 * (MANY + 7)
-    assert count(ledger.done.trained) == sequences(counts)
+    assert count(ledger.done.trained) == sequences(good)
     assert count(ledger.done.excluded) == sequences(bad)
 
 

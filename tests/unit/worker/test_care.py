@@ -83,6 +83,10 @@ def test_a_loss_that_no_step_comes_of_skips_none() -> None:
         loop.loss(INFINITE)
         loop.loss().backward()
         assert loop.update()
+        loop.loss(INFINITE).backward()  # as a GradScaler leaves a step out
+        loop.optimizer.zero_grad()
+        loop.loss().backward()
+        assert loop.update()
         (odd := loop.loss(INFINITE)).backward()
         assert replica.skips(odd)
         loop.loss().backward()
@@ -90,9 +94,13 @@ def test_a_loss_that_no_step_comes_of_skips_none() -> None:
 
 
 def test_a_compiled_model_shows_its_loss_too() -> None:
-    torch.compiler.reset()
+    """One that was called before there were hooks, and in a replica that trains alone."""
     loop = Loop()
     loop.called = torch.compile(loop.model, backend="eager")  # pyright: ignore[reportAttributeAccessIssue]
+    with torch.no_grad():
+        loop.called(batch(0, 0))
+    loop.loss().backward()
+    loop.optimizer.zero_grad()
     with loop.replica:
         loop.loss(INFINITE).backward()
         assert not loop.update()

@@ -90,7 +90,7 @@ def _asking(act: Literal["drain", "kick"], answer: str, still: str) -> Callable[
             joins = "another one joins" if lacking == 1 else f"{lacking} more join"
             words.append(f"{still.format(run=run)} until {joins}.")
         if unknown:
-            words.append(f"Whether enough replicas stay nobody told: {unknown}")
+            words.append(f"Nobody could say whether enough replicas stay: {unknown}")
         output.show(done, as_json, lambda: " ".join(words))
 
     return command
