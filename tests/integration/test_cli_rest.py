@@ -170,7 +170,7 @@ def test_who_was_sent_away_is_even_where_nobody_tells_what_is_left(
         asked = {"run": "four", "replica": "replica-0", "act": "kick", "lacking": None}
         assert shell.json("replicas kick four replica-0") == asked
         said = " ".join(shell("replicas drain four replica-1")[1].split())
-    assert said.endswith("and leave four. Whether enough replicas stay nobody told: " + GONE)
+    assert said.endswith("and leave four. Nobody could say whether enough replicas stay: " + GONE)
     states = {one["replica"]: one["state"] for one in shell.json("replicas ls four")["four"]}
     assert states == {"replica-0": "kicked", "replica-1": "draining"}
 
