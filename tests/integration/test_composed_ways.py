@@ -77,11 +77,11 @@ def test_what_is_merged_in_other_ways_is_as_by_hand(cluster: Cluster, tmp_path: 
     A replica that has all of a round, and an outer step of 1, is never off: eager it stands where
     the others do.
     """
-    left = in_ranks(tmp_path, cluster, 2, {"plain": Way()} | beside(MERGED))
+    left = in_ranks(tmp_path, cluster, 2, {"as.it.is": Way()} | beside(MERGED))
     for name in MERGED:
         assert left[name] == left[f"{name}.by-hand"], name
         assert left[name].is_finite
-        assert (left[name] == left["plain"]) == (name == "eager"), name
+        assert (left[name] == left["as.it.is"]) == (name == "eager"), name
         plain = name.removeprefix("streamed.")
         alike = {other for other in MERGED if left[other] == left[name]}
         assert alike <= {plain, f"streamed.{plain}"}, alike
@@ -96,11 +96,11 @@ def test_who_looks_at_parameters_between_steps_changes_nothing_of_streaming(
     What it has looked at stays gathered, and no merge may leave it so.
     """
     still = Way(groups=EVERY, reshard=False)
-    both = {"turns": still, "turns.late": replace(still, overlap=1)}
+    both = {"still": still, "still.late": replace(still, overlap=1)}
     seen = {f"{name}.seen": replace(way, looks=True, poison="merged") for name, way in both.items()}
     ways = both | seen
     left = in_ranks(tmp_path, cluster, 2, ways)
-    for name in ("turns", "turns.late"):
+    for name in both:
         assert left[name].is_finite
         assert left[f"{name}.seen"] == left[name], name
 

@@ -216,6 +216,7 @@ def test_a_service_that_is_killed_in_a_round_is_started_anew_and_counts_each_pus
             together(*(lambda t=t: t.step(4) for t in trials))
             together(*(trial.replica.finish for trial in trials))
             killed = observed(cluster, "killed")
+            wait_until(lambda: set(revisions().values()) == {3}, 20, "the last round is told of")
         assert pids()[:2] == [first, second] and len(pids()) == 3
         assert all(np.array_equal(killed[name], calm[name]) for name in calm)
         tokens = [cluster.get(f"/runs/{run}")["committed_tokens"] for run in ("calm", "killed")]

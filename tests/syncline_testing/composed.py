@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
-from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -318,8 +317,7 @@ def in_ranks(
     """Train in all ways, by name, as a replica of so many ranks."""
     path = folder / f"composed-{count}.json"
     told = {name: asdict(way) for name, way in ways.items()}
-    own_runs = uuid4().hex[:8]  # another test of this cluster may have ways of the same names
-    job = {"control": cluster.control_url, "name": f"wide-{count}", "runs": own_runs, "ways": told}
+    job = {"control": cluster.control_url, "name": f"wide-{count}", "ways": told}
     path.write_text(json.dumps(job))
     logs = [folder / f"composed-{count}-{rank}.log" for rank in range(count)]
     program = ("-m", __name__, str(path))
@@ -340,8 +338,7 @@ def main(path: Path) -> None:
     for name, told in job["ways"].items():
         way = Way(**told)
         with poisoned(way.poison, has_copies=not isinstance(way.reshard, bool)):
-            run = f"{job['runs']}.{name}"
-            left[name] = asdict(train(way, run, job["control"], job["name"]))
+            left[name] = asdict(train(way, name, job["control"], job["name"]))
     if dist.get_rank() == 0:
         path.with_suffix(".out.json").write_text(json.dumps(left))
     dist.destroy_process_group()
