@@ -32,6 +32,33 @@ STALE, DUPLICATE, ACCEPTED = pb.VERDICT_STALE, pb.VERDICT_DUPLICATE, pb.VERDICT_
 VALUES = np.full(SIZE, 0.5, np.float32)
 
 
+async def begun(s: Service) -> None:
+    """Two replicas, and revision 0."""
+    await s.members({"a": 1, "b": 1})
+    for replica in ("a", "b"):
+        await s.open(flat_layout(SIZE), replica)
+    await s.offer(VALUES, "a")
+
+
+async def too_early(s: Service, disk: SlowDisk) -> asyncio.Task[pb.PushResponse]:
+    """What a rank of a is told of the round that b has closed, while that waits for the disk."""
+    await s.push(VALUES, "b", base_revision=0)
+    await disk.until(lambda d: len(d.at_once) == 1)
+    header = rank_header(s.header(VALUES, "a", base_revision=0), 0, 2, 0, CUT)
+    told = asyncio.create_task(s.send(next(iter(iter_push(header, VALUES[:1])))))
+    for _ in range(50):
+        assert (await s.status()).fragments[0].revision == 0
+    assert not told.done()
+    return told
+
+
+async def until_staged(s: Service) -> None:
+    """Until something of a push is in."""
+    async with asyncio.timeout(20):
+        while not s.shared.budget.used:
+            await asyncio.sleep(0.005)
+
+
 async def closed(s: Service, **again: int) -> list[pb.PushRequest]:
     """A round without a; the messages of a's push for it, of both ranks: headers, then chunks."""
     await s.members({"a": 1, "b": 1})
@@ -117,18 +144,9 @@ def test_nothing_is_told_of_a_round_that_a_kill_may_yet_undo(
 
     async def scenario() -> None:
         async with service(tmp_path, RULES) as s:
-            await s.members({"a": 1, "b": 1})
-            for replica in ("a", "b"):
-                await s.open(flat_layout(SIZE), replica)
-            await s.offer(VALUES, "a")
+            await begun(s)
             with SlowDisk(monkeypatch, "r00000001") as disk:
-                await s.push(VALUES, "b", base_revision=0)
-                await disk.until(lambda d: len(d.at_once) == 1)
-                header = rank_header(s.header(VALUES, "a", base_revision=0), 0, 2, 0, CUT)
-                told = asyncio.create_task(s.send(next(iter(iter_push(header, VALUES[:1])))))
-                for _ in range(50):
-                    assert (await s.status()).fragments[0].revision == 0
-                assert not told.done()
+                told = await too_early(s, disk)
             assert ((await told).verdict, (await told).result_revision) == (STALE, 1)
             assert s.shared.budget.used == 0
 
@@ -148,9 +166,7 @@ def test_ranks_are_told_of_one_that_is_not_where_the_phase_stands(
             gradient = {"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 1, "seq": 5}
             first = rank_header(s.header(VALUES, "a", **gradient), 0, 2, 0, CUT)
             waits = asyncio.create_task(s.send(*iter_push(first, VALUES[:CUT])))
-            async with asyncio.timeout(20):
-                while not s.shared.budget.used:
-                    await asyncio.sleep(0.005)
+            await until_staged(s)
             ahead = s.header(VALUES, "a", **gradient | {"gradient_step": 3})
             second = rank_header(ahead, 1, 2, CUT, SIZE)
             why = "gradient_step: 3 where 1 is next"
@@ -165,10 +181,7 @@ def test_ranks_are_told_of_one_that_is_not_where_the_phase_stands(
 def test_ranks_of_a_push_that_began_in_time_are_told_together(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with service(tmp_path, RULES) as s:
-            await s.members({"a": 1, "b": 1})
-            for replica in ("a", "b"):
-                await s.open(flat_layout(SIZE), replica)
-            await s.offer(VALUES, "a")
+            await begun(s)
             whole = s.header(VALUES, "a", base_revision=0)
             ranks = [(0, 0, CUT), (1, CUT, SIZE)]
             parts = [
@@ -176,9 +189,7 @@ def test_ranks_of_a_push_that_began_in_time_are_told_together(tmp_path: Path) ->
                 for rank, start, stop in ranks
             ]
             waits = asyncio.create_task(s.send(*parts[0]))
-            async with asyncio.timeout(20):
-                while not s.shared.budget.used:
-                    await asyncio.sleep(0.005)
+            await until_staged(s)
             await s.push(VALUES, "b", base_revision=0)
             assert not waits.done()
             answers = [await s.send(*parts[1]), await waits]
@@ -192,11 +203,9 @@ def test_one_of_a_push_that_was_followed_by_another_is_not_told_it(tmp_path: Pat
         async with service(tmp_path, RULES) as s:
             await closed(s)
             newer = s.header(VALUES, "a", base_revision=1, seq=9)
-            begun = list(iter_push(rank_header(newer, 0, 2, 0, CUT), VALUES[:CUT]))
-            waits = asyncio.create_task(s.send(*begun))
-            async with asyncio.timeout(20):
-                while not s.shared.budget.used:
-                    await asyncio.sleep(0.005)
+            parts = list(iter_push(rank_header(newer, 0, 2, 0, CUT), VALUES[:CUT]))
+            waits = asyncio.create_task(s.send(*parts))
+            await until_staged(s)
             older = s.header(VALUES, "a", base_revision=0, seq=8)
             with pytest.raises(grpc.aio.AioRpcError, match="a newer push") as error:
                 await s.send(*iter_push(rank_header(older, 0, 2, 0, CUT), VALUES[:CUT]))
@@ -215,17 +224,9 @@ def test_no_round_waits_for_one_that_was_lost_while_its_header_waited(
 
     async def scenario() -> None:
         async with service(tmp_path, RULES) as s:
-            await s.members({"a": 1, "b": 1})
-            for replica in ("a", "b"):
-                await s.open(flat_layout(SIZE), replica)
-            await s.offer(VALUES, "a")
+            await begun(s)
             with SlowDisk(monkeypatch, "r00000001") as disk:
-                await s.push(VALUES, "b", base_revision=0)
-                await disk.until(lambda d: len(d.at_once) == 1)
-                header = rank_header(s.header(VALUES, "a", base_revision=0), 0, 2, 0, CUT)
-                told = asyncio.create_task(s.send(next(iter(iter_push(header, VALUES[:1])))))
-                for _ in range(50):
-                    await s.status()
+                told = await too_early(s, disk)
                 await s.members({"b": 1, **still})
             assert (await told).verdict == pb.VERDICT_FENCED
             await s.push(VALUES, "b", base_revision=1)

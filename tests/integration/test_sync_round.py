@@ -81,6 +81,12 @@ def test_a_late_push_stays_in_its_round_whoever_comes_and_goes(tmp_path: Path) -
     asyncio.run(scenario())
 
 
+async def first_closed_by(s: Service) -> str:
+    await s.pull(revision=1)
+    (told,) = [r for r in s.reports if isinstance(r, RoundReport) and r.revision == 1]
+    return told.closed_by
+
+
 def test_the_first_round_does_not_count_who_was_refused_at_its_join(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with service(tmp_path, TOGETHER) as s:
@@ -98,8 +104,7 @@ def test_the_first_round_does_not_count_who_was_refused_at_its_join(tmp_path: Pa
             await s.push(vector(0.25), "b", base_revision=0)
             header, _ = await s.pull(revision=1)
             assert [c.weight for c in header.contributions] == [0.5, 0.5]
-            (told,) = [r for r in s.reports if isinstance(r, RoundReport) and r.revision == 1]
-            assert told.closed_by == "everyone"
+            assert await first_closed_by(s) == "everyone"
             assert not s.faults
 
     asyncio.run(scenario())
@@ -111,9 +116,7 @@ def test_the_first_round_does_not_wait_for_who_came_and_is_gone(tmp_path: Path) 
             await started(s, "a", "b")
             await s.push(vector(0.5), "a", base_revision=0)
             await s.members({"a": 1})
-            await s.pull(revision=1)
-            told = next(r for r in s.reports if isinstance(r, RoundReport) and r.revision == 1)
-            assert told.closed_by == "loss"
+            assert await first_closed_by(s) == "loss"
 
     asyncio.run(scenario())
 
@@ -126,9 +129,7 @@ def test_who_came_before_a_restart_and_is_gone_after_it_is_not_waited_for(tmp_pa
             await s.members({"a": 1, "b": 1})
             await s.push(vector(0.5), "a", base_revision=0, seq=2)
             await s.members({"a": 1, "stranger": 1})
-            await s.pull(revision=1)
-            told = next(r for r in s.reports if isinstance(r, RoundReport) and r.revision == 1)
-            assert told.closed_by == "loss"
+            assert await first_closed_by(s) == "loss"
 
     asyncio.run(scenario())
 
