@@ -172,6 +172,12 @@ class Depot:
             else:
                 self._files.pipe_file(f"{self._path}/{name}", data, mode="create")
 
+    def settle(self) -> None:
+        """Make the names of what is there outlast a power cut; an object store's do already."""
+        with self._told(writing=True):
+            if self._is_local:
+                _sync_folder(Path(self._path))
+
     def _upload(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
         file = self._open(name, "wb")
         try:

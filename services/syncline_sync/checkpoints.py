@@ -100,8 +100,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         try:
             held = await asyncio.shield(taking)
             depot = await self._depot(request.url)
-            if MANIFEST in await self._copies.do(depot.sizes):
-                raise _there_already(depot)
+            await self._copies.do(_see_free, depot)
             copying = Copying(sum(pinned.entry.bytes for pinned in held.values()))
             jobs = [partial(_copied, f, p, depot, copying, tokens[f]) for f, p in held.items()]
             async with aclosing(self._copies.followed(jobs, copying)) as steps:
@@ -266,5 +265,18 @@ def _seal(depot: Depot, manifest: Manifest) -> None:
         raise _there_already(depot) from None
 
 
+def _see_free(depot: Depot) -> None:
+    """
+    Raises:
+        CheckpointError: there is a checkpoint.
+    """
+    if MANIFEST in depot.sizes():
+        raise _there_already(depot)
+
+
 def _there_already(depot: Depot) -> CheckpointError:
+    """That there is one; it may be from a save that was killed before its name was on the disk,
+    and who hears this counts on it.
+    """
+    depot.settle()
     return CheckpointError(f"There is a checkpoint at {depot.url} already; choose another name.")

@@ -18,7 +18,7 @@ from syncline.launch.kept import Kept, listed
 from syncline_proto.depot import Depot
 from syncline_proto.errors import CheckpointError
 from syncline_proto.manifest import Manifest
-from syncline_sync.checkpoints import _seal
+from syncline_sync.checkpoints import _seal, _see_free
 from syncline_sync.pins import Pinned
 
 FOLDERS = "backups/of/mine"
@@ -100,17 +100,25 @@ def test_a_save_after_one_that_was_killed_outlasts_a_power_cut(
     steps = steps_of(pins, manifest_of(pins))
     live = tmp_path / "live"
     live.mkdir()
-    numbers, told = itertools.count(), 0
+    numbers, told, refused = itertools.count(), 0, 0
     for moment in saved(live, steps, Disk(live), monkeypatch).moments:
         killed = tmp_path / f"killed{next(numbers)}"
         killed.mkdir()
         after = Disk(killed).goes_on(moment)
-        if found(killed) is not None:
-            continue  # the second hears that there is one
-        saved(killed, steps, after, monkeypatch)
-        told += 1
+        if found(killed) is None:
+            saved(killed, steps, after, monkeypatch)
+            told += 1
+        else:
+            saved(killed, [there_is_one], after, monkeypatch)
+            refused += 1
         after.moments = after.moments[-1:]
         for _, root in cuts(after, killed / "cuts", in_any_order=True):
             kept = found(root)
             assert kept is not None and kept.damage is None, sorted(root.rglob("*"))
-    assert told > 20
+    assert told > 20 and refused >= 3
+
+
+def there_is_one(root: Path) -> None:
+    """What a save says instead, which counts on what is there."""
+    with pytest.raises(CheckpointError, match="already; choose another name"):
+        _see_free(depot(root))
