@@ -161,17 +161,19 @@ async def _tell_room(context: PushContext) -> None:
     gRPC takes no status while it sends this: a call that ends meanwhile would never be answered.
     """
     saying = asyncio.ensure_future(context.send_initial_metadata(((ROOM_HEADER, "granted"),)))
-    cancelled: asyncio.CancelledError | None = None
+    is_cancelled = False
     while not saying.done():
         try:
             await asyncio.wait({saying})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    failed = saying.exception()
-    if cancelled is not None:
-        raise cancelled
-    if failed is not None:
-        raise failed
+        except asyncio.CancelledError:
+            is_cancelled = True
+    try:  # no name here keeps what is raised: its frames have this one
+        if is_cancelled:
+            saying.exception()  # whatever it is, it has been heard
+            raise asyncio.CancelledError
+        saying.result()
+    finally:
+        del saying
 
 
 async def _has_room(granted: asyncio.Future[None], first: asyncio.Future[Part | None]) -> None:

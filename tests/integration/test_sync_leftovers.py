@@ -158,6 +158,31 @@ def test_a_call_that_is_refused_leaves_no_ring(
     assert not {type(one).__name__ for one in left} & {"RPCState", "_ServicerContext"}
 
 
+@pytest.mark.long
+def test_a_caller_that_goes_at_any_moment_leaves_no_ring(tmp_path: Path) -> None:
+    """Before its push has room, while it is told so, and amid its chunk."""
+
+    async def scenario() -> list[Any]:
+        async with service(tmp_path, RULES) as s, grpc.aio.insecure_channel(s.address) as channel:
+            await s.members({"a": 1})
+            await s.open(LAYOUT, "a")
+            await refused(s, channel, *CALLS["gone"])
+            gc.collect()
+            with saved() as left:
+                for moment in range(200):
+                    call = pushing(header(), CHUNK, seconds=1e-4 * (moment + 1))
+                    await refused(s, channel, call, "DEADLINE_EXCEEDED")
+                async with asyncio.timeout(5):
+                    while s.shared.budget.used:
+                        await asyncio.sleep(0.001)
+                await s.status()
+            return left
+
+    left = asyncio.run(scenario())
+    assert not frames_of(left)
+    assert not {type(one).__name__ for one in left} & {"RPCState", "_ServicerContext"}
+
+
 def test_a_run_that_is_damaged_leaves_nothing_of_what_was_read_of_it(tmp_path: Path) -> None:
     """Each file is as large as its fragment."""
 
