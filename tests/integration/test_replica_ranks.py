@@ -157,12 +157,17 @@ def test_ctrl_c_ends_a_replica_that_waits_for_a_round(cluster: Cluster, tmp_path
     assert "KeyboardInterrupt" in logs[0]
 
 
-def test_when_a_rank_dies_the_other_ends_in_a_sentence(cluster: Cluster, tmp_path: Path) -> None:
-    with ranks(tmp_path, job(cluster, "dead", TWO, 100), 2) as processes:
-        wait_until(lambda: _phase(cluster, "dead") == "waiting", 60, "it waits for the round")
-        processes[1].kill()
-        assert processes[0].wait(20) != 0
-    assert "Another rank of this replica is gone" in (tmp_path / "wide-dead-0.log").read_text()
+@pytest.mark.parametrize("dead", [1, 0])
+def test_when_a_rank_dies_the_other_ends_in_a_sentence(
+    cluster: Cluster, tmp_path: Path, dead: int
+) -> None:
+    run, left = f"dead-{dead}", 1 - dead
+    with ranks(tmp_path, job(cluster, run, TWO, 100), 2) as processes:
+        wait_until(lambda: _phase(cluster, run) == "waiting", 60, "it waits for the round")
+        processes[dead].kill()
+        assert processes[left].wait(20) != 0
+    said = (tmp_path / f"wide-{run}-{left}.log").read_text()
+    assert "Another rank of this replica is gone" in said
 
 
 @pytest.mark.long

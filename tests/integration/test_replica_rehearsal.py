@@ -15,12 +15,15 @@ TRAINED = """
 import json, sys
 assert "numba" not in sys.modules, "it would tell nothing"
 
+import httpx
+
 from syncline.control import ControlClient
 from syncline.interrupts import end
 from syncline_proto import compiled
 from syncline_testing.replicas import Trial, joined
+from syncline_testing.waiting import wait_until
 
-control, run, settings = json.loads(sys.argv[1])
+control, run, settings, then = json.loads(sys.argv[1])
 made, register, told = compiled._made, ControlClient.register, []
 
 def noted_loop(function, *given, **how):
@@ -35,25 +38,35 @@ compiled._made, ControlClient.register = noted_loop, noted
 trial = Trial(control, run, 1, settings=settings)
 with joined(trial):
     trial.step(9)
+    patch = {"settings": {"codec": then}}
+    httpx.patch(f"{control}/v1/runs/{run}/settings", json=patch).raise_for_status()
+
+    def goes_by_it():
+        trial.step(1)
+        return trial.replica.settings.codec.model_dump() == then
+
+    wait_until(goes_by_it, 60, "it goes by the new codec")
+    trial.step(9)
 print(json.dumps([told, trial.replica.revision]))
 end(0)
 """
 
 
-@pytest.mark.parametrize(
-    ("up", "down"),
-    [("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "bf16"), ("topk", "fp32")],
-)
+CODECS = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "bf16"), ("topk", "fp32"))
+"""Each run begins with one, and goes on with the next."""
+
+
+@pytest.mark.parametrize("at", range(len(CODECS)))
 def test_all_that_pushes_and_pulls_need_is_there_before_the_lease(
-    cluster: Cluster, up: str, down: str
+    cluster: Cluster, at: int
 ) -> None:
-    codec = {"codec": {"up": up, "down": down}}
-    settings: dict[str, Any] = QUICK | codec | {"min_replicas": 1}
-    given = json.dumps([cluster.control_url, up, settings])
+    first, then = ({"up": up, "down": down} for up, down in (CODECS[at - 1], CODECS[at]))
+    settings: dict[str, Any] = QUICK | {"codec": first, "min_replicas": 1}
+    given = json.dumps([cluster.control_url, f"from-{first['up']}", settings, then])
     with warm("-c", TRAINED, given) as program:
         out, err = program.communicate(timeout=100)
     assert program.returncode == 0, err
     told, revision = json.loads(out.splitlines()[-1])
-    assert revision >= 2
+    assert revision >= 4
     assert told[-1] == "register"
     assert len(told) > 1

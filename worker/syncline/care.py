@@ -52,6 +52,7 @@ class Care:
             torch.compiler.reset()
             hook: Any = judge
             self._ends.append(self._optimizer.register_step_pre_hook(hook).remove)
+            # Nor would code that is compiled from here on whether one has gone, with it written in.
             see: Any = torch.compiler.disable(self._see)
             self._ends.append(self._model.register_forward_hook(see).remove)
 
@@ -77,8 +78,6 @@ class Care:
         What no gradient comes through is no loss: the loop evaluates, or has dropped the batch. Nor
         is what lies before a forward pass that finds no gradient: its step was left out.
         """
-        if not self._ends:  # code that was compiled in between calls it still
-            return
         if torch.is_grad_enabled() and not self._has_gradients():
             self.forget()
         for loss in scalars(made):

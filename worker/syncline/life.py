@@ -118,7 +118,7 @@ class Life:
             _check_gradients(optimizer, wish.settings)
         run = found_run(wish, ranks, self._recall)
         _check_gradients(optimizer, run.settings)
-        rehearse(run.settings.codec)
+        rehearse()
         described = outlined.cut(run.settings.blocks_per_fragment)
         fingerprint = described.layout.fingerprint()
         registration = register(wish, ranks, run.settings.timeouts, fingerprint, self._recall)

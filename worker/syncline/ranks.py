@@ -124,12 +124,18 @@ def _met(alone_s: float) -> dist.ProcessGroup:
     try:
         group = made.future.result()
     except RuntimeError as error:
-        is_gone = isinstance(error, dist.DistError) or time.monotonic() - began >= alone_s
-        if not is_gone:
+        is_late = isinstance(error, dist.DistError) or time.monotonic() - began >= alone_s
+        if not is_late:
             raise
         raise ProcessFailed(GONE) from error
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def is_gone(error: RuntimeError) -> bool:
+    """Whether torch means by it that another rank is gone, or did not come in time."""
+    of_store = dist.DistStoreError, dist.DistNetworkError
+    return isinstance(error, of_store) or "/gloo/transport/" in str(error)
 
 
 def check_together() -> None:

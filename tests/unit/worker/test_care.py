@@ -104,3 +104,18 @@ def test_a_compiled_model_shows_its_loss_too() -> None:
     with loop.replica:
         loop.loss(INFINITE).backward()
         assert not loop.update()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_was_compiled_in_the_block_shows_no_loss_after_it(whole: bool) -> None:
+    """It is what the loop evaluates with, and no loss of the next block's first step."""
+    loop = Loop()
+    model = loop.model if whole else lambda *given: loop.model(*given)
+    loop.called = torch.compile(model, backend="eager")  # pyright: ignore[reportAttributeAccessIssue]
+    with loop.replica:
+        loop.loss(INFINITE).backward()
+        assert not loop.update()
+    loop.called(batch(0, 0), INFINITE).backward()  # whose gradient, which is finite, stays
+    with loop.replica:
+        loop.loss().backward()
+        assert loop.update()

@@ -11,6 +11,7 @@ import pytest
 from syncline.ranks import GONE
 from syncline_proto.errors import ProcessFailed, RunConflict
 from syncline_testing.two_ranks import two_ranks
+from syncline_testing.warm import warm_ranks
 
 ACT = """
 import json
@@ -47,6 +48,26 @@ if rank == 0:
 ranks.sum(0)
 """
 
+WITHOUT_FIRST = """
+import sys, time
+import torch.distributed as dist
+from syncline.interrupts import end
+from syncline.ranks import Ranks
+from syncline_proto.errors import ProcessFailed
+
+dist.init_process_group("gloo")
+rank, joined = dist.get_rank(), sys.argv[1] == "joined"
+ranks = Ranks() if joined else None
+print("is here", flush=True)
+if rank == 0:
+    time.sleep(1000)
+try:
+    (ranks or Ranks()).sum(0)
+except ProcessFailed as error:
+    print(error.message, flush=True)
+    end(error.exit_code)
+"""
+
 
 def told(folder: Path, raised: str) -> list[list[Any]]:
     """What each of two ranks hears where rank 0 raises, and then makes something."""
@@ -81,3 +102,14 @@ def test_who_waits_for_ranks_to_meet_hears_ctrl_c_and_gives_up_in_time(tmp_path:
     alone, other = two_ranks(tmp_path, ALONE)
     assert alone.splitlines() == [GONE, "It was heard."]
     assert not other
+
+
+@pytest.mark.parametrize("when", ["joining", "joined"])
+def test_who_waits_ends_where_rank_0_and_its_store_are_gone(when: str) -> None:
+    """While they join, it is the store that is waited at; later on the ranks talk by themselves."""
+    with warm_ranks("-c", WITHOUT_FIRST, when) as ranks:
+        for rank in ranks:
+            assert rank.stdout is not None and rank.stdout.readline() == "is here\n"
+        ranks[0].kill()
+        said, errors = ranks[1].communicate(timeout=60)
+    assert (said.strip(), ranks[1].returncode) == (GONE, ProcessFailed.exit_code), errors

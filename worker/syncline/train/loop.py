@@ -142,6 +142,7 @@ class Trainer:
         try:
             asked = partial(self.replica.request_drain, SIGNAL)
             with heeding_sigterm(self._stop, asked), self._served():
+                self.ranks.meet()
                 ending = self._trained()
             return ending
         finally:
