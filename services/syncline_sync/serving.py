@@ -18,10 +18,10 @@ from grpc_reflection.v1alpha import reflection
 
 from syncline_proto.counts import FRAGMENTS_MAX
 from syncline_proto.errors import ConfigError, PortInUse
+from syncline_proto.exporter import Exporter
 from syncline_proto.v1 import checkpoints_pb2, checkpoints_pb2_grpc, sync_pb2, sync_pb2_grpc
 from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.descriptors import limit
-from syncline_sync.exporter import Exporter
 from syncline_sync.guard import TokenGuard
 from syncline_sync.metrics import Metrics
 from syncline_sync.reading import Reader
@@ -150,7 +150,7 @@ def bind(
     port = _bind(server, host, settings.port, "port")
     health_port = _bind(probes, host, settings.health_port, "health-port")
     try:
-        exporter = Exporter(host, settings.metrics_port, metrics.registry)
+        exporter = Exporter(host, settings.metrics_port, metrics.app())
     except OSError as error:
         raise _refused(error, host, settings.metrics_port, "metrics-port") from error
     return Doors(port, health_port, exporter.server_port, server, probes, status, exporter)

@@ -20,6 +20,7 @@ from syncline_control.settings import ControlSettings
 from syncline_proto import codec, counts, layout, spans
 from syncline_proto.codec import difference
 from syncline_proto.errors import SynclineError, TrainingDiverged
+from syncline_proto.exporter import REQUESTS_MAX, SILENT_S
 from syncline_proto.merging import PenaltySettings
 from syncline_proto.names import NAME_PATTERN
 from syncline_proto.rest import WHY_CHARACTERS_MAX
@@ -27,7 +28,6 @@ from syncline_proto.settings import PRESETS, RunSettings, TimeoutSettings
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
 from syncline_sync.core import detector, merge, record
 from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX
-from syncline_sync.exporter import REQUESTS_MAX, SILENT_S
 from syncline_sync.host import STOP_S
 from syncline_sync.process import LAST_REPORTS_S
 from syncline_sync.reading import HELD_MAX, LARGE, THING_BYTES

@@ -1,6 +1,7 @@
 """/metrics over HTTP: answers whoever asks, and closes on who connects and says nothing.
 
-Nobody needs a token here, so the threads and the connections are bounded. Decides nothing else.
+Nobody needs a token here, so the threads and the connections are bounded. What is answered, the
+caller's application knows (prometheus_client's); at other paths there is nothing, whatever it says.
 """
 
 from __future__ import annotations
@@ -8,18 +9,18 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from socketserver import ThreadingMixIn
 from threading import BoundedSemaphore, Thread
-from typing import Any, cast
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-import prometheus_client
 import structlog
-from prometheus_client import CollectorRegistry
-
-from syncline_proto.scraping import at_its_path
 
 log = structlog.get_logger()
+
+PATH = "/metrics"
 
 SILENT_S = 10.0
 """A request that stands still for so long is closed."""
@@ -32,12 +33,12 @@ BREATH_S = 0.1
 
 
 class Exporter(ThreadingMixIn, WSGIServer):
-    """Serves a registry; each request in a thread of its own."""
+    """Serves an application at ``PATH``; each request in a thread of its own."""
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """Take the port.
+    def __init__(self, host: str, port: int, metrics: WSGIApplication) -> None:
+        """Take the port, and serve until ``stop``.
 
         Raises:
             OSError: it cannot be had.
@@ -46,7 +47,7 @@ class Exporter(ThreadingMixIn, WSGIServer):
         self.address_family = first[0]
         self._free = BoundedSemaphore(REQUESTS_MAX)
         super().__init__((host, port), _Request)
-        self.set_app(at_its_path(cast(Any, prometheus_client).make_wsgi_app(registry)))
+        self.set_app(_at_its_path(metrics))
         self._serving = Thread(target=self.serve_forever, name="metrics", daemon=True)
         self._serving.start()
 
@@ -97,3 +98,13 @@ class _Request(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """A line for each scrape tells nothing."""
+
+
+def _at_its_path(metrics: WSGIApplication) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, begin: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == PATH:
+            return metrics(environ, begin)
+        begin("404 Not Found", [("Content-Type", "text/plain")])
+        return [f"Metrics are at {PATH}.\n".encode()]
+
+    return answer
