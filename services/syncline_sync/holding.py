@@ -37,7 +37,8 @@ from syncline_sync.disk import Disk
 from syncline_sync.entries import Entry
 from syncline_sync.lull import Lull
 from syncline_sync.pool import P, T, compute
-from syncline_sync.published import Published, Shelf
+from syncline_sync.published import Published
+from syncline_sync.shelf import Shelf
 from syncline_sync.sources import Difference, Plain
 from syncline_sync.stored import (
     Stored,

@@ -33,13 +33,14 @@ from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
 from syncline_sync.places import Places
 from syncline_sync.pool import compute_to_the_end
-from syncline_sync.published import Loan, Shelf, Whose
+from syncline_sync.published import Whose
 from syncline_sync.receiving import Part, PushContext, Receiving, begun_anew
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, Senders
 from syncline_sync.sending import Sending, Write
 from syncline_sync.shard import KIND, shard_of
+from syncline_sync.shelf import Loan, Shelf
 from syncline_sync.staging import Staging
 from syncline_sync.statuses import tell
 

@@ -40,11 +40,12 @@ from syncline_sync.core import merge
 from syncline_sync.core.record import Saved
 from syncline_sync.lull import Lull
 from syncline_sync.places import Places
-from syncline_sync.published import Loan, Published, Shelf
+from syncline_sync.published import Published
 from syncline_sync.receiving import Receiving
 from syncline_sync.senders import Senders
 from syncline_sync.sending import Sending
 from syncline_sync.shard import shard_of
+from syncline_sync.shelf import Loan, Shelf
 from syncline_sync.sources import Difference
 from syncline_sync.staging import Staging
 from syncline_sync.stored import sent_as_bits, sent_of
