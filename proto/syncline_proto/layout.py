@@ -37,8 +37,8 @@ SHOWN_MAX = 80
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 EMBEDDINGS = "embeddings"
-"""The name of the fragment with all that is before the blocks, or its beginning where that is cut.
-"""
+"""The name of the fragment with all that is before the blocks. Where it is cut into several, their
+names begin so."""
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 

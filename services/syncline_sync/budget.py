@@ -25,7 +25,7 @@ WAITERS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """Of a ``size``, to be used once ``granted`` is done, and to be given back in any case."""
+    """Room of a ``size``: used once ``granted`` is done, and to be given back in any case."""
 
     run: str
     replica: str
@@ -45,9 +45,9 @@ class Budget:
 
     Invariants:
         - ``used`` <= ``limit``, except that one reservation alone may always be had;
-        - a replica that holds something gets no more than leaves as much free as it held before;
-        - but for those who wait for that, nobody is passed by a run that holds more than its own,
-          nor by a replica of that run that holds more than it does.
+        - a replica that holds something gets more only if as much as it held then stays free;
+        - whoever need not wait for that is never passed by a run that holds more than its own, nor
+          by a replica of its run that holds more than it does.
 
     So a replica that gives nothing back, of reservations up to a size s, leaves (f - s) / 2 or more
     of the f that was free before it: beside one such, a limit of 3 s has room for anybody's next.

@@ -51,7 +51,7 @@ class Copying:
 
 
 class Copies:
-    """All that is under way. Of the loop; only jobs are on threads."""
+    """All calls that copy. One loop owns it; only their jobs run on threads."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(COPIES, "checkpoints")

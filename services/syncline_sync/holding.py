@@ -253,7 +253,8 @@ class Holding:
     ) -> tuple[merge.Outcome | None, memoryview | None]:
         """Change parameters and momentum as the round says, and take ``sent`` to them.
 
-        The outcome is None if the round has no sum; the difference, where none tells it.
+        The outcome is None if the round has no sum. The difference is None where no difference can
+        tell what the new values are.
         """
         accumulator, self._accumulator = self._accumulator, None
         told: memoryview | None = None

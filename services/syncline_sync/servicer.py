@@ -308,7 +308,7 @@ def _wanted(runner: Runner, request: pb.PullRequest) -> tuple[Shelf, int | None]
         if steps and not 1 <= request.gradient_step <= steps:
             raise InvalidRequest(f"gradient_step: {request.gradient_step} is not 1 to {steps}.")
         shelf = runner.holding.gradients
-        if request.gradient_step > (shelf.newest or 0) + 1:  # whose push it was, came in no order
+        if request.gradient_step > (shelf.newest or 0) + 1:  # nobody has pushed to it yet
             raise shelf.missing(request.gradient_step)
         return shelf, request.gradient_step
     raise InvalidRequest("wanted: name a revision, the newest, or a gradient_step.")

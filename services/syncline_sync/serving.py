@@ -39,8 +39,8 @@ CHECKPOINTS = checkpoints_pb2.DESCRIPTOR.services_by_name["CheckpointService"].f
 STOP_GRACE_S = 2.0
 
 CALLERS_MAX, CALLERS_SHARE = 8_192, 1 / 2
-"""To the gRPC port: so many, and no more than this of the file descriptors; each has a cost in
-memory as well. What comes beyond is closed at once.
+"""Connections to the gRPC port: so many at most, since each costs memory, and no more than this
+share of the file descriptors. One that comes beyond that is closed at once.
 
 The rest is for the store, the line to the control plane and the other two ports.
 """

@@ -50,7 +50,7 @@ class Source(Protocol):
         ...
 
     def hold(self) -> None:
-        """Go on to give it, whatever becomes of its file; in the pool."""
+        """Be able to go on giving it, whatever becomes of its file; call it in the pool."""
 
     def close(self) -> None:
         """Nobody will read any more."""

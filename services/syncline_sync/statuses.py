@@ -23,7 +23,8 @@ from syncline_sync.doorkeeper import Answers, AnyContext, Doorkeeper, Handler, S
 from syncline_sync.shelf import NewestNamed
 
 SAID_BYTES_MAX = 2 << 10
-"""Of a sentence, as UTF-8; what comes after it is cut off, where gRPC would keep back all of it."""
+"""Bytes of a sentence, as UTF-8; the rest is cut off, since gRPC may send nothing of one that is
+longer."""
 
 
 class Statuses(Doorkeeper):

@@ -210,7 +210,7 @@ def _lives(
 
 
 class Sampler:
-    """Numbers for a DataLoader, which may take them long before the loop has what they are of."""
+    """Numbers for a DataLoader, which may take them long before the loop gets their batch."""
 
     def __init__(self, order: Order, batch: int, rank: int, ranks: int) -> None:
         self._order, self._batch, self._rank, self._ranks = order, batch, rank, ranks
