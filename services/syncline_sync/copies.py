@@ -41,7 +41,8 @@ class Copying:
         self.is_over = False
 
     def moved(self, count: int) -> None:
-        """
+        """Count ``count`` more bytes as copied.
+
         Raises:
             CheckpointError: the call is over, and so is the copy.
         """

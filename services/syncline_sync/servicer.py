@@ -192,7 +192,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             await sending.send(head, where, self._senders)
 
     def _runner(self, run: RunHost, fragment: int) -> Runner:
-        """
+        """The runner of one of the run's fragments.
+
         Raises:
             InvalidRequest: there is no such fragment, or another service has it.
         """

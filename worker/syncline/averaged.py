@@ -40,7 +40,8 @@ class Averaged:
             settle_gradient(parameter)
 
     def check_dense(self) -> None:
-        """
+        """Refuse sparse gradients, before any is averaged.
+
         Raises:
             ConfigError: a gradient is sparse.
         """

@@ -43,7 +43,8 @@ class Compose:
         return f"the service {self._service}"
 
     def look(self) -> Observed:
-        """
+        """Count the containers of the service that run or start again.
+
         Raises:
             ConfigError: Docker is here without Compose.
             ProcessFailed: Compose cannot say.
