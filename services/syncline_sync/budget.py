@@ -83,7 +83,10 @@ class Budget:
         line = self._waiting.setdefault(reservation.whose, [])
         bisect.insort(line, reservation, key=lambda waiting: waiting.place)
         self.waiters += 1
-        self._admit()
+        # Without room for this one nobody comes in: who was next still waits, or waits behind it.
+        # So the lines are not looked through then; there may be thousands.
+        if self._has_room(reservation):
+            self._admit()
         return reservation
 
     def is_wanted_beside(self, reservation: Reservation) -> bool:
@@ -130,9 +133,11 @@ class Budget:
             ),
             default=None,
         )
-        if first is None or (self.used and self.used + first.size > self.limit):
-            return None
-        return first
+        return first if first is not None and self._has_room(first) else None
+
+    def _has_room(self, reservation: Reservation) -> bool:
+        """Whether it fits beside what is held; one alone always does."""
+        return not self.used or self.used + reservation.size <= self.limit
 
     def _is_in_share(self, reservation: Reservation) -> bool:
         """Whether its replica may have it as far as what the others hold goes."""
