@@ -113,7 +113,7 @@ class Doors:
         """Say not serving, let calls end for a moment, then cut them."""
         await self.status.enter_graceful_shutdown()
         await asyncio.gather(self.server.stop(STOP_GRACE_S), self.probes.stop(STOP_GRACE_S))
-        self.exporter.stop()
+        await asyncio.to_thread(self.exporter.stop)  # up to half a second
 
 
 def bind(
