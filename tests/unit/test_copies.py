@@ -25,10 +25,11 @@ from syncline.anchors import Anchors
 from syncline.carrier import Direct
 from syncline.layout import outline
 from syncline.line import PushLine
-from syncline.link import _parts, _Watched
+from syncline.link import _parts
 from syncline.payload import Encoded, Values
 from syncline.ranks import Ranks
 from syncline.scratch import Scratch
+from syncline.stalled import Watched
 from syncline_proto.codec import CODEC_BY_NAME, advance, codec_of, encode
 from syncline_proto.parts import Chunk
 from syncline_proto.settings import CodecName, DownCodecName, RunSettings
@@ -171,7 +172,7 @@ def test_a_replica_has_one_message_of_a_push_at_a_time(codec: CodecName) -> None
     for chunk in payload.chunks():
         assert np.shares_memory(np.frombuffer(chunk.data, np.uint8), payload.memory)
     there: Any = SimpleNamespace(has_room=lambda: True, moved=lambda: None)
-    watched: _Watched = there
+    watched: Watched = there
 
     def send() -> None:
         line = PushLine(1, 60.0)
