@@ -1,4 +1,4 @@
-"""/metrics over HTTP: answers whoever asks, and closes on who connects and says nothing.
+"""/metrics over HTTP: answers whoever asks, and closes on who does not come to an end.
 
 Nobody needs a token here, so the threads and the connections are bounded. What is answered, the
 caller's application knows (prometheus_client's); at other paths there is nothing, whatever it says.
@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from threading import BoundedSemaphore, Thread
 from typing import Any
@@ -22,8 +23,9 @@ log = structlog.get_logger()
 
 PATH = "/metrics"
 
-SILENT_S = 10.0
-"""A request that stands still for so long is closed."""
+REQUEST_S = 10.0
+"""A request that has not been answered after so long is closed, whether it stands still or drips.
+"""
 
 REQUESTS_MAX = 16
 """At a time, each with a thread of its own; what comes beyond is closed at once."""
@@ -46,6 +48,8 @@ class Exporter(ThreadingMixIn, WSGIServer):
         first, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         self.address_family = first[0]
         self._free = BoundedSemaphore(REQUESTS_MAX)
+        self._open: dict[socket.socket, float] = {}
+        """Requests that have a thread, and since when (monotonic s)."""
         super().__init__((host, port), _Request)
         self.set_app(_at_its_path(metrics))
         self._serving = Thread(target=self.serve_forever, name="metrics", daemon=True)
@@ -70,10 +74,11 @@ class Exporter(ThreadingMixIn, WSGIServer):
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
+        self._open[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._free.release()  # the thread has not begun
+            self._over(request)  # the thread has not begun
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -81,20 +86,28 @@ class Exporter(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._over(request)
+
+    def service_actions(self) -> None:
+        """Close the requests that take too long; called twice a second, and after each request."""
+        begun_before = time.monotonic() - REQUEST_S
+        for request, begun in list(self._open.items()):
+            if begun < begun_before:
+                with suppress(OSError):  # it has ended meanwhile
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def _over(self, request: socket.socket) -> None:
+        del self._open[request]
+        self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who says nothing, or goes in the middle of an answer, is nobody's fault."""
+        """Who goes in the middle of a request or an answer is nobody's fault."""
         if not isinstance(sys.exception(), OSError):
             log.exception("a request for metrics failed")
 
 
 class _Request(WSGIRequestHandler):
-    """Closes on who says nothing, and logs nothing."""
-
-    def setup(self) -> None:
-        self.request.settimeout(SILENT_S)
-        super().setup()
+    """Logs nothing."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """A line for each scrape tells nothing."""

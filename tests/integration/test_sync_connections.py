@@ -61,7 +61,7 @@ def test_who_connects_and_says_nothing_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurry(monkeypatch, "grpc.server_handshake_timeout_ms")
-    monkeypatch.setattr(exporter, "SILENT_S", 0.5)
+    monkeypatch.setattr(exporter, "REQUEST_S", 0.5)
 
     async def scenario() -> None:
         async with doors(tmp_path) as (opened, _):
