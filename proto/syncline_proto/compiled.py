@@ -7,9 +7,9 @@ arithmetic. A loop that does everything while a value is in a register takes a t
 A loop is compiled when it is first called, within a few seconds, or with all others ahead of that.
 What came of it is kept by numba, beside the source, else in the user's cache folder, or in
 NUMBA_CACHE_DIR, and then loaded within a tenth of a second; where nothing can be kept, each process
-compiles anew. Numba sees by the loop's own file whether that is still the loop; by its name, which
-holds a hash, whether all is the same that is written into it. Loops round as numpy does, operation
-by operation: nothing is contracted or put in another order, but for sums that say so.
+compiles anew. By the loop's own file numba sees whether the loop has changed; by its name, which
+holds a hash, whether anything has that is written into it. Loops round as numpy does, operation by
+operation: nothing is contracted or put in another order, but for sums that say so.
 """
 
 from __future__ import annotations

@@ -242,7 +242,8 @@ class Depot:
 
 
 def check_url(url: str) -> None:
-    """
+    """Refuse what is no address of a folder of checkpoints.
+
     Raises:
         InvalidRequest: it is neither an absolute path nor of a kind that holds checkpoints.
     """

@@ -37,8 +37,8 @@ SHOWN_MAX = 80
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 EMBEDDINGS = "embeddings"
-"""The name of the fragment with all that is before the blocks, or its beginning where that is cut.
-"""
+"""The name of the fragment with all that is before the blocks. Where it is cut into several, their
+names begin so."""
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -228,8 +228,14 @@ def _check(layout: Layout) -> None:
     for f in layout.fragments:
         _check_name("layout.fragments", f.name)
         for box in f.boxes:
-            if box.tensor >= len(layout.tensors):
-                raise InvalidRequest(f"layout.fragments: {shown(f.name)}: no tensor {box.tensor}.")
+            if not 0 <= box.tensor < len(layout.tensors):
+                number = shown(box.tensor)
+                raise InvalidRequest(f"layout.fragments: {shown(f.name)}: no tensor {number}.")
+            if any(size < 0 for size in box.sizes):
+                raise InvalidRequest(
+                    f"layout.fragments: {shown(f.name)}: a box has the sizes "
+                    f"{shown(list(box.sizes))}, which must be 0 or more."
+                )
             if len(box.sizes) != len(layout.tensors[box.tensor].shape):
                 name = shown(layout.tensors[box.tensor].name)
                 raise InvalidRequest(f"layout.fragments: a box of {name} is outside of it.")
@@ -265,6 +271,11 @@ def _check_tensors(tensors: Sequence[TensorSpec]) -> None:
         if len(t.shape) > DIMENSIONS_MAX:
             raise InvalidRequest(
                 f"layout.tensors: {shown(t.name)} has more than {DIMENSIONS_MAX} dimensions."
+            )
+        if any(size < 0 for size in t.shape):  # the wire has no such number, and JSON has
+            raise InvalidRequest(
+                f"layout.tensors: {shown(t.name)} has the shape {shown(list(t.shape))}, whose "
+                "sizes must be 0 or more."
             )
 
 

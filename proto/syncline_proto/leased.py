@@ -21,8 +21,8 @@ class Dataset(Request):
     seed: int = Field(ge=-(1 << 63), le=(1 << 63) - 1)
     """Of the permutations of the epochs."""
     content: str = Field(default="", max_length=128, pattern=LINE_PATTERN)
-    """Names what the sequences are, where that is known; others are refused only by another name.
-    """
+    """Names what the sequences are, where that is known. A replica that gives another name is
+    refused; one that gives none is not."""
 
 
 class DataAsk(Request):

@@ -42,8 +42,8 @@ class OuterSettings(Section):
     restart_every: int | None = Field(default=None, ge=1, le=1_000_000)
     """The momentum begins anew, from 0, with every so many rounds; None: never."""
     age_guard: float | None = Field(default=2.0, gt=0, le=100)
-    """Factor of the bound that the mean age of pushes' bases sets the lr, where rounds do not
-    wait (``asynchronous``) and it is over one round; None: none."""
+    """Factor of the bound on lr that follows from the mean age of pushes' bases, where rounds do
+    not wait (``asynchronous``) and that age is over one round; None: no bound."""
 
 
 class PenaltySettings(Section):

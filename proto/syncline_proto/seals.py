@@ -1,4 +1,4 @@
-"""A JSON text with a CRC-32C around it, which is JSON again: it comes back whole, or is told.
+"""A JSON text with a CRC-32C around it, which is JSON again: one that was changed is refused.
 
 Knows nothing of what is sealed, and of files.
 """

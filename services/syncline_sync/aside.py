@@ -62,9 +62,9 @@ class Aside:
         self._mark = {"id": checkpoint, "index": seat.index, "shards": seat.shards}
 
     def keep(self) -> bool:
-        """Whether all that is ours has been fetched already; then it stays for another while.
+        """Whether all that is ours has been fetched already; if so, it is kept for longer.
 
-        It may begin at any time, so nobody fetches it again.
+        The run may begin from it at any time, so it is not fetched again.
         """
         with contextlib.suppress(OSError, StoreError):  # gone to its place, or to be fetched anew
             if _mark_of(self._store.folder) == self._mark:

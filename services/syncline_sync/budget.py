@@ -25,7 +25,7 @@ WAITERS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """Of a ``size``, to be used once ``granted`` is done, and to be given back in any case."""
+    """Room of a ``size``: used once ``granted`` is done, and to be given back in any case."""
 
     run: str
     replica: str
@@ -45,9 +45,9 @@ class Budget:
 
     Invariants:
         - ``used`` <= ``limit``, except that one reservation alone may always be had;
-        - a replica that holds something gets no more than leaves as much free as it held before;
-        - but for those who wait for that, nobody is passed by a run that holds more than its own,
-          nor by a replica of that run that holds more than it does.
+        - a replica that holds something gets more only if as much as it held then stays free;
+        - whoever need not wait for that is never passed by a run that holds more than its own, nor
+          by a replica of its run that holds more than it does.
 
     So a replica that gives nothing back, of reservations up to a size s, leaves (f - s) / 2 or more
     of the f that was free before it: beside one such, a limit of 3 s has room for anybody's next.
@@ -83,7 +83,10 @@ class Budget:
         line = self._waiting.setdefault(reservation.whose, [])
         bisect.insort(line, reservation, key=lambda waiting: waiting.place)
         self.waiters += 1
-        self._admit()
+        # Without room for this one nobody comes in: who was next still waits, or waits behind it.
+        # So the lines are not looked through then; there may be thousands.
+        if self._has_room(reservation):
+            self._admit()
         return reservation
 
     def is_wanted_beside(self, reservation: Reservation) -> bool:
@@ -130,9 +133,11 @@ class Budget:
             ),
             default=None,
         )
-        if first is None or (self.used and self.used + first.size > self.limit):
-            return None
-        return first
+        return first if first is not None and self._has_room(first) else None
+
+    def _has_room(self, reservation: Reservation) -> bool:
+        """Whether it fits beside what is held; one alone always does."""
+        return not self.used or self.used + reservation.size <= self.limit
 
     def _is_in_share(self, reservation: Reservation) -> bool:
         """Whether its replica may have it as far as what the others hold goes."""

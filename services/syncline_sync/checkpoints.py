@@ -239,7 +239,8 @@ def _depot_beside(root: Path, url: str) -> Depot:
 
 
 def _manifest(text: str) -> Manifest:
-    """
+    """Parse the text of a manifest.
+
     Raises:
         InvalidRequest: it is no manifest.
     """

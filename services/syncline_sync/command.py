@@ -134,7 +134,8 @@ def run(
 
 
 def _settings(given: dict[str, Any]) -> SyncSettings:
-    """
+    """Check what the command line gave.
+
     Raises:
         ConfigError: one of them is wrong; its flag is named.
     """

@@ -2,19 +2,14 @@
 
 With the control plane away nothing stops: the last membership stays in force (it is kept on disk,
 so over a restart too), and reports wait in a bounded queue. At the end of the process what waits
-there is sent for a last time. What answers before a control plane has been heard may be somebody
-else, whom no patience would change: that ends the process. Who hangs up without a word is nobody:
-a forwarder does so while there is none behind it. Until a hello has been taken no new membership
-is adopted.
+there is sent for a last time. Until a hello has been taken no new membership is adopted. How a call
+is made, and what may answer it, ``calling`` says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import random
-from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -22,15 +17,14 @@ import httpx
 import structlog
 from pydantic import ValidationError
 
-from syncline_proto.descriptors import none_left
-from syncline_proto.errors import ConfigError, Forbidden, InvalidRequest
+from syncline_proto.errors import Forbidden
 from syncline_proto.reports import EventIn, Reports, RoundReport, Settled
 from syncline_proto.rest import (
     Membership,
     PhaseVote,
-    Problem,
     SyncServiceHello,
 )
+from syncline_sync.calling import Caller
 from syncline_sync.files import replace_file
 from syncline_sync.report_queue import ReportQueue, Told
 
@@ -42,20 +36,11 @@ QUIET_S = 0.1
 """Before the next long poll, where one was answered with nothing new: who answers at once is not
 asked without end."""
 
-RETRY_S = (0.2, 5.0)
-"""First and longest pause between attempts; doubled in between, with jitter."""
-
 REPORT_TRIES = 10
 """Attempts at reports that the control plane answers with a failure of its own."""
 
-AWAY = frozenset({408, 429, 502, 503, 504})
-"""Statuses that ask for patience; the last three may be a gateway's, with nobody behind it yet."""
-
-HUNG_UP = "Server disconnected"
-"""So httpx calls an end of the connection before the first byte of an answer."""
-
 VOTES_MAX = 10_000
-"""That one hello takes; the others are said once some of these are settled."""
+"""In one hello; the others are sent once some of these are settled."""
 
 
 class ControlLink:
@@ -72,24 +57,17 @@ class ControlLink:
         votes: Callable[[], list[PhaseVote]] = list,
         tell_anew: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``votes`` go with every hello; ``hurry`` says that there are others.
+        """``client`` and ``url`` are the ``Caller``'s. ``snapshot`` keeps the last membership.
 
-        ``tell_anew`` puts into ``reports`` where a run stands, of which some were dropped.
-
-        ``url`` may be several, with commas between: the first is asked for as long as it answers.
+        ``votes`` go with every hello; call ``hurry`` when they have changed. ``tell_anew`` puts
+        into ``reports`` where a run stands of which reports were dropped.
         """
-        self._url, self._urls = url, deque(url.split(","))
-        self._client, self._hello, self._adopt, self._votes = client, hello, adopt, votes
+        self._caller = Caller(client, url)
+        self._hello, self._adopt, self._votes = hello, adopt, votes
         self._hurry = asyncio.Event()
         self._welcome = asyncio.Event()
         """A hello has been taken: who is refused has no part in runs, but for those on its disk."""
         self._reports, self._snapshot, self._tell_anew = reports, snapshot, tell_anew
-        self._connected: bool | None = None
-        """Whether the last call was answered; None before the first has come to anything."""
-        self._is_taken = False
-        """The last hello that was answered was not refused."""
-        self._heard = False
-        """A control plane has answered here before, be it in an earlier life of this service."""
 
     async def adopt_snapshot(self) -> None:
         """Go on with the last known membership, until the control plane answers.
@@ -104,7 +82,7 @@ class ControlLink:
             why = str(error).partition("\n")[0]
             log.warning("the last membership is damaged", file=str(self._snapshot), why=why)
             return
-        self._heard = True
+        self._caller.hear()
         await self._adopt(membership)
 
     async def run(self) -> None:
@@ -119,7 +97,7 @@ class ControlLink:
             await asyncio.gather(*loops, return_exceptions=True)
 
     def hurry(self) -> None:
-        """Let the next hello come at once; of the loop."""
+        """Send the next hello at once; called on the loop."""
         self._hurry.set()
 
     async def _say_hello(self) -> None:
@@ -127,12 +105,10 @@ class ControlLink:
         while True:
             self._hurry.clear()
             hello = self._hello.model_copy(update={"votes": self._votes()[:VOTES_MAX]})
-            answer = await self._try("PUT", path, hello.model_dump_json())
-            self._is_taken = answer.is_success
+            answer = await self._caller.call("PUT", path, hello.model_dump_json())
+            self._caller.see_hello(answer.is_success)
             if answer.is_success:
                 self._welcome.set()
-                if self._heard:
-                    self._answered()
             # Not wait_for: before Python 3.12 it loses a cancellation that comes with the hurry.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HELLO_S):
@@ -143,10 +119,9 @@ class ControlLink:
         while True:
             wait_s = POLL_S if version >= 0 else 0.0  # the first answer comes at once
             path = f"/v1/membership?after={max(version, 0)}&wait_s={wait_s:g}"
-            told = await self._try("GET", path, timeout_s=POLL_S + 10.0, shape=_membership)
+            told = await self._caller.call("GET", path, timeout_s=POLL_S + 10.0, shape=_membership)
             answer, membership = told.content, _membership(told.content)
-            self._heard = True
-            self._answered()
+            self._caller.hear()
             await self._welcome.wait()
             # A new database counts anew, and may have come to the number that another had.
             if (membership.version, membership.instance) == (version, instance):
@@ -167,12 +142,9 @@ class ControlLink:
                 while self._reports:
                     await self._send(*await self._reports.batch())
                 me = self._hello
-                # Whatever is answered: silence says the same a little later.
-                with contextlib.suppress(httpx.HTTPError, OSError):
-                    await self._client.delete(
-                        f"{self._urls[0]}/v1/sync-services/{me.name}",
-                        params={"instance": me.instance},
-                    )
+                # Once: silence says the same a little later.
+                path = f"/v1/sync-services/{me.name}"
+                await self._caller.call_once("DELETE", path, {"instance": me.instance})
         except (TimeoutError, Forbidden):
             if self._reports:
                 log.warning("the last reports were not taken", count=len(self._reports))
@@ -190,7 +162,9 @@ class ControlLink:
         )
         path = f"/v1/runs/{run}/reports"
         try:
-            answer = await self._try("POST", path, _text(reports), failures_max=REPORT_TRIES)
+            answer = await self._caller.call(
+                "POST", path, _text(reports), failures_max=REPORT_TRIES
+            )
         except (asyncio.CancelledError, Forbidden):
             self._reports.put_back(run, batch)
             raise
@@ -208,122 +182,6 @@ class ControlLink:
             for name in self._reports.taken():
                 self._tell_anew(name)
 
-    async def _try(
-        self,
-        method: str,
-        path: str,
-        body: str | None = None,
-        timeout_s: float = 10.0,
-        failures_max: float = math.inf,
-        shape: Callable[[bytes], object] = bytes,
-    ) -> httpx.Response:
-        """Call until it answers in this shape; an answer that refuses is logged and taken as one.
-
-        So is the last of ``failures_max`` answers that tell of a failure of its own (5xx, but
-        for those that ask for patience). Where there are several, the next is asked next.
-
-        Raises:
-            Forbidden: it asks for another token than ours.
-            ConfigError: who answers first is no control plane.
-        """
-        pause_s, failures = RETRY_S[0], 0
-        while True:
-            url = self._urls[0]
-            try:
-                answer = await self._client.request(
-                    method,
-                    url + path,
-                    content=body,
-                    headers={"content-type": "application/json"},
-                    timeout=timeout_s,
-                )
-                if answer.is_success and self._has(shape, answer):
-                    if self._heard:  # before that it may be anybody
-                        self._answered()
-                    return answer
-                if answer.status_code in (401, 403):
-                    raise Forbidden(
-                        f"The control plane at {self._url} refuses our token: set "
-                        "SYNCLINE_SYNC_TOKEN to its own."
-                    )
-                if self._is_first(method):
-                    self._check(answer)
-                failures += answer.status_code >= 500 and answer.status_code not in AWAY
-                # 408 and 429 ask for patience, they refuse nothing.
-                passing = answer.status_code in (408, 429)
-                refused = answer.status_code < 500 and not passing and method != "GET"
-                if refused or failures >= failures_max:
-                    log.warning("control plane refused", path=path, why=_words_of(answer))
-                    return answer
-                self._gone(f"{answer.status_code} {answer.text[:200]}")
-            except (httpx.RemoteProtocolError, httpx.DecodingError) as error:
-                if self._is_first(method) and not str(error).startswith(HUNG_UP):
-                    raise self._stranger("with no HTTP") from None
-                self._gone(str(error))
-            except httpx.TransportError as error:
-                self._gone(str(error) or type(error).__name__)
-            except OSError as error:
-                if not none_left(error):
-                    raise
-                self._gone(str(error))
-            if url == self._urls[0]:  # nobody has gone on to the next meanwhile
-                self._urls.rotate(-1)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2.0 * pause_s, RETRY_S[1])
-
-    def _has(self, shape: Callable[[bytes], object], answer: httpx.Response) -> bool:
-        """Whether it is in this shape; who has taken the place of one that was heard may go again.
-
-        Raises:
-            ConfigError: it is not, and nobody has been heard yet.
-        """
-        try:
-            shape(answer.content)
-        except ValidationError:
-            if not self._heard:
-                raise self._stranger("with something of another shape") from None
-            return False
-        return True
-
-    def _is_first(self, method: str) -> bool:
-        """Whether nobody has been heard yet; reports leave it to the other calls to meet it."""
-        return not self._heard and method != "POST"
-
-    def _check(self, answer: httpx.Response) -> None:
-        """Look at who it is that refuses.
-
-        Raises:
-            ConfigError: nothing that a control plane says of the paths that it has.
-        """
-        if answer.status_code in AWAY:
-            return
-        problem = _problem_of(answer)
-        if problem is None:
-            raise self._stranger(
-                f"{answer.status_code}, without the reason that a control plane gives"
-            )
-        if answer.status_code in (404, 405) and problem.code == InvalidRequest.code:
-            raise self._stranger(f"that it has no {answer.request.url.path}")
-
-    def _stranger(self, what: str) -> ConfigError:
-        return ConfigError(
-            f"{self._url} is not a Syncline control plane of this version: it answered "
-            f"{what}. Check the address (--control, SYNCLINE_SYNC_CONTROL)."
-        )
-
-    def _gone(self, why: str) -> None:
-        if self._connected is not False:
-            self._connected = False
-            what = "control plane away; going on with the last membership"
-            what = what if self._heard else "waiting for the control plane"
-            log.warning(what, url=self._url, why=why)
-
-    def _answered(self) -> None:
-        """Say so once our hello is taken, too: who is refused has no part in runs."""
-        if self._is_taken and not self._connected:
-            self._connected = True
-            log.info("connected to the control plane", url=self._url)
-
 
 def _text(reports: Reports) -> str:
     """Without what goes without saying: most of a large batch."""
@@ -338,18 +196,5 @@ def _without_data(told: Told) -> Told:
     return told.model_copy(update={"data": None, "contributions": pushes})
 
 
-def _words_of(answer: httpx.Response) -> str:
-    """What a refusal says to people; of what is no problem details its beginning."""
-    problem = _problem_of(answer)
-    return problem.detail if problem else answer.text[:300]
-
-
 def _membership(answer: bytes) -> Membership:
     return Membership.model_validate_json(answer)
-
-
-def _problem_of(answer: httpx.Response) -> Problem | None:
-    try:
-        return Problem.model_validate_json(answer.content)
-    except ValidationError:
-        return None

@@ -41,7 +41,8 @@ class Copying:
         self.is_over = False
 
     def moved(self, count: int) -> None:
-        """
+        """Count ``count`` more bytes as copied.
+
         Raises:
             CheckpointError: the call is over, and so is the copy.
         """
@@ -51,7 +52,7 @@ class Copying:
 
 
 class Copies:
-    """All that is under way. Of the loop; only jobs are on threads."""
+    """All calls that copy. One loop owns it; only their jobs run on threads."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(COPIES, "checkpoints")

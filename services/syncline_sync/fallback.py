@@ -106,7 +106,8 @@ def cut(kept: Mapping[int, Kept]) -> dict[int, int]:
 
 
 def _check(found: Kept, first: int) -> None:
-    """
+    """Refuse a damaged fragment of which no revision from ``first`` on is left.
+
     Raises:
         StoreDamaged: this fragment is damaged, and has nothing to go on from.
     """

@@ -1,4 +1,4 @@
-"""Files that are whole or told: sealed texts, safetensors, and a rename that outlasts a power cut.
+"""Files that are whole, or known to be damaged: sealed texts, safetensors, durable renames.
 
 Knows nothing of runs. A disk that refuses is StoreError; what cannot be what we wrote, a flipped
 bit, another version, a folder in a file's place, is StoreDamaged, which names the file.

@@ -37,7 +37,8 @@ from syncline_sync.disk import Disk
 from syncline_sync.entries import Entry
 from syncline_sync.lull import Lull
 from syncline_sync.pool import P, T, compute
-from syncline_sync.published import Published, Shelf
+from syncline_sync.published import Published
+from syncline_sync.shelf import Shelf
 from syncline_sync.sources import Difference, Plain
 from syncline_sync.stored import (
     Stored,
@@ -252,7 +253,8 @@ class Holding:
     ) -> tuple[merge.Outcome | None, memoryview | None]:
         """Change parameters and momentum as the round says, and take ``sent`` to them.
 
-        The outcome is None if the round has no sum; the difference, where none tells it.
+        The outcome is None if the round has no sum. The difference is None where no difference can
+        tell what the new values are.
         """
         accumulator, self._accumulator = self._accumulator, None
         told: memoryview | None = None

@@ -72,7 +72,7 @@ class Host:
         self._loads: dict[str, asyncio.Task[RunHost]] = {}
         """One at a time for a run: two would write to the same files."""
         self._stops: dict[str, asyncio.Task[None]] = {}
-        """Runs on their way out; until one is, its files are its own, and nobody loads it."""
+        """Runs on their way out; until one has stopped its files are its own: nobody loads it."""
         self._damaged: dict[str, str] = {}
         """Why a run is not served, in a sentence; until the process ends."""
         self._changed = asyncio.Event()

@@ -13,10 +13,10 @@ import time
 from contextlib import suppress
 
 QUIET_S = 0.1
-"""So long after the last chunk nothing moves: replicas have what they waited for."""
+"""Once no chunk has moved for so long, nothing moves: replicas have what they waited for."""
 
 LATEST_S = 1.0
-"""So long it is waited at most, where there is always something that moves."""
+"""The longest wait, where there is always something that moves."""
 
 
 class Lull:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from importlib.metadata import version
+from typing import Any, cast
+from wsgiref.types import WSGIApplication
 
+import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from syncline_proto.tokens import run_tokens
@@ -97,6 +100,10 @@ class Metrics:
             self.revision, self.tokens, self.sample_size, self.weight, self.z, self.norm,
         )  # fmt: skip
         """All that have a run for a label; but for ``damaged``, which tells of one not served."""
+
+    def app(self) -> WSGIApplication:
+        """What answers a scrape."""
+        return cast(Any, prometheus_client).make_wsgi_app(self.registry)
 
     def of(self, run: str) -> RunMetrics:
         return RunMetrics(self, run)

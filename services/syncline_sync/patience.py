@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 
 class Patience:
-    """With what a block's task waits for its peer; of one loop."""
+    """How long a block's task goes on waiting for its peer; of one loop."""
 
     def __init__(self, timeout: asyncio.Timeout, wait_s: float) -> None:
         """``timeout`` is around the block, and due when the peer has taken ``wait_s``."""

@@ -1,8 +1,7 @@
-"""What replicas may pull: the last two revisions of a fragment, the same bytes for everyone.
+"""One revision of a fragment as replicas may pull it: the same bytes for everyone.
 
-A pull waits for the very revision it names; an older one than the kept is refused with the newest
-named. Where a value's bytes come from may change while it is read; they do not. Decides nothing
-else.
+Where the bytes come from may change while they are read; they do not. Which revisions are kept, and
+how a pull waits for one, is the shelf's (``shelf``).
 """
 
 from __future__ import annotations
@@ -11,39 +10,21 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-from syncline_proto.codec import DIFFERENCE_ELEMENTS, Bytes, chunk_elements, crc32c, is_worth_it
+from syncline_proto.codec import Bytes, chunk_elements, is_worth_it
 from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core.record import KEPT, Saved
+from syncline_sync.core.record import Saved
 from syncline_sync.cuts import chunk_spans
 from syncline_sync.pool import compute
 from syncline_sync.report import pushed
 from syncline_sync.sources import FEW_SPANS, Difference, Source
 
-FEW_CUT_SPANS = FEW_SPANS // 4
-"""So many are cut out of a difference within a millisecond: each may be in several blocks."""
-
 PULLED_BYTES_MAX = 1 << 20
 """Of a chunk that is sent: it is in memory several times over for each reader, and chunks of twice
 that save a pull 5 % of its CPU where they save a push 25 %."""
-
-LONG_DIFFERENCE_ELEMENTS = 1000 * 1024
-"""Of a chunk of that, where a shard has no more spans: with a scale of 4 bytes for each block of
-256, and two more for each span that begins and ends within one, it is under 1 MiB."""
-
-SUMS_MAX = 4096
-"""Checksums that are kept of a value: those of a fragment of 4 GiB, in a cut that all ask for."""
-
-
-class NewestNamed(RevisionGone):
-    """RevisionGone, with the newest revision for the trailer."""
-
-    def __init__(self, message: str, newest: int) -> None:
-        super().__init__(message)
-        self.newest = newest
 
 
 class Whose(NamedTuple):
@@ -54,9 +35,9 @@ class Whose(NamedTuple):
     fragment: int
 
     def value(self, saved: Saved, back: int = 0) -> str:
-        """What is published as ``saved``, or ``back`` revisions before it, is called.
+        """The name of the value published as ``saved``, or ``back`` revisions before it.
 
-        Nobody ever publishes anything else of that name.
+        No other value ever has that name.
         """
         return "/".join(map(str, (*self, saved.epoch, saved.revision - back)))
 
@@ -89,7 +70,7 @@ class Published:
         self._is_dropped = False
 
     def difference_to(self, held: str, whose: Whose, where: Extent) -> Difference | None:
-        """What takes the value named ``held`` to this one; None: that is to be sent whole."""
+        """What takes the value named ``held`` to this one; None: this one is to be sent whole."""
         wanted = whose.value(self.saved, back=1)
         is_wanted = held == wanted and is_worth_it(where.span_count, where.elements)
         return self.difference if is_wanted else None
@@ -143,9 +124,9 @@ class Published:
         before.close()
 
     async def hold(self, pool: ThreadPoolExecutor) -> None:
-        """Whoever reads it may go on to, although its file is about to be removed.
+        """Let whoever reads it go on reading, although its file is about to be removed.
 
-        A file that cannot be held is told to who reads it.
+        Where the file cannot be held, the reader is told so at its next read.
         """
         if self._loans:
             with contextlib.suppress(RevisionGone, StoreDamaged):
@@ -171,9 +152,9 @@ class Published:
         return unread
 
     def drop(self) -> None:
-        """Nobody begins to read it any more.
+        """Let nobody begin to read it, nor go on reading its difference.
 
-        Nor goes on to read its difference, which is in memory alone: each slow reader's would stay.
+        The difference is in memory alone, where each slow reader would keep another one.
         """
         self._is_dropped = True
         self.difference = None
@@ -190,166 +171,3 @@ class Published:
     def _close_unread(self) -> None:
         if self._is_dropped and not self._loans and not self._reads:
             self._source.close()
-
-
-class Shelf:
-    """The published values of one kind, by number; only the newest ``KEPT`` stay."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._values: dict[int, Published] = {}
-        self._changed = asyncio.Event()
-        self._over: NewestNamed | None = None
-        self._phase = 0
-
-    def be_in(self, phase: int) -> None:
-        """The run's synchronous phase is this one: who waits in another waits no more."""
-        self._phase = phase
-        self._wake()
-
-    @property
-    def newest(self) -> int | None:
-        return max(self._values, default=None)
-
-    def end(self, why: str, newest: int) -> None:
-        """Nothing more will come: free the values, and tell ``why`` to all who ask or wait."""
-        self._over = NewestNamed(why, newest)
-        self.clear()
-
-    @property
-    def values(self) -> list[tuple[int, Published]]:
-        """What is kept, with its number, oldest first."""
-        return sorted(self._values.items())
-
-    def put(self, number: int, value: Published) -> None:
-        self._values[number] = value
-        for old in sorted(self._values)[:-KEPT]:
-            self._values.pop(old).drop()
-        self._wake()
-
-    def clear(self) -> None:
-        for value in self._values.values():
-            value.drop()
-        self._values.clear()
-        self._wake()
-
-    def keeps(self, value: Published) -> bool:
-        """Whether this very value may be had here."""
-        return any(kept is value for kept in self._values.values())
-
-    def gone(self, number: int) -> NewestNamed:
-        """What to tell who wants a number that is not kept any more."""
-        if self._over is not None:
-            return NewestNamed(self._over.message, self._over.newest)
-        newest = self.newest or 0
-        return NewestNamed(f"{self._what} {number} is gone; the newest is {newest}.", newest)
-
-    def missing(self, number: int) -> NewestNamed:
-        """What to tell who wants, without waiting, a number that is not here."""
-        newest = self.newest
-        if self._over is not None or (newest is not None and number < newest):
-            return self.gone(number)
-        there = "there is none yet" if newest is None else f"the newest is {newest}"
-        return NewestNamed(f"{self._what} {number} is still to come; {there}.", newest or 0)
-
-    async def get(self, number: int | None, phase: int | None = None) -> Published:
-        """Wait for exactly this number, or with None for the newest there is.
-
-        ``phase``: in that synchronous phase; None: whichever.
-
-        Raises:
-            RevisionGone: it is older than the kept ones, or nothing more will come; or of a phase
-                that has ended.
-        """
-        while True:
-            if self._over is not None:
-                raise NewestNamed(self._over.message, self._over.newest)
-            newest = self.newest
-            if phase is not None and phase != self._phase:
-                why = f"{self._what}: the synchronous phase is number {self._phase}, not {phase}."
-                raise NewestNamed(why, newest or 0)
-            if newest is not None:
-                if number is None:
-                    return self._values[newest]
-                if number in self._values:
-                    return self._values[number]
-                if number < newest:
-                    raise self.gone(number)
-            await self._changed.wait()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-
-class Loan:
-    """A value that a pull reads, in a ``with`` block; its shelf may drop it meanwhile."""
-
-    def __init__(
-        self, shelf: Shelf, number: int, value: Published, difference: Difference | None = None
-    ) -> None:
-        """``difference``: it is read in the value's place."""
-        self._shelf, self._number, self.value = shelf, number, value
-        self._difference = difference
-        self._dropped_s: float | None = None
-        """When that was seen; None while the shelf keeps it."""
-
-    def __enter__(self) -> Self:
-        self.value.lend()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.value.give_back()
-
-    def check(self, now_s: float, still_s: float) -> None:
-        """Look whether reading may go on; call it for each chunk.
-
-        Raises:
-            RevisionGone: the shelf dropped it ``still_s`` ago; a difference, which is in no file,
-                just now.
-        """
-        if self._shelf.keeps(self.value):
-            return
-        if self._difference is not None:
-            raise self._shelf.gone(self._number)
-        if self._dropped_s is None:
-            self._dropped_s = now_s
-        if now_s >= self._dropped_s + still_s:
-            raise self._shelf.gone(self._number)
-
-    def cuts(self, where: Extent) -> Iterator[Spans]:
-        """The spans of each chunk of a shard, in payload order; as heavy as ``chunk_spans``."""
-        if self._difference is not None:
-            few = where.span_count <= FEW_CUT_SPANS
-            return chunk_spans(where, LONG_DIFFERENCE_ELEMENTS if few else DIFFERENCE_ELEMENTS)
-        return self.value.cuts(where)
-
-    async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> Bytes:
-        """The bytes of some spans; as ``Published.read``.
-
-        Raises:
-            RevisionGone: the value was dropped, and its file removed before it was held, or its
-                difference freed.
-            StoreDamaged: its file is damaged.
-        """
-        try:
-            if self._difference is not None:
-                if len(spans) <= FEW_CUT_SPANS:
-                    return self._difference.read(spans)
-                return await compute(pool, self._difference.read, spans)
-            return await self.value.read(spans, pool)
-        except RevisionGone:
-            raise self._shelf.gone(self._number) from None
-
-    def checksum(self, spans: Spans, data: Bytes) -> int:
-        """CRC-32C of ``data``, which ``read`` gave for ``spans``; most readers ask for the same."""
-        if len(spans) != 1:
-            return crc32c(data)
-        start, length = spans[0].tolist()
-        sums, key = self.value.sums, (self._difference is not None, start, length)
-        known = sums.get(key)
-        if known is None:
-            known = crc32c(data)
-            if len(sums) < SUMS_MAX:
-                sums[key] = known
-        return known

@@ -30,14 +30,16 @@ LARGE = 1 << 16
 """Bytes from which on a request counts, and fields in it that nobody here knows are not kept."""
 
 HELD_MAX = 64 << 20
-"""Bytes of large requests whose calls have not ended, as pulls' may not for long; and of large
-messages of streams: a push's header as long as its call, since as much is kept of its boxes.
+"""Bytes of large messages that may be held at a time. A request is held until its call ends, which
+for a pull may take long. So is a push's header, since as much is kept of its boxes; any other
+message of a stream, until the next is asked for.
 
 Each may take four times as much once it is read."""
 
 THING_BYTES = 40
-"""As so many bytes counts each box, tensor and fragment that a large message names, if that is more
-than what is on the wire: with its lists a box takes 157 once it is read, and 8 there."""
+"""Each box, tensor and fragment that a large message names counts as so many bytes, if that is more
+than the message has on the wire: a box takes 8 bytes there, and with its lists 157 once it is read.
+"""
 
 
 class Reader(Doorkeeper):
@@ -121,8 +123,9 @@ class Reader(Doorkeeper):
             to_the_next.close()
 
     def _read(self, parse: Parse, method: str, data: bytes, held: ExitStack) -> Any:
-        """A message that counts until ``held`` closes; it is not there until what is on the wire
-        has room, nor kept where what it names has none.
+        """Read a message, which counts until ``held`` closes.
+
+        It is not read before there is room for its bytes, nor kept where what it names has none.
 
         Raises:
             InvalidRequest: as ``parsed``.

@@ -2,9 +2,9 @@
 
 Reports of a round go together, once no more of them come: to make, send and take in one of them
 amid a round would cost the round. Bounded: of a run of which something was dropped nothing counts
-as settled before it has been told anew where that stands. That is never what something is dropped
-for: it is told once enough has been taken, and has room of its own. Knows nothing of how they are
-sent.
+as settled before it has been told anew where that stands. To tell that never pushes out other
+reports: it waits until enough has been taken, and has room of its own. Knows nothing of how they
+are sent.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FLUSH_MAX_S = 1.0
 """How long they wait at most, where they keep coming."""
 
 QUEUE_MAX = 20_000
-"""That wait, beside ``PER_FRAGMENT`` of each fragment that there is."""
+"""Reports that may wait, beside ``PER_FRAGMENT`` for each fragment that there is."""
 
 PER_FRAGMENT = 2
-"""Told anew it says where it stands, and what has settled."""
+"""What is told anew of a fragment: where it stands, and what has settled."""
 
 BATCH_MAX = 128
 
@@ -89,8 +89,9 @@ class ReportQueue:
     def taken(self) -> frozenset[str]:
         """The control plane has taken something: tell what it will never hear of.
 
-        Return the runs of whom that is: it is to be told where they stand, and what has settled.
-        None as long as so much waits that others would be dropped for them, without end.
+        Return the runs that it concerns: where they stand, and what has settled, is to be told
+        anew. No run is returned while so much waits that reports of others would be dropped for
+        that, without end.
         """
         if self.dropped:
             log.warning("reports were dropped", count=self.dropped)

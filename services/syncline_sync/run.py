@@ -49,11 +49,11 @@ from syncline_sync.voice import Telling
 log = structlog.get_logger()
 
 LOOKS = 8
-"""At pushes that may stand still, in the time after which they are cut."""
+"""How often pushes are looked at, in the time after which one that stands still is cut."""
 
 PUSHES_BESIDE_ONE = 3
-"""As many of the largest leave the others room beside one replica that holds all it may and sends
-nothing: 2^(n+1) - 1 beside n (``budget.py``)."""
+"""Room for so many of the largest pushes leaves some for the others beside one replica that holds
+all it may and sends nothing; beside n of such it takes room for 2^(n+1) - 1 (``budget.py``)."""
 
 LITTLE_ROOM = (
     "The largest push of this run has {largest:,} bytes, and --staging-bytes ({limit:,}) is less "

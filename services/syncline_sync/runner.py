@@ -113,7 +113,7 @@ class Runner:
         """The newest of those that are to be adopted; the inbox has one wake for them all."""
         self._is_woken = False
         self._is_ending = False
-        """Nothing more is begun; None in the inbox says that to who waits there."""
+        """Nothing more is begun; None in the inbox tells that to the task that waits there."""
         self._is_published = asyncio.Event()
         """No round is between its close and its publication."""
         self._is_published.set()

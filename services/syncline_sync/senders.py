@@ -2,11 +2,12 @@
 
 A chunk that its reader does not take is in memory several times over, here and in gRPC; so what
 slow readers cost is bounded by turns. These are short, so that many slow readers all move, and
-runs have them alike, whoever has more readers: a run has at most half of what the others leave. One
-whose readers take nothing is thus in no other's way. Of several each may halve what is left: of 128
-turns seven such runs leave one, and eight may leave none until the first of their pulls is cut.
-That gives its turn to the run that has the fewest, but its call ends only when its reader takes
-what came before that, or goes: a run in which too many do neither has no more turns meanwhile.
+runs have them alike, whoever has more readers: a run has at most half of what the others leave. So
+a run whose readers take nothing is in no other's way. Each of several such runs may halve what is
+left: of 128 turns seven of them leave one, and eight may leave none until the first of their pulls
+is cut. A pull that is cut gives its turn to the run that has the fewest. But its call ends only
+when its reader takes what was sent before, or goes away: a run with too many calls that cannot end
+gets no more turns meanwhile.
 """
 
 from __future__ import annotations

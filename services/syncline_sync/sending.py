@@ -16,9 +16,9 @@ from syncline_proto.errors import Unreachable
 from syncline_proto.parts import Chunk, write_chunk
 from syncline_proto.spans import Extent, Spans
 from syncline_sync.patience import Patience, patience
-from syncline_sync.published import Loan
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.senders import Senders
+from syncline_sync.shelf import Loan
 from syncline_sync.sources import FEW_SPANS
 
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]

@@ -33,13 +33,14 @@ from syncline_sync.core.record import Judgement
 from syncline_sync.host import Host
 from syncline_sync.places import Places
 from syncline_sync.pool import compute_to_the_end
-from syncline_sync.published import Loan, Shelf, Whose
+from syncline_sync.published import Whose
 from syncline_sync.receiving import Part, PushContext, Receiving, begun_anew
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.runner import Runner
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, Senders
 from syncline_sync.sending import Sending, Write
 from syncline_sync.shard import KIND, shard_of
+from syncline_sync.shelf import Loan, Shelf
 from syncline_sync.staging import Staging
 from syncline_sync.statuses import tell
 
@@ -191,7 +192,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             await sending.send(head, where, self._senders)
 
     def _runner(self, run: RunHost, fragment: int) -> Runner:
-        """
+        """The runner of one of the run's fragments.
+
         Raises:
             InvalidRequest: there is no such fragment, or another service has it.
         """
@@ -307,7 +309,7 @@ def _wanted(runner: Runner, request: pb.PullRequest) -> tuple[Shelf, int | None]
         if steps and not 1 <= request.gradient_step <= steps:
             raise InvalidRequest(f"gradient_step: {request.gradient_step} is not 1 to {steps}.")
         shelf = runner.holding.gradients
-        if request.gradient_step > (shelf.newest or 0) + 1:  # whose push it was, came in no order
+        if request.gradient_step > (shelf.newest or 0) + 1:  # nobody has pushed to it yet
             raise shelf.missing(request.gradient_step)
         return shelf, request.gradient_step
     raise InvalidRequest("wanted: name a revision, the newest, or a gradient_step.")

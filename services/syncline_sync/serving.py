@@ -18,10 +18,10 @@ from grpc_reflection.v1alpha import reflection
 
 from syncline_proto.counts import FRAGMENTS_MAX
 from syncline_proto.errors import ConfigError, PortInUse
+from syncline_proto.exporter import Exporter
 from syncline_proto.v1 import checkpoints_pb2, checkpoints_pb2_grpc, sync_pb2, sync_pb2_grpc
 from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.descriptors import limit
-from syncline_sync.exporter import Exporter
 from syncline_sync.guard import TokenGuard
 from syncline_sync.metrics import Metrics
 from syncline_sync.reading import Reader
@@ -39,8 +39,8 @@ CHECKPOINTS = checkpoints_pb2.DESCRIPTOR.services_by_name["CheckpointService"].f
 STOP_GRACE_S = 2.0
 
 CALLERS_MAX, CALLERS_SHARE = 8_192, 1 / 2
-"""To the gRPC port: so many, and no more than this of the file descriptors; each has a cost in
-memory as well. What comes beyond is closed at once.
+"""Connections to the gRPC port: so many at most, since each costs memory, and no more than this
+share of the file descriptors. One that comes beyond that is closed at once.
 
 The rest is for the store, the line to the control plane and the other two ports.
 """
@@ -113,7 +113,7 @@ class Doors:
         """Say not serving, let calls end for a moment, then cut them."""
         await self.status.enter_graceful_shutdown()
         await asyncio.gather(self.server.stop(STOP_GRACE_S), self.probes.stop(STOP_GRACE_S))
-        self.exporter.stop()
+        await asyncio.to_thread(self.exporter.stop)  # up to half a second
 
 
 def bind(
@@ -150,7 +150,7 @@ def bind(
     port = _bind(server, host, settings.port, "port")
     health_port = _bind(probes, host, settings.health_port, "health-port")
     try:
-        exporter = Exporter(host, settings.metrics_port, metrics.registry)
+        exporter = Exporter(host, settings.metrics_port, metrics.app())
     except OSError as error:
         raise _refused(error, host, settings.metrics_port, "metrics-port") from error
     return Doors(port, health_port, exporter.server_port, server, probes, status, exporter)

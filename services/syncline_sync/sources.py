@@ -50,7 +50,7 @@ class Source(Protocol):
         ...
 
     def hold(self) -> None:
-        """Go on to give it, whatever becomes of its file; in the pool."""
+        """Be able to go on giving it, whatever becomes of its file; call it in the pool."""
 
     def close(self) -> None:
         """Nobody will read any more."""
@@ -98,7 +98,8 @@ class Difference(Source):
         """None once it was closed, whoever still has this."""
 
     def read(self, spans: Spans) -> Bytes:
-        """
+        """The encoded bytes of these spans.
+
         Raises:
             RevisionGone: it was closed.
         """
@@ -149,7 +150,8 @@ class Filed(Source):
                 self._file = -1
 
     def read(self, spans: Spans) -> bytes:
-        """
+        """The encoded bytes of these spans.
+
         Raises:
             RevisionGone: the file has been removed.
             StoreDamaged: its bytes are others, or the disk does not give them.

@@ -20,10 +20,11 @@ import grpc
 from syncline_proto.errors import StoreDamaged, StoreError, SynclineError, bare
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, status_of
 from syncline_sync.doorkeeper import Answers, AnyContext, Doorkeeper, Handler, Streams, replaced
-from syncline_sync.published import NewestNamed
+from syncline_sync.shelf import NewestNamed
 
 SAID_BYTES_MAX = 2 << 10
-"""Of a sentence, as UTF-8; what comes after it is cut off, where gRPC would keep back all of it."""
+"""Bytes of a sentence, as UTF-8; the rest is cut off, since gRPC may send nothing of one that is
+longer."""
 
 
 class Statuses(Doorkeeper):

@@ -30,7 +30,7 @@ DEATHS_MAX, DEATHS_WITHIN_S = 5, 60.0
 """A child that dies more often than this is not started again."""
 
 PAUSE_S = 0.5
-"""Before it is."""
+"""Before a child is started again."""
 
 LOOK_S = 1.0
 """Between two looks of a child after its parent."""

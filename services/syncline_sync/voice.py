@@ -40,7 +40,7 @@ class Telling:
 
 
 class Voice:
-    """One fragment's."""
+    """One fragment's words to the control plane."""
 
     def __init__(
         self, number: int, name: str, telling: Telling, untold: Sequence[RoundReport]
@@ -57,7 +57,7 @@ class Voice:
         return standing_report(self._number, self._name, saved, now_s, of_run)
 
     def stands(self, saved: Saved) -> None:
-        """Tell it."""
+        """Tell where the fragment stands now."""
         self._telling.tell(self.standing(saved))
 
     def report(self, closing: Closing, outcome: Outcome | None) -> RoundReport:

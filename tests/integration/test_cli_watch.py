@@ -1,4 +1,4 @@
-"""``syncline status --watch`` on a terminal of its own: it draws again and again, until Ctrl+C."""
+"""``syncline status --watch`` on a terminal of its own: again and again, until Ctrl+C."""
 
 from __future__ import annotations
 
@@ -33,3 +33,17 @@ def test_it_draws_what_is_new_and_ends_with_ctrl_c(control_alone: Cluster) -> No
     assert terminal.screen.rindex(SHOW) > terminal.screen.rindex(HIDE), "the cursor is back"
     # In one place: each picture goes back up over the one before.
     assert len(re.findall(r"\x1b\[1A", terminal.screen)) > 3
+
+
+@pytest.mark.long
+def test_its_lines_go_on_after_the_control_plane_was_away(control_alone: Cluster) -> None:
+    flags = ("status", "--watch", "--json", "--every", "0.2")
+    with on_terminal(*flags, "--control", control_alone.control_url) as terminal:
+        terminal.sees('"damaged"', times=2)
+        control_alone.control.kill()
+        terminal.sees("does not answer")
+        control_alone.control.start()
+        terminal.sees('"damaged"', times=terminal.screen.count('"damaged"') + 1)
+        terminal.presses(CTRL_C)
+        assert terminal.exit_code() == 130
+    assert "Traceback" not in terminal.screen

@@ -13,7 +13,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from syncline import exchange, heartbeat, link
+from syncline import exchange, heartbeat, stalled
 from syncline.core.agreement import Answer
 from syncline.push import Outcome, Wanted
 from syncline.session import Session
@@ -30,7 +30,7 @@ IMPATIENT = {
 }
 
 TIMEOUTS = TimeoutSettings.model_validate(IMPATIENT["timeouts"])
-CALLS_S = exchange.CLOSE_S + link.CLOSE_S + heartbeat.CLOSE_S + 2 * TIMEOUTS.connect_s
+CALLS_S = exchange.CLOSE_S + stalled.CLOSE_S + heartbeat.CLOSE_S + 2 * TIMEOUTS.connect_s
 PROMISED_S = TIMEOUTS.round_deadline_s + TIMEOUTS.lease_s + CALLS_S
 """How long a drain may take, as docs/operations.md says it: 2 + 1.5 + 25 s here."""
 

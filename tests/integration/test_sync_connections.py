@@ -15,11 +15,12 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from syncline_proto import exporter
 from syncline_proto.rest import Member, Membership, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
-from syncline_sync import exporter, serving
+from syncline_sync import serving
 from syncline_testing.cluster import free_ports
 from syncline_testing.doors import doors, health
 from syncline_testing.processes import python
@@ -60,7 +61,7 @@ def test_who_connects_and_says_nothing_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurry(monkeypatch, "grpc.server_handshake_timeout_ms")
-    monkeypatch.setattr(exporter, "SILENT_S", 0.5)
+    monkeypatch.setattr(exporter, "REQUEST_S", 0.5)
 
     async def scenario() -> None:
         async with doors(tmp_path) as (opened, _):

@@ -19,7 +19,7 @@ from syncline_sync.entries import Place
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.holding import Holding
 from syncline_sync.lull import Lull
-from syncline_sync.published import Loan
+from syncline_sync.shelf import Loan
 from syncline_sync.sources import Spans
 from syncline_sync.stored import Stored
 from syncline_testing.pure import payload_of

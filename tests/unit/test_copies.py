@@ -25,10 +25,11 @@ from syncline.anchors import Anchors
 from syncline.carrier import Direct
 from syncline.layout import outline
 from syncline.line import PushLine
-from syncline.link import _parts, _Watched
+from syncline.link import _parts
 from syncline.payload import Encoded, Values
 from syncline.ranks import Ranks
 from syncline.scratch import Scratch
+from syncline.stalled import Watched
 from syncline_proto.codec import CODEC_BY_NAME, advance, codec_of, encode
 from syncline_proto.parts import Chunk
 from syncline_proto.settings import CodecName, DownCodecName, RunSettings
@@ -40,11 +41,12 @@ from syncline_sync.core import merge
 from syncline_sync.core.record import Saved
 from syncline_sync.lull import Lull
 from syncline_sync.places import Places
-from syncline_sync.published import Loan, Published, Shelf
+from syncline_sync.published import Published
 from syncline_sync.receiving import Receiving
 from syncline_sync.senders import Senders
 from syncline_sync.sending import Sending
 from syncline_sync.shard import shard_of
+from syncline_sync.shelf import Loan, Shelf
 from syncline_sync.sources import Difference
 from syncline_sync.staging import Staging
 from syncline_sync.stored import sent_as_bits, sent_of
@@ -170,7 +172,7 @@ def test_a_replica_has_one_message_of_a_push_at_a_time(codec: CodecName) -> None
     for chunk in payload.chunks():
         assert np.shares_memory(np.frombuffer(chunk.data, np.uint8), payload.memory)
     there: Any = SimpleNamespace(has_room=lambda: True, moved=lambda: None)
-    watched: _Watched = there
+    watched: Watched = there
 
     def send() -> None:
         line = PushLine(1, 60.0)

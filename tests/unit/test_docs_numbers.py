@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline import exchange, heartbeat, link
+from syncline import exchange, heartbeat, stalled
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD
 from syncline.outage import SAY_AFTER_S
 from syncline.setbacks import BACK_AFTER, RETURNS_MAX, SKIPS_MAX
@@ -20,6 +20,7 @@ from syncline_control.settings import ControlSettings
 from syncline_proto import codec, counts, layout, spans
 from syncline_proto.codec import difference
 from syncline_proto.errors import SynclineError, TrainingDiverged
+from syncline_proto.exporter import REQUEST_S, REQUESTS_MAX
 from syncline_proto.merging import PenaltySettings
 from syncline_proto.names import NAME_PATTERN
 from syncline_proto.rest import WHY_CHARACTERS_MAX
@@ -27,7 +28,6 @@ from syncline_proto.settings import PRESETS, RunSettings, TimeoutSettings
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
 from syncline_sync.core import detector, merge, record
 from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX
-from syncline_sync.exporter import REQUESTS_MAX, SILENT_S
 from syncline_sync.host import STOP_S
 from syncline_sync.process import LAST_REPORTS_S
 from syncline_sync.reading import HELD_MAX, LARGE, THING_BYTES
@@ -157,7 +157,7 @@ PROTOCOL = [
     f"every {SHARES[round(LAN.lease_s / LAN.heartbeat_s)]} of it",
 ]
 
-UNANSWERED_S = exchange.CLOSE_S + link.CLOSE_S + heartbeat.CLOSE_S
+UNANSWERED_S = exchange.CLOSE_S + stalled.CLOSE_S + heartbeat.CLOSE_S
 LAN_CALLS_S, WAN_CALLS_S = (UNANSWERED_S + 2 * one.connect_s for one in (LAN, WAN))
 """Of a replica that leaves; and a last heartbeat has twice half a lease."""
 
@@ -253,7 +253,7 @@ def test_an_hour_is_what_the_wan_profile_gives() -> None:
 
 
 def test_connections_that_say_nothing_go_alike_and_idle_ones_after_an_hour() -> None:
-    assert CHANNEL["grpc.server_handshake_timeout_ms"] / 1000 == SILENT_S
+    assert CHANNEL["grpc.server_handshake_timeout_ms"] / 1000 == REQUEST_S
     assert CHANNEL["grpc.max_connection_idle_ms"] == 3_600_000
 
 

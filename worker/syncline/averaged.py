@@ -20,7 +20,7 @@ NORMS_RTOL = 1e-3
 
 
 class Averaged:
-    """The parameters of one model that are, or of which parts are, on several ranks alike."""
+    """The parameters of one model of which several ranks hold the same values, all or a part."""
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         """Collective; the ranks have the same model."""
@@ -40,7 +40,8 @@ class Averaged:
             settle_gradient(parameter)
 
     def check_dense(self) -> None:
-        """
+        """Refuse sparse gradients, before any is averaged.
+
         Raises:
             ConfigError: a gradient is sparse.
         """

@@ -92,7 +92,7 @@ class Counting:
 
 
 class Untaken:
-    """Counts what no step of the optimizer has come of, and sees that some will."""
+    """Counts batches that no optimizer step has followed; refuses a loop where none will."""
 
     def __init__(self) -> None:
         self._step = self._batches = self._tokens = 0

@@ -34,12 +34,12 @@ class Care:
         self.is_on = is_on
         self._model, self._optimizer = model, optimizer
         self._loss: Tensor | None = None
-        """Of those through which a gradient has come since the last step the last one, or the first
-        that was not finite."""
+        """The last loss through which a gradient has come since the last step; if one of these was
+        not finite, the first that was not."""
         self._ends: list[Callable[[], None]] = []
 
     def begin(self, replica: Tended) -> None:
-        """Ahead of the replica's own hooks, which average gradients."""
+        """Register what comes before the replica's own hooks, which average gradients."""
 
         def judge(optimizer: Optimizer, *_: Any) -> None:
             loss, self._loss = self._loss, None
@@ -61,7 +61,7 @@ class Care:
         self._loss = None
 
     def follow(self, replica: Tended) -> None:
-        """After them, which know of this life's first steps."""
+        """Register what comes after those hooks, which know of this life's first steps."""
         if self.is_on:
             replica.bear_loss()
             self._ends.append(ramped(self._optimizer, lambda: replica.lr_factor))
@@ -75,8 +75,9 @@ class Care:
     def _see(self, model: nn.Module, given: Any, made: Any) -> None:
         """A loss may be infinite, or NaN, whose gradient is not.
 
-        What no gradient comes through is no loss: the loop evaluates, or has dropped the batch. Nor
-        is what lies before a forward pass that finds no gradient: its step was left out.
+        A value through which no gradient comes is no loss: the loop evaluates, or has dropped the
+        batch. What was seen before a forward pass that finds no gradients does not count: its step
+        was left out.
         """
         if torch.is_grad_enabled() and not self._has_gradients():
             self.forget()

@@ -36,7 +36,8 @@ class ControlClient:
     def __init__(
         self, url: str, token: str | None, timeout_s: float, connect_s: float = CONNECT_S
     ) -> None:
-        """
+        """Connect to nothing yet; ``timeout_s`` is for a request, ``connect_s`` for its connection.
+
         Raises:
             ConfigError: the address or the token cannot be used.
         """

@@ -20,7 +20,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 
 
 class Eager:
-    """One replica's; it is to ``move`` where it ``is_on``."""
+    """One replica's eager updates; after a push, ``move`` is called where it ``is_on``."""
 
     def __init__(self, anchors: Anchors, hooks: Hooks, settings: RunSettings) -> None:
         """Before a round has told how many count, each of those that are expected has its share."""

@@ -25,7 +25,7 @@ from syncline.core.agreement import Answer
 from syncline.late import LatePushes
 from syncline.layout import RankShard
 from syncline.line import Place, PushLine
-from syncline.link import Link, Stalled
+from syncline.link import Link
 from syncline.patience import PASSING, Pauses, RoundPatience
 from syncline.pulled import Pulled
 from syncline.puller import AGAIN_S, Puller
@@ -44,6 +44,7 @@ from syncline.push import (
 )
 from syncline.scratch import Scratch
 from syncline.services import Services
+from syncline.stalled import Stalled
 from syncline_proto.codec import Float32
 from syncline_proto.errors import (
     EpochChanged,

@@ -24,7 +24,8 @@ class Claim:
         self._model = model
 
     def take(self) -> None:
-        """
+        """Take the model for this replica.
+
         Raises:
             ConfigError: another has it.
         """
@@ -44,7 +45,8 @@ class Claim:
 
 
 def check_trains(model: nn.Module, optimizer: Optimizer) -> None:
-    """
+    """Refuse an optimizer that has none of the model's parameters.
+
     Raises:
         ConfigError: the optimizer has nothing of the model.
     """

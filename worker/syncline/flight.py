@@ -52,6 +52,6 @@ class Flight:
     start: Fetched | None = None
     """This rank's parameters when it was pushed (fp32, flat), if training goes on meanwhile."""
     back: Float32 | None = None
-    """What to add to those to have what was pushed; None: they are that (see ``eager``)."""
+    """What to add to ``start`` to have what was pushed; None: ``start`` is that (see ``eager``)."""
     is_undone: bool = False
     """The model went back behind what was pushed: if it comes late, it is no progress any more."""

@@ -1,4 +1,4 @@
-"""What is to be known of FSDP2's inside, by who writes into the shards of a model.
+"""What must be known of FSDP2's inside where values are written into the shards of a model.
 
 FSDP2 keeps whole parameters that it has gathered, on streams of its own; whoever changes a shard
 must see to it that neither an old copy is used nor the new value read too early. torch has public

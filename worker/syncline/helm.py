@@ -207,8 +207,8 @@ class Helm:
     def hear_operator(self) -> None:
         """Where an operator has asked this replica to leave, let that be a recall.
 
-        For waits that have nothing of its training to bring in. Before it has joined he is heard
-        later, as he means who trains.
+        For waits in which there is no training to bring in. Before the replica has joined, the
+        operator is heard later: what he wants to leave is a replica that trains.
         """
         if not self.joining and self._pulse is not None and self._pulse.news.drain:
             self.recall.set(OPERATOR)

@@ -16,8 +16,8 @@ from syncline_proto.loading import INTERRUPTED, break_off
 class Deferred:
     """Inside, Ctrl+C waits for the end, and is raised there: for what may not be left half done.
 
-    Such as C code that would abort of it. So does SIGTERM where it is Ctrl+C by another name. A
-    second one ends the process at once. Others' handlers stay. Main thread only.
+    C code, for instance, may abort when it is interrupted. SIGTERM waits, too, where it is handled
+    as Ctrl+C is. A second signal ends the process at once. Others' handlers stay. Main thread only.
     """
 
     def __enter__(self) -> None:

@@ -229,7 +229,8 @@ class _Links:
         self._closed = False
 
     def to(self, address: str) -> Link:
-        """
+        """The link to the service at this address, made at the first call.
+
         Raises:
             CalledOff: they are closed.
         """

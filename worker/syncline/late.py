@@ -49,7 +49,7 @@ class LatePushes:
         if counts:
             before = self._kept.get(push.fragment)
             if before is not None and before.push is not push:
-                self.drop(push.fragment)  # its round is over, or there were no room for this one
+                self.drop(push.fragment)  # its round is over: that had no room for a second one
             self._kept[push.fragment] = Late(push, header, answer.counts_in, instance)
         return counts
 

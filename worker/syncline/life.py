@@ -329,7 +329,8 @@ def _exchange(joined: Joined, described: ModelLayout, ranks: Ranks, scratch: Scr
 
 
 def _check_gradients(optimizer: Optimizer, settings: RunSettings) -> None:
-    """
+    """Refuse an optimizer that the run's synchronous phase cannot serve.
+
     Raises:
         ConfigError: the run averages a gradient of which the optimizer takes two.
     """

@@ -21,13 +21,14 @@ from syncline.line import Sending
 from syncline.payload import Payload
 from syncline.pulled import Pulled, array_for, taken
 from syncline.scratch import Scratch
+from syncline.stalled import Watch, Watched
 from syncline_proto.addresses import bearer_token, sync_address
 from syncline_proto.codec import Follower
 from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable, bare
 from syncline_proto.layout import Layout
 from syncline_proto.parts import read_chunk, write_chunk
 from syncline_proto.settings import TimeoutSettings
-from syncline_proto.status import ROOM_HEADER, from_rpc_error
+from syncline_proto.status import from_rpc_error
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 
@@ -41,13 +42,6 @@ AGO_S_MAX = 1e9
 
 LOOK_S = 5.0
 """Between two questions where a service is that does not answer."""
-
-CLOSE_S = 5.0
-"""How long the end of the thread that looks after calls is waited for."""
-
-
-class Stalled(Exception):
-    """The call made no progress for ``call_s``. A pull that waits for its revision does so."""
 
 
 class Link:
@@ -88,7 +82,7 @@ class Link:
         self._lock = threading.Lock()
         self._elsewhere, self._look_again_at, self._closed = elsewhere, 0.0, False
         self._calls = _Calls(self.address, timeouts)
-        self._watch = _Watch(timeouts.call_s)
+        self._watch = Watch(timeouts.call_s)
 
     def close(self) -> None:
         """End every call in flight, and the connection."""
@@ -258,75 +252,6 @@ class _Calls:
         )
 
 
-class _Watched:
-    """A call in flight, and when it last moved."""
-
-    def __init__(self) -> None:
-        self.call: Any = None
-        self.moved_at = time.monotonic()
-        self.cut = False
-        self._begun = threading.Event()
-
-    def begin(self, call: Any) -> None:
-        self.call = call
-        self._begun.set()
-
-    def has_room(self) -> bool:
-        """Wait for the service's word that it takes chunks; False if the call ended instead."""
-        self._begun.wait()  # for as long as it takes to begin a call
-        return any(key == ROOM_HEADER for key, _ in self.call.initial_metadata())
-
-    def moved(self) -> None:
-        self.moved_at = time.monotonic()
-
-
-class _Watch:
-    """Cuts off calls that stand still; one thread looks after all calls of a link."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._calls: set[_Watched] = set()
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="syncline-watch", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(CLOSE_S)
-
-    @contextmanager
-    def follow(self) -> Iterator[_Watched]:
-        """Look after the call that the caller puts into what this yields.
-
-        Raises:
-            Stalled: the call was cut off.
-        """
-        watched = _Watched()
-        with self._lock:
-            self._calls.add(watched)
-        try:
-            yield watched
-        except (grpc.RpcError, grpc.FutureCancelledError) as error:
-            if watched.cut:
-                bare(error)  # as in _errors: it is the call, and has our frame
-                raise Stalled from None
-            raise
-        finally:
-            with self._lock:
-                self._calls.discard(watched)
-
-    def _look(self) -> None:
-        while not self._stop.wait(min(1.0, self._limit_s / 4)):
-            limit = time.monotonic() - self._limit_s
-            with self._lock:
-                still = [call for call in self._calls if call.moved_at < limit]
-            for watched in still:
-                if watched.call is not None:
-                    watched.cut = True
-                    watched.call.cancel()
-
-
 def _read(part: bytes) -> pb.PullResponse:
     """A message of a pull.
 
@@ -340,7 +265,7 @@ def _read(part: bytes) -> pb.PullResponse:
 
 
 def _parts(
-    header: pb.PushHeader, payload: Payload, watched: _Watched, sending: Sending
+    header: pb.PushHeader, payload: Payload, watched: Watched, sending: Sending
 ) -> Iterator[bytes]:
     """The messages of a push; grpc takes the next one when the line has room for it."""
     yield pb.PushRequest(header=header).SerializeToString()

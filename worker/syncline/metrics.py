@@ -13,17 +13,15 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import cast
-from wsgiref.types import WSGIApplication
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from syncline.replica import Replica
 from syncline.voice import own_rank
 from syncline_proto.errors import ConfigError, PortInUse
-from syncline_proto.scraping import at_its_path
+from syncline_proto.exporter import Exporter
 
 LOOPBACK = "127.0.0.1"
 
@@ -105,6 +103,7 @@ def serve(
     """Serve ``/metrics`` while inside, on a thread of its own; on rank 0, nothing on the others.
 
     Anybody who reaches the port may read: ``host`` is this machine alone, unless told otherwise.
+    Who connects and asks nothing takes no more than a few threads, and those not for long.
 
     Args:
         setting: what to change where the port cannot be had.
@@ -119,16 +118,13 @@ def serve(
     registry = CollectorRegistry()
     registry.register(Figures(replica))
     try:
-        server, thread = start_http_server(port, host, registry)
+        exporter = Exporter(host, port, make_wsgi_app(registry))
     except OSError as error:
         raise _refused(error, host, port, setting) from None
-    server.set_app(at_its_path(cast(WSGIApplication, server.get_app())))
     try:
         yield
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        exporter.stop()
 
 
 def _refused(error: OSError, host: str, port: int, setting: str) -> ConfigError:

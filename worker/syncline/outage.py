@@ -1,6 +1,6 @@
 """A word about a service that is away: said once when it lasts, and once when it is over.
 
-Whoever answers is there, and be it with a refusal. Decides nothing about waiting.
+Whoever answers is there, even if it refuses. Decides nothing about waiting.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Pace:
 
 
 class StepRate(Pace):
-    """Inner steps per second of a replica's own time: who waits for others is none the slower."""
+    """Inner steps per second of a replica's own time, without what it waits for others."""
 
     def __init__(self) -> None:
         super().__init__()

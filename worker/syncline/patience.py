@@ -97,7 +97,8 @@ class RoundPatience:
         self._left_s = self.limit_s
 
     def check(self, what: str) -> None:
-        """
+        """Raise, if the time is over.
+
         Raises:
             Unreachable: it is over, and the round of ``what`` has not closed.
         """
@@ -108,7 +109,8 @@ class RoundPatience:
             )
 
     def check_fetching(self, what: str) -> None:
-        """
+        """Raise, if the time is over while revisions are fetched.
+
         Raises:
             Unreachable: it is over, and rounds of ``what`` close faster than they can be fetched.
         """

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from syncline.core.agreement import Answer
 from syncline.layout import RankShard
-from syncline.link import Stalled
 from syncline.patience import PASSING, Pauses, RoundPatience
 from syncline.pulled import Held, Pulled
 from syncline.push import Identity, Outcome, Wanted, request_of
 from syncline.scratch import Scratch
 from syncline.services import Services
+from syncline.stalled import Stalled
 from syncline_proto.codec import Follower
 from syncline_proto.errors import EpochChanged, RevisionGone
 from syncline_proto.layout import Layout

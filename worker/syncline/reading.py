@@ -210,7 +210,7 @@ def _lives(
 
 
 class Sampler:
-    """Numbers for a DataLoader, which may take them long before the loop has what they are of."""
+    """Numbers for a DataLoader, which may take them long before the loop gets their batch."""
 
     def __init__(self, order: Order, batch: int, rank: int, ranks: int) -> None:
         self._order, self._batch, self._rank, self._ranks = order, batch, rank, ranks
@@ -241,7 +241,8 @@ class Sampler:
 
 
 def _batch_size(given: SupportsIndex) -> int:
-    """
+    """The batch size as an int.
+
     Raises:
         ConfigError: it is none.
     """
@@ -255,7 +256,8 @@ def _batch_size(given: SupportsIndex) -> int:
 
 
 def _check_loader(loader: dict[str, Any]) -> None:
-    """
+    """Refuse arguments that a DataLoader of leased examples cannot have.
+
     Raises:
         ConfigError: no DataLoader takes one of these, or it would say what ``leased`` says.
     """
@@ -273,7 +275,8 @@ def _check_loader(loader: dict[str, Any]) -> None:
 
 
 def _check_map_style(dataset: Any) -> None:
-    """
+    """Refuse what is no map-style dataset.
+
     Raises:
         ConfigError: its examples have no numbers, or it has none.
     """

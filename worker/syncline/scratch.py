@@ -36,8 +36,8 @@ class Event(Protocol):
 class Scratch:
     """Idle arrays, by their size. All methods may be called from any thread.
 
-    One that is given back has had its last use there, or will have at an event. One that is not is
-    lost to this, and freed with its last use: so one in which something may still be stays out.
+    An array that is given back has had its last use, or will have had it at an event. One that is
+    not given back is freed with its last use: so it goes with arrays that may still be written to.
     """
 
     def __init__(self, *, pinned: bool = False) -> None:

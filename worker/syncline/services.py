@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from syncline.link import Link, Stalled
+from syncline.link import Link
 from syncline.outage import Outage
 from syncline.patience import PASSING, patiently
 from syncline.push import Identity
+from syncline.stalled import Stalled
 from syncline.voice import voice
 from syncline_proto.errors import RunUnknown, Unreachable
 from syncline_proto.layout import Layout

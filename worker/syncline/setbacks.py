@@ -46,7 +46,8 @@ class Setbacks:
         """``what_to_do`` ends the sentence with which training does."""
         self.count = 0
         """Steps that were skipped."""
-        # It keeps these itself: so it goes with the last who knows it, and not when Python looks.
+        # The replica holds its setbacks: a strong reference back would keep both until the garbage
+        # collector runs.
         self._replica = weakref.proxy(replica)
         self._what_to_do = what_to_do
         self._in_a_row = 0

@@ -96,7 +96,7 @@ class Trigger:
 def fewer(settings: RunSettings, share: float) -> int:
     """The inner steps between two rounds of a replica that makes a share of them.
 
-    A fragment has one round under way at a time, so there are more than go on meanwhile.
+    A fragment has one round under way at a time, so there are no fewer than ``overlap_steps``.
     """
     return max(1, settings.overlap_steps, round(share * settings.sync_every))
 

@@ -152,7 +152,8 @@ class Codec(ABC):
             at += piece.size
 
     def _bytes(self, data: Bytes, elements: int) -> UInt8:
-        """
+        """A payload of so many elements, as uint8 [size(elements)].
+
         Raises:
             InvalidRequest: they do not hold so many elements.
         """

@@ -24,8 +24,8 @@ EXCLUSIONS_MAX = 3
 """Finite exclusions in a row after which a replica's statistics start anew."""
 
 BAD_ROUNDS_MAX = 2
-"""Rounds in a row with most pushes finite and excluded, after which the fragment's start anew; most
-replicas must have been excluded as often in a row."""
+"""Rounds in a row in which most pushes were finite and excluded: after these the fragment's
+statistics start anew, if most replicas, too, were excluded that often in a row."""
 
 DEVIATION_FLOOR = 0.05
 """Smallest deviation, in means: replicas that agree to a hair must not exclude each other."""

@@ -238,8 +238,8 @@ class Closing:
     opened_s: float
     effective_sample_size: float | None
     direction_scale: float | None = None
-    """The sum times this is the D whose direction is corrected before the outer step; None: none
-    is."""
+    """The sum times this is D, whose direction is corrected before the outer step; None: no
+    direction is corrected."""
     behind: bool = False
     """Whether it is published at once, and written behind that."""
     told: tuple[str, ...] = ()

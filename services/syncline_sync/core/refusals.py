@@ -18,12 +18,14 @@ from syncline_sync.core.record import KEPT, Judgement, Kind, Saved, WholePush
 from syncline_sync.core.round import Round
 
 KEPT_RANGES_MAX = 1 << 14
-"""Of what a fragment was trained on, epochs that are alike in one: every commit writes them anew,
-and one report tells a control plane of them all (which takes 65,536 lists in a body)."""
+"""Ranges that a fragment keeps of what it was trained on, where epochs that are alike count as one:
+every commit writes all of them, and one report tells the control plane of them (which takes 65,536
+lists in a body)."""
 
 EXCLUDED_RANGES_MAX = KEPT_RANGES_MAX // (MADE_MAX + 1)
-"""Of what was excluded. It parts what was trained around it; so of that, too, half must be left.
-These bounds are met first, by who is excluded, and not by those whose pushes count."""
+"""Ranges that it keeps of what was excluded. Each splits a range around it that was trained, so
+half of those must be free as well. A replica that is excluded thus meets a bound before those whose
+pushes count meet theirs."""
 
 
 def fenced(

@@ -13,7 +13,7 @@ UNTOLD_CHARACTERS_MAX = 1 << 18
 
 
 class Untold:
-    """One fragment's."""
+    """One fragment's untold rounds."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, str]] = deque()

@@ -16,8 +16,8 @@ from syncline.data.manifest import MANIFEST_FILE
 from syncline.data.prepare import prepare
 from syncline.data.shards import TokenShards
 from syncline.data.tokenizer import TOKENIZER_FILE
-from syncline.train.config import DataSection
 from syncline.train.folder import prepared_folder, vocabulary_of
+from syncline.train.sections import DataSection
 from syncline_proto.depot import Depot
 from syncline_proto.errors import CheckpointError, ConfigError, Unreachable
 

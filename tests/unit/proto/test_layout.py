@@ -219,6 +219,10 @@ def vector(*boxes: Box, shape: tuple[int, ...] = (4,)) -> Layout:
         (lambda: vector(Box(0, (2**63,), (4,))), "outside"),
         (lambda: vector(Box(0, (0, 0), (4, 1))), "outside"),
         (lambda: vector(Box(1, (0,), (4,))), "no tensor 1"),
+        # JSON has negative numbers, and the wire has none.
+        (lambda: vector(Box(0, (0,), (4,)), Box(-1, (0,), (2,))), "no tensor -1"),
+        (lambda: vector(*(Box(0, (a,), (n,)) for a, n in ((0, 4), (2, -1), (1, 1)))), r"\[-1\]"),
+        (lambda: vector(Box(0, (0, 0), (-2, -2)), shape=(-2, -2)), r"the shape \[-2, -2\]"),
         (lambda: vector(Box(0, (0,), (2**27,)), shape=(2**27,)), "elements"),
         (lambda: vector(Box(0, (0,) * 9, (1,) * 9), shape=(1,) * 9), "dimensions"),
         (lambda: Layout((TensorSpec("w", (1,), "int8"),), ()), "dtype"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -225,3 +226,21 @@ def test_too_many_waiters_are_told_to_try_later() -> None:
         budget.ask("other", 1)
 
     asyncio.run(main())
+
+
+def test_to_ask_where_there_is_no_room_takes_no_longer_the_more_wait() -> None:
+    async def calls(waiting: int) -> int:
+        budget, count = Budget(1), 0
+        for number in range(waiting):
+            budget.ask("run", 1, replica=str(number))
+
+        def counted(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(counted)
+        budget.ask("run", 1, replica="last")
+        sys.setprofile(None)
+        return count
+
+    assert asyncio.run(calls(500)) == asyncio.run(calls(5))

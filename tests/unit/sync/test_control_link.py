@@ -14,7 +14,7 @@ from syncline_proto.errors import Forbidden
 from syncline_proto.reports import EventIn, FragmentData, Reports, RoundReport, Settled
 from syncline_proto.rest import Membership
 from syncline_proto.stretches import Stretch
-from syncline_sync import control, report_queue
+from syncline_sync import calling, control, report_queue
 from syncline_sync.report_queue import ReportQueue, Told
 from syncline_testing.linked import link_to, running
 
@@ -28,7 +28,7 @@ def event(number: int) -> EventIn:
 def test_reports_that_the_control_plane_fails_at_do_not_hold_up_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
+    monkeypatch.setattr(calling, "RETRY_S", (0.001, 0.001))
     asked: list[str] = []
     arrived = asyncio.Event()
 
@@ -137,7 +137,7 @@ def standing(number: int) -> RoundReport:
 
 def test_what_was_dropped_is_told_when_something_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_queue, "QUEUE_MAX", 1)
-    monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
+    monkeypatch.setattr(calling, "RETRY_S", (0.001, 0.001))
     answers = iter([httpx.Response(503), httpx.Response(400), httpx.Response(204)])
     told: list[tuple[int, int]] = []
 

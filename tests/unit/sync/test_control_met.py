@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import Membership, SyncServiceHello
-from syncline_sync import control
+from syncline_sync import calling
 from syncline_sync.control import ControlLink
 from syncline_sync.report_queue import ReportQueue
 
@@ -66,7 +66,7 @@ def met(
 
     It takes a hello from its first membership on.
     """
-    monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
+    monkeypatch.setattr(calling, "RETRY_S", (0.001, 0.001))
     adopted: list[int] = []
     left = iter(answers)
     has_come = False
@@ -176,7 +176,7 @@ def test_a_forwarder_with_nobody_behind_it_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes a connection and hangs up; then the control plane starts and is reached there."""
-    monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
+    monkeypatch.setattr(calling, "RETRY_S", (0.001, 0.001))
     asked: list[bytes] = []
 
     async def scenario() -> None:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from syncline_proto.reports import EventIn
-from syncline_sync import control
+from syncline_sync import calling, control
 from syncline_sync.report_queue import ReportQueue
 from syncline_testing.linked import link_to, running
 
@@ -19,7 +19,7 @@ EVENT = EventIn(kind="test", message="said")
 def test_of_several_addresses_the_next_is_asked_where_one_is_away(
     monkeypatch: pytest.MonkeyPatch, away: Exception | int
 ) -> None:
-    monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
+    monkeypatch.setattr(calling, "RETRY_S", (0.001, 0.001))
     asked: list[str] = []
 
     async def scenario() -> None:
@@ -49,7 +49,7 @@ def test_of_several_addresses_the_next_is_asked_where_one_is_away(
 def test_reports_wait_for_a_control_plane_that_asks_for_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
+    monkeypatch.setattr(calling, "RETRY_S", (0.001, 0.001))
 
     async def scenario() -> int:
         arrived, asked = asyncio.Event(), 0

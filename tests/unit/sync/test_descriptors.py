@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from syncline_proto.descriptors import raise_limit
 from syncline_proto.errors import StoreDamaged, StoreError
 from syncline_proto.rest import Membership
-from syncline_sync import control, descriptors, files
+from syncline_sync import calling, descriptors, files
 from syncline_sync.descriptors import limit
 from syncline_testing.linked import link_to, running
 from syncline_testing.stored import fragment, revision
@@ -87,7 +87,7 @@ def test_the_wait_has_an_end_and_says_what_to_do(
 def test_for_the_line_to_the_control_plane_it_is_one_more_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(control, "RETRY_S", (0.001, 0.001))
+    monkeypatch.setattr(calling, "RETRY_S", (0.001, 0.001))
     word = Membership(version=1, runs=[])
     tries: list[str] = []
 

@@ -14,7 +14,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Saved
 from syncline_sync.entries import Place
 from syncline_sync.fragment_store import FragmentStore
-from syncline_sync.published import Loan
+from syncline_sync.shelf import Loan
 from syncline_sync.sources import Spans
 from syncline_sync.stored import Stored
 from syncline_testing.held import NUMEL, WHOLE, Fragment, run, values

@@ -20,7 +20,8 @@ from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import KEPT, Saved
 from syncline_sync.fragment_store import FragmentStore
-from syncline_sync.published import Loan, Published, Whose
+from syncline_sync.published import Published, Whose
+from syncline_sync.shelf import Loan
 from syncline_sync.sources import Difference
 from syncline_testing.held import NUMEL, PLACE, WHOLE
 

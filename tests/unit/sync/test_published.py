@@ -22,20 +22,18 @@ from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.settings import RunSettings
 from syncline_proto.spans import NOWHERE, Extent, extent
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync import published, staged
+from syncline_sync import staged
 from syncline_sync.core.record import Saved
 from syncline_sync.cuts import CUT_SPANS
 from syncline_sync.entries import Place
 from syncline_sync.fragment_store import FragmentStore
-from syncline_sync.published import (
+from syncline_sync.published import PULLED_BYTES_MAX, Published, Whose
+from syncline_sync.shelf import (
     FEW_CUT_SPANS,
     LONG_DIFFERENCE_ELEMENTS,
-    PULLED_BYTES_MAX,
     Loan,
     NewestNamed,
-    Published,
     Shelf,
-    Whose,
 )
 from syncline_sync.sources import FEW_SPANS, Difference, Plain, Sent, Source
 from syncline_testing.service import service
@@ -155,7 +153,7 @@ def test_a_chunk_has_its_own_checksum_whoever_asks_first() -> None:
 
 
 def test_checksums_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published, "SUMS_MAX", 3)
+    monkeypatch.setattr("syncline_sync.shelf.SUMS_MAX", 3)
     as_sent = Sent(encode(VALUES, pb.CODEC_BF16), pb.CODEC_BF16)
     value = Published(Saved(), pb.CODEC_BF16, as_sent)
     loan = Loan(Shelf("revision"), 1, value)

@@ -8,10 +8,10 @@ import pytest
 
 from syncline.data import TokenDataset
 from syncline.data.tokenizer import train_bpe
-from syncline.train.config import DataSection
 from syncline.train.folder import prepared_folder
 from syncline.train.inputs import Feed
 from syncline.train.ranks import RankGroup
+from syncline.train.sections import DataSection
 from syncline_proto.errors import SynclineError
 from syncline_testing.training import tiny_data
 

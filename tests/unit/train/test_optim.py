@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from syncline.optim import WSAM
-from syncline.train.config import OptimizerSection
 from syncline.train.folder import Vocabulary
 from syncline.train.model import build_model
 from syncline.train.optim import build_optimizer, clip_gradients, set_lr
+from syncline.train.sections import OptimizerSection
 from syncline_testing.training import LLAMA, tiny_job
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from syncline.train.config import DataSection
 from syncline.train.export import recorded_job, tokenizer_of
+from syncline.train.sections import DataSection
 from syncline_testing.training import LLAMA, tiny_data, tiny_job
 
 

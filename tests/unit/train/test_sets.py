@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from syncline.train.config import DataSection
+from syncline.train.sections import DataSection
 from syncline.train.sets import sets_of
 from syncline_proto.leased import Dataset
 from syncline_testing.training import tiny_job

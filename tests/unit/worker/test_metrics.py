@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -12,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from syncline import Replica
 from syncline.launch.commands import metrics_port
 from syncline.metrics import serve
+from syncline_proto import exporter
 from syncline_proto.errors import ConfigError, PortInUse
 from syncline_testing.cluster import free_ports
 from syncline_testing.replicas import STEP_TOKENS, Trial
@@ -50,6 +53,34 @@ def test_the_figures_of_a_loop_are_there_when_somebody_asks() -> None:
     assert found["exposed_sync_seconds_total"] == found["paused_seconds_total"] == 0
     with pytest.raises(httpx.ConnectError):
         scraped(port)
+
+
+def test_who_connects_and_says_nothing_is_closed_and_the_next_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exporter, "REQUEST_S", 0.5)
+    monkeypatch.setattr(exporter, "REQUESTS_MAX", 2)
+    (port,) = free_ports(1)
+    with serve(Trial(None, "any", 0).replica, port), ExitStack() as open_:
+        where = ("127.0.0.1", port)
+        # One more than there are threads for: closed at once, or none left for who asks.
+        silent = [open_.enter_context(socket.create_connection(where, 20)) for _ in range(3)]
+        assert [one.recv(1) for one in silent] == [b""] * 3
+        assert scraped(port)["tokens_total"] == 0
+
+
+def test_who_never_comes_to_the_end_of_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "REQUEST_S", 0.5)
+    (port,) = free_ports(1)
+    with (
+        serve(Trial(None, "any", 0).replica, port),
+        socket.create_connection(("127.0.0.1", port)) as dripping,
+        pytest.raises(ConnectionError),
+    ):
+        dripping.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        for _ in range(300):
+            dripping.sendall(b"a")
+            time.sleep(0.05)
 
 
 def test_a_port_that_cannot_be_had_is_told_in_a_sentence() -> None:

@@ -8,22 +8,23 @@ import numpy as np
 import pytest
 
 from syncline.line import PushLine
-from syncline.link import _parts, _Watched
+from syncline.link import _parts
 from syncline.payload import Encoded, Values
+from syncline.stalled import Watched
 from syncline_proto.codec import CODEC_BY_NAME, check_chunk, chunk_elements, encode
 from syncline_proto.settings import CodecName
 from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import sync_pb2 as pb
 
 
-def watched(*metadata: tuple[str, str]) -> _Watched:
+def watched(*metadata: tuple[str, str]) -> Watched:
     """A call whose initial metadata has come."""
 
     class Call:
         def initial_metadata(self) -> tuple[tuple[str, str], ...]:
             return metadata
 
-    found = _Watched()
+    found = Watched()
     found.begin(Call())
     return found
 

@@ -18,6 +18,8 @@ from syncline.cli.options import (
     Token,
     connect,
 )
+from syncline.faults import IN_SHELLS, told
+from syncline_proto.errors import Unreachable
 from syncline_proto.names import EVENTS_MAX, ROUNDS_MAX
 from syncline_proto.rest import ReplicaState
 
@@ -58,9 +60,11 @@ def status(
             seen = _look(client)
             output.show(_plain(seen), as_json, lambda: _picture(seen))
         elif as_json:
-            while True:
-                output.show_line(_plain(_look(client)))
-                time.sleep(every)
+            for now in _looks(client, every):
+                if isinstance(now, Unreachable):
+                    output.note(told(now, IN_SHELLS))
+                else:
+                    output.show_line(_plain(now))
         else:
             _watch(client, every)
 
@@ -204,19 +208,25 @@ def _watch(client: OperatorClient, every: float) -> None:
 
 
 def _pictures(client: OperatorClient, every: float) -> Iterator[RenderableType]:
-    """Yield what goes on, for ever; a control plane that was there may go and come back."""
     from rich.text import Text
 
-    from syncline.faults import IN_SHELLS, told
-    from syncline_proto.errors import Unreachable
+    for now in _looks(client, every):
+        if isinstance(now, Unreachable):
+            yield Text(told(now, IN_SHELLS), style="yellow")
+        else:
+            yield _picture(now)
 
-    yield _picture(_look(client))
+
+def _looks(client: OperatorClient, every: float) -> Iterator[dict[str, Any] | Unreachable]:
+    """Yield what goes on, for ever; a control plane that was there may go and come back."""
+    yield _look(client)
     while True:
         time.sleep(every)
         try:
-            yield _picture(_look(client))
+            now = _look(client)
         except Unreachable as away:
-            yield Text(told(away, IN_SHELLS), style="yellow")
+            now = away
+        yield now
 
 
 def _services_table(services: Sequence[SyncEndpoint]) -> RenderableType:

@@ -159,7 +159,8 @@ def _keep_tokenizer(depot: Depot, folder: Path) -> None:
 
 
 def _check_there(depot: Depot, shards: Iterable[ShardInfo], width: int) -> None:
-    """
+    """Refuse data of which a shard lacks bytes; ``width`` is those of a token.
+
     Raises:
         DataError: a shard is missing or cut off.
     """

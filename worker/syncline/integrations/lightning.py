@@ -146,7 +146,8 @@ class SynclineCallback(GuestCallback, lightning.Callback):
 
 
 def only_optimizer(trainer: lightning.Trainer) -> Optimizer:
-    """
+    """The module's one optimizer.
+
     Raises:
         ConfigError: the module has none, or several.
     """

@@ -39,7 +39,8 @@ class OperatorClient:
     """One control plane; calls raise what ``Rest`` says. Use as a context manager."""
 
     def __init__(self, url: str, token: str | None = None, *, call_s: float = CALL_S) -> None:
-        """
+        """Connect to nothing yet; ``call_s`` is the time for each request.
+
         Raises:
             ConfigError: the address or the token cannot be used.
         """

@@ -8,7 +8,8 @@ from syncline_proto.errors import ConfigError
 
 
 def check_not_negative(**values: float) -> None:
-    """
+    """Refuse settings below 0; each is given by its name.
+
     Raises:
         ConfigError: a value is below 0, or is no number.
     """
@@ -18,7 +19,8 @@ def check_not_negative(**values: float) -> None:
 
 
 def check_betas(betas: tuple[float, float]) -> None:
-    """
+    """Refuse decay rates outside of [0, 1).
+
     Raises:
         ConfigError: one is not in [0, 1).
     """
@@ -27,7 +29,8 @@ def check_betas(betas: tuple[float, float]) -> None:
 
 
 def check_dense(parameter: Tensor) -> None:
-    """
+    """Refuse a parameter whose gradient is sparse.
+
     Raises:
         ConfigError: the gradient is sparse.
     """

@@ -13,7 +13,8 @@ HOOKS = "_optimizer_step_post_hooks"
 
 
 def followed(optimizer: Any) -> Optimizer:
-    """
+    """Return the optimizer that steps, inside whatever is wrapped around it.
+
     Raises:
         ConfigError: there is none whose steps hooks could see.
     """

@@ -23,7 +23,8 @@ class Several(Optimizer):
     """Optimizers that step together. Groups, state and state dict are those of all, in order."""
 
     def __init__(self, *parts: Optimizer) -> None:
-        """
+        """Step ``parts`` as one optimizer, in this order.
+
         Raises:
             ConfigError: there is none, two have the same parameter, or one stands around others.
         """

@@ -19,7 +19,7 @@ LOOK_S = 60.0
 SCALE_S = 1800.0
 """Nor does what ends containers: each may take its whole stop_grace_period."""
 ID_CHARACTERS = 12
-"""Of its id, a container has so many for its host's name."""
+"""The host name of a container is so many characters of its id."""
 
 
 class Compose:
@@ -43,7 +43,8 @@ class Compose:
         return f"the service {self._service}"
 
     def look(self) -> Observed:
-        """
+        """Count the containers of the service that run or start again.
+
         Raises:
             ConfigError: Docker is here without Compose.
             ProcessFailed: Compose cannot say.

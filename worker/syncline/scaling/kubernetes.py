@@ -67,7 +67,8 @@ class Kubernetes:
         return f"{self._kind}/{self._name}"
 
     def look(self) -> Observed:
-        """
+        """Read the workload's scale.
+
         Raises:
             ConfigError, Forbidden: there is no such workload, or we may not look at it.
             Unreachable, ProcessFailed: the API server does not answer, or refuses.
@@ -82,7 +83,8 @@ class Kubernetes:
         )
 
     def scale(self, replicas: int) -> None:
-        """
+        """Set the number of replicas.
+
         Raises:
             SynclineError: as ``look``.
         """

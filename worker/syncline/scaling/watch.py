@@ -20,7 +20,8 @@ class Workload(Protocol):
     """What starts and ends a run's replicas; its text is its name."""
 
     def look(self) -> Observed:
-        """
+        """How many replicas there are.
+
         Raises:
             ConfigError: it is not there.
             SynclineError: it cannot be looked at now.

@@ -23,7 +23,7 @@ from syncline.data import Tokenizer, load_tokenizer
 from syncline.data.cache import tokenizer_at
 from syncline.data.errors import DataError
 from syncline.layout import frozen_tensors, persistent_buffers, tensors_sha256, whole
-from syncline.train.config import DataSection, JobConfig, ModelSection
+from syncline.train.config import JobConfig
 from syncline.train.exported import Origin, check_free
 from syncline.train.exporting import exporting
 from syncline.train.folder import NO_TOKENIZER, Vocabulary, cache_of, prepared_folder
@@ -31,6 +31,7 @@ from syncline.train.model import build_config, first_model, without_bars
 from syncline.train.observe import newest_cut
 from syncline.train.plain import write_parameters
 from syncline.train.same import UNSAID
+from syncline.train.sections import DataSection, ModelSection
 from syncline_proto.errors import ConfigError, LayoutMismatch
 
 CONTROL_TIMEOUT_S = 30.0

@@ -16,7 +16,7 @@ from syncline.data.errors import DataError
 from syncline.data.manifest import MANIFEST_FILE, read_manifest
 from syncline.data.sources import resolve
 from syncline.data.tokenizer import load_tokenizer
-from syncline.train.config import DataSection
+from syncline.train.sections import DataSection
 
 
 class Vocabulary(NamedTuple):

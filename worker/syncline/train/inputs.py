@@ -19,9 +19,9 @@ from syncline.data.order import StreamState
 from syncline.leased import Order, Unleased
 from syncline.ranks import Ranks
 from syncline.streamed import STREAMED
-from syncline.train.config import DataSection
 from syncline.train.folder import prepared_folder
 from syncline.train.ranks import RankGroup
+from syncline.train.sections import DataSection
 
 TRAIN, HELD_OUT = "train", "held-out"
 Batch = dict[str, torch.Tensor]

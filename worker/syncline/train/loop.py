@@ -20,7 +20,7 @@ from syncline.recall import SIGNAL
 from syncline.setbacks import Setbacks
 from syncline.settings import Environment
 from syncline.train.books import Books, Every
-from syncline.train.config import CheckpointSection, EvaluateSection, JobConfig
+from syncline.train.config import JobConfig
 from syncline.train.evaluate import Evaluator, HeldOut
 from syncline.train.export import NONE_LACKING, export_state, full_state, portable
 from syncline.train.exported import CHOOSE, Origin, check_free
@@ -35,6 +35,7 @@ from syncline.train.progress import Ending, Listener
 from syncline.train.ranks import RankGroup
 from syncline.train.same import check_same_model
 from syncline.train.schedules import Schedule
+from syncline.train.sections import CheckpointSection, EvaluateSection
 from syncline.train.sets import sets_of
 from syncline.train.sharding import shard_model
 from syncline.train.signals import Stop, heeding_sigterm

@@ -38,7 +38,8 @@ class LossOf:
         self.model, self._factory = model, factory
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """
+        """The loss of the batch, a scalar with its graph.
+
         Raises:
             ConfigError: a model of a factory raised, or returned no scalar loss.
             SynclineError: what hooks of the forward pass raise.

@@ -21,8 +21,9 @@ from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from syncline.train.config import JobConfig, ModelSection
+from syncline.train.config import JobConfig
 from syncline.train.folder import Vocabulary, vocabulary_of
+from syncline.train.sections import ModelSection
 from syncline_proto.errors import ConfigError, FileMissing
 
 log = structlog.get_logger()

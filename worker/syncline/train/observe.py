@@ -15,8 +15,9 @@ import torch
 
 from syncline.carrier import in_fp32
 from syncline.control import ControlClient, all_alive
-from syncline.link import Link, Stalled
+from syncline.link import Link
 from syncline.scratch import Scratch
+from syncline.stalled import Stalled
 from syncline.standing import no_cut, standing
 from syncline_proto.codec import Float32
 from syncline_proto.errors import RevisionGone, Unreachable

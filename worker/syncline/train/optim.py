@@ -13,7 +13,7 @@ from torch.optim import AdamW, Optimizer
 
 from syncline.layout import whole
 from syncline.optim import AGD, WSAM, muon
-from syncline.train.config import OptimizerSection
+from syncline.train.sections import OptimizerSection
 
 
 def build_optimizer(model: nn.Module, section: OptimizerSection) -> Optimizer:

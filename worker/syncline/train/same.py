@@ -10,9 +10,10 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from syncline.train.config import JobConfig, ModelSection
+from syncline.train.config import JobConfig
 from syncline.train.folder import Vocabulary
 from syncline.train.model import build_config
+from syncline.train.sections import ModelSection
 from syncline_proto.errors import ConfigError, LayoutMismatch
 
 UNSAID = frozenset({"transformers_version", "architectures", "dtype", "use_cache", "_name_or_path"})

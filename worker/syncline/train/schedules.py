@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from syncline.train.config import OptimizerSection
+from syncline.train.sections import OptimizerSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,8 @@ class Schedule:
         - from the end of the warm-up on it never rises;
         - at ``total_tokens`` and after, it is ``peak * min_ratio`` (but for constant).
 
-    Source: wsd is MiniCPM's (arXiv 2404.06395), with the linear decay of 2405.18392.
+    Sources: cosine is SGDR's without restarts (arXiv 1608.03983); wsd is MiniCPM's (2404.06395),
+    with the linear decay of 2405.18392.
     """
 
     kind: Literal["cosine", "wsd", "constant"]

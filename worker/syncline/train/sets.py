@@ -82,7 +82,8 @@ class _Rows:
     """A dataset of the user's own, whose rows are looked at as they come."""
 
     def __init__(self, made: Any, who: str, length: int) -> None:
-        """
+        """Check the first row; ``who`` begins the sentence of an error.
+
         Raises:
             ConfigError: it is no map-style dataset of sequences of this length.
         """
@@ -108,7 +109,8 @@ class _Rows:
         return self._count
 
     def __getitem__(self, index: int) -> Mapping[str, torch.Tensor]:
-        """
+        """The dataset's row of this number.
+
         Raises:
             ConfigError: the dataset raised, or the row is not like the first one.
         """

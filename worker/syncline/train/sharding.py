@@ -15,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from syncline.blocks import blocks_in
-from syncline.train.config import TrainSection
+from syncline.train.sections import TrainSection
 from syncline_proto.errors import ConfigError
 
 log = structlog.get_logger()

@@ -11,8 +11,9 @@ from pathlib import Path
 from syncline.data.cache import manifest_at
 from syncline.data.shards import TokenShards
 from syncline.data.sources import resolve
-from syncline.train.config import DataSection, JobConfig, TrainSection
+from syncline.train.config import JobConfig
 from syncline.train.factory import OF_DATA, found
+from syncline.train.sections import DataSection, TrainSection
 from syncline_proto.errors import ConfigError
 
 

@@ -14,11 +14,11 @@ import torch
 
 from syncline.optim import WSAM
 from syncline.setbacks import Setbacks
-from syncline.train.config import TrainSection
 from syncline.train.inputs import Batch
 from syncline.train.losses import LossOf
 from syncline.train.optim import clip_gradients, set_lr
 from syncline.train.ranks import RankGroup
+from syncline.train.sections import TrainSection
 from syncline.voice import voice
 
 WHAT_TO_DO = "lower optimizer.lr, or raise optimizer.warmup_tokens."

@@ -1,6 +1,7 @@
-"""/metrics over HTTP: answers whoever asks, and closes on who connects and says nothing.
+"""/metrics over HTTP: answers whoever asks, and closes on who does not come to an end.
 
-Nobody needs a token here, so the threads and the connections are bounded. Decides nothing else.
+Nobody needs a token here, so the threads and the connections are bounded. What is answered, the
+caller's application knows (prometheus_client's); at other paths there is nothing, whatever it says.
 """
 
 from __future__ import annotations
@@ -8,21 +9,23 @@ from __future__ import annotations
 import socket
 import sys
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from threading import BoundedSemaphore, Thread
-from typing import Any, cast
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-import prometheus_client
 import structlog
-from prometheus_client import CollectorRegistry
-
-from syncline_proto.scraping import at_its_path
 
 log = structlog.get_logger()
 
-SILENT_S = 10.0
-"""A request that stands still for so long is closed."""
+PATH = "/metrics"
+
+REQUEST_S = 10.0
+"""A request that has not been answered after so long is closed, whether it stands still or drips.
+"""
 
 REQUESTS_MAX = 16
 """At a time, each with a thread of its own; what comes beyond is closed at once."""
@@ -32,12 +35,12 @@ BREATH_S = 0.1
 
 
 class Exporter(ThreadingMixIn, WSGIServer):
-    """Serves a registry; each request in a thread of its own."""
+    """Serves an application at ``PATH``; each request in a thread of its own."""
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """Take the port.
+    def __init__(self, host: str, port: int, metrics: WSGIApplication) -> None:
+        """Take the port, and serve until ``stop``.
 
         Raises:
             OSError: it cannot be had.
@@ -45,8 +48,10 @@ class Exporter(ThreadingMixIn, WSGIServer):
         first, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         self.address_family = first[0]
         self._free = BoundedSemaphore(REQUESTS_MAX)
+        self._open: dict[socket.socket, float] = {}
+        """Requests that have a thread, and since when (monotonic s)."""
         super().__init__((host, port), _Request)
-        self.set_app(at_its_path(cast(Any, prometheus_client).make_wsgi_app(registry)))
+        self.set_app(_at_its_path(metrics))
         self._serving = Thread(target=self.serve_forever, name="metrics", daemon=True)
         self._serving.start()
 
@@ -69,10 +74,11 @@ class Exporter(ThreadingMixIn, WSGIServer):
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
+        self._open[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._free.release()  # the thread has not begun
+            self._over(request)  # the thread has not begun
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -80,20 +86,38 @@ class Exporter(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._over(request)
+
+    def service_actions(self) -> None:
+        """Close the requests that take too long; called twice a second, and after each request."""
+        begun_before = time.monotonic() - REQUEST_S
+        for request, begun in list(self._open.items()):
+            if begun < begun_before:
+                with suppress(OSError):  # it has ended meanwhile
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def _over(self, request: socket.socket) -> None:
+        del self._open[request]
+        self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who says nothing, or goes in the middle of an answer, is nobody's fault."""
+        """Who goes in the middle of a request or an answer is nobody's fault."""
         if not isinstance(sys.exception(), OSError):
             log.exception("a request for metrics failed")
 
 
 class _Request(WSGIRequestHandler):
-    """Closes on who says nothing, and logs nothing."""
-
-    def setup(self) -> None:
-        self.request.settimeout(SILENT_S)
-        super().setup()
+    """Logs nothing."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """A line for each scrape tells nothing."""
+
+
+def _at_its_path(metrics: WSGIApplication) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, begin: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == PATH:
+            return metrics(environ, begin)
+        begin("404 Not Found", [("Content-Type", "text/plain")])
+        return [f"Metrics are at {PATH}.\n".encode()]
+
+    return answer

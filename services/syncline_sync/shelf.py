@@ -1,0 +1,202 @@
+"""Which values a replica may pull: a fragment's last two revisions, and how a pull waits for one.
+
+A pull waits for the very revision it names; one older than those that are kept is refused, with the
+newest named. Decides nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
+
+from syncline_proto.codec import DIFFERENCE_ELEMENTS, Bytes, crc32c
+from syncline_proto.errors import RevisionGone
+from syncline_proto.spans import Extent, Spans
+from syncline_sync.core.record import KEPT
+from syncline_sync.cuts import chunk_spans
+from syncline_sync.pool import compute
+from syncline_sync.published import Published
+from syncline_sync.sources import FEW_SPANS, Difference
+
+FEW_CUT_SPANS = FEW_SPANS // 4
+"""So many spans are cut out of a difference within a millisecond; each may be in several blocks."""
+
+LONG_DIFFERENCE_ELEMENTS = 1000 * 1024
+"""In a chunk of a difference, where a shard has at most ``FEW_CUT_SPANS``: with a scale of 4 bytes
+for each block of 256, and two more for each span that begins and ends within one, under 1 MiB."""
+
+SUMS_MAX = 4096
+"""Checksums that are kept of a value: enough for 4 GiB in the one cut that most readers ask for."""
+
+
+class NewestNamed(RevisionGone):
+    """RevisionGone, with the newest revision for the trailer."""
+
+    def __init__(self, message: str, newest: int) -> None:
+        super().__init__(message)
+        self.newest = newest
+
+
+class Shelf:
+    """The published values of one kind, by number; only the newest ``KEPT`` stay."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._values: dict[int, Published] = {}
+        self._changed = asyncio.Event()
+        self._over: NewestNamed | None = None
+        self._phase = 0
+
+    def be_in(self, phase: int) -> None:
+        """The run's synchronous phase is now this one: pulls that wait in another end."""
+        self._phase = phase
+        self._wake()
+
+    @property
+    def newest(self) -> int | None:
+        return max(self._values, default=None)
+
+    def end(self, why: str, newest: int) -> None:
+        """Nothing more will come: free the values, and tell ``why`` to all who ask or wait."""
+        self._over = NewestNamed(why, newest)
+        self.clear()
+
+    @property
+    def values(self) -> list[tuple[int, Published]]:
+        """What is kept, with its number, oldest first."""
+        return sorted(self._values.items())
+
+    def put(self, number: int, value: Published) -> None:
+        self._values[number] = value
+        for old in sorted(self._values)[:-KEPT]:
+            self._values.pop(old).drop()
+        self._wake()
+
+    def clear(self) -> None:
+        for value in self._values.values():
+            value.drop()
+        self._values.clear()
+        self._wake()
+
+    def keeps(self, value: Published) -> bool:
+        """Whether this very value may be had here."""
+        return any(kept is value for kept in self._values.values())
+
+    def gone(self, number: int) -> NewestNamed:
+        """What to tell who wants a number that is not kept any more."""
+        if self._over is not None:
+            return NewestNamed(self._over.message, self._over.newest)
+        newest = self.newest or 0
+        return NewestNamed(f"{self._what} {number} is gone; the newest is {newest}.", newest)
+
+    def missing(self, number: int) -> NewestNamed:
+        """What to tell who wants, without waiting, a number that is not here."""
+        newest = self.newest
+        if self._over is not None or (newest is not None and number < newest):
+            return self.gone(number)
+        there = "there is none yet" if newest is None else f"the newest is {newest}"
+        return NewestNamed(f"{self._what} {number} is still to come; {there}.", newest or 0)
+
+    async def get(self, number: int | None, phase: int | None = None) -> Published:
+        """Wait for exactly this number, or with None for the newest there is.
+
+        ``phase``: in that synchronous phase; None: whichever.
+
+        Raises:
+            RevisionGone: it is older than the kept ones, or nothing more will come; or of a phase
+                that has ended.
+        """
+        while True:
+            if self._over is not None:
+                raise NewestNamed(self._over.message, self._over.newest)
+            newest = self.newest
+            if phase is not None and phase != self._phase:
+                why = f"{self._what}: the synchronous phase is number {self._phase}, not {phase}."
+                raise NewestNamed(why, newest or 0)
+            if newest is not None:
+                if number is None:
+                    return self._values[newest]
+                if number in self._values:
+                    return self._values[number]
+                if number < newest:
+                    raise self.gone(number)
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Loan:
+    """A value that a pull reads, in a ``with`` block; its shelf may drop it meanwhile."""
+
+    def __init__(
+        self, shelf: Shelf, number: int, value: Published, difference: Difference | None = None
+    ) -> None:
+        """``difference``: it is read in the value's place."""
+        self._shelf, self._number, self.value = shelf, number, value
+        self._difference = difference
+        self._dropped_s: float | None = None
+        """When that was seen; None while the shelf keeps it."""
+
+    def __enter__(self) -> Self:
+        self.value.lend()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.value.give_back()
+
+    def check(self, now_s: float, still_s: float) -> None:
+        """Look whether reading may go on; call it for each chunk.
+
+        Raises:
+            RevisionGone: the shelf dropped it ``still_s`` ago; a difference, which is in no file,
+                just now.
+        """
+        if self._shelf.keeps(self.value):
+            return
+        if self._difference is not None:
+            raise self._shelf.gone(self._number)
+        if self._dropped_s is None:
+            self._dropped_s = now_s
+        if now_s >= self._dropped_s + still_s:
+            raise self._shelf.gone(self._number)
+
+    def cuts(self, where: Extent) -> Iterator[Spans]:
+        """The spans of each chunk of a shard, in payload order; as heavy as ``chunk_spans``."""
+        if self._difference is not None:
+            few = where.span_count <= FEW_CUT_SPANS
+            return chunk_spans(where, LONG_DIFFERENCE_ELEMENTS if few else DIFFERENCE_ELEMENTS)
+        return self.value.cuts(where)
+
+    async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> Bytes:
+        """The bytes of some spans; as ``Published.read``.
+
+        Raises:
+            RevisionGone: the value was dropped, and its file removed before it was held, or its
+                difference freed.
+            StoreDamaged: its file is damaged.
+        """
+        try:
+            if self._difference is not None:
+                if len(spans) <= FEW_CUT_SPANS:
+                    return self._difference.read(spans)
+                return await compute(pool, self._difference.read, spans)
+            return await self.value.read(spans, pool)
+        except RevisionGone:
+            raise self._shelf.gone(self._number) from None
+
+    def checksum(self, spans: Spans, data: Bytes) -> int:
+        """CRC-32C of ``data``, which ``read`` gave for ``spans``; most readers ask for the same."""
+        if len(spans) != 1:
+            return crc32c(data)
+        start, length = spans[0].tolist()
+        sums, key = self.value.sums, (self._difference is not None, start, length)
+        known = sums.get(key)
+        if known is None:
+            known = crc32c(data)
+            if len(sums) < SUMS_MAX:
+                sums[key] = known
+        return known
