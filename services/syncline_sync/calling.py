@@ -112,7 +112,7 @@ class Caller:
                 if refused or failures >= failures_max:
                     log.warning("control plane refused", path=path, why=_words_of(answer))
                     return answer
-                self._gone(f"{answer.status_code} {answer.text[:200]}")
+                self._gone(f"{answer.status_code}: {_words_of(answer)}")
             except (httpx.RemoteProtocolError, httpx.DecodingError) as error:
                 if self._is_first(method) and not str(error).startswith(HUNG_UP):
                     raise self._stranger("with no HTTP") from None
@@ -180,6 +180,12 @@ class Caller:
         if self._is_taken and not self._connected:
             self._connected = True
             log.info("connected to the control plane", url=self._url)
+
+
+def code_of(answer: httpx.Response) -> str:
+    """The code of one of our errors; empty if it is none."""
+    problem = _problem_of(answer)
+    return problem.code if problem else ""
 
 
 def _words_of(answer: httpx.Response) -> str:

@@ -17,14 +17,14 @@ import httpx
 import structlog
 from pydantic import ValidationError
 
-from syncline_proto.errors import Forbidden
+from syncline_proto.errors import Forbidden, StoreError
 from syncline_proto.reports import EventIn, Reports, RoundReport, Settled
 from syncline_proto.rest import (
     Membership,
     PhaseVote,
     SyncServiceHello,
 )
-from syncline_sync.calling import Caller
+from syncline_sync.calling import Caller, code_of
 from syncline_sync.files import replace_file
 from syncline_sync.report_queue import ReportQueue, Told
 
@@ -38,6 +38,10 @@ asked without end."""
 
 REPORT_TRIES = 10
 """Attempts at reports that the control plane answers with a failure of its own."""
+
+STORE_PATIENCE = 15
+"""So many times ``REPORT_TRIES``, some ten minutes, where it is its database that fails: a disk
+that is full has room again one day, and then everything that was done meanwhile is to be known."""
 
 VOTES_MAX = 10_000
 """In one hello; the others are sent once some of these are settled."""
@@ -65,6 +69,8 @@ class ControlLink:
         self._caller = Caller(client, url)
         self._hello, self._adopt, self._votes = hello, adopt, votes
         self._hurry = asyncio.Event()
+        self._in_vain = 0
+        """How often the oldest reports were answered with a failure, in a row."""
         self._welcome = asyncio.Event()
         """A hello has been taken: who is refused has no part in runs, but for those on its disk."""
         self._reports, self._snapshot, self._tell_anew = reports, snapshot, tell_anew
@@ -177,10 +183,20 @@ class ControlLink:
             log.warning("too much data to tell of; only the round is told", run=run)
             await self._send(run, [bare])
             return
-        self._reports.settle()
         if answer.is_success:
+            self._in_vain = 0
+            self._reports.settle()
             for name in self._reports.taken():
                 self._tell_anew(name)
+            return
+        self._in_vain += 1
+        if code_of(answer) == StoreError.code and self._in_vain < STORE_PATIENCE:
+            self._reports.put_back(run, batch)
+            return
+        self._in_vain = 0
+        self._reports.settle()
+        if answer.status_code != 404:  # of a run that is no more nothing is ever heard
+            self._reports.lose(run, len(batch))
 
 
 def _text(reports: Reports) -> str:

@@ -65,7 +65,7 @@ class ReportQueue:
                 waiting = len(self._items)
                 log.warning("too many reports wait; dropping the oldest", waiting=waiting)
             oldest, _ = self._items.popleft()
-            self._lose(oldest, 1)
+            self.lose(oldest, 1)
         self._items.append((run, _unsettled(what) if run in self._holes else what))
         self._put += 1
         self._put_at_s = time.monotonic()
@@ -78,7 +78,7 @@ class ReportQueue:
         newest = batch[len(batch) - free :]
         self._items.extendleft((run, what) for what in reversed(newest))
         if free < len(batch):
-            self._lose(run, len(batch) - free)
+            self.lose(run, len(batch) - free)
         self._upto = self._put - len(self._items)  # not theirs: they are still to be answered
         self._filled.set()
 
@@ -105,8 +105,11 @@ class ReportQueue:
     def _free(self) -> int:
         return QUEUE_MAX + PER_FRAGMENT * self._fragments() - len(self._items)
 
-    def _lose(self, run: str, count: int) -> None:
-        """Some of a run's will not be told; what has settled is said after them, so not either."""
+    def lose(self, run: str, count: int) -> None:
+        """So many of a run's will not be told; what has settled is said after them, so not either.
+
+        Where it stands is told anew once the control plane takes something (``taken``).
+        """
         self.dropped += count
         if run not in self._holes:
             self._holes.add(run)

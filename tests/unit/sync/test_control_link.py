@@ -156,7 +156,7 @@ def test_what_was_dropped_is_told_when_something_is_taken(monkeypatch: pytest.Mo
                 reports.put("run", event(number))
             assert reports.settled == 0
             await link.send_last(60)
-            assert (reports.dropped, reports.settled) == (2, 3), "it was refused"
+            assert (reports.dropped, reports.settled) == (3, 3), "one was refused"
             reports.put("run", event(3))
             await link.send_last(60)
             assert (reports.dropped, reports.settled) == (0, 4)
@@ -164,7 +164,7 @@ def test_what_was_dropped_is_told_when_something_is_taken(monkeypatch: pytest.Mo
     with capture_logs() as logs:
         asyncio.run(scenario())
     assert told == [(503, 0), (400, 0), (204, 0)]
-    assert [line["count"] for line in logs if "were dropped" in line["event"]] == [2]
+    assert [line["count"] for line in logs if "were dropped" in line["event"]] == [3]
 
 
 def test_nothing_counts_as_settled_before_the_run_whose_reports_were_dropped_is_told_anew(
