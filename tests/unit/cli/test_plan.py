@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from syncline.cli.up import up
 from syncline.launch.commands import (
     Place,
     SyncPorts,
@@ -54,6 +55,14 @@ def test_replicas_are_given_what_made_the_plan(job: str, tmp_path: Path) -> None
     again = launch.job.load(launch.job_file, list(launch.overrides))
     assert again == launch.job
     assert again.run.sync_every == 5
+
+
+def test_a_model_of_ones_own_is_asked_for_no_text_once_it_is_trained(
+    job: str, tmp_path: Path
+) -> None:
+    own = ["model.config=null", "model.factory=mine:made"]
+    with pytest.raises(ConfigError, match="^--prompt: only a model of transformers"):
+        up(job, out=str(tmp_path), overrides=own, restarts=0, prompt="def ")
 
 
 def test_a_run_comes_back_to_its_folder(job: str, tmp_path: Path) -> None:

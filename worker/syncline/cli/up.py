@@ -11,6 +11,7 @@ import typer
 
 from syncline.cli import output
 from syncline.cli.options import JobFile, Json, Overrides
+from syncline_proto.errors import ConfigError
 
 if TYPE_CHECKING:
     from syncline.launch.local import LocalRun
@@ -26,7 +27,9 @@ Keep = Annotated[
 ]
 SecondsLimit = Annotated[
     float | None,
-    typer.Option("--seconds-limit", min=1, help="Stop the run after this long."),
+    typer.Option(
+        "--seconds-limit", min=1, help="End the run for good after this long, loading included."
+    ),
 ]
 
 
@@ -93,6 +96,8 @@ def up(
     from syncline.launch.plan import plan_up
 
     launch = plan_up(job, out, overrides or [], replicas, restarts, seconds_limit)
+    if prompt is not None and launch.job.model.factory is not None:
+        raise ConfigError("--prompt: only a model of transformers can go on from a text; leave it.")
     _run(launch, keep=keep, as_json=as_json, prompt=prompt)
 
 

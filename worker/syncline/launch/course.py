@@ -81,7 +81,8 @@ class Course:
         failure = self._failure
         if self._is_cut_short and (ended is None or not ended.revision):
             raise ProcessFailed(
-                "The run was stopped by --seconds-limit before training began; allow more seconds."
+                "The run was stopped by --seconds-limit before training began, and is over; allow "
+                "more seconds, under another name (--set run.name=NAME)."
             )
         if ended is None:
             raise failure or ProcessFailed(

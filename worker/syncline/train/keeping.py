@@ -18,7 +18,7 @@ from syncline.train.inputs import Feed
 from syncline.train.ranks import RankGroup
 from syncline.train.steps import checkpoints_in
 from syncline.voice import NAMED_MAX
-from syncline_proto.errors import ConfigError, FileMissing
+from syncline_proto.errors import ConfigError
 
 log = structlog.get_logger()
 
@@ -58,11 +58,11 @@ class Keeping:
         """Take up what was saved; a replica of a run may do without: that has its parameters.
 
         Raises:
-            FileMissing: the job names no folder; or training alone, there is nothing.
-            ConfigError: as ``Checkpoints.load`` does.
+            FileMissing: training alone, there is nothing.
+            ConfigError: the job names no folder; or as ``Checkpoints.load`` does.
         """
         if self._checkpoints is None:
-            raise FileMissing("--resume needs checkpoint.folder; set it in the job.")
+            raise ConfigError("--resume needs checkpoint.folder; set it in the job.")
         if in_run and not self._checkpoints:
             log.info("no checkpoint: the inner optimizer starts anew")
             return None
