@@ -45,6 +45,7 @@ def configure_logs(*, as_json: bool) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for noisy in ("uvicorn.error", "uvicorn.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of what we are told by raising
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

@@ -48,6 +48,10 @@ class BodyTooSlow(Unreachable):
     http_status = 408
 
 
+class BodyCut(InvalidRequest):
+    """The connection ended before the request's body did."""
+
+
 class Intake:
     """What the bodies of one control plane hold together."""
 
@@ -89,6 +93,7 @@ class Body:
             BodyTooLarge: it is over a bound; no more bytes of it were read than that.
             BodyTooSlow: it did not come within ``BODY_S``.
             Overloaded: all bodies together are over their bound.
+            BodyCut: nobody is there any more, and what came of the body must not be acted on.
         """
         if (announced(headers) or 0) > BODY_BYTES_MAX:
             raise _too_large()
@@ -100,6 +105,8 @@ class Body:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
+                        if announced(headers) != 0:
+                            raise BodyCut("The connection ended before the body did.")
                         break
                     parts.append(message.get("body", b""))
                     more = message.get("more_body", False)

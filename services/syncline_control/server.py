@@ -14,6 +14,7 @@ import socket
 from collections.abc import Generator
 from dataclasses import dataclass
 
+import h11
 import structlog
 import uvicorn
 from fastapi import FastAPI
@@ -21,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from syncline_control.app import create_app
 from syncline_control.descriptors import BACKLOG_MAX, Share, Shortage
+from syncline_control.parser import Parser
 from syncline_control.settings import ControlSettings
 from syncline_control.state import State
 from syncline_proto.descriptors import raise_limit
@@ -45,9 +47,9 @@ log = structlog.get_logger()
 class Connection(H11Protocol):
     """uvicorn's connection, but one that sends no whole request is closed after ``HEAD_S``.
 
-    The same holds for what is left of a body whose request was refused. Of more connections than
-    there may be the new one is sent away; uvicorn would refuse whoever asks, those who are here
-    included, and keep them all.
+    The same holds for what is left of a body whose request was refused; closed before it came, the
+    answer would be lost. Of more connections than there may be the new one is sent away; uvicorn
+    would refuse whoever asks, those who are here included, and keep them all.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -55,6 +57,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
+        self.conn = Parser(HEAD_BYTES_MAX)
         most, self.limit_concurrency = self.limit_concurrency, None
         if most is not None and len(self.connections) > most:
             transport.write(FULL)
@@ -69,6 +72,16 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._rest()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, and close; whoever works on an answer hears that nobody waits."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # an answer has begun or was given, and there is no other to a request
+            self.transport.close()
+        if bool(self.cycle) and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def _watch(self) -> None:
         if bool(self.cycle) and not self.cycle.response_complete:
@@ -163,7 +176,6 @@ def _config(app: FastAPI, share: Share) -> uvicorn.Config:
         app,
         http=Connection,
         ws="none",
-        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         limit_concurrency=share.connections,
         backlog=share.backlog,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import uvicorn
 
-from syncline_control import intake, server, streams
+from syncline_control import intake, parser, server, streams
 from syncline_control import state as state_module
 from syncline_control.app import create_app
 from syncline_control.core.runs import Act
@@ -129,6 +129,68 @@ async def test_a_connection_without_a_whole_request_is_closed_and_an_idle_one_is
         to_kept.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await kept.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
         to_kept.close()
+
+
+CHUNKED = (
+    b"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n"
+)
+TINY = b"1\r\n \r\n"
+NEXT = b"0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    """What still comes until the connection is closed, in whichever way."""
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+@pytest.mark.parametrize("token", [None, "s3cret"])
+async def test_a_body_in_tiny_chunks_is_refused_whoever_sends_it(
+    state: State, caplog: pytest.LogCaptureFixture, token: str | None
+) -> None:
+    async with serving(create_app(state, token=token)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHUNKED + b'f\r\n{"name":"tiny"}\r\n' + TINY * (2 * parser.CHUNKS_FREE) + NEXT)
+        answer = await rest_of(reader)
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1
+        writer.close()
+    assert await state.do(runs.newest, 10) == [], "refused, so not done either"
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+
+
+async def test_a_connection_is_closed_for_tiny_chunks_after_the_refusal(
+    state: State, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(create_app(state, token="s3cret")) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHUNKED)
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 401")
+        writer.write(TINY * (2 * parser.CHUNKS_FREE) + NEXT)
+        assert await rest_of(reader) == b""
+        writer.close()
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+
+
+async def test_an_honest_body_in_chunks_is_taken(state: State) -> None:
+    async def letters(name: bytes) -> AsyncIterator[bytes]:
+        for letter in (b'{"name":"%s"}' % name).ljust(parser.CHUNKS_FREE):
+            yield bytes([letter])
+
+    async def pages(name: bytes) -> AsyncIterator[bytes]:
+        yield b'{"name":"%s"}' % name
+        for _ in range(4 * parser.CHUNKS_FREE):
+            yield b" " * parser.CHUNK_BYTES
+
+    headers = {"content-type": "application/json"}
+    async with serving(create_app(state)) as port:
+        url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False) as api:
+            for content in (letters(b"a"), pages(b"b"), letters(b"c"), letters(b"d")):
+                answer = await api.post("/v1/runs", content=content)
+                assert answer.status_code == 201, answer.text
 
 
 async def test_leases_go_before_everybody_else(

@@ -12,7 +12,7 @@ from syncline import exchange, heartbeat, stalled
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD
 from syncline.outage import SAY_AFTER_S
 from syncline.setbacks import BACK_AFTER, RETURNS_MAX, SKIPS_MAX
-from syncline_control import descriptors, intake, server, state, transaction
+from syncline_control import descriptors, intake, parser, server, state, transaction
 from syncline_control.body import DEPTH_MAX, KEYS_MAX
 from syncline_control.operations import points, reports
 from syncline_control.problems import Unauthorized
@@ -100,6 +100,8 @@ PROTOCOL = [
     f"nested at most {DEPTH_MAX} deep",
     f"{intake.VALUES_MAX:,} values or {intake.GROUPS_MAX:,} lists and objects",
     f"an object of more than {KEYS_MAX:,} keys",
+    f"at most {parser.CHUNKS_FREE}, and one more for each {parser.CHUNK_BYTES} bytes",
+    f"head or trailer of much over {server.HEAD_BYTES_MAX >> 10} KiB",
     f"Past {descriptors.CONNECTIONS_MAX:,} connections",
     f"must come within {intake.BODY_S:g} s ({intake.BodyTooSlow.http_status} `UNREACHABLE`)",
     f"below `/v1` have one ({intake.BodyTooLarge.http_status})",
