@@ -16,7 +16,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from syncline_proto.counts import FRAGMENTS_MAX
 from syncline_proto.errors import ConfigError, PortInUse
 from syncline_proto.exporter import Exporter
 from syncline_proto.v1 import checkpoints_pb2, checkpoints_pb2_grpc, sync_pb2, sync_pb2_grpc
@@ -66,13 +65,23 @@ _LINE_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
-# No bound on the calls of a connection: a rank has one open for each fragment, up to
-# FRAGMENTS_MAX, and pulls at the bound would keep out the very pushes that they wait for. So
-# gRPC, too, must not throw away, as CANCELLED, what the loop has not taken up yet: left to itself
-# it does with some from 1,000 calls on, and with all from 3,000 on.
-PENDING_MAX = FRAGMENTS_MAX
+CALLS_MAX = 8_192
+"""Calls of a connection, those included that were taken back and are not forgotten yet.
+
+Each costs about 14 KiB of heap, so who opens calls and takes them back at once makes no more of it.
+A rank has one for each fragment that is under way. It is far above that: what is asked for beyond
+it waits on the client's side or is refused as UNAVAILABLE, and pulls would keep out pushes.
+"""
+
+PENDING_MAX = 4 * CALLS_MAX
+"""Of all connections, what the loop has not taken up yet; gRPC throws the rest away, CANCELLED.
+
+Left to itself it does so with some from 1,000 on, and with all from 3,000 on.
+"""
+
 CHANNEL_OPTIONS = (
     *_LINE_OPTIONS,
+    ("grpc.max_concurrent_streams", CALLS_MAX),
     ("grpc.server.max_pending_requests", PENDING_MAX),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
     ("grpc.max_receive_message_length", 8 << 20),

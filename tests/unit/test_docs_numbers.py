@@ -37,7 +37,9 @@ from syncline_sync.servicer import HEADER_WAIT_S
 from syncline_sync.serving import (
     CALLERS_MAX,
     CALLERS_SHARE,
+    CALLS_MAX,
     CHANNEL_OPTIONS,
+    PENDING_MAX,
     PROBE_OPTIONS,
     PROBES_MAX,
     PROBES_SHARE,
@@ -87,6 +89,8 @@ SPARSE = np.zeros(150, np.float32)
 SPARSE[[0, 70, 149]] = 1, -3, 5
 
 PROTOCOL = [
+    f"has {CALLS_MAX:,} calls already",
+    f"or {PENDING_MAX:,} calls wait to be taken up by it",
     f"match `{NAME_PATTERN}`",
     f"REST, at the control plane (default port {CONTROL['port'].default})",
     f"gRPC, at the sync service (default port {SYNC['port'].default})",
@@ -164,6 +168,7 @@ LAN_CALLS_S, WAN_CALLS_S = (UNANSWERED_S + 2 * one.connect_s for one in (LAN, WA
 """Of a replica that leaves; and a last heartbeat has twice half a lease."""
 
 OPERATIONS = [
+    f"for up to {PENDING_MAX:,} calls that the service has not taken up yet, {CALLS_MAX:,} of one",
     f"`lease` + {LAN_CALLS_S:g} s (lan; {WAN_CALLS_S:g} s wan) for calls that nobody answers: "
     f"{LAN.round_deadline_s + LAN.lease_s + LAN_CALLS_S:g} s with the lan profile's defaults, "
     f"{WAN.round_deadline_s + WAN.lease_s + WAN_CALLS_S:g} s with wan's",
