@@ -69,8 +69,10 @@ CALLS_MAX = 8_192
 """Calls of a connection, those included that were taken back and are not forgotten yet.
 
 Each costs about 14 KiB of heap, so who opens calls and takes them back at once makes no more of it.
-A rank has one for each fragment that is under way. It is far above that: what is asked for beyond
-it waits on the client's side or is refused as UNAVAILABLE, and pulls would keep out pushes.
+A rank has one for each fragment that is under way, so this is far above what it needs. A call
+beyond it waits at the client, or is refused as UNAVAILABLE and made again. Pulls that wait would so
+hold up later pushes; those of the fragments before them end as the other replicas push these, and
+all push in the same order.
 """
 
 PENDING_MAX = 4 * CALLS_MAX
