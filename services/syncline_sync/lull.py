@@ -29,11 +29,16 @@ class Lull:
         """A chunk has come, or goes."""
         self._moved_s = time.monotonic()
 
+    @property
+    def begins_s(self) -> float:
+        """When nothing will have moved for long enough, if nothing more does (monotonic)."""
+        return self._moved_s + QUIET_S
+
     async def wait(self, hurry: asyncio.Event) -> None:
         """Until nothing moves, or it has been long enough; or it is to be at once, by ``hurry``."""
         latest_s = time.monotonic() + LATEST_S
         while not hurry.is_set():
-            left_s = min(self._moved_s + QUIET_S, latest_s) - time.monotonic()
+            left_s = min(self.begins_s, latest_s) - time.monotonic()
             if left_s <= 0:
                 return
             with suppress(TimeoutError):

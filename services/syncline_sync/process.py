@@ -25,6 +25,7 @@ from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.control import ControlLink
 from syncline_sync.disk import Disk, check_is_there
 from syncline_sync.host import Host
+from syncline_sync.lull import Lull
 from syncline_sync.metrics import Metrics
 from syncline_sync.pins import sweep_pins
 from syncline_sync.report_queue import ReportQueue
@@ -76,7 +77,8 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     metrics = Metrics()
     pool = ThreadPoolExecutor(settings.threads or max(os.cpu_count() or 1, 4), "compute")
     host: Host | None = None
-    reports = ReportQueue(lambda: host.fragments if host else 0)
+    lull = Lull()
+    reports = ReportQueue(lambda: host.fragments if host else 0, lull)
     budget = Budget(settings.staging_bytes)
     disk = Disk()
     link: ControlLink | None = None
@@ -92,6 +94,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         seat=settings.seat,
         vote=lambda: link.hurry() if link else None,
         settled=lambda: reports.settled,
+        lull=lull,
     )
     await shared.compute(compile_all)  # or the first round would wait for it
     host = Host(shared)

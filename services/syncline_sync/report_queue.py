@@ -1,10 +1,10 @@
 """What the sync service has to tell the control plane, until that has taken it.
 
-Reports of a round go together, once no more of them come: to make, send and take in one of them
-amid a round would cost the round. Bounded: of a run of which something was dropped nothing counts
-as settled before it has been told anew where that stands. To tell that never pushes out other
-reports: it waits until enough has been taken, and has room of its own. Knows nothing of how they
-are sent.
+Reports of a round go together, once no more of them come and no values move: to make, send and take
+in one of them amid a round would cost the round. Bounded: of a run of which something was dropped
+nothing counts as settled before it has been told anew where that stands. To tell that never pushes
+out other reports: it waits until enough has been taken, and has room of its own. Knows nothing of
+how they are sent.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from syncline_proto.reports import EventIn, RoundReport, Settled
+from syncline_sync.lull import Lull
 
 log = structlog.get_logger()
 
@@ -28,7 +29,7 @@ FLUSH_S = 0.2
 """Reports wait until none has come for so long: those of a round go together, and behind it."""
 
 FLUSH_MAX_S = 1.0
-"""How long they wait at most, where they keep coming."""
+"""How long they wait at most, where they keep coming, or there is always something that moves."""
 
 QUEUE_MAX = 20_000
 """Reports that may wait, beside ``PER_FRAGMENT`` for each fragment that there is."""
@@ -42,9 +43,9 @@ BATCH_MAX = 128
 class ReportQueue:
     """What waits for the control plane; past the bound the oldest is dropped."""
 
-    def __init__(self, fragments: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, fragments: Callable[[], int] = lambda: 0, lull: Lull | None = None) -> None:
         """``fragments``: how many there are, of all runs."""
-        self._fragments = fragments
+        self._fragments, self._lull = fragments, lull or Lull()
         self._items: deque[tuple[str, Told]] = deque()
         self._filled = asyncio.Event()
         self._put_at_s = -math.inf
@@ -102,6 +103,11 @@ class ReportQueue:
         return holes
 
     @property
+    def _quiet_at_s(self) -> float:
+        """When nothing will have come or moved for long enough, if nothing more does."""
+        return max(self._put_at_s + FLUSH_S, self._lull.begins_s)
+
+    @property
     def _free(self) -> int:
         return QUEUE_MAX + PER_FRAGMENT * self._fragments() - len(self._items)
 
@@ -126,7 +132,7 @@ class ReportQueue:
         # Each time: to send one by one, amid a round, took a tenth of a busy loop.
         now_s = time.monotonic()
         latest_s = now_s + FLUSH_MAX_S
-        while now_s < (until_s := min(self._put_at_s + FLUSH_S, latest_s)):
+        while now_s < (until_s := min(self._quiet_at_s, latest_s)):
             await asyncio.sleep(until_s - now_s)
             now_s = time.monotonic()
         run = self._items[0][0]

@@ -85,7 +85,7 @@ class Shared:
     settled: Callable[[], int] = lambda: 0
     """Reports of lower tickets need not be told again."""
     lull: Lull = field(default_factory=Lull)
-    """Of what is written behind."""
+    """For what need not be done at once."""
 
     async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run heavy work in the pool."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc.experimental import ChannelOptions
 
 from syncline.line import Sending
 from syncline.payload import Payload
@@ -294,4 +295,7 @@ def _options(timeouts: TimeoutSettings) -> list[tuple[str, int]]:
         ("grpc.max_reconnect_backoff_ms", int(timeouts.connect_s * 200)),
         # Replicas of several runs in one process must not share a connection's flow control.
         ("grpc.use_local_subchannel_pool", 1),
+        # Who reads a pull waits for its messages itself, and not for a thread that does so for it:
+        # a switch of threads less for each of them, 3 % of a replica's CPU in a round in int8.
+        (ChannelOptions.SingleThreadedUnaryStream, 1),
     ]

@@ -15,7 +15,7 @@ from syncline_proto.reports import EventIn, FragmentData, Reports, RoundReport, 
 from syncline_proto.rest import Membership
 from syncline_proto.stretches import Stretch
 from syncline_sync import calling, control, report_queue
-from syncline_sync.report_queue import ReportQueue, Told
+from syncline_sync.report_queue import ReportQueue
 from syncline_testing.linked import link_to, running
 
 Answer = Callable[[httpx.Request, asyncio.Event], Awaitable[httpx.Response]]
@@ -309,35 +309,6 @@ def test_a_control_plane_that_wants_another_token_ends_every_loop() -> None:
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scenario())
-
-
-def test_reports_of_a_round_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_queue, "FLUSH_S", 2.0)
-    monkeypatch.setattr(report_queue, "FLUSH_MAX_S", 600.0)
-
-    async def scenario() -> list[Told]:
-        reports = ReportQueue()
-        batch = asyncio.create_task(reports.batch())
-        for number in range(5):
-            reports.put("one", event(number))
-            await asyncio.sleep(0.05)
-        return (await batch)[1]
-
-    assert asyncio.run(scenario()) == [event(number) for number in range(5)]
-
-
-def test_reports_that_keep_coming_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_queue, "FLUSH_S", 600.0)
-    monkeypatch.setattr(report_queue, "FLUSH_MAX_S", 0.2)
-
-    async def scenario() -> None:
-        reports = ReportQueue()
-        batch = asyncio.create_task(reports.batch())
-        while not batch.done():
-            reports.put("one", event(1))
-            await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_word_of_another_control_plane_counts_though_it_has_the_number_of_the_last(
