@@ -1,6 +1,8 @@
 """The line in which one rank's pushes wait to be sent; core/line says whose turn it is.
 
-Nothing is held over a wait for others: a turn ends with the last byte, or with the call.
+Nothing is held over a wait for others: a turn ends with the last byte, or with the call. Of those
+who wait only the first few look whether their turn has come, and are told when it may have: there
+may be thousands, each in a thread of its own.
 """
 
 from __future__ import annotations
@@ -32,26 +34,29 @@ class PushLine:
         """``width`` may send at a time; more if nothing has moved for ``idle_s``."""
         self._line, self._idle_s = Line(width, idle_s), idle_s
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._asleep: dict[int, threading.Condition] = {}
+        """By place: those who wait for a turn in a thread."""
         self._closed = False
 
     def close(self) -> None:
         """Nobody gets a turn any more."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            for place in self._asleep.values():
+                place.notify()
 
     def join(self) -> Place:
         """Take the next place; it is to be left, whatever comes of it."""
-        with self._changed:
+        with self._lock:
             place = Place(next(self._numbers))
             self._line.join(place.number)
             return place
 
     def leave(self, place: Place) -> None:
-        with self._changed:
+        with self._lock:
             self._line.leave(place.number)
-            self._changed.notify_all()
+            self._wake()
 
     @contextmanager
     def turn(self, place: Place) -> Iterator[Sending]:
@@ -67,25 +72,37 @@ class PushLine:
             sending.ended()
 
     def move(self, turn: Turn) -> None:
-        with self._changed:
+        with self._lock:
             self._line.move(turn, time.monotonic())
 
     def end(self, turn: Turn) -> None:
-        with self._changed:
+        with self._lock:
             self._line.end(turn)
-            self._changed.notify_all()
+            self._wake()
 
     def _wait(self, place: Place) -> Turn:
-        began = time.monotonic()
-        with self._changed:
-            self._line.join(place.number)
-            while not self._closed:
-                now = time.monotonic()
-                if turn := self._line.begin(place.number, now):
-                    place.waited_s += now - began
-                    return turn
-                self._changed.wait(self._idle_s / 2)
+        began, number = time.monotonic(), place.number
+        with self._lock:
+            self._line.join(number)
+            told = self._asleep[number] = threading.Condition(self._lock)
+            try:
+                while not self._closed:
+                    now = time.monotonic()
+                    if turn := self._line.begin(number, now):
+                        place.waited_s += now - began
+                        return turn
+                    # Who is among the first may begin once nothing has moved for long.
+                    told.wait(self._idle_s / 2 if number in self._line.first() else None)
+            finally:
+                del self._asleep[number]
+                self._wake()
         raise Unreachable("The replica is leaving.")
+
+    def _wake(self) -> None:
+        """Those who may be next now are to look; call it when some have gone."""
+        for number in self._line.first():
+            if told := self._asleep.get(number):
+                told.notify()
 
 
 @dataclass(frozen=True, slots=True)

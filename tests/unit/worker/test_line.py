@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Semaphore
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +13,7 @@ from hypothesis import strategies as st
 from syncline.core.line import Line, Turn
 from syncline.line import PushLine
 from syncline_proto.errors import Unreachable
+from syncline_testing.waiting import wait_until
 
 IDLE_S = 1.0
 
@@ -94,3 +99,60 @@ def test_when_the_line_is_closed_nobody_waits_on() -> None:
         line.close()
         with pytest.raises(Unreachable), line.turn(second):
             pass
+
+
+class Compared(int):
+    """A place that knows how often it was looked at."""
+
+    looks = 0
+
+    def __lt__(self, other: int) -> bool:
+        Compared.looks += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Compared.looks += 1
+        return int(self) > int(other)
+
+
+def test_a_turn_costs_no_more_where_thousands_wait() -> None:
+    line = Line(4, IDLE_S)
+    places = [Compared(place) for place in range(4096)]
+    for place in places:
+        line.join(place)
+    Compared.looks = 0
+    for place in places:
+        turn = line.begin(place, 0.0)
+        assert turn is not None
+        line.end(turn)
+    assert Compared.looks <= len(places) * 20
+
+
+def test_only_the_first_of_those_who_wait_look_whether_it_is_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting, width, looks = 200, 4, 0
+
+    class Counted(Line):
+        def begin(self, place: int, now_s: float) -> Turn | None:
+            nonlocal looks
+            looks += 1
+            return super().begin(place, now_s)
+
+    monkeypatch.setattr("syncline.line.Line", Counted)
+    line, begun, may_end = PushLine(width, 60.0), SimpleQueue[int](), Semaphore(0)
+
+    def push(number: int) -> None:
+        with line.turn(line.join()):
+            begun.put(number)
+            may_end.acquire()
+
+    with ThreadPoolExecutor(waiting) as pool:
+        done = [pool.submit(push, number) for number in range(waiting)]
+        wait_until(lambda: looks >= waiting, 30.0, "all have looked once")
+        for _ in range(waiting):
+            begun.get()
+            may_end.release()
+        for one in done:
+            one.result()
+    assert looks <= waiting * (2 * width + 2)

@@ -13,16 +13,14 @@ next.
 
 from __future__ import annotations
 
+import bisect
 import math
-from dataclasses import dataclass
 
 
-@dataclass(slots=True, eq=False)
 class Turn:
     """Of one who has begun."""
 
-    is_still: bool = False
-    """It had begun when the whole line stood still, and has not moved since."""
+    __slots__ = ()
 
 
 class Line:
@@ -34,39 +32,51 @@ class Line:
     def __init__(self, width: int, idle_s: float) -> None:
         """``idle_s``: the line stands still when nothing has moved for so long."""
         self._width, self._idle_s = width, idle_s
-        self._waiting: set[int] = set()
+        self._waiting: list[int] = []
+        """In order. Thousands may wait, one for each fragment."""
         self._begun: set[Turn] = set()
+        self._moving: set[Turn] = set()
+        """Of the begun, all but those who had begun when the whole line stood still, and have not
+        moved since."""
         self._moved_at = -math.inf
 
     def join(self, place: int) -> None:
         """Wait at a place, if not there already."""
-        self._waiting.add(place)
+        at = bisect.bisect_left(self._waiting, place)
+        if self._waiting[at : at + 1] != [place]:
+            self._waiting.insert(at, place)
 
     def leave(self, place: int) -> None:
         """Wait no longer."""
-        self._waiting.discard(place)
+        at = bisect.bisect_left(self._waiting, place)
+        if self._waiting[at : at + 1] == [place]:
+            del self._waiting[at]
+
+    def first(self) -> list[int]:
+        """Those who may be next: nobody else can begin before one of them has, or has left."""
+        return self._waiting[: self._width]
 
     def begin(self, place: int, now_s: float) -> Turn | None:
         """Give the one at a place its turn, if that has come."""
         if now_s - self._moved_at >= self._idle_s:
-            for turn in self._begun:
-                turn.is_still = True
-        moving = sum(not turn.is_still for turn in self._begun)
-        ahead = sum(other < place for other in self._waiting)
-        if moving + ahead >= self._width:
+            self._moving.clear()
+        ahead = bisect.bisect_left(self._waiting, place)
+        if len(self._moving) + ahead >= self._width:
             return None
-        self._waiting.remove(place)
+        del self._waiting[ahead]
         turn = Turn()
         self._begun.add(turn)
+        self._moving.add(turn)
         self._moved_at = now_s
         return turn
 
     def move(self, turn: Turn, now_s: float) -> None:
         """Something of it went out."""
         if turn in self._begun:
-            turn.is_still = False
+            self._moving.add(turn)
             self._moved_at = now_s
 
     def end(self, turn: Turn) -> None:
         """It has sent all, or failed."""
         self._begun.discard(turn)
+        self._moving.discard(turn)
