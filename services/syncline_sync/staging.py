@@ -46,6 +46,10 @@ class Staging:
         self._is_over = False
         """Nobody looks any more whether pushes stand still: none is taken."""
         self._staged: dict[tuple[int, str, int, int], Staged] = {}
+        self._by_whose: dict[tuple[int, str], dict[tuple[int, int], Staged]] = {}
+        """The same by (fragment, replica), then (incarnation, seq); of the first there may be
+        thousands.
+        """
         self._answered: dict[tuple[int, str], tuple[int, int, Judgement]] = {}
         """The last judgement of each (fragment, replica), for a rank that did not hear it."""
         self._left: dict[tuple[int, str], tuple[int, int, int]] = {}
@@ -73,7 +77,7 @@ class Staging:
         """
         key = _key(header)
         known = self._answered.get(key[:2])
-        if any(other[:2] == key[:2] and other >= key for other in self._staged):
+        if any(other >= key[2:] for other in self._by_whose.get(key[:2], ())):
             return False
         if known is not None and known[:2] > key[2:]:
             return False
@@ -99,7 +103,7 @@ class Staging:
         key = _key(header)
         staged = self._staged.get(key)
         if staged is None:
-            if any(other[:2] == key[:2] and other > key for other in self._staged):
+            if any(other > key[2:] for other in self._by_whose.get(key[:2], ())):
                 raise InvalidRequest("seq: a newer push of this fragment has begun.")
             staged = self._begin(key, header)
         try:
@@ -266,18 +270,23 @@ class Staging:
         self._drop_older(key)
         answer: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
         staged = self._staged[key] = Staged(key, header, reservation, answer)
+        self._by_whose.setdefault(key[:2], {})[key[2:]] = staged
         return staged
 
     def _forget(self, staged: Staged) -> None:
         if self._staged.get(staged.key) is staged:
             del self._staged[staged.key]
+            theirs = self._by_whose[staged.key[:2]]
+            del theirs[staged.key[2:]]
+            if not theirs:
+                del self._by_whose[staged.key[:2]]
             self._budget.give_back(staged.reservation)
             staged.coming, staged.shards, staged.calls = {}, {}, {}
 
     def _drop_older(self, key: tuple[int, str, int, int]) -> None:
         """A replica that starts a push of a fragment has given up its unfinished older ones."""
-        for staged in list(self._staged.values()):
-            if staged.key[:2] == key[:2] and staged.key < key and not staged.submitted:
+        for staged in list(self._by_whose.get(key[:2], {}).values()):
+            if staged.key < key and not staged.submitted:
                 self.drop(staged, InvalidRequest("seq: a newer push has replaced this one."))
 
     def _place(self, key: tuple[int, str, int, int]) -> int | None:

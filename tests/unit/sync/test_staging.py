@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from syncline_proto.errors import InvalidRequest, Overloaded
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
-from syncline_sync.shard import COUNT_MAX, RANKS_MAX
+from syncline_sync.places import Places
+from syncline_sync.shard import COUNT_MAX, RANKS_MAX, shard_of
+from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staging
 from syncline_testing.staging import (
     BYTES,
@@ -367,3 +371,28 @@ def test_who_is_told_to_try_later_keeps_its_place_and_its_older_push() -> None:
         assert again.reservation.granted.done() and not behind.reservation.granted.done()
 
     run(scenario)
+
+
+def test_to_begin_a_push_takes_no_longer_the_more_are_under_way() -> None:
+    counts: list[int] = []
+
+    async def scenario(staging: Staging, budget: Budget, under_way: int) -> None:
+        for number in range(under_way):
+            joined(staging, header(f"r{number}"))
+        shard = shard_of(Places(LAYOUT), header("last"), Slabs())
+        count = 0
+
+        def counted(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(counted)
+        staged = staging.join(shard)
+        staging.answer(header("nobody"), YES)
+        staging.drop(staged, InvalidRequest("no more"))
+        sys.setprofile(None)
+        counts.append(count)
+
+    for under_way in (5, 500):
+        run(partial(scenario, under_way=under_way), limit=1000 * BYTES)
+    assert counts[0] == counts[1]
