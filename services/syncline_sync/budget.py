@@ -14,8 +14,8 @@ import asyncio
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from syncline_proto.errors import Overloaded
@@ -65,6 +65,14 @@ class Budget:
         """By run and replica, likewise."""
         self._waiting: dict[tuple[str, str], list[Reservation]] = {}
         """By run and replica, then by place; no list is empty."""
+        self._heads: dict[str, list[tuple[int, int, int, Reservation]]] = {}
+        """By run: the first of each of its replicas, behind what that holds and its place.
+
+        In order, so that who comes next is found without a look at all of them: there may be
+        thousands. The third is there to be different. No list is empty.
+        """
+        self._least = 0
+        """No size that is waited for is less."""
         self.waiters = 0
         """Reservations that are waited for."""
 
@@ -80,8 +88,10 @@ class Budget:
         reservation = Reservation(
             run, replica, size, place, asyncio.get_running_loop().create_future()
         )
-        line = self._waiting.setdefault(reservation.whose, [])
-        bisect.insort(line, reservation, key=lambda waiting: waiting.place)
+        with self._ranked(reservation.whose):
+            line = self._waiting.setdefault(reservation.whose, [])
+            bisect.insort(line, reservation, key=_place_of)
+        self._least = min(size, self._least) if self.waiters else size
         self.waiters += 1
         # Without room for this one nobody comes in: who was next still waits, or waits behind it.
         # So the lines are not looked through then; there may be thousands.
@@ -111,10 +121,13 @@ class Budget:
         """End a reservation, granted or still waited for."""
         if reservation.granted.done():
             self._hold(reservation, -reservation.size)
-        else:
-            self._unqueue(reservation)
-            reservation.granted.cancel()
-        self._admit()
+            self._admit()
+            return
+        is_first = self._waiting[reservation.whose][0] is reservation
+        self._unqueue(reservation)
+        reservation.granted.cancel()
+        if is_first:  # of another nobody was kept out
+            self._admit()
 
     def _admit(self) -> None:
         while (reservation := self._next()) is not None:
@@ -124,38 +137,68 @@ class Budget:
 
     def _next(self) -> Reservation | None:
         """Who comes next, if there is room for it."""
+        room = self.limit - self.used
+        if self.used and self._least > room:
+            return None
+        firsts = (self._first_in_share(heads, room) for heads in self._heads.values())
         first = min(
-            (line[0] for line in self._waiting.values() if self._is_in_share(line[0])),
-            key=lambda reservation: (
-                self._held[reservation.run],
-                self._held_by[reservation.whose],
-                reservation.place,
-            ),
+            (first for first in firsts if first is not None),
+            key=lambda first: (self._held[first[-1].run], *first[:2]),
             default=None,
         )
-        return first if first is not None and self._has_room(first) else None
+        return first[-1] if first is not None and self._has_room(first[-1]) else None
+
+    def _first_in_share(
+        self, heads: list[tuple[int, int, int, Reservation]], room: int
+    ) -> tuple[int, int, int, Reservation] | None:
+        """The first whose replica may have it as far as what the others hold goes."""
+        for head in heads:
+            held, size = head[0], head[-1].size
+            if not held or size + held <= room:
+                return head
+            if self._least + held > room:  # and those behind it hold as much
+                break
+        return None
 
     def _has_room(self, reservation: Reservation) -> bool:
         """Whether it fits beside what is held; one alone always does."""
         return not self.used or self.used + reservation.size <= self.limit
 
-    def _is_in_share(self, reservation: Reservation) -> bool:
-        """Whether its replica may have it as far as what the others hold goes."""
-        held = self._held_by[reservation.whose]
-        return not held or self.used + reservation.size + held <= self.limit
+    @contextmanager
+    def _ranked(self, whose: tuple[str, str]) -> Generator[None]:
+        """Keep a replica's place among the first of its run, whatever the block does to it."""
+        if whose in self._waiting:
+            heads = self._heads[whose[0]]
+            del heads[bisect.bisect_left(heads, self._rank(whose))]
+            if not heads:
+                del self._heads[whose[0]]
+        yield
+        if whose in self._waiting:
+            bisect.insort(self._heads.setdefault(whose[0], []), self._rank(whose))
+
+    def _rank(self, whose: tuple[str, str]) -> tuple[int, int, int, Reservation]:
+        first = self._waiting[whose][0]
+        return self._held_by[whose], first.place, id(first), first
 
     def _unqueue(self, reservation: Reservation) -> None:
-        line = self._waiting[reservation.whose]
-        line.remove(reservation)
-        if not line:
-            del self._waiting[reservation.whose]
+        with self._ranked(reservation.whose):
+            line = self._waiting[reservation.whose]
+            at = bisect.bisect_left(line, reservation.place, key=_place_of)
+            del line[line.index(reservation, at)]
+            if not line:
+                del self._waiting[reservation.whose]
         self.waiters -= 1
 
     def _hold(self, reservation: Reservation, size: int) -> None:
-        self.used += size
-        self._held[reservation.run] += size
-        self._held_by[reservation.whose] += size
-        if not self._held[reservation.run]:
-            del self._held[reservation.run]
-        if not self._held_by[reservation.whose]:
-            del self._held_by[reservation.whose]
+        with self._ranked(reservation.whose):
+            self.used += size
+            self._held[reservation.run] += size
+            self._held_by[reservation.whose] += size
+            if not self._held[reservation.run]:
+                del self._held[reservation.run]
+            if not self._held_by[reservation.whose]:
+                del self._held_by[reservation.whose]
+
+
+def _place_of(reservation: Reservation) -> int:
+    return reservation.place

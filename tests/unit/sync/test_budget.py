@@ -244,3 +244,27 @@ def test_to_ask_where_there_is_no_room_takes_no_longer_the_more_wait() -> None:
         return count
 
     assert asyncio.run(calls(500)) == asyncio.run(calls(5))
+
+
+def test_to_give_back_takes_no_longer_the_more_wait() -> None:
+    async def calls(waiting: int) -> int:
+        budget, count = Budget(3), 0
+        # Who holds something and wants more, and who holds nothing; of one replica many, too.
+        rooms = [budget.ask("run", 1, replica=str(number)) for number in range(2)]
+        for number in range(waiting):
+            budget.ask("run", 2, replica=str(number))
+            budget.ask("run", 1, replica="many")
+        last = budget.ask("run", 1, replica="many")
+
+        def counted(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(counted)
+        budget.give_back(rooms[0])
+        budget.give_back(rooms[1])
+        sys.setprofile(None)
+        budget.give_back(last)
+        return count
+
+    assert asyncio.run(calls(500)) == asyncio.run(calls(5))
