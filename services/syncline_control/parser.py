@@ -20,7 +20,10 @@ CHUNK_BYTES = 256
 
 
 class Parser(h11.Connection):
-    """The server's side of a connection. Bodies of too many small chunks are against its rules."""
+    """The server's side of a connection.
+
+    Bodies of too many small chunks are against its rules, and so are those of two lengths.
+    """
 
     def __init__(self, head_bytes_max: int) -> None:
         super().__init__(h11.SERVER, head_bytes_max)
@@ -45,6 +48,9 @@ class Parser(h11.Connection):
             event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._bytes = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                # Where the body ends would be another place to who goes by the length.
+                raise h11.RemoteProtocolError("a body of two lengths")
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_start
             self._bytes += len(event.data)

@@ -39,6 +39,9 @@ HEAD_S = 10.0
 
 HEAD_BYTES_MAX = 16 << 10
 
+TAKEN_S, TAKEN_BYTES = 30.0, 16 << 10
+"""Of what lies here of an answer its reader takes so many bytes, or all, in so many seconds."""
+
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 log = structlog.get_logger()
@@ -48,16 +51,19 @@ class Connection(H11Protocol):
     """uvicorn's connection, but one that sends no whole request is closed after ``HEAD_S``.
 
     The same holds for what is left of a body whose request was refused; closed before it came, the
-    answer would be lost. Of more connections than there may be the new one is sent away; uvicorn
-    would refuse whoever asks, those who are here included, and keep them all.
+    answer would be lost. Whoever takes nothing of an answer is cut. Of more connections than there
+    may be the new one is sent away; uvicorn would refuse whoever asks, those who are here included,
+    and keep them all.
     """
 
     _deadline: asyncio.TimerHandle | None = None
+    _taking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
         self.conn = Parser(HEAD_BYTES_MAX)
+        transport.set_write_buffer_limits(0)  # so that we hear of all that is not taken at once
         most, self.limit_concurrency = self.limit_concurrency, None
         if most is not None and len(self.connections) > most:
             transport.write(FULL)
@@ -72,6 +78,15 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._rest()
+        self._has_taken()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._has_taken()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, and close; whoever works on an answer hears that nobody waits."""
@@ -88,6 +103,21 @@ class Connection(H11Protocol):
             self._rest()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _look(self, left: int) -> None:
+        self._taking = self.loop.call_later(TAKEN_S, self._look_again, left)
+
+    def _look_again(self, before: int) -> None:
+        left = self.transport.get_write_buffer_size()
+        if before - left < TAKEN_BYTES:
+            self.transport.abort()  # to close it would wait for the reader
+        else:
+            self._look(left)
+
+    def _has_taken(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
 
     def _rest(self) -> None:
         if self._deadline is not None:

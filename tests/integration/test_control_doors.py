@@ -131,6 +131,37 @@ async def test_a_connection_without_a_whole_request_is_closed_and_an_idle_one_is
         to_kept.close()
 
 
+@pytest.mark.parametrize("connection", [b"keep-alive", b"close"])
+async def test_who_takes_nothing_of_an_answer_is_cut(
+    state: State, monkeypatch: pytest.MonkeyPatch, connection: bytes
+) -> None:
+    monkeypatch.setattr(server, "TAKEN_S", 0.2)
+    asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
+    async with serving(create_app(state)) as port:
+        _reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        # As much as the system holds, and then some that lies with us.
+        writer.write((asked + b"\r\n") * 200 + asked + b"Connection: %s\r\n\r\n" % connection)
+        try:
+            with pytest.raises(ConnectionError):
+                async with asyncio.timeout(30):
+                    while True:
+                        writer.write(b" ")
+                        await writer.drain()
+                        await asyncio.sleep(0.1)
+        finally:
+            writer.transport.abort()
+
+
+async def test_who_takes_an_answer_in_time_has_all_of_it(state: State) -> None:
+    asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
+    async with serving(create_app(state)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write((asked + b"\r\n") * 200 + asked + b"Connection: close\r\n\r\n")
+        taken = await reader.read()
+        assert taken.count(b"HTTP/1.1 200") == 201
+        writer.close()
+
+
 CHUNKED = (
     b"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n"

@@ -114,6 +114,7 @@ PROTOCOL = [
     f"{state.STREAMS_MAX} event streams are open",
     f"does not begin within {server.HEAD_S:g} s is closed, an idle one after "
     f"{server.KEEP_ALIVE_S} s",
+    f"less than {server.TAKEN_BYTES >> 10} KiB of an answer in {server.TAKEN_S:g} s",
     f"a count is over {power(reports.COUNT_MAX + 1)} - 1",
     # Layouts.
     f"at most {power(layout.FRAGMENT_ELEMENTS_MAX)} elements",

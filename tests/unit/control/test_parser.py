@@ -69,3 +69,11 @@ def test_a_head_or_trailer_that_comes_all_at_once_is_bounded_like_any() -> None:
     fits = b"a:\r\n" * 100 + b"\r\n"
     assert kinds(events(HEAD + fits)) == ["Request", "EndOfMessage"]
     assert kinds(events(CHUNKED + b"0\r\n" + fits)) == ["Request", "EndOfMessage"]
+
+
+def test_a_body_has_one_length() -> None:
+    """A proxy that goes by the other would take a part of the body for the next request."""
+    for both in (CHUNKED[:-2] + b"Content-Length: 5\r\n\r\n", HEAD + b"Content-Length: 5\r\n"
+                 b"transfer-encoding: chunked\r\n\r\n"):  # fmt: skip
+        assert kinds(events(both + b"0\r\n\r\n" + HEAD + b"\r\n")) == ["ConnectionClosed"]
+    assert kinds(events(HEAD + b"Content-Length: 5\r\n\r\nabcde"))[-1] == "EndOfMessage"
