@@ -27,7 +27,7 @@ Parse = Callable[[bytes], Any]
 Write = Callable[[Any], bytes]
 
 LARGE = 1 << 16
-"""Bytes from which on a request counts, and fields in it that nobody here knows are not kept."""
+"""Bytes from which on a request is large, and fields in it that nobody here knows are not kept."""
 
 HELD_MAX = 64 << 20
 """Bytes of large messages that may be held at a time. A request is held until its call ends, which
@@ -36,19 +36,46 @@ message of a stream, until the next is asked for.
 
 Each may take four times as much once it is read."""
 
+MIDDLING, MIDDLING_MAX = 4 << 10, 256 << 20
+"""The same of requests that are not large: bytes from which on one counts, and that may be held.
+
+Ours are of some hundred bytes. A connection may have thousands that wait, of 64 KiB each.
+"""
+
 THING_BYTES = 40
-"""Each box, tensor and fragment that a large message names counts as so many bytes, if that is more
+"""Each box, tensor and fragment that a message names counts as so many bytes, if that is more
 than the message has on the wire: a box takes 8 bytes there, and with its lists 157 once it is read.
 """
+
+
+class _Held:
+    """Bytes of requests whose calls have not ended."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes = most, 0
+
+    @contextmanager
+    def holding(self, size: int) -> Generator[None]:
+        """Count bytes of a request that is kept, be it by gRPC until its call ends, or by who reads
+        it.
+
+        Raises:
+            Overloaded: such requests are too many bytes already.
+        """
+        if size and self._bytes + size > self._most:
+            raise Overloaded("The sync service has too many large requests to answer; try later.")
+        self._bytes += size
+        try:
+            yield
+        finally:
+            self._bytes -= size
 
 
 class Reader(Doorkeeper):
     """Parses the messages of every call, in place of gRPC."""
 
-    def __init__(self, held_max: int = HELD_MAX) -> None:
-        self._held_max = held_max
-        self._held = 0
-        """Bytes of the large requests whose calls have not ended."""
+    def __init__(self, held_max: int = HELD_MAX, middling_max: int = MIDDLING_MAX) -> None:
+        self._large, self._middling = _Held(held_max), _Held(middling_max)
 
     def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
         """A handler of the same kind that takes bytes, and refuses those that are no message."""
@@ -131,33 +158,19 @@ class Reader(Doorkeeper):
             InvalidRequest: as ``parsed``.
             Overloaded: such messages are too much already.
         """
-        size = len(data) if len(data) > LARGE else 0
-        held.enter_context(self._holding(size))
+        size = len(data)
+        if size <= MIDDLING:
+            return parsed(parse, method, data)
+        such = self._large if size > LARGE else self._middling
+        held.enter_context(such.holding(size))
         message = parsed(parse, method, data)
         try:
-            if size:
-                more = THING_BYTES * _things(message) - size
-                held.enter_context(self._holding(max(more, 0)))
+            more = THING_BYTES * _things(message) - size
+            held.enter_context(such.holding(max(more, 0)))
         except Overloaded:
             del message  # as in ``parsed``
             raise
         return message
-
-    @contextmanager
-    def _holding(self, size: int) -> Generator[None]:
-        """Count bytes of a request that is kept, be it by gRPC until its call ends, or by who reads
-        it.
-
-        Raises:
-            Overloaded: such requests are too many bytes already.
-        """
-        if size and self._held + size > self._held_max:
-            raise Overloaded("The sync service has too many large requests to answer; try later.")
-        self._held += size
-        try:
-            yield
-        finally:
-            self._held -= size
 
 
 def parsed(parse: Parse, method: str, data: bytes) -> Any:

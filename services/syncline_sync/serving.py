@@ -81,11 +81,15 @@ PENDING_MAX = 4 * CALLS_MAX
 Left to itself it does so with some from 1,000 on, and with all from 3,000 on.
 """
 
+PENDING_S = 30
+"""A call that the loop has not taken up for so long, gRPC throws away likewise."""
+
 CHANNEL_OPTIONS = (
     *_LINE_OPTIONS,
     ("grpc.max_concurrent_streams", CALLS_MAX),
     ("grpc.server.max_pending_requests", PENDING_MAX),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
+    ("grpc.server_max_unrequested_time_in_server", PENDING_S),
     ("grpc.max_receive_message_length", 8 << 20),
     ("grpc.max_send_message_length", 8 << 20),
 )

@@ -30,7 +30,7 @@ from syncline_sync.core import detector, merge, record
 from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX
 from syncline_sync.host import STOP_S
 from syncline_sync.process import LAST_REPORTS_S
-from syncline_sync.reading import HELD_MAX, LARGE, THING_BYTES
+from syncline_sync.reading import HELD_MAX, LARGE, MIDDLING, MIDDLING_MAX, THING_BYTES
 from syncline_sync.run import LOOKS
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX
 from syncline_sync.servicer import HEADER_WAIT_S
@@ -40,6 +40,7 @@ from syncline_sync.serving import (
     CALLS_MAX,
     CHANNEL_OPTIONS,
     PENDING_MAX,
+    PENDING_S,
     PROBE_OPTIONS,
     PROBES_MAX,
     PROBES_SHARE,
@@ -90,7 +91,7 @@ SPARSE[[0, 70, 149]] = 1, -3, 5
 
 PROTOCOL = [
     f"has {CALLS_MAX:,} calls already",
-    f"or {PENDING_MAX:,} calls wait to be taken up by it",
+    f"or {PENDING_MAX:,} calls wait to be taken up by it, or this one did so for {PENDING_S} s",
     f"match `{NAME_PATTERN}`",
     f"REST, at the control plane (default port {CONTROL['port'].default})",
     f"gRPC, at the sync service (default port {SYNC['port'].default})",
@@ -134,6 +135,7 @@ PROTOCOL = [
     f"The last {SMALL[record.KEPT]} steps are kept",
     f"to {SENDERS_MAX} pulls at a time",
     f"of more than {LARGE >> 10} KiB while the calls of {mib(HELD_MAX)} of such have not ended",
+    f"one of {MIDDLING >> 10} to {LARGE >> 10} KiB while those of {mib(MIDDLING_MAX)} of such",
     f"each box, tensor and fragment in it counts as {THING_BYTES} bytes at least",
     f"for {LAN.call_s:g} s (lan; {WAN.call_s:g} s wan) is cut",
     f"While {ENDING_MAX} cut pulls of a run",

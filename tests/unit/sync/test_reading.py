@@ -13,7 +13,7 @@ import pytest
 from syncline_proto.counts import BOXES_MAX, TENSORS_MAX
 from syncline_proto.errors import InvalidRequest, Overloaded
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.reading import LARGE, THING_BYTES, Reader, parsed
+from syncline_sync.reading import LARGE, MIDDLING, THING_BYTES, Reader, parsed
 
 BOX = pb.Box(tensor=1, offsets=[2], sizes=[3])
 
@@ -102,23 +102,27 @@ def test_a_message_of_too_many_things_is_gone_before_its_sender_is_told(
     assert frames and not any(isinstance(value, type(message)) for value in held)
 
 
-MANY = 20_000
-HEAVY: dict[str, Any] = {
-    "Pull": pb.PullRequest(boxes=[BOX] * MANY),
-    "Push": pb.PushRequest(header=pb.PushHeader(boxes=[BOX] * MANY)),
-    "OpenRun": pb.OpenRunRequest(
-        layout=pb.Layout(tensors=[pb.Tensor()], fragments=[pb.Fragment(boxes=[BOX] * MANY)])
-    ),
-}
+def heavy(method: str, many: int) -> Any:
+    """A request of so many boxes."""
+    boxes = [BOX] * many
+    if method == "Pull":
+        return pb.PullRequest(boxes=boxes)
+    if method == "Push":
+        return pb.PushRequest(header=pb.PushHeader(boxes=boxes))
+    layout = pb.Layout(tensors=[pb.Tensor()], fragments=[pb.Fragment(boxes=boxes)])
+    return pb.OpenRunRequest(layout=layout)
 
 
-@pytest.mark.parametrize("method", HEAVY)
-def test_a_request_counts_by_what_it_names_until_its_call_has_ended(method: str) -> None:
+@pytest.mark.parametrize("many", [20_000, 1_000])
+@pytest.mark.parametrize("method", ["Pull", "Push", "OpenRun"])
+def test_a_request_counts_by_what_it_names_until_its_call_has_ended(method: str, many: int) -> None:
     """On the wire three of them would have room."""
-    data = HEAVY[method].SerializeToString()
-    most = 5 * THING_BYTES * MANY // 4
-    assert LARGE < len(data) < most // 3
-    reader, kind = Reader(most), type(HEAVY[method])
+    data = heavy(method, many).SerializeToString()
+    most = 5 * THING_BYTES * many // 4
+    assert MIDDLING < len(data) < most // 3
+    is_large = len(data) > LARGE
+    reader = Reader(most, 0) if is_large else Reader(0, most)  # each kind has its own
+    kind = type(heavy(method, many))
 
     async def stream() -> AsyncIterator[bytes]:
         yield data
@@ -142,5 +146,14 @@ def test_a_request_counts_by_what_it_names_until_its_call_has_ended(method: str)
                 frames = [frame for frame, _ in traceback.walk_tb(error.tb)]
                 held = [value for frame in frames for value in frame.f_locals.values()]
                 assert not any(isinstance(value, kind) for value in held)
+
+    asyncio.run(scenario())
+
+
+def test_small_requests_are_not_counted() -> None:
+    async def scenario() -> None:
+        reader, data = Reader(0, 0), pb.PullRequest(run="r", boxes=[BOX] * 100).SerializeToString()
+        async with reader._one(pb.PullRequest.FromString, "Pull", data) as message:
+            assert len(message.boxes) == 100
 
     asyncio.run(scenario())
