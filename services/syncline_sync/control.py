@@ -71,6 +71,9 @@ class ControlLink:
         self._hurry = asyncio.Event()
         self._in_vain = 0
         """How often the oldest reports were answered with a failure, in a row."""
+        self._is_behind = False
+        """Its database has cost reports, and it has taken nothing since: nothing else may come of a
+        run that has ended or waits, so a hello that is taken makes up for them, too."""
         self._welcome = asyncio.Event()
         """A hello has been taken: who is refused has no part in runs, but for those on its disk."""
         self._reports, self._snapshot, self._tell_anew = reports, snapshot, tell_anew
@@ -115,6 +118,8 @@ class ControlLink:
             self._caller.see_hello(answer.is_success)
             if answer.is_success:
                 self._welcome.set()
+                if self._is_behind:
+                    self._taken()
             # Not wait_for: before Python 3.12 it loses a cancellation that comes with the hurry.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HELLO_S):
@@ -186,17 +191,24 @@ class ControlLink:
         if answer.is_success:
             self._in_vain = 0
             self._reports.settle()
-            for name in self._reports.taken():
-                self._tell_anew(name)
+            self._taken()
             return
         self._in_vain += 1
-        if code_of(answer) == StoreError.code and self._in_vain < STORE_PATIENCE:
+        is_stores = code_of(answer) == StoreError.code
+        if is_stores and self._in_vain < STORE_PATIENCE:
             self._reports.put_back(run, batch)
             return
         self._in_vain = 0
+        self._is_behind = self._is_behind or is_stores
         self._reports.settle()
         if answer.status_code != 404:  # of a run that is no more nothing is ever heard
             self._reports.lose(run, len(batch))
+
+    def _taken(self) -> None:
+        """It takes what it is told: tell where runs stand of which it missed something."""
+        self._is_behind = False
+        for name in self._reports.taken():
+            self._tell_anew(name)
 
 
 def _text(reports: Reports) -> str:

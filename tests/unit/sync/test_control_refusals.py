@@ -15,7 +15,7 @@ from syncline_proto.reports import EventIn, Reports, Settled
 from syncline_proto.rest import Problem
 from syncline_sync import calling, control
 from syncline_sync.report_queue import ReportQueue
-from syncline_testing.linked import link_to
+from syncline_testing.linked import link_to, running
 
 
 def event(number: int) -> EventIn:
@@ -78,5 +78,45 @@ def test_a_run_whose_reports_were_refused_is_told_anew(
             reports.put("run", word)
             await link.send_last(20)
         assert (said, told) == ([0, 5], ["run"])
+
+    asyncio.run(scenario())
+
+
+def test_a_run_of_which_nothing_more_comes_is_told_anew_once_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have ended, or stand still, while the database failed for too long."""
+    monkeypatch.setattr(calling, "RETRY_S", (0.001, 0.001))
+    monkeypatch.setattr(control, "HELLO_S", 0.01)
+    full = Problem(title="Store", status=500, detail="The database failed.", code=StoreError.code)
+    least = control.STORE_PATIENCE * control.REPORT_TRIES
+    tries, room = 0, False
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal tries
+        if request.method == "PUT":
+            return httpx.Response(204 if room else 503)
+        if request.method == "POST":
+            tries += 1
+            return httpx.Response(500, content=full.model_dump_json())
+        return httpx.Response(503)
+
+    async def scenario() -> None:
+        nonlocal room
+        reports, told, anew = ReportQueue(), list[str](), asyncio.Event()
+
+        def tell(run: str) -> None:
+            told.append(run)
+            anew.set()
+
+        reports.put("run", event(0))
+        async with link_to(answer, reports=reports, tell_anew=tell) as link, running(link):
+            while not reports.dropped:
+                await asyncio.sleep(0.01)
+            assert (told, tries) == ([], least), "it takes nothing now"
+            room = True
+            async with asyncio.timeout(20):
+                await anew.wait()
+        assert (told, tries) == (["run"], least)
 
     asyncio.run(scenario())
