@@ -13,10 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
-from syncline_proto.errors import Setting, SynclineError
-
-FAULT = 1
-"""The exit code."""
+from syncline_proto.errors import ConfigError, Setting, SynclineError
 
 INTERRUPTED = "It was interrupted."
 """What the run's log says of Ctrl+C."""
@@ -31,14 +28,27 @@ IN_SHELLS: Mapping[Setting, str] = {
 }
 """How a setting is set there."""
 
+OF_THE_WORKER = frozenset(
+    {"prometheus_client", "pyarrow", "rich", "safetensors", "tensorboard", "tokenizers", "torch"}
+    | {"transformers"}
+)
+"""What the extra ``worker`` brings; where only services are installed it is not there."""
+
 Given = ParamSpec("Given")
 Value = TypeVar("Value")
 
 
-def said_of(fault: Exception) -> str:
-    """One sentence for the person at the screen."""
+def error_of(fault: Exception) -> SynclineError:
+    """The fault as one sentence for the person at the screen: ours, or an extra that is missing."""
+    if isinstance(fault, ModuleNotFoundError) and fault.name is not None:
+        package = fault.name.partition(".")[0]
+        if package in OF_THE_WORKER:
+            return ConfigError(
+                f"This needs {package}, which is not installed here: "
+                "pip install 'syncline[worker]'."
+            )
     said = f"{type(fault).__name__}: {fault}".partition("\n")[0]
-    return f"A fault of ours ({said}); SYNCLINE_DEBUG=1 shows where, please report."
+    return SynclineError(f"A fault of ours ({said}); SYNCLINE_DEBUG=1 shows where, please report.")
 
 
 def told(error: SynclineError, ways: Mapping[Setting, str]) -> str:

@@ -24,7 +24,7 @@ def run(arguments: list[str]) -> int:
     """Run one command; return the exit code."""
     from syncline.cli import output
     from syncline.cli.commands import app
-    from syncline.faults import FAULT, said_of, trace_if_asked
+    from syncline.faults import error_of, trace_if_asked
     from syncline_proto.errors import SynclineError
 
     try:
@@ -38,6 +38,5 @@ def run(arguments: list[str]) -> int:
         return output.error(problem)
     except Exception as fault:
         trace_if_asked()
-        output.error(SynclineError(said_of(fault)))
-        return FAULT
+        return output.error(error_of(fault))
     return 0

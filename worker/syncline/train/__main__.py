@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from syncline.faults import FAULT, IN_SHELLS, said_of, told, trace_if_asked
+from syncline.faults import IN_SHELLS, error_of, told, trace_if_asked
 from syncline.interrupts import INTERRUPTED, end
 from syncline.uncollected import uncollected
 from syncline_proto.errors import ProcessFailed, SynclineError
@@ -39,8 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as fault:
         trace_if_asked()
-        sys.stderr.write(f"error: {said_of(fault)}\n")
-        return FAULT
+        problem = error_of(fault)
+        sys.stderr.write(f"error: {problem.message}\n")
+        return problem.exit_code
     return 0
 
 
