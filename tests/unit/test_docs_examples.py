@@ -44,6 +44,7 @@ from syncline_testing.pages import (
 from syncline_testing.training import LLAMA
 
 README = ROOT / "README.md"
+COMING = ROOT / "docs" / "coming-from.md"
 PROGRAMS: dict[str, Any] = {
     "syncline": typer.main.get_command(app),
     "syncline-control": typer.main.get_command(control),
@@ -104,8 +105,8 @@ def one_thread() -> Generator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_the_loop_of_the_readme_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def trains(page: Path, block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block, alone, given the names that its page leaves to the reader."""
     monkeypatch.delenv("SYNCLINE_CONTROL", raising=False)
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**{**LLAMA, "vocab_size": 16}))
@@ -115,9 +116,23 @@ def test_the_loop_of_the_readme_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": [batch] * 20}
     before = model(**batch).loss.item()
     with structlog.testing.capture_logs():
-        exec(compile(fenced(README, "python")[0], README.name, "exec"), names)
-    assert names["loss"].item() < before / 2
-    assert names["replica"].settings.token_budget == names["settings"]["token_budget"]
+        exec(compile(block, page.name, "exec"), names)
+    assert model(**batch).loss.item() < before / 2
+    settings, given = names["replica"].settings, names["settings"]
+    assert settings.token_budget == given["token_budget"]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_loop_of_the_readme_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    trains(README, fenced(README, "python")[0], monkeypatch)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", ["ddp", "torchft", "opendiloco", "hivemind", "flower"])
+def test_our_loop_beside_that_of_others_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stands on the page after one of theirs, which is only compiled."""
+    (block,) = (one for one in fenced(COMING, "python") if f'run="from-{name}"' in one)
+    trains(COMING, block, monkeypatch)
 
 
 def test_arguments_of_a_replica_in_sentences_exist() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from syncline_proto.exporter import REQUEST_S, REQUESTS_MAX
 from syncline_proto.merging import PenaltySettings
 from syncline_proto.names import NAME_PATTERN
 from syncline_proto.rest import WHY_CHARACTERS_MAX
-from syncline_proto.settings import PRESETS, RunSettings, TimeoutSettings
+from syncline_proto.settings import PRESETS, DownCodecName, RunSettings, TimeoutSettings
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
 from syncline_sync.core import detector, merge, record
 from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX
@@ -237,11 +238,24 @@ DEPLOYMENT = [
     f"and 1/{1 / PROBES_SHARE:g} of that limit",
 ]
 
+TWO_MACHINES = [
+    *(
+        f"| `{each.name}`{' (default)' * (each.name == RUN.codec.up)} | "
+        f"{round(each.size(1 << 20) / (1 << 20), 3):g} | yes | "
+        f"{'yes' if each.name in get_args(DownCodecName) else 'no'} |"
+        for each in codec.CODECS
+    ),
+    f"leases of {WAN.lease_s:g} s, and patience of an hour",
+    f"until the lease has run out ({WAN.lease_s:g} s;",
+    f"replicas wait up to an hour (`lan`: {SMALL[int(LAN.give_up_s / 60)]} minutes)",
+]
+
 PROMISES = {
     "docs/protocol.md": PROTOCOL,
     "docs/operations.md": OPERATIONS,
     "docs/configuration.md": CONFIGURATION,
     "docs/deployment.md": DEPLOYMENT,
+    "docs/two-machines.md": TWO_MACHINES,
     "README.md": README,
 }
 
