@@ -189,6 +189,17 @@ def test_fewer_replicas_than_a_round_needs_are_refused(job: str, tmp_path: Path)
         plan_up(job, str(tmp_path), ["run.min_replicas=3"], 2, 0, None)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "replicas"),
+    [(["run.max_replicas=2"], 3), (["run.max_replicas=2", "up.replicas=3"], None)],
+)
+def test_more_replicas_than_have_a_place_are_refused(
+    job: str, tmp_path: Path, overrides: list[str], replicas: int | None
+) -> None:
+    with pytest.raises(ConfigError, match="run.max_replicas is 2 and 3 are started, so not"):
+        plan_up(job, str(tmp_path), overrides, replicas, 0, None)
+
+
 def test_sync_services_that_share_have_places_of_their_own(job: str, tmp_path: Path) -> None:
     assert plan_up(job, str(tmp_path), [], None, 3, None).shards == 1
     launch = plan_up(job, str(tmp_path), ["up.shards=2"], None, 3, None)

@@ -162,6 +162,29 @@ def test_settings_that_contradict_one_another_are_refused(
     assert expected in refused(tmp_path, SMALLEST, *overrides).message
 
 
+@pytest.mark.parametrize(
+    ("overrides", "blamed", "expected"),
+    [
+        (["run.quorum=5", "train.clip=none"], "run.quorum=5", "run: max_replicas (3) must be"),
+        (["optimizer.betas=[2, 2]"], "optimizer.betas=[2, 2]", "optimizer: betas: each must be"),
+        (["model.factory=a:b"], "model.factory=a:b", "model: give one of config"),
+        (["model.config.hidden_size=0"], "model.config.hidden_size=0", "model.config: hidden_size"),
+        (["run.token_budget=none"], "run.token_budget=none", 'optimizer.schedule "cosine" needs'),
+    ],
+)
+def test_of_a_contradiction_the_override_is_named_that_brought_it(
+    tmp_path: Path, overrides: list[str], blamed: str, expected: str
+) -> None:
+    text = SMALLEST.replace("[run]", "[run]\nmax_replicas = 3")
+    assert refused(tmp_path, text, *overrides).message.startswith(f"--set {blamed}: {expected}")
+
+
+def test_a_contradiction_in_the_file_is_the_files_whatever_is_set_beside_it(tmp_path: Path) -> None:
+    text = SMALLEST.replace("[run]", "[run]\nmax_replicas = 3\nquorum = 5")
+    said = refused(tmp_path, text, "train.clip=none").message
+    assert said.startswith(f"{tmp_path / 'job.toml'}: run: max_replicas (3) must be at least")
+
+
 def test_a_missing_section_is_named(tmp_path: Path) -> None:
     assert refused(tmp_path, "[run]\nname = 'one'\n").message.endswith("model is missing.")
 

@@ -171,11 +171,17 @@ def _expecting(
     """Load the job, and let the run expect as many replicas as will be started.
 
     Raises:
-        ConfigError: fewer are started than a round needs.
+        ConfigError: fewer are started than a round needs, or more than have a place.
     """
     given = [*overrides, *([f"up.replicas={replicas}"] if replicas else [])]
     job, given = _loaded(path, given)
     if job.run.expected_replicas is None or replicas:
+        most = job.run.max_replicas
+        if most is not None and most < job.up.replicas:
+            raise ConfigError(
+                f"run.max_replicas is {most} and {job.up.replicas} are started, so not all would "
+                "have a place: start fewer (up.replicas), or allow more."
+            )
         job, given = _loaded(path, [*given, f"run.expected_replicas={job.up.replicas}"])
     if job.run.min_replicas > job.up.replicas:
         raise ConfigError(

@@ -8,7 +8,9 @@ what is allowed. Paths in a job are taken from the working directory.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -108,7 +110,8 @@ class JobConfig(Section):
         """
         given = overrides or []
         values = apply_overrides(read_toml(Path(path)), given)
-        return cls.checked(values, str(path), given)
+        brought = partial(cls._brought_by, Path(path), given)
+        return cls.checked(values, str(path), given, brought)
 
     @classmethod
     def from_job(cls, job: dict[str, Any], origin: str = "the run's job") -> JobConfig:
@@ -121,9 +124,15 @@ class JobConfig(Section):
 
     @classmethod
     def checked(
-        cls, values: dict[str, Any], origin: str, overrides: Sequence[str] = ()
+        cls,
+        values: dict[str, Any],
+        origin: str,
+        overrides: Sequence[str] = (),
+        brought: Callable[[], str | None] = lambda: None,
     ) -> JobConfig:
         """Build a job of plain values.
+
+        ``brought`` finds the override, as it was typed, that contradicts the rest.
 
         Raises:
             ConfigError: a setting is unknown, missing or wrong. The sentence begins with
@@ -135,8 +144,18 @@ class JobConfig(Section):
             found = first(error)
             unknown = found["type"] == "extra_forbidden"
             is_set = is_overridden(found["loc"], overrides, is_unknown=unknown)
-            who = "--set: " if is_set else f"{origin}: "
-            raise ConfigError(f"{who}{finding(found, cls)}") from None
+            who = "--set" if is_set else brought() or origin
+            raise ConfigError(f"{who}: {finding(found, cls)}") from None
+
+    @classmethod
+    def _brought_by(cls, path: Path, overrides: list[str]) -> str | None:
+        """The last override without which the file would do; None: it is not theirs."""
+        for at in reversed(range(len(overrides))):
+            without = [*overrides[:at], *overrides[at + 1 :]]
+            with suppress(ValidationError):
+                cls.model_validate(apply_overrides(read_toml(path), without))
+                return f"--set {overrides[at]}"
+        return None
 
     def to_job(self) -> dict[str, Any]:
         """The job as plain values, ready for JSON: what the control plane keeps with the run."""
