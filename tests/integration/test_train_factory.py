@@ -225,7 +225,7 @@ def test_two_replicas_of_it_end_as_one_model(folder: Path, cluster: Cluster) -> 
         ("model.factory", "mine.models:number", "number of mine.models is nothing to call"),
         ("model.factory", "mine.models:nothing", "returned NoneType, not a torch.nn.Module"),
         ("model.factory", "mine.models:raises", "raised RuntimeError: no such table; SYNCLINE_DE"),
-        ("model.arguments.depth", "2", "model(width=16, depth=2) raised TypeError: model() got"),
+        ("model.arguments.depth", "2", "model(width=16, depth=2) cannot be called (got an unexpe"),
         ("model.arguments.width", "abc", "model(width='abc') raised TypeError: empty()"),
         (
             "model.factory",

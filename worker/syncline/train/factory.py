@@ -7,6 +7,7 @@ a run, which may come from anybody.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import reprlib
 import sys
@@ -47,15 +48,34 @@ def found(named: str, key: str) -> Callable[..., Any]:
     return factory
 
 
+def check_call(
+    factory: Callable[..., Any], named: str, key: str, *args: Any, **kwargs: Any
+) -> None:
+    """Refuse what a factory cannot be called with; what it does with that only a call would tell.
+
+    Raises:
+        ConfigError: it takes other arguments.
+    """
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some of what is written in C does not tell
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"{_call(named, key, *args, **kwargs)} cannot be called ({error}); correct "
+            f"{key.partition('.')[0]}.arguments, or the function."
+        ) from None
+
+
 def called(factory: Callable[..., Any], named: str, key: str, *args: Any, **kwargs: Any) -> Any:
     """Call a factory; what it raises is told in one sentence, with what it was given.
 
     Raises:
         ConfigError: it raised.
     """
-    given = [reprlib.repr(value) for value in args]
-    given += [f"{name}={reprlib.repr(value)}" for name, value in kwargs.items()]
-    return asked(f"{key}: {named}({', '.join(given)})", lambda: factory(*args, **kwargs))
+    return asked(_call(named, key, *args, **kwargs), lambda: factory(*args, **kwargs))
 
 
 def asked(who: str, act: Callable[[], Value]) -> Value:
@@ -69,6 +89,13 @@ def asked(who: str, act: Callable[[], Value]) -> Value:
     except Exception as error:
         trace_if_asked()
         raise ConfigError(f"{who} raised {said(error)}; SYNCLINE_DEBUG=1 shows where.") from error
+
+
+def _call(named: str, key: str, *args: Any, **kwargs: Any) -> str:
+    """The call, as it would be typed."""
+    given = [reprlib.repr(value) for value in args]
+    given += [f"{name}={reprlib.repr(value)}" for name, value in kwargs.items()]
+    return f"{key}: {named}({', '.join(given)})"
 
 
 def said(error: Exception) -> str:

@@ -6,21 +6,22 @@ import torch
 from torch import nn
 
 from syncline.train.config import JobConfig
-from syncline.train.factory import OF_MODEL, called, found
+from syncline.train.factory import OF_MODEL, called, check_call, found
 from syncline.train.folder import Vocabulary
 from syncline.train.model import build_model, check_model
 from syncline_proto.errors import ConfigError
 
 
 def check_made(job: JobConfig, vocabulary: Vocabulary | None = None) -> int | None:
-    """As ``check_model``; of a factory only that it is there, so nobody knows a size.
+    """As ``check_model``; of a factory only that it can be called, so nobody knows a size.
 
     Raises:
-        FileMissing, ConfigError, DataError: as ``check_model`` and ``found``.
+        FileMissing, ConfigError, DataError: as ``check_model``, ``found`` and ``check_call``.
     """
-    if job.model.factory is None:
+    named = job.model.factory
+    if named is None:
         return check_model(job, vocabulary)
-    found(job.model.factory, OF_MODEL)
+    check_call(found(named, OF_MODEL), named, OF_MODEL, **job.model.arguments)
     return None
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from syncline.data.cache import manifest_at
 from syncline.data.shards import TokenShards
 from syncline.data.sources import resolve
+from syncline.data.split import TRAIN
 from syncline.train.config import JobConfig
-from syncline.train.factory import OF_DATA, found
+from syncline.train.factory import OF_DATA, check_call, found
 from syncline.train.sections import DataSection, TrainSection
 from syncline_proto.errors import ConfigError
 
@@ -44,10 +45,13 @@ def check_data(job: JobConfig, *, ranks: int) -> None:
 
     Raises:
         DataError: there is no such source, or the prepared folder cannot be read.
-        ConfigError: the prepared folder holds too little, or there is no such factory.
+        ConfigError: the prepared folder holds too little, or there is no such factory, or it takes
+            other arguments.
     """
-    if job.data.factory is not None:
-        found(job.data.factory, OF_DATA)
+    named = job.data.factory
+    if named is not None:
+        given = (TRAIN, job.data.sequence_length)
+        check_call(found(named, OF_DATA), named, OF_DATA, *given, **job.data.arguments)
     elif job.data.url is not None:
         manifest_at(job.data.url)
     elif job.data.path is None:
