@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any, cast
 
-from syncline_proto.settings import RunSettings
+from syncline_proto.settings import LIVE, RunSettings
+
+FIXED = RunSettings.model_fields.keys() - LIVE
+"""What is settled when a run is created, and stays."""
 
 
-def in_words(has: RunSettings, asked: RunSettings) -> str:
+def in_words(
+    has: RunSettings, asked: RunSettings, of: Container[str] = RunSettings.model_fields
+) -> str:
     """All in which the run's settings differ from those asked for; "" where they are the same.
 
-    What nobody may have asked for is called the default.
+    What nobody may have asked for is called the default. ``of``: the settings, or groups of such,
+    that are looked at.
     """
     new = asked.model_dump(mode="json")
     bare = RunSettings(strategy=asked.strategy).model_dump(mode="json")
@@ -19,6 +25,7 @@ def in_words(has: RunSettings, asked: RunSettings) -> str:
     return "; ".join(
         f"{key}: the run has {one}, here {other}{'' if key in chosen else ', the default'}"
         for key, one, other in differences(has.model_dump(mode="json"), new)
+        if key.partition(".")[0] in of
     )
 
 

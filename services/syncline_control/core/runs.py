@@ -8,10 +8,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from syncline_proto.differing import in_words
+from syncline_proto.differing import FIXED, in_words
 from syncline_proto.errors import ConfigError, InvalidRequest, RunConflict
 from syncline_proto.rest import RunState, WaitsFor
-from syncline_proto.settings import RunSettings, changed
+from syncline_proto.settings import LIVE, RunSettings, changed
 
 ENDED = frozenset({RunState.STOPPED, RunState.FINISHED})
 
@@ -124,9 +124,19 @@ def check_scale(run: str, settings: RunSettings, replicas: int | None) -> None:
 def check_equal(run: str, has: RunSettings, asked: RunSettings) -> None:
     """
     Raises:
-        RunConflict: the run ``has`` other settings than those asked for; all are named.
+        RunConflict: the run ``has`` other settings than those asked for; all are named, and what
+            may yet be changed apart.
     """
-    if told := in_words(has, asked):
+    stays, may_change = in_words(has, asked, FIXED), in_words(has, asked, LIVE)
+    way = f"`syncline runs set {run} KEY=VALUE`"
+    if stays:
+        also = f"; {way} changes the rest ({may_change})" if may_change else ""
         raise RunConflict(
-            f"Run {run} exists with other settings ({told}); use its settings, or another name."
+            f"Run {run} exists with other settings, which stay ({stays}); use its settings, or "
+            f"another name{also}."
+        )
+    if may_change:
+        raise RunConflict(
+            f"Run {run} exists with other settings ({may_change}); use its settings, change them "
+            f"with {way}, or use another name."
         )

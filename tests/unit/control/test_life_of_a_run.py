@@ -80,16 +80,30 @@ def test_a_change_that_may_not_be_names_its_key(patch: dict[str, object], says: 
         patched(RunSettings(), patch)
 
 
-def test_all_settings_that_differ_are_named_with_whose_they_are() -> None:
+def test_all_settings_that_differ_are_named_with_whose_they_are_and_whether_they_stay() -> None:
     has = RunSettings(strategy="diloco", sync_every=8, token_budget=100)
-    asked = RunSettings(strategy="diloco", sync_every=16)
     check_equal("r", has, has)
-    with pytest.raises(RunConflict) as error:
-        check_equal("r", has, asked)
-    assert error.value.message == (
-        "Run r exists with other settings (sync_every: the run has 8, here 16; token_budget: the "
-        "run has 100, here none, the default); use its settings, or another name."
-    )
+    for asked, said in (
+        (
+            {"sync_every": 16},
+            "Run r exists with other settings, which stay (token_budget: the run has 100, here "
+            "none, the default); use its settings, or another name; `syncline runs set r "
+            "KEY=VALUE` changes the rest (sync_every: the run has 8, here 16).",
+        ),
+        (
+            {"sync_every": 8, "token_budget": 9},
+            "Run r exists with other settings, which stay (token_budget: the run has 100, here "
+            "9); use its settings, or another name.",
+        ),
+        (
+            {"sync_every": 16, "token_budget": 100},
+            "Run r exists with other settings (sync_every: the run has 8, here 16); use its "
+            "settings, change them with `syncline runs set r KEY=VALUE`, or use another name.",
+        ),
+    ):
+        with pytest.raises(RunConflict) as error:
+            check_equal("r", has, RunSettings.model_validate({"strategy": "diloco", **asked}))
+        assert error.value.message == said
 
 
 def test_differences_see_missing_keys_and_shorten_long_values() -> None:
