@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 
 import pytest
@@ -27,11 +28,11 @@ PAGE = "http://127.0.0.1:1/"
 END = ending(1_000_000)
 
 
-def told(*, now: Snapshot = NOW, end: Ending | None = None) -> list[str]:
+def told(*, start: Start = START, now: Snapshot = NOW, end: Ending | None = None) -> list[str]:
     """The lines that a replica really writes."""
     out = io.StringIO()
     progress = JsonListener(out)
-    progress.start(START)
+    progress.start(start)
     progress.update(now)
     progress.close(end)
     return out.getvalue().splitlines()
@@ -205,6 +206,23 @@ def test_a_line_of_a_log_says_whose_loss_it_shows_in_the_words_of_the_table() ->
         assert word in table and shown.count(f" {word} ") == 2
     assert "replica-0: loss" in shown and "replica-1: loss" in shown
     assert "held-out 3.750 bits/byte" in shown and "held-out –" in shown
+
+
+def test_losses_are_nats_a_token_where_nobody_counted_the_bytes() -> None:
+    seen = View(run="tiny", page=PAGE, replicas={"replica-0": ReplicaNow(name="replica-0")})
+    (replica,) = seen.replicas.values()
+    start = replace(START, bits_per_byte=None)
+    now = replace(NOW, bits_per_byte=math.nan, held_out_bits_per_byte=None)
+    replica.hear(told(start=start, now=now))
+    for shown in (live.line(seen), drawn(live.picture(seen))):
+        assert "2.600 nats/token" in shown and "2.500" in shown and "bits/byte" not in shown
+    end = replace(END, bits_per_byte_local=None, bits_per_byte_merged=None)
+    replica.hear(told(start=start, now=now, end=end))
+    found = result(seen, "folder", 1.0)
+    assert found is not None
+    shown = drawn(live.ending(found, PAGE))
+    assert row(shown, "before") == f"{START.held_out_loss:.3f} nats/token"
+    assert "2.0000" in shown and "bits/byte" not in shown
 
 
 def test_a_held_out_loss_from_before_training_is_marked() -> None:

@@ -6,6 +6,8 @@ It only shows; what is shown is ``launch.view``'s business.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -18,12 +20,15 @@ from syncline.cli import output
 from syncline.cli.window import Window
 from syncline.launch.view import ReplicaNow, Result, Screen, View
 from syncline.launch.words import way_on
-from syncline.train.progress import Snapshot
+from syncline.train.progress import Snapshot, with_unit
 
 LINE_S = 10.0
 """Between two lines where there is no terminal."""
 
 BAR_WIDTH = 36
+
+BITS, TRAINING_BITS = ">bits/byte", ">training bits/byte"
+"""Columns that stay away where the losses are nats per token alone."""
 
 
 class RunScreen(Screen, Protocol):
@@ -118,11 +123,9 @@ def _was_trained(tokens_per_second: float) -> str:
 
 def _losses(replica: ReplicaNow, now: Snapshot) -> str:
     """What a replica's row of the picture tells of its losses, under the same words."""
-    told = (
-        f"loss {output.decimals(now.loss)}",
-        f"training bits/byte {output.decimals(now.bits_per_byte)}",
-        f"held-out {replica.held_out or '–'}",
-    )
+    told = [f"loss {output.decimals(now.loss)}", f"held-out {replica.held_out or '–'}"]
+    if now.bits_per_byte is not None:
+        told.insert(1, f"training bits/byte {output.decimals(now.bits_per_byte)}")
     return f"{replica.name}: {', '.join(told)}"
 
 
@@ -139,7 +142,7 @@ def ending(result: Result, page: str) -> RenderableType:
 
     ``page``: where it was, for a result that outlives its services.
     """
-    columns = ("model", ">held-out loss", ">bits/byte", ">tokens", ">seconds", ">exposed sync")
+    columns = ("model", ">held-out loss", BITS, ">tokens", ">seconds", ">exposed sync")
     rows: list[tuple[object, ...]] = [
         (
             name,
@@ -166,7 +169,7 @@ def ending(result: Result, page: str) -> RenderableType:
     steps = result.synchronous_steps
     unseen = f"not known of the merged model: no replica evaluated revision {result.revision}"
     facts = [
-        ("before", f"{output.decimals(result.bits_per_byte_start)} bits/byte"),
+        ("before", with_unit(result.held_out_start, result.bits_per_byte_start) or "–"),
         *([("held-out", unseen)] if result.export and result.held_out_merged is None else []),
         ("rounds", f"{result.rounds} of each fragment"),
         *([("synchronous steps", f"{steps}, before the first round")] if steps else []),
@@ -178,7 +181,9 @@ def ending(result: Result, page: str) -> RenderableType:
         ("model", result.export or "none: no round was committed"),
     ]
     spare = ("seconds", "exposed sync", "tokens")
-    made = output.table(columns, rows, empty="", spare=spare)
+    losses = (result.bits_per_byte_start, result.bits_per_byte_end)
+    is_counted = any(loss is not None for loss in losses) or result.held_out_start is None
+    made = _table(columns, rows, spare, "" if is_counted else BITS)
     return Group("", made, "", output.facts(facts), "")
 
 
@@ -213,15 +218,26 @@ def _bar(view: View) -> RenderableType:
 
 def _replicas(view: View) -> RenderableType:
     columns = (
-        *("replica", "phase", ">inner step", ">revision", ">loss", ">training bits/byte"),
+        *("replica", "phase", ">inner step", ">revision", ">loss", TRAINING_BITS),
         *(">held-out", ">tokens/s", ">exposed sync"),
     )
     spare = (
         *("training bits/byte", "inner step", "revision", "exposed sync"),
         *("loss", "tokens/s", "phase"),
     )
-    rows = (_row(view, replica) for replica in view.replicas.values())
-    return output.table(columns, rows, empty="", spare=spare)
+    rows = [_row(view, replica) for replica in view.replicas.values()]
+    spoken = [r.latest for r in view.replicas.values() if r.latest is not None]
+    is_counted = not spoken or any(now.bits_per_byte is not None for now in spoken)
+    return _table(columns, rows, spare, "" if is_counted else TRAINING_BITS)
+
+
+def _table(
+    columns: Sequence[str], rows: Sequence[tuple[object, ...]], spare: Sequence[str], without: str
+) -> RenderableType:
+    """A table ``without`` one of its columns; "": with all."""
+    kept = itemgetter(*(i for i, name in enumerate(columns) if name != without))
+    narrow = [name for name in spare if name != without.removeprefix(">")]
+    return output.table(kept(columns), map(kept, rows), empty="", spare=narrow)
 
 
 def _row(view: View, replica: ReplicaNow) -> tuple[object, ...]:

@@ -200,6 +200,7 @@ class Result:
     has_ended: bool
     """Whether the run has; if not, it waits for replicas at the revision told here."""
     token_budget: int | None
+    held_out_start: float | None
     bits_per_byte_start: float | None
     bits_per_byte_end: float | None
     """Of the merged model; None where no replica evaluated this revision of it."""
@@ -251,6 +252,7 @@ def result(view: View, folder: str, seconds: float) -> Result | None:
         left=[n for n, stage in without_end.items() if stage == "ended"],
         has_ended=view.has_ended or any(end.reason != "drained" for end in ends),
         token_budget=view.tokens_total,
+        held_out_start=first and first.held_out_loss,
         bits_per_byte_start=first and first.bits_per_byte,
         bits_per_byte_end=last and last.bits_per_byte_merged,
         held_out_merged=last and last.held_out_merged,
