@@ -69,6 +69,18 @@ def test_a_quorum_is_not_enough_where_the_minimum_is_more() -> None:
     w.closes(ClosedBy.EVERYONE)
 
 
+def test_a_quorum_of_more_than_take_part_waits_for_all_of_them() -> None:
+    w = of_three(quorum=5)
+    w.push("a")
+    w.push("b")
+    w.waits()
+    w.push("c")
+    w.closes(ClosedBy.EVERYONE)
+    w.push("a")
+    w.now_s += DEADLINE_S
+    w.closes(ClosedBy.DEADLINE)
+
+
 def test_the_grace_is_half_of_what_overlap_hides_less_what_is_spent_already() -> None:
     w = of_three(sync_every=10, overlap_steps=5)
     w.core.published(0.5)
