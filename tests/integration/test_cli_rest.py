@@ -113,6 +113,16 @@ def test_settings_change_live(shell: Shell) -> None:
     assert shell("runs set first run.sync_every=16") == (0, already, ""), "as in a job's file"
 
 
+def test_who_makes_it_so_is_said_where_there_are_not_as_many_replicas(shell: Shell) -> None:
+    said = "first should have 1 replica; 1 is alive.\n"
+    assert shell("runs scale first 1") == (0, said, "")
+    code, said, _ = shell("runs scale first 4")
+    assert code == 0 and said.startswith("first should have 4 replicas; 1 is alive. `syncline up`,")
+    assert "`syncline scaler`" in said and "started and ended by hand" in said
+    said = "first has as many replicas as come; 1 is alive.\n"
+    assert shell("runs scale first --any") == (0, said, "")
+
+
 def test_a_setting_that_is_not_set_is_shown_as_what_it_comes_to(shell: Shell) -> None:
     shown = shell("runs show second")[1]
     facts = dict(line.strip().split(maxsplit=1) for line in shown.splitlines())

@@ -207,7 +207,10 @@ def _wanted(run: RunView) -> str:
     if run.replicas_wanted is None:
         return f"{run.name} has as many replicas as come; {alive}."
     many = "1 replica" if run.replicas_wanted == 1 else f"{run.replicas_wanted} replicas"
-    return f"{run.name} should have {many}; {alive}."
+    if run.replicas_wanted == run.replicas_alive:
+        return f"{run.name} should have {many}; {alive}."
+    who = "`syncline up`, or a `syncline scaler`, makes it so for those that it starts"
+    return f"{run.name} should have {many}; {alive}. {who}; others are started and ended by hand."
 
 
 def listed(runs: Sequence[RunView]) -> list[dict[str, object]]:
