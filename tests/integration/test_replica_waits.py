@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from syncline import council
+from syncline.crowd import cores
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, Trial, joined, together
 from syncline_testing.waiting import wait_until
@@ -131,3 +134,21 @@ def test_who_is_asked_to_leave_amid_a_wait_says_at_once_what_it_waits_for(
     (said,) = [log for log in logs if log["event"] == "replica.drains"]
     assert said["why"] == "its own process asked it to leave"
     assert said["so"].endswith("of its last steps, at most 20 s in all")
+
+
+def test_who_joins_a_machine_that_has_too_few_cores_for_all_says_so(cluster: Cluster) -> None:
+    threads = torch.get_num_threads()
+    trials = [Trial(cluster.control_url, "crowded", seed, settings=ALONE) for seed in range(2)]
+    torch.set_num_threads(cores() + 1)
+    try:
+        with capture_logs() as logs, joined(*trials):
+            assert not [log for log in logs if log["event"] == "replica.threads"], "one process"
+            host = {"host": socket.gethostname(), "pid": 1}
+            cluster.post("/runs/crowded/replicas", {"replica": "beside", **host})
+            with joined(Trial(cluster.control_url, "crowded", 2, settings=ALONE)):
+                pass
+    finally:
+        torch.set_num_threads(threads)
+    (said,) = [log for log in logs if log["event"] == "replica.threads"]
+    assert "2 processes of this run on this machine share" in said["why"]
+    assert said["so"].startswith("start each with its part of them: OMP_NUM_THREADS=")

@@ -22,6 +22,7 @@ from syncline.control import ControlClient
 from syncline.core.ramp import Ramp
 from syncline.core.supply import Supply
 from syncline.council import Council
+from syncline.crowd import warn_if_crowded
 from syncline.data.order import SequenceStream
 from syncline.eager import Eager
 from syncline.ending import RunEnd
@@ -132,6 +133,8 @@ class Life:
         say, me = voice(ranks.index), registration.replica
         page = f"{wish.control.partition(',')[0]}/#{wish.run}"
         say.info("replica.joined", run=wish.run, replica=me, ranks=ranks.count, page=page)
+        if self._client is not None:
+            warn_if_crowded(self._client, registration, ranks.count, model, say)
         return self._session(joined, model, optimizer, described, ranks)
 
     def release(self, failed: bool, error: BaseException | None = None) -> None:
