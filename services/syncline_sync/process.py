@@ -39,6 +39,9 @@ from syncline_sync.supervisor import outlived
 
 log = structlog.get_logger()
 
+SILENT_S = 1.0
+"""What takes longer than this at the start is told."""
+
 LAST_REPORTS_S = 2.0
 """How long the end waits for the control plane to take what is queued."""
 
@@ -96,12 +99,12 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         settled=lambda: reports.settled,
         lull=lull,
     )
-    await shared.compute(compile_all)  # or the first round would wait for it
     host = Host(shared)
     checkpoints = CheckpointServicer(host, shared)
     doors = bind(settings, SyncServicer(host, shared), checkpoints, metrics, shared.fail)
     mine = _taken_up(settings)  # not earlier: a start in vain leaves no folder behind
     disk.watch(lambda: check_is_there(settings.data, mine))
+    await _compile(shared)
     hello = SyncServiceHello(
         name=settings.own_name,
         index=settings.seat.index,
@@ -141,6 +144,18 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         raise end.error
     log.info("ended")
     return end.sign
+
+
+async def _compile(shared: Shared) -> None:
+    """Compile the arithmetic, for which the first round would wait; say so where that takes long.
+
+    Not before the ports are ours: a start in vain ends at once, and in one sentence.
+    """
+    compiling = asyncio.ensure_future(shared.compute(compile_all))
+    done, _ = await asyncio.wait({compiling}, timeout=SILENT_S)
+    if not done:
+        log.info("compiling the arithmetic, as a first start does: up to half a minute")
+    await compiling
 
 
 async def _work_until(end: End, works: Sequence[Callable[[], Awaitable[None]]]) -> None:

@@ -74,6 +74,19 @@ def test_a_port_in_use(tmp_path: Path, flag: str) -> None:
     assert len(said.strip().splitlines()) == 1, "and nothing else"
 
 
+@pytest.mark.long
+def test_a_first_start_says_that_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    with process(tmp_path / "data") as p:
+        p.ready(within_s=240)
+        p.signal(signal.SIGTERM)
+        code, said = p.ended()
+    assert code == 0
+    assert "compiling the arithmetic" in said.splitlines()[0]
+
+
 def test_a_host_that_is_another_machines(tmp_path: Path) -> None:
     with process(tmp_path, host="192.0.2.1", insecure="") as p:
         code, said = p.ended()

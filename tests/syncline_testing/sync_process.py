@@ -59,8 +59,8 @@ class Process:
         self._channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
         self.stub: Any = sync_pb2_grpc.SyncServiceStub(self._channel)
 
-    def ready(self) -> None:
-        grpc.channel_ready_future(self._channel).result(timeout=30)
+    def ready(self, within_s: float = 30.0) -> None:
+        grpc.channel_ready_future(self._channel).result(timeout=within_s)
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
