@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from syncline.cli.app import run
 from syncline.train.exported import PARAMETERS
+from syncline_proto.owners import owners
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing import buckets
@@ -31,11 +32,11 @@ def begun(cluster: Cluster, name: str, rounds: tuple[int, ...] = (1, 1, 1)) -> N
     """A run of so many rounds of each fragment, of 30 tokens each."""
     cluster.post("/runs", {"name": name, "settings": {"codec": {"down": "fp32"}}})
     incarnation = cluster.post(f"/runs/{name}/replicas", {"replica": "a"})["incarnation"]
-    with grpc.insecure_channel(cluster.sync_address) as channel:
-        stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
-        life = {"run": name, "replica": "a", "incarnation": incarnation}
-        stub.OpenRun(pb.OpenRunRequest(**life, layout=LAYOUT.to_proto()), timeout=20)
-        for fragment, spec in enumerate(LAYOUT.fragments):
+    life = {"run": name, "replica": "a", "incarnation": incarnation}
+    for fragment, spec in enumerate(LAYOUT.fragments):
+        with grpc.insecure_channel(owner_of(cluster, fragment)) as channel:
+            stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
+            stub.OpenRun(pb.OpenRunRequest(**life, layout=LAYOUT.to_proto()), timeout=20)
             header = pb.PushHeader(
                 **life,
                 epoch=1,
@@ -56,9 +57,15 @@ def begun(cluster: Cluster, name: str, rounds: tuple[int, ...] = (1, 1, 1)) -> N
                 pulled(cluster, name, fragment, revision=base + 1)
 
 
+def owner_of(cluster: Cluster, fragment: int) -> str:
+    """The address of the service that has this fragment of every run."""
+    sizes = [spec.numel for spec in LAYOUT.fragments]
+    return cluster.sync_addresses[owners(sizes, len(cluster.sync_addresses))[fragment]]
+
+
 def pulled(cluster: Cluster, name: str, fragment: int, **which: Any) -> bytes:
     """A fragment's values of this revision; the newest where none is named."""
-    with grpc.insecure_channel(cluster.sync_address) as channel:
+    with grpc.insecure_channel(owner_of(cluster, fragment)) as channel:
         stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
         request = pb.PullRequest(run=name, fragment=fragment, **(which or {"newest": True}))
         return b"".join(part.chunk.data for part in stub.Pull(request, timeout=20))
@@ -215,6 +222,34 @@ def test_a_run_is_kept_found_and_begun_from(
     code, said = refused("ls", f"{place}/first-r1")
     assert code == 42 and f"is a checkpoint itself; list {place}." in said
     assert exported(done("export", f"{place}/first-r1", "--out", str(tmp_path / "o"))) == newest
+
+
+def test_a_run_goes_from_one_service_to_two_and_back(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each of the services has its part of the new run at work once the command has ended."""
+    done, _ = commands(capsys)
+    place = tmp_path / "kept"
+    with Cluster(tmp_path, shards=2) as two:
+        assert len({owner_of(two, fragment) for fragment in range(3)}) == 2
+        begun(cluster, "alone")
+        newest = [pulled(cluster, "alone", fragment) for fragment in range(3)]
+        for here, there, was, name in (
+            (cluster, two, "alone", "shared"),
+            (two, cluster, "shared", "again-alone"),
+        ):
+            monkeypatch.setenv("SYNCLINE_CONTROL", here.control_url)
+            made = done("save", was, str(place))
+            monkeypatch.setenv("SYNCLINE_CONTROL", there.control_url)
+            view = done("restore", made["checkpoint"], "--run", name)
+            assert (view["revision"], view["committed_tokens"]) == (1, 30)
+            assert [pulled(there, name, fragment) for fragment in range(3)] == newest
+        first, second = (exported(done("export", f"{place}/{run}-r1", "--out", f"{tmp_path}/{run}"))
+                         for run in ("alone", "shared"))  # fmt: skip
+        assert first == second == newest
 
 
 @pytest.mark.long
