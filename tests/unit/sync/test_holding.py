@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,32 @@ from syncline_sync.shelf import Loan
 from syncline_sync.sources import Spans
 from syncline_sync.stored import Stored
 from syncline_testing.held import NUMEL, WHOLE, Fragment, run, values
+from syncline_testing.pure import payload_of
+
+
+def counted(folder: Path, scenario: Callable[[Fragment], Awaitable[None]], down: str) -> None:
+    """Run it with ``arrays_bytes``; before that some rounds, since compiled code comes once."""
+
+    async def rounds(f: Fragment) -> None:
+        await f.offer(values(1))
+        for _ in range(3):
+            await f.round(values(2), values(3))
+
+    folder.mkdir()
+    run(folder / "before", rounds, down)
+    tracemalloc.start()
+    try:
+        run(folder / "counted", scenario, down)
+    finally:
+        tracemalloc.stop()
+
+
+def arrays_bytes() -> int:
+    """What numpy's arrays take that were made since memory is counted."""
+    traced = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)]
+    )
+    return sum(trace.size for trace in traced.traces)
 
 
 @pytest.mark.parametrize("down", ["bf16", "fp32", "int8"])
@@ -111,17 +138,29 @@ def test_what_is_held_between_rounds_is_as_much_as_is_told(
         await f.offer(values(1))
         for seed in range(2, 6):
             await f.round(values(seed), values(10 + seed))
-        traced = tracemalloc.take_snapshot().filter_traces(
-            [tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)]
-        )
-        held = sum(trace.size for trace in traced.traces)
-        assert (arrays - 0.1) * 4 * NUMEL < held <= arrays * 4 * NUMEL
+        assert (arrays - 0.1) * 4 * NUMEL < arrays_bytes() <= arrays * 4 * NUMEL
 
-    tracemalloc.start()
-    try:
-        run(tmp_path, scenario, down)
-    finally:
-        tracemalloc.stop()
+    counted(tmp_path / "f", scenario, down)
+
+
+@pytest.mark.parametrize(("down", "arrays"), [("fp32", 3.0), ("bf16", 3.0), ("int8", 3.76)])
+def test_an_open_round_holds_one_sum_however_many_have_pushed(
+    tmp_path: Path, down: str, arrays: float
+) -> None:
+    """With 2 pushes and with 8, and in the round after them, it is as much as between rounds."""
+    last = values(2)  # in memory of their own before anything is counted
+    push = payload_of(last)
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        await f.round(values(3))
+        for pushes in (2, 8, 2):
+            for _ in range(pushes):
+                await f.holding.fold([push], 1.0, 0.5)
+                assert (arrays - 0.1) * 4 * NUMEL < arrays_bytes() <= arrays * 4 * NUMEL
+            await f.round(last)
+
+    counted(tmp_path / "f", scenario, down)
 
 
 def test_a_round_in_which_nothing_counts_serves_the_same_value_again(tmp_path: Path) -> None:
