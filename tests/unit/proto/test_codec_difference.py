@@ -139,6 +139,28 @@ def test_what_was_lost_of_one_revision_is_in_the_next_one() -> None:
     assert np.all(np.abs(theta - astray)[1:256] > 5 * off[1:256].max())
 
 
+@FEW
+@given(
+    seed=st.integers(0, 1 << 16),
+    numel=st.integers(1, 600),
+    scales=st.lists(st.sampled_from([0.0, 1e-6, 1e-3, 1.0, 1e3]), min_size=1, max_size=12),
+    same=st.booleans(),
+)
+def test_the_published_value_is_never_further_off_than_one_difference_loses(
+    seed: int, numel: int, scales: list[float], same: bool
+) -> None:
+    """Half a step of int8, of what its block was told, and half of bf16, whatever came before."""
+    theta = noise(seed, numel)
+    held = bits_of(theta)
+    for number, scale in enumerate(scales):
+        theta = theta + noise(seed if same else seed + number, numel, scale)
+        told = np.abs(theta - values_of(held))
+        assert advance(held, theta) is not None
+        half = np.repeat([told[at : at + 256].max() / 252 for at in range(0, numel, 256)], 256)
+        off = np.abs(theta - values_of(held))
+        assert np.all(off <= 1.01 * (half[:numel] + 2.0**-8 * np.abs(theta)))
+
+
 @pytest.mark.parametrize("lost", [np.inf, -np.inf, np.nan, 3.4e38])
 def test_what_a_difference_cannot_tell_is_published_whole(lost: float) -> None:
     """And heals, which no sum with something that is not finite would."""
