@@ -49,6 +49,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("three"), shards=3) as cluster:
+        yield cluster
+
+
 def trained(cluster: Cluster, run: str, steps: int, **rules: Any) -> dict[str, np.ndarray]:
     """Two replicas' merged parameters after so many inner steps, as an export sees them."""
     trials = [
@@ -96,30 +102,32 @@ def test_a_save_that_every_service_refuses_is_told_once(two: Cluster, tmp_path: 
     assert told() == ["checkpoint.failed", "checkpoint.saved"]
 
 
-@pytest.mark.parametrize("warmup_steps", [0, 3])
-def test_two_services_give_what_one_gives_bit_for_bit(
-    one: Cluster, two: Cluster, warmup_steps: int
+@pytest.mark.parametrize(("several", "warmup_steps"), [("two", 0), ("two", 3), ("three", 0)])
+def test_several_services_give_what_one_gives_bit_for_bit(
+    one: Cluster, several: str, warmup_steps: int, request: pytest.FixtureRequest
 ) -> None:
-    run = f"same-{warmup_steps}"
+    many: Cluster = request.getfixturevalue(several)
+    run = f"same-{several}-{warmup_steps}"
     ours, theirs = (
         trained(cluster, run, 3 * 4 + warmup_steps, warmup_steps=warmup_steps)
-        for cluster in (two, one)
+        for cluster in (many, one)
     )
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+    parts = owned(many, run)
+    assert all(parts), "each owns something"
 
     def told(cluster: Cluster) -> dict[int, int]:
         """By fragment: the newest revision that the control plane has heard of."""
         return {r["fragment"]: r["revision"] for r in cluster.get(f"/runs/{run}/rounds")}
 
     def alike() -> bool:
-        revision = two.get(f"/runs/{run}")["revision"]
+        revision = many.get(f"/runs/{run}")["revision"]
         alike = revision == one.get(f"/runs/{run}")["revision"] >= 3
-        return alike and told(two) == told(one) == dict.fromkeys(
-            set().union(*owned(two, run)), revision
-        )
+        return alike and told(many) == told(one) == dict.fromkeys(set().union(*parts), revision)
 
-    wait_until(alike, 20, "both have told the control plane of all rounds")
+    wait_until(alike, 20, "all have told the control plane of all rounds")
 
 
 def test_a_replica_talks_to_both_at_once(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
