@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,20 +24,33 @@ from syncline_testing.waiting import wait_until
 
 NOBODY = "http://127.0.0.1:9"
 
+ALONE = ("unshare", "--user", "--map-root-user", "--uts")
+"""Lets a command give its host a name that nobody else sees."""
+
+
+def may_name_hosts() -> bool:
+    return shutil.which(ALONE[0]) is not None and not subprocess.call(
+        [*ALONE, "hostname", "sync-0"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
 
 @contextmanager
 def command(
-    data: Path, *flags: str, said: str = "log"
+    data: Path, *flags: str, said: str = "log", host: str = ""
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """The command at work, and its log; killed at the end if it is still there."""
+    """The command at work, and its log; killed at the end if it is still there.
+
+    ``host``: it is on one of this name.
+    """
     log = data.with_suffix(f".{said}")
     ports = [
         word for port in ("port", "health-port", "metrics-port") for word in (f"--{port}", "0")
     ]
     argv = [sys.executable, "-m", "syncline_sync", "--control", NOBODY, "--data", str(data)]
+    named = [*ALONE, "sh", "-c", 'hostname "$0" && exec "$@"', host] if host else []
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*argv, *ports, *flags], env=environment(), stdout=file, stderr=file
+            [*named, *argv, *ports, *flags], env=environment(), stdout=file, stderr=file
         )
     try:
         yield process, log
@@ -141,3 +155,19 @@ def test_a_folder_is_one_services_and_of_the_number_of_services_that_it_was(
     assert sorted(data.rglob("*.json")) == files
     assert [path.read_bytes() for path in files] == before
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(not may_name_hosts(), reason="no host can be given a name here")
+def test_a_pod_takes_the_seat_that_its_hosts_name_ends_in(tmp_path: Path) -> None:
+    """As those of a StatefulSet are started: all by the same words, each on a folder of its own."""
+    data, words = tmp_path / "data", ("--shards", "2", "--index", "host")
+    with command(data, *words, host="syncline-sync-1") as (process, log):
+        wait_until(lambda: listening(log) == 1, 60, "it listens")
+        assert "seat='1 of 2'" in log.read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(40) == 0
+    for host, expected in (("laptop", "does not end in -NUMBER"), ("sync-2", "is not below")):
+        with command(data, *words, said=host, host=host) as (process, told):
+            assert process.wait(60) == 10
+            text = told.read_text()
+            assert expected in text and "Traceback" not in text
