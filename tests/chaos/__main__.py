@@ -10,8 +10,10 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 from chaos.storm import Figures, Storm
+from syncline_proto.settings import CodecName
 from syncline_testing.cluster import Cluster
 
 
@@ -31,6 +33,7 @@ def storm_in(folder: Path, asked: argparse.Namespace) -> Figures:
             late=asked.late,
             strategy=asked.strategy,
             down=asked.down,
+            up=asked.up,
             tell=lambda line: print(line, flush=True),
         )
         figures = storm.run()
@@ -41,6 +44,18 @@ def storm_in(folder: Path, asked: argparse.Namespace) -> Figures:
 
 def main() -> int:
     """Exit code 0 if all is well, 1 if not; then the files of the services are still there."""
+    asked = options().parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    print(f"seed {asked.seed}, files and logs in {folder}", flush=True)
+    figures = storm_in(folder, asked)
+    print(json.dumps(asdict(figures)))
+    if figures.lost or figures.twice:
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--kills", type=int, default=60, help="at least 2")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
@@ -50,15 +65,10 @@ def main() -> int:
     parser.add_argument("--late", type=int, help="rounds that a push may be late and count")
     parser.add_argument("--strategy", choices=["edit", "async"], default="edit")
     parser.add_argument("--down", choices=["bf16", "int8"], default="bf16", help="codec of pulls")
-    asked = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    print(f"seed {asked.seed}, files and logs in {folder}", flush=True)
-    figures = storm_in(folder, asked)
-    print(json.dumps(asdict(figures)))
-    if figures.lost or figures.twice:
-        return 1
-    shutil.rmtree(folder)
-    return 0
+    parser.add_argument(
+        "--up", choices=get_args(CodecName), help="of all pushes; else each its own"
+    )
+    return parser
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ its file is there by then. What goes back is taken out again, one revision at mo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from chaos.account import Account
 from chaos.ranks import judged
 from chaos.reference import Float32, Folded, Window, advanced, bf16, decoded, merged
 from syncline_proto.codec import crc32c
@@ -28,6 +30,9 @@ from syncline_proto.v1 import sync_pb2 as pb
 
 COUNTED = (pb.VERDICT_ACCEPTED, pb.VERDICT_ANOMALOUS)
 """Verdicts of pushes that are in a round."""
+
+WITH_FEEDBACK = (pb.CODEC_INT4, pb.CODEC_TOPK)
+"""Codecs whose loss comes with the next push; what others lose is gone."""
 
 Key = tuple[str, int, int, int]
 """(replica, incarnation, fragment, seq)."""
@@ -55,8 +60,17 @@ class Sent:
     anchor: int = 0
     """The checksum of the value that its progress began from."""
 
+    progress: Float32 | None = None
+    """None in an offer; gone with the payloads."""
+    owed: Float32 | None = None
+    """What was added to it, that earlier ones had lost."""
+    residual: pb.ResidualAction.ValueType = pb.RESIDUAL_ACTION_UNSPECIFIED
+    """What the last answer has said of that."""
+
     def values(self) -> Float32:
-        return np.concatenate([decoded(part, self.header.codec) for part in self.payloads])
+        sizes = [math.prod(header.boxes[0].sizes) for header in self.ranks]
+        parts = zip(self.payloads, sizes, strict=True)
+        return np.concatenate([decoded(part, self.header.codec, n) for part, n in parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +122,8 @@ class Ledger:
         self._oldest = settings.age_max * size + size - 1
         """Revisions that the base of a push may lie behind which counts."""
         self.sent: dict[Key, Sent] = {}
+        self.accounts: dict[tuple[str, int, int], Account] = {}
+        """Of each replica's life and fragment, where a revision is read once it is seen."""
         self.committed: dict[Key, int] = {}
         self.twice = 0
         self.rescaled = 0
@@ -135,7 +151,7 @@ class Ledger:
 
     def answered(self, sent: Sent, answer: pb.PushResponse) -> pb.Verdict.ValueType:
         """Take note of a verdict; how the push was judged in the end."""
-        sent.judged = judged(answer)
+        sent.judged, sent.residual = judged(answer), answer.residual
         sent.taken += answer.verdict == pb.VERDICT_ACCEPTED
         if answer.verdict in COUNTED and sent.header.HasField("base_revision"):
             base, result = sent.header.base_revision, answer.result_revision
@@ -267,13 +283,23 @@ class Ledger:
         assert line.parameters.tobytes() == parameters.tobytes(), f"{where}: other parameters"
         assert line.momentum.tobytes() == momentum.tobytes(), f"{where}: another momentum"
         assert tokens == saved["committed_tokens"], f"{where}: other tokens"
-        for key, _, _ in rows:
-            self.sent[key].payloads = []
+        for key, verdict, _ in rows:
+            self._account(self.sent[key], verdict == pb.VERDICT_ACCEPTED)
         line.revision = number
         line.tokens.append(tokens)
         line.contributions.append(rows)
         line.published[number] = published
         line.published.pop(number - 1 - max(2, self._oldest), None)
+
+    def _account(self, sent: Sent, accepted: bool) -> None:
+        """A push is merged: what came of it is known, and it is forgotten."""
+        if sent.progress is not None:
+            account = self.accounts.setdefault(sent.key[:3], Account(sent.progress.size))
+            values = sent.values()
+            if sent.header.codec not in WITH_FEEDBACK:
+                values = sent.progress if sent.owed is None else sent.progress + sent.owed
+            account.enter(sent.progress, sent.owed, values if accepted else None)
+        sent.payloads, sent.progress, sent.owed = [], None, None
 
     def _see_window(self, line: Line, saved: dict[str, Any], ages: list[int]) -> None:
         """Go on with the window, which must be stored as ours."""

@@ -7,9 +7,10 @@ import contextlib
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum
+from typing import get_args
 
 from syncline_proto.layout import Layout
-from syncline_proto.settings import RunSettings
+from syncline_proto.settings import CodecName, RunSettings
 
 RUN = "chaos"
 
@@ -49,6 +50,8 @@ class Plan:
     """How likely a replica sleeps beyond a round's deadline before a push."""
     rebirth: float
     """How likely it registers anew before a push, whatever its other fragments are at."""
+    codecs: tuple[CodecName, ...] = get_args(CodecName)
+    """Each push of progress has one of these; what it loses goes into the next one."""
     slow: str = ""
     """Who often sleeps through a round or two: it comes late where others do not wait for it."""
     turns: tuple[AbstractAsyncContextManager[object], ...] = ()
@@ -61,6 +64,12 @@ class Plan:
         alone = self.settings.asynchronous
         fragments = self.layout.fragments
         self.turns = tuple(asyncio.Lock() if alone else contextlib.nullcontext() for _ in fragments)
+
+    @property
+    def keeps_accounts(self) -> bool:
+        """Whether a push is in the revision that its result is, and on the disk, or in none."""
+        settings = self.settings
+        return settings.durability == "commit" and not (settings.quorum or settings.asynchronous)
 
     @property
     def rounds(self) -> int:

@@ -20,7 +20,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 
 Float32 = npt.NDArray[np.float32]
 
-INT8_BLOCK = 256
+INT8_BLOCK, INT4_BLOCK, TOPK_BLOCK = 256, 32, 4096
 SCALE_MIN = np.float32(2.0**-126)
 DIGITS = 1e-9
 """In which two sums of the same squares agree, whatever their order."""
@@ -68,12 +68,16 @@ class Window:
         return keep, ahead, min(outer.lr, outer.age_guard * (1.0 - outer.momentum) * bound)
 
 
-def decoded(payload: bytes, codec: pb.Codec.ValueType) -> Float32:
-    """What a payload of fp32, bf16 or int8 says."""
+def decoded(payload: bytes, codec: pb.Codec.ValueType, numel: int) -> Float32:
+    """What a payload of so many elements says."""
     if codec == pb.CODEC_FP32:
         return np.frombuffer(payload, "<f4")
     if codec == pb.CODEC_BF16:
         return widened(payload)
+    if codec == pb.CODEC_INT4:
+        return _int4(payload, numel)
+    if codec == pb.CODEC_TOPK:
+        return _topk(payload, numel)
     assert codec == pb.CODEC_INT8
     step = 4 + INT8_BLOCK
     blocks = [payload[at : at + step] for at in range(0, len(payload), step)]
@@ -81,6 +85,37 @@ def decoded(payload: bytes, codec: pb.Codec.ValueType) -> Float32:
         [np.frombuffer(b, "<f4", 1) * np.frombuffer(b, np.int8, -1, 4) for b in blocks],
         dtype=np.float32,
     )
+
+
+def _int4(payload: bytes, numel: int) -> Float32:
+    count = -(-numel // INT4_BLOCK)
+    size = 2 + INT4_BLOCK // 2
+    blocks = np.frombuffer(payload.ljust(count * size, b"\0"), np.uint8).reshape(count, size)
+    scales, pairs = widened(blocks[:, :2].tobytes()), blocks[:, 2:]
+    nibbles = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(count, INT4_BLOCK)
+    q = (nibbles.astype(np.int8) ^ 8) - 8
+    return (scales[:, None] * q.astype(np.float32)).ravel()[:numel]
+
+
+def _topk(payload: bytes, numel: int) -> Float32:
+    values, at = np.zeros(numel, np.float32), 0
+    for start in range(0, numel, TOPK_BLOCK):
+        n = min(TOPK_BLOCK, numel - start)
+        k = -(-n // 64)
+        indices_at, codes_at = at + 4, at + 4 + -(-12 * k // 8)
+        small, large = widened(payload[at:indices_at])
+        at = codes_at + -(-2 * k // 8)
+        places = _bits(payload[indices_at:codes_at], k, 12) @ (1 << np.arange(12))
+        is_large, is_negative = _bits(payload[codes_at:at], k, 2).T
+        magnitudes = np.where(is_large, large, small)
+        values[start + places] = np.where(is_negative, -magnitudes, magnitudes)
+    assert at == len(payload)
+    return values
+
+
+def _bits(data: bytes, rows: int, each: int) -> npt.NDArray[np.int64]:
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    return bits[: rows * each].reshape(rows, each).astype(np.int64)
 
 
 def widened(payload: bytes) -> Float32:

@@ -22,13 +22,15 @@ from chaos.calls import CHANNEL, may_be_repeated, parts_of, pulled
 from chaos.late import Late, LatePushes
 from chaos.ledger import COUNTED, Ledger, Sent
 from chaos.plan import RUN, Anchor, End, Plan
+from chaos.progress import Push, offered, progressed
 from chaos.ranks import pushed_by
 from chaos.reference import followed
-from syncline_proto.codec import crc32c, encode
+from syncline.core.feedback import Residuals
+from syncline_proto.codec import crc32c
 from syncline_proto.owners import owners
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
-from syncline_testing.service import code_of, pushed, rank_header
+from syncline_testing.service import code_of, pushed
 
 PUSH_S, PULL_S, AGAIN_S = 10.0, 2.0, 0.02
 NAP_S = 1.0
@@ -36,8 +38,6 @@ NAP_S = 1.0
 
 NAPS, ROUNDS = 0.5, (0.7, 0.2, 0.1)
 """How likely it waits for some, and for one, two or three, which is too many to count late."""
-
-CODECS = (pb.CODEC_BF16, pb.CODEC_INT8, pb.CODEC_FP32)
 
 
 class Replica:
@@ -77,17 +77,20 @@ class Replica:
     async def _train(self, fragment: int) -> None:
         """Round after round of one fragment."""
         random = np.random.default_rng([self._plan.seed, self._number, fragment])
-        life, seq, base, push, late = 0, 0, Anchor(), None, LatePushes()
+        life, seq, base, late = 0, 0, Anchor(), LatePushes()
+        push, residuals = None, Residuals()
         while not self._plan.is_over(fragment, base.revision):
             if life != self._incarnation:
                 self._end_life(life)
-                life, seq, base, push, late = self._incarnation, 0, Anchor(), None, LatePushes()
+                life, seq, base, late = self._incarnation, 0, Anchor(), LatePushes()
+                push, residuals = None, Residuals()
             if random.random() < self._plan.rebirth:
                 self._end_life(life)
                 await self._live(life)
                 continue
             if push is None:
-                push = self._progress(random, fragment, offer=base.revision < 0)
+                of = next(self._works), self.name, random, self._plan, fragment
+                push = offered(*of) if base.revision < 0 else progressed(*of, residuals)
             seq += 1
             sent = self._sent(push, life, seq, base)
             await self._sleep(random, fragment, base)
@@ -98,6 +101,8 @@ class Replica:
                     await self._look(fragment)
             if end is End.FENCED:
                 continue
+            self._settle(residuals, sent, push)
+            residuals.see_epoch(fragment, seen.epoch)
             if end is not End.STALE or base.revision < 0:
                 push = None
             base = seen
@@ -115,42 +120,32 @@ class Replica:
                 while self._ledger.lines[fragment].newest < until:
                     await asyncio.sleep(AGAIN_S)
 
-    def _progress(
-        self, random: np.random.Generator, fragment: int, *, offer: bool
-    ) -> tuple[int, pb.PushHeader, list[bytes], list[pb.PushHeader]]:
-        """(work, header, payload and header by rank): some steps of it, or first parameters."""
-        spec = self._plan.layout.fragments[fragment]
-        values = 0.02 * random.standard_normal(spec.numel, np.float32)
-        header = pb.PushHeader(
-            run=RUN, epoch=1, replica=self.name, fragment=fragment, ranks=1,
-            kind=pb.PUSH_KIND_PARAMETERS, codec=pb.CODEC_FP32, boxes=[spec.boxes[0].to_proto()],
-        )  # fmt: skip
-        if not offer:
-            # Mostly alike; some are so loud that weights are rescaled, or that they do not count.
-            loud = random.choice([1.0, 25.0, 500.0, np.nan], p=[0.94, 0.03, 0.02, 0.01])
-            values *= np.float32(loud * np.exp(0.3 * random.standard_normal()))
-            header.kind = pb.PUSH_KIND_PSEUDO_GRADIENT
-            header.codec = CODECS[random.integers(len(CODECS))]
-            header.inner_steps = int(random.integers(1, 2 * self._plan.settings.sync_every))
-            header.tokens = int(random.integers(1, 1 << 20))
-        edges = [0, values.size]
-        if self._number == 0:
-            edges.insert(1, int(random.integers(1, values.size)))
-        cuts = list(itertools.pairwise(edges))
-        payloads = [bytes(encode(values[a:b], header.codec)) for a, b in cuts]
-        ranks = [rank_header(header, rank, len(cuts), a, b) for rank, (a, b) in enumerate(cuts)]
-        return next(self._works), header, payloads, ranks
-
-    def _sent(self, push: Any, life: int, seq: int, base: Anchor) -> Sent:
-        work, whole, payloads, ranks = push
-        for header in (whole, *ranks):
+    def _sent(self, push: Push, life: int, seq: int, base: Anchor) -> Sent:
+        for header in (push.header, *push.ranks):
             header.incarnation, header.seq = life, seq
-            if header.kind != pb.PUSH_KIND_PARAMETERS:
+            if push.progress is not None:
                 header.base_revision, header.epoch = base.revision, base.epoch
-        key = (self.name, life, whole.fragment, seq)
+        key = (self.name, life, push.header.fragment, seq)
         copy = pb.PushHeader()
-        copy.CopyFrom(whole)
-        return self._ledger.send(Sent(key, work, copy, payloads, ranks, anchor=base.checksum))
+        copy.CopyFrom(push.header)
+        return self._ledger.send(
+            Sent(
+                key, push.work, copy, push.payloads, push.ranks,
+                anchor=base.checksum, progress=push.progress, owed=push.owed,
+            )
+        )  # fmt: skip
+
+    def _settle(self, residuals: Residuals, sent: Sent, push: Push) -> None:
+        """Once it is known what became of a push, and not before: keep what the answer says."""
+        if push.progress is None:
+            return
+        fragment = sent.header.fragment
+        residuals.settle(fragment, sent.residual, push.loss)
+        account = self._ledger.accounts.get(sent.key[:3])
+        if self._plan.keeps_accounts and account is not None:
+            owed = np.zeros_like(push.progress)
+            residuals.load(fragment, owed)
+            account.check(owed, sent.key)
 
     async def _settled(self, sent: Sent, base: Anchor, late: LatePushes) -> tuple[End, Anchor]:
         """Push, and pull the result, until it is known what became of it; and where we stand."""

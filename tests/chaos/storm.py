@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import numpy as np
@@ -25,7 +25,7 @@ from chaos.plan import RUN, Plan
 from chaos.replica import Replica
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.owners import owners
-from syncline_proto.settings import RunSettings
+from syncline_proto.settings import CodecName, RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing.cluster import Cluster, Service
@@ -63,6 +63,8 @@ class Figures:
     """Pushes that are committed with an age: none where rounds wait for everyone."""
     differences: int
     """Pulls that were answered with one."""
+    owed: int
+    """Pushes that are committed with what earlier ones had lost."""
     seconds: float
     seed: int
 
@@ -85,6 +87,8 @@ class Storm:
     """So many rounds may a push be late and count; None: as many as the settings have it."""
     strategy: str = "edit"
     down: str = "bf16"
+    up: CodecName | None = None
+    """Of all pushes; None: each has one of all codecs."""
     tell: Callable[[str], None] = lambda _: None
     killed: int = field(default=0, init=False)
     ledger: Ledger = field(init=False)
@@ -117,6 +121,7 @@ class Storm:
             went_back=ledger.went_back,
             late=ledger.late,
             differences=ledger.differences,
+            owed=sum(account.owed for account in ledger.accounts.values()),
             seconds=round(time.monotonic() - began_s, 1),
             seed=self.seed,
         )
@@ -132,7 +137,7 @@ class Storm:
                 "quorum": self.quorum,
                 "late": {"age_max": self.late},
                 "durability": self.durability,
-                "codec": {"up": "bf16", "down": self.down},
+                "codec": {"up": self.up or "bf16", "down": self.down},
                 "outer": {"lr": 0.7, "momentum": 0.9, "clip": 8.0},
                 "penalty": {"ratio_max": 100.0, "z_max": 1e6, "step_power": 0.5},
                 "timeouts": {"lease": 0.75 * self.deadline_s, "round_deadline": self.deadline_s},
@@ -150,7 +155,8 @@ class Storm:
             tuple(FragmentSpec(f"f{i}", (Box(i, (0,), (n,)),)) for i, n in enumerate(SIZES)),
         )
         slow = "replica-0" if settings.quorum or settings.asynchronous else ""
-        plan = Plan(self.seed, settings, layout, self.stall, self.rebirth, slow)
+        codecs = get_args(CodecName) if self.up is None else (self.up,)
+        plan = Plan(self.seed, settings, layout, self.stall, self.rebirth, codecs, slow)
         self.cluster.post("/runs", {"name": RUN, "settings": settings.model_dump(mode="json")})
         replicas = [
             Replica(i, plan, self.ledger, self.cluster.control_url, self.cluster.sync_addresses)

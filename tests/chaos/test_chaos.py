@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from chaos.__main__ import options
 from chaos.storm import REPLICAS, SIZES, Storm
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.cluster import Cluster
 
+ROOT = Path(__file__).parents[2]
 SEED = 7
 KILLS, ASYNC_KILLS, FEW_KILLS = 6, 4, 3
+
+
+def test_the_long_form_kills_fifty_times_at_least() -> None:
+    """As `make chaos` begins it, with nothing said."""
+    told = subprocess.run(
+        ["make", "--dry-run", "chaos"], cwd=ROOT, capture_output=True, text=True, check=True,
+        env={name: text for name, text in os.environ.items() if name != "CHAOS"},
+    ).stdout  # fmt: skip
+    (words,) = re.findall(r" -m chaos *(.*)$", told, flags=re.MULTILINE)
+    assert options().parse_args(words.split()).kills >= 50
 
 
 def test_a_service_killed_at_random_instants_counts_every_push_once(tmp_path: Path) -> None:
@@ -22,6 +37,7 @@ def test_a_service_killed_at_random_instants_counts_every_push_once(tmp_path: Pa
     assert figures.kills >= KILLS
     assert all(line.revision >= 2 for line in storm.ledger.lines)
     assert figures.accepted >= REPLICAS * len(SIZES)
+    assert figures.owed > 0, "what int4 and top-k lose came later, and counted once"
 
 
 @pytest.mark.long
