@@ -49,9 +49,9 @@ for run, settings in {ways}.items():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     carrier = Direct(scratch)
     if run.startswith("gpu"):
-        carrier = Behind(scratch, torch.device("cpu"), Prompt())
+        carrier = Behind(scratch, torch.device("cpu"), Prompt(), "beside" in run)
     has_pushed.set()
-    with patch("syncline.life.carrier_of", lambda shards: carrier):
+    with patch("syncline.life.carrier_of", lambda shards, anchors: carrier):
         control = {where}["control_url"]
         replica = Replica(model, optimizer, run=run, settings=settings, control=control)
         replica.start()
@@ -95,6 +95,10 @@ WAYS: dict[str, tuple[dict[str, Any], float]] = {
     "warmup": ({"warmup_steps": EVERY}, 2 + (4 + 4) + 2),
     "gpu": ({"codec": {"up": "int8", "down": "bf16"}}, 2 + (1.25 + 2 + 4)),
     "gpu-overlap": ({"overlap_steps": 2}, 2 + (2 + 2 + 4 + 4)),
+    # The anchor is the device's; a copy of it stays for differences that come.
+    "gpu-beside": ({"codec": {"up": "int8", "down": "bf16"}}, 1.25 + 2 + 4),
+    "gpu-beside-overlap": ({"overlap_steps": 2}, 2 + 2 + 4 + 4),
+    "gpu-beside-difference": ({"codec": {"up": "int8", "down": "int8"}}, 2 + (1.25 + 2 + 4)),
 }
 """What is set, and what a rank may hold then: bytes for each element of its shard.
 

@@ -42,6 +42,7 @@ from syncline.interrupts import end
 from syncline.layout import tensors_sha256, whole
 from syncline.optim import AGD, WSAM, muon
 from syncline.scratch import Scratch
+from syncline.settings import AnchorDevice
 from syncline.streamed import Streamed
 from syncline_testing.cluster import Cluster
 from syncline_testing.merged import EVERY, Rounds
@@ -103,6 +104,10 @@ class Way:
     By hand 1 or 2."""
     streamed: bool = False
     """What is pushed and merged goes the way that it goes beside a GPU."""
+    anchors: AnchorDevice = "cpu"
+    """Where they lie."""
+    down: str = "fp32"
+    """The codec of what comes; by hand fp32."""
     evaluate: bool = False
     """After each push, with the replica's own parameters, so before the merge."""
     looks: bool = False
@@ -238,17 +243,19 @@ def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -
     more |= {"overlap_mix": way.mix, "overlap_eager": way.eager, "fragment_groups": way.groups}
     if way.outer is not None:
         more["outer"] = {"lr": way.outer, "momentum": way.outer}
+    more["codec"] = SETTINGS["codec"] | {"down": way.down}
     settings = SETTINGS | {"min_replicas": way.replicas} | more
-    replica = Replica(model, optimizer, run=run, name=name, settings=settings, control=control)
+    member: dict[str, Any] = {"run": run, "name": name, "control": control}
+    replica = Replica(model, optimizer, **member, settings=settings, anchor_device=way.anchors)
     with patch("syncline.life.carrier_of", streamed) if way.streamed else nullcontext(), replica:
         losses = _steps(model, optimizer, way, seed, replica)
         assert replica.revision == ROUNDS
     return _trace(losses, model)
 
 
-def streamed(shards: object) -> Carrier:
+def streamed(shards: object, anchors: AnchorDevice) -> Carrier:
     """Beside a device that has always done what it was told."""
-    return Streamed(Scratch(), torch.device("cpu"), Prompt())
+    return Streamed(Scratch(), torch.device("cpu"), Prompt(), anchors == "model")
 
 
 def _trace(losses: list[float], model: nn.Module) -> Trace:

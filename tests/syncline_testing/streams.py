@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-_CHANGING = ("copy_", "add_", "neg_", "lerp_", "mul_")
+_CHANGING = ("copy_", "add_", "sub_", "neg_", "lerp_", "mul_")
 _MAIN, _SIDE = "main", "side"
 
 

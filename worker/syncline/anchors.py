@@ -1,4 +1,6 @@
-"""The anchors: each fragment as last received, this rank's shard of it, on the CPU.
+"""The anchors: each fragment as last received, this rank's shard of it.
+
+They lie on the CPU, or by choice on the model's device.
 
 Writes published values (flat; fp32, or bf16 as bits) into the model, and what is in the model into
 payloads, shard by shard. Knows nothing of services: the training thread calls, and nobody else
@@ -8,6 +10,7 @@ exchange's), and take from ``scratch``. How values come to a device and from it 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +24,7 @@ from syncline.layout import Piece, RankShard, local_part
 from syncline.payload import Encoded
 from syncline.pulled import Held
 from syncline.scratch import Event
-from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt16, codec_of
+from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt8, UInt16, codec_of
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -36,9 +39,15 @@ class Anchors:
     A published value in bf16 is kept in bf16, without loss. What is pushed of a fragment lies
     in memory from ``scratch`` until its result is merged; then the next push may have that. An
     anchor that has a successor goes there, too.
+
+    Where the carrier has rooms, an anchor lies in its own, on the model's device, and what was
+    pulled goes back to ``scratch`` at the first step for which the device has copied it; but where
+    ``keeps_copies`` that stays, too.
     """
 
-    def __init__(self, shards: tuple[RankShard, ...], carrier: Carrier) -> None:
+    def __init__(
+        self, shards: tuple[RankShard, ...], carrier: Carrier, *, keeps_copies: bool = False
+    ) -> None:
         self.shards, self.scratch = shards, carrier.scratch
         self.revisions = [0] * len(shards)
         """By fragment; the list keeps its length, so a reader meets whole numbers at any time."""
@@ -48,11 +57,19 @@ class Anchors:
         self._values: list[Float32 | UInt16] = [np.empty(0, np.float32) for _ in shards]
         self._busy: list[Event | None] = [None for _ in shards]
         """When no device copies an anchor any more."""
+        self._rooms = [carrier.room() for _ in shards]
+        """None: the anchor is in ``_values``."""
+        self._leaving: deque[tuple[UInt8, Event]] = deque()
+        """What is copied to the device still: nobody is to take it, and wait for that."""
+        self.keeps_copies = keeps_copies
+        """Of anchors that lie on a device, for differences that come to them. From the next on."""
         self._names = [""] * len(shards)
 
     def before_step(self) -> None:
         """The parameters may change from now on."""
         self._carrier.before_step()
+        while self._leaving and self._leaving[0][1].query():
+            self.scratch.give_back(self._leaving.popleft()[0])
 
     def adopt(self, fragment: int, values: Float32 | UInt16, header: pb.PullHeader) -> None:
         """Write a published value (flat; bf16 as its bits) into the model and make it the anchor.
@@ -61,7 +78,8 @@ class Anchors:
         ``scratch``. Whoever has its ``held`` must be done with it.
         """
         self._round(fragment, values)
-        self._keep(fragment, values, header, self._carrier.put(self._tensors(fragment), values))
+        busy = self._carrier.put(self._tensors(fragment), values, self._rooms[fragment])
+        self._keep(fragment, values, header, busy)
 
     def advance(
         self,
@@ -78,12 +96,12 @@ class Anchors:
         + (1 - mix) * value (Streaming DiLoCo, arXiv 2501.18512). Else as ``adopt``; ``start`` goes
         back to ``scratch``.
         """
-        tensors, before = self._tensors(fragment), start.here()
+        tensors, before, room = self._tensors(fragment), start.here(), self._rooms[fragment]
         self._round(fragment, values)
         if mix is None:
-            busy = self._carrier.shift(tensors, values, before)
+            busy = self._carrier.shift(tensors, values, before, room)
         else:
-            busy = self._carrier.blend(tensors, values, mix)
+            busy = self._carrier.blend(tensors, values, mix, room)
             self.scratch.give_back(before.view(np.uint8))
         self._keep(fragment, values, header, busy)
 
@@ -102,14 +120,20 @@ class Anchors:
         if back is not None:
             current += back
         self._round(fragment, values)
-        moved = rebased(in_fp32(values), in_fp32(self._values[fragment]), current)
+        moved = rebased(in_fp32(values), self.value(fragment), current)
         self.scratch.give_back(current.view(np.uint8))
         self._carrier.put(self._tensors(fragment), moved)
-        self._keep(fragment, values, header, None)
+        room = self._rooms[fragment]
+        busy = None if room is None else self._carrier.put((), values, room)
+        self._keep(fragment, values, header, busy)
 
     def restore(self, fragment: int) -> None:
         """Write the anchor into the model."""
-        self._busy[fragment] = self._carrier.put(self._tensors(fragment), self._values[fragment])
+        tensors, room = self._tensors(fragment), self._rooms[fragment]
+        if room is None:
+            self._busy[fragment] = self._carrier.put(tensors, self._values[fragment])
+        else:
+            self._carrier.put_back(tensors, room)
 
     def current(self, fragment: int) -> Fetched:
         """This rank's parameters as they are (fp32, flat), from ``scratch``."""
@@ -122,7 +146,10 @@ class Anchors:
 
     def value(self, fragment: int) -> Float32:
         """The anchor, in fp32 (flat): a copy, or itself, which is not to be changed."""
-        return in_fp32(self._values[fragment])
+        if (room := self._rooms[fragment]) is None:
+            return in_fp32(self._values[fragment])
+        out = np.empty(self.shards[fragment].numel, np.float32)
+        return self._carrier.fetch([room.here()], out).here()
 
     def put(self, fragment: int, values: Float32) -> None:
         """Write values (flat) into the model that are no anchor, and that nobody changes."""
@@ -131,7 +158,7 @@ class Anchors:
     def held(self, fragment: int) -> Held | None:
         """The anchor, where it is the published value itself and that is in bf16.
 
-        It stays as it is until another is adopted.
+        It stays as it is until another is adopted. Of one on a device a copy is kept, or none.
         """
         values, name = self._values[fragment], self._names[fragment]
         if not (name and values.dtype == np.uint16 and self._holds(fragment, values)):
@@ -143,8 +170,9 @@ class Anchors:
 
         Positive where the replica has already descended.
         """
-        anchor, pieces = self._values[fragment], self.shards[fragment].sent
-        parts = [Part(piece.local, _cut(anchor, piece)) for piece in pieces]
+        room, pieces = self._rooms[fragment], self.shards[fragment].sent
+        anchor = self._values[fragment] if room is None else room.here()
+        parts = [Part(piece.local, anchor[_of(piece)]) for piece in pieces]
         return self._encoded(fragment, parts, codec)
 
     def parameters(self, fragment: int) -> Encoded:
@@ -197,13 +225,20 @@ class Anchors:
         self, fragment: int, fresh: Float32 | UInt16, header: pb.PullHeader, busy: Event | None
     ) -> None:
         self.scratch.give_back(self._values[fragment].view(np.uint8), self._busy[fragment])
+        is_copy = self.keeps_copies and self._holds(fragment, fresh)
+        if self._rooms[fragment] is not None and not is_copy:
+            if busy is None:
+                self.scratch.give_back(fresh.view(np.uint8))
+            else:
+                self._leaving.append((fresh.view(np.uint8), busy))
+            fresh, busy = np.empty(0, np.float32), None
         self._values[fragment], self._names[fragment] = fresh, header.value
         self._busy[fragment] = busy
         self.revisions[fragment], self.epochs[fragment] = header.revision, header.epoch
 
 
-def _cut(flat: Float32 | UInt16, piece: Piece) -> Float32 | UInt16:
-    return flat[piece.start : piece.start + piece.box.numel]
+def _of(piece: Piece) -> slice:
+    return slice(piece.start, piece.start + piece.box.numel)
 
 
 def _gradient(piece: Piece) -> Tensor:

@@ -1,5 +1,7 @@
 """How values come from a model to memory of the CPU, and back into it.
 
+Where anchors are to lie on the model's device it keeps them in the rooms that it gives.
+
 ``Direct`` copies when it is called, whatever the device: what it returns is there. ``streamed`` has
 the way of a GPU, where a call only says what is to be copied. Knows tensors, which stand for one
 flat vector, one after another; nothing of fragments, revisions or services. One thread calls; what
@@ -23,6 +25,32 @@ from syncline_proto.codec import Codec, Float32, UInt8, UInt16
 
 
 @dataclass(slots=True)
+class Room:
+    """Where one anchor lies on its model's device; as large as that, in each round the same."""
+
+    values: Tensor | None = None
+    """Flat, fp32 or bf16; None before the first."""
+    free: Event | None = None
+    """When the current stream has used what is in it."""
+
+    def empty(self, like: Tensor, device: torch.device) -> Tensor:
+        """Memory for another, once it is free: what is in it may be the one before.
+
+        That one goes only when there is memory of the new one's type.
+        """
+        if self.free is not None:
+            self.free.wait()
+        if self.values is None or self.values.dtype != like.dtype:
+            self.values = torch.empty(like.numel(), dtype=like.dtype, device=device)
+        return self.values
+
+    def here(self) -> Tensor:
+        """The anchor."""
+        assert self.values is not None
+        return self.values
+
+
+@dataclass(slots=True)
 class Fetched:
     """Values of a model as they were when they were asked for: fp32, flat."""
 
@@ -41,11 +69,16 @@ class Carrier(Protocol):
     """Between detached tensors of a model and flat arrays of the CPU, which are from ``scratch``.
 
     An array that was given to a call is not to be changed before the event that the call returned,
-    if it did: ``Scratch.give_back`` takes it.
+    if it did: ``Scratch.give_back`` takes it. Values that are published stay in a ``room``, where
+    one is given.
     """
 
     @property
     def scratch(self) -> Scratch: ...
+
+    def room(self) -> Room | None:
+        """For an anchor that is to lie on the model's device; None: anchors lie on the CPU."""
+        ...
 
     def fetch(self, tensors: Sequence[Tensor], out: Float32) -> Fetched:
         """Copy what is in the tensors now into ``out``."""
@@ -58,18 +91,32 @@ class Carrier(Protocol):
         """
         ...
 
-    def put(self, tensors: Sequence[Tensor], values: Float32 | UInt16) -> Event | None:
+    def put(
+        self, tensors: Sequence[Tensor], values: Float32 | UInt16, room: Room | None = None
+    ) -> Event | None:
         """Write values (bf16 as its bits) into the tensors."""
         ...
 
+    def put_back(self, tensors: Sequence[Tensor], room: Room) -> None:
+        """Write what is in a room into the tensors."""
+        ...
+
     def shift(
-        self, tensors: Sequence[Tensor], to: Float32 | UInt16, start: Float32
+        self,
+        tensors: Sequence[Tensor],
+        to: Float32 | UInt16,
+        start: Float32,
+        room: Room | None = None,
     ) -> Event | None:
         """Add ``to`` - ``start``, of one rounding, to the tensors; ``start`` goes to scratch."""
         ...
 
     def blend(
-        self, tensors: Sequence[Tensor], other: Float32 | UInt16, share: float
+        self,
+        tensors: Sequence[Tensor],
+        other: Float32 | UInt16,
+        share: float,
+        room: Room | None = None,
     ) -> Event | None:
         """Keep ``share`` of what the tensors hold, and take the rest from ``other``."""
         ...
@@ -82,9 +129,13 @@ class Carrier(Protocol):
 class Direct:
     """A carrier that has copied when it returns."""
 
-    def __init__(self, scratch: Scratch) -> None:
-        self.scratch = scratch
+    def __init__(self, scratch: Scratch, device: torch.device | None = None) -> None:
+        """Anchors are to lie on ``device``; None: on the CPU."""
+        self.scratch, self._device = scratch, device
         self._window = Window()
+
+    def room(self) -> Room | None:
+        return None if self._device is None else Room()
 
     def fetch(self, tensors: Sequence[Tensor], out: Float32) -> Fetched:
         for tensor, part in along(tensors, torch.from_numpy(out)):
@@ -95,23 +146,49 @@ class Direct:
         self._window.gather(parts, codec, out)
         return lambda: None
 
-    def put(self, tensors: Sequence[Tensor], values: Float32 | UInt16) -> None:
-        for tensor, part in along(tensors, as_tensor(values)):
+    def put(
+        self, tensors: Sequence[Tensor], values: Float32 | UInt16, room: Room | None = None
+    ) -> None:
+        for tensor, part in along(tensors, self._kept(values, room)):
             tensor.copy_(part)
 
-    def shift(self, tensors: Sequence[Tensor], to: Float32 | UInt16, start: Float32) -> None:
+    def put_back(self, tensors: Sequence[Tensor], room: Room) -> None:
+        for tensor, part in along(tensors, room.here()):
+            tensor.copy_(part)
+
+    def shift(
+        self,
+        tensors: Sequence[Tensor],
+        to: Float32 | UInt16,
+        start: Float32,
+        room: Room | None = None,
+    ) -> None:
         by = as_tensor(corrected(in_fp32(to), start))
         pairs = [(tensor, part.to(tensor.device)) for tensor, part in along(tensors, by)]
+        self._kept(to, room)
         for tensor, part in pairs:
             tensor.add_(part)
         self.scratch.give_back(start.view(np.uint8))
 
-    def blend(self, tensors: Sequence[Tensor], other: Float32 | UInt16, share: float) -> None:
-        for tensor, part in of_their_types(tensors, as_tensor(other)):
+    def blend(
+        self,
+        tensors: Sequence[Tensor],
+        other: Float32 | UInt16,
+        share: float,
+        room: Room | None = None,
+    ) -> None:
+        for tensor, part in of_their_types(tensors, self._kept(other, room)):
             tensor.lerp_(part, 1 - share)
 
     def before_step(self) -> None:
         pass
+
+    def _kept(self, values: Float32 | UInt16, room: Room | None) -> Tensor:
+        """The values, from where they are to stay."""
+        flat = as_tensor(values)
+        if room is None or self._device is None:
+            return flat
+        return room.empty(flat, self._device).copy_(flat)
 
 
 def along(tensors: Iterable[Tensor], flat: Tensor) -> list[tuple[Tensor, Tensor]]:

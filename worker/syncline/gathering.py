@@ -28,8 +28,16 @@ class Part:
 
     values: Tensor
     """Detached; of any shape, type and device."""
-    anchor: Float32 | UInt16 | None = None
-    """fp32, or bf16 as its bits; flat, as many as the values."""
+    anchor: Float32 | UInt16 | Tensor | None = None
+    """fp32, or bf16 (on the CPU as its bits); flat, as many as the values. A tensor lies on their
+    device."""
+
+
+def to_send(part: Part) -> Tensor:
+    """The values; where their anchor lies on their device, what it has more, computed there."""
+    if not isinstance(part.anchor, Tensor):
+        return part.values
+    return _less(part.anchor.view(part.values.shape), part.values)
 
 
 class Window:
@@ -58,11 +66,13 @@ class _Writing:
     filled: int = 0
     """Values in the window, which come next."""
 
-    def take(self, values: Tensor, anchor: Float32 | UInt16 | None) -> None:
+    def take(self, values: Tensor, anchor: Float32 | UInt16 | Tensor | None) -> None:
         """Encode what comes next, but for some that stay in the window; flat."""
         grain, at = self.codec.grain, 0
         plain = values.is_cpu and values.dtype == torch.float32
-        bits = anchor.view(np.uint16) if anchor is not None and anchor.dtype == np.uint16 else None
+        bits: UInt16 | None = None
+        if isinstance(anchor, np.ndarray) and anchor.dtype == np.uint16:
+            bits = anchor.view(np.uint16)
         goes_straight = plain and bits is not None
         while (left := values.numel() - at) > 0:
             if goes_straight and bits is not None and not self.filled and left >= grain:
@@ -94,11 +104,21 @@ class _Writing:
         return True
 
 
-def _read(values: Tensor, anchor: Float32 | UInt16 | None, out: Float32) -> None:
+def _read(values: Tensor, anchor: Float32 | UInt16 | Tensor | None, out: Float32) -> None:
     """Write ``values``, or anchor - values, to ``out``: fp32, as many; all flat."""
+    if isinstance(anchor, Tensor):
+        values, anchor = _less(anchor, values), None
     if anchor is not None and values.is_cpu and values.dtype == torch.float32:
         pseudo_gradient(anchor, values.numpy(), out=out)
         return
     torch.from_numpy(out).copy_(values)
     if anchor is not None:
         pseudo_gradient(anchor, out, out=out)
+
+
+def _less(anchor: Tensor, values: Tensor) -> Tensor:
+    """anchor - values, in fp32 and of one rounding, as ``pseudo_gradient``: new, on their device.
+
+    Values of another type are taken in fp32 first.
+    """
+    return anchor.to(torch.float32, copy=True).sub_(values.to(torch.float32))

@@ -18,6 +18,7 @@ from syncline.anchors import Anchors
 from syncline.averaged import Averaged
 from syncline.boundary import Boundary
 from syncline.buffers import Buffers
+from syncline.carrier import Carrier
 from syncline.control import ControlClient
 from syncline.core.ramp import Ramp
 from syncline.core.supply import Supply
@@ -107,8 +108,9 @@ class Life:
         """Find the run, take a lease in it and open it. The session is still to be started.
 
         Raises:
-            SynclineError: as ``found_run``, ``register`` and ``open_run`` do; the model cannot be
-                described, the ranks have different ones, or the optimizer does not go with the run.
+            SynclineError: as ``found_run``, ``register``, ``open_run`` and ``carrier_of`` do; the
+                model cannot be described, the ranks have different ones, or the optimizer does not
+                go with the run.
         """
         check_together()
         ranks = self._ranks = self._ranks or Ranks()
@@ -121,6 +123,7 @@ class Life:
         _check_gradients(optimizer, run.settings)
         rehearse()
         described = outlined.cut(run.settings.blocks_per_fragment)
+        carrier = carrier_of(described.shards, wish.anchor_device)
         fingerprint = described.layout.fingerprint()
         registration = register(wish, ranks, run.settings.timeouts, fingerprint, self._recall)
         self.registration = registration
@@ -135,7 +138,7 @@ class Life:
         say.info("replica.joined", run=wish.run, replica=me, ranks=ranks.count, page=page)
         if self._client is not None:
             warn_if_crowded(self._client, registration, ranks.count, model, say)
-        return self._session(joined, model, optimizer, described, ranks)
+        return self._session(joined, model, optimizer, described, carrier, ranks)
 
     def release(self, failed: bool, error: BaseException | None = None) -> None:
         """End every thread and call, then give the lease back; each rank on its own.
@@ -240,11 +243,12 @@ class Life:
         model: nn.Module,
         optimizer: Optimizer,
         described: ModelLayout,
+        carrier: Carrier,
         ranks: Ranks,
     ) -> Session:
         settings, say, tally = joined.settings, voice(ranks.index), Tally()
-        carrier = carrier_of(described.shards)
-        anchors = Anchors(described.shards, carrier)
+        copies = settings.codec.down == "int8"
+        anchors = Anchors(described.shards, carrier, keeps_copies=copies)
         exchange = self._exchange = _exchange(joined, described, ranks, carrier.scratch)
         self._hooks = Hooks(model, described)
         helm = self._helm(joined, ranks, say)

@@ -76,7 +76,7 @@ class Pushes:
         """Go by these from the next push on."""
         self.settings = settings
         self._trigger.adopt(settings)
-        self._rounds.eager.adopt(settings.outer)
+        self._rounds.adopt(settings)
 
     def ask(self, share: float) -> None:
         """Make this share of a round's inner steps from now on."""

@@ -30,7 +30,7 @@ from syncline.reading import Reading
 from syncline.recall import OWN, Recall
 from syncline.session import Session
 from syncline.setbacks import Setbacks, figures_of
-from syncline.settings import run_settings
+from syncline.settings import AnchorDevice, run_settings
 from syncline.stats import OddLosses, number_of, progress_of
 from syncline.synchronous import drop_gradients
 from syncline.voice import own_rank, voice
@@ -72,6 +72,7 @@ class Replica(Reading):
         join_ramp_steps: int | None = None,
         drain_on_sigterm: bool = True,
         takes_care: bool = False,
+        anchor_device: AnchorDevice | None = None,
     ) -> None:
         """Say what to take part in; nothing happens before ``start`` or ``with``.
 
@@ -99,6 +100,8 @@ class Replica(Reading):
                 loss where the model's forward gives it (on a GPU each waits for its backward
                 pass), and where a lease has run out join again, in ``shard`` and ``leased``,
                 between two steps.
+            anchor_device: where its anchors lie: in the memory of the "cpu" or of the "model"'s own
+                device; else SYNCLINE_ANCHOR_DEVICE, else "cpu".
 
         Raises:
             ConfigError: a setting, name or address is wrong.
@@ -109,7 +112,7 @@ class Replica(Reading):
         given = None if settings is None else run_settings(settings)
         self._recall = Recall()
         self._alone = Alone(given or RunSettings(), model, self._optimizer, self._recall)
-        wish = wished(control, run, name, given, job or {}, check_job)
+        wish = wished(control, run, name, given, job or {}, check_job, anchor_device)
         super().__init__(wish, self._alone, tokens_of)
         self._odd_losses, self._setbacks = OddLosses(), Setbacks(self)
         self._ramp_steps = join_ramp_steps

@@ -130,6 +130,11 @@ class Rounds:
         end = self.goal
         return end is not None and self.revision >= end
 
+    def adopt(self, settings: RunSettings) -> None:
+        """Go by what may change of these from now on."""
+        self.eager.adopt(settings.outer)
+        self._anchors.keeps_copies = settings.codec.down == "int8"
+
     def start_over(self) -> None:
         """The parameters are the anchors: there is no progress, and nothing of any before."""
         self._is_sick, self.owed = False, 0

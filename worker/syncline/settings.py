@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from typing import Literal, TypeAlias
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -14,9 +15,12 @@ from syncline_proto.names import NAME_WORDS, valid_name
 from syncline_proto.settings import RunSettings
 from syncline_proto.words import sentence
 
+AnchorDevice: TypeAlias = Literal["cpu", "model"]
+"""Where a replica's anchors lie: in the CPU's memory, or on the device of its model."""
+
 
 class Environment(BaseSettings):
-    """``SYNCLINE_CONTROL``, ``SYNCLINE_RUN``, ``SYNCLINE_REPLICA`` and ``SYNCLINE_TOKEN``."""
+    """``SYNCLINE_CONTROL``, ``_RUN``, ``_REPLICA``, ``_TOKEN`` and ``_ANCHOR_DEVICE``."""
 
     model_config = SettingsConfigDict(env_prefix="SYNCLINE_", extra="ignore", env_ignore_empty=True)
 
@@ -25,6 +29,18 @@ class Environment(BaseSettings):
     run: str = "default"
     replica: str | None = None
     token: str | None = None
+    anchor_device: str = "cpu"
+
+
+def checked_device(word: str) -> AnchorDevice:
+    """Return where anchors are to lie.
+
+    Raises:
+        ConfigError: there is no such place.
+    """
+    if word == "cpu" or word == "model":
+        return word
+    raise ConfigError(f'anchor_device is "{word}"; it must be "cpu" or "model".')
 
 
 def checked_name(kind: str, name: str) -> str:

@@ -10,6 +10,10 @@ what this takes of the device, from the first merge of a round to the next step;
 waits, on the device, until the first has been copied. Where types differ there is a little more:
 what is blended is converted as a whole, what is fetched tensor by tensor.
 
+Where anchors lie on the device, what is published goes up into the anchor's own room instead of a
+staging buffer, once the current stream has used the one before, and stays; what it has more than
+the parameters is computed on the second stream, tensor by tensor, and fetched from there.
+
 Knows streams and events only by ``Streams``, and decides nothing.
 """
 
@@ -18,19 +22,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from syncline.carrier import Carrier, Direct, Fetched, along, as_tensor, of_their_types
-from syncline.gathering import Part, Window
+from syncline.carrier import Carrier, Direct, Fetched, Room, along, as_tensor, of_their_types
+from syncline.gathering import Part, Window, to_send
 from syncline.layout import RankShard
 from syncline.payload import Later
 from syncline.scratch import Event, Scratch
+from syncline.settings import AnchorDevice
 from syncline_proto.codec import Codec, Float32, UInt8, UInt16
+from syncline_proto.errors import ConfigError
 
 STREAMED = ("cuda", "xpu")
 """Devices that have streams and pinned memory; of all others copies are direct."""
@@ -110,46 +116,60 @@ class Streamed:
     scratch: Scratch
     device: torch.device
     streams: Streams
+    keeps_anchors: bool = False
+    """Anchors lie on the device."""
     _buffers: list[StagingBuffer] = field(default_factory=list)
     _fetching: Event | None = None
     """When nothing of the parameters is read any more."""
     _busy: deque[tuple[Event, object]] = field(default_factory=deque)
     """What must live as long as a copy is under way, whoever else lets go of it."""
 
+    def room(self) -> Room | None:
+        return Room() if self.keeps_anchors else None
+
     def fetch(self, tensors: Sequence[Tensor], out: Float32) -> Fetched:
-        told = self.streams.event()
-        with self.streams.side():
-            told.wait()
-            for tensor, part in along(tensors, torch.from_numpy(out)):
-                part.copy_(tensor, non_blocking=True)
-            self._fetching = self.streams.event()
-        self._hold(self._fetching, (out, tensors))
-        return Fetched(out, self._fetching)
+        return self._fetched([Part(tensor) for tensor in tensors], out)
 
     def encode(self, parts: Sequence[Part], codec: Codec, out: UInt8) -> Callable[[], None]:
         memory = self.scratch.take(4 * sum(part.values.numel() for part in parts))
-        fetched = self.fetch([part.values for part in parts], memory.view(np.float32))
+        fetched = self._fetched(parts, memory.view(np.float32))
 
         def finish() -> None:
             here = along((part.values for part in parts), torch.from_numpy(fetched.here()))
             come = (
-                replace(part, values=values) for part, (_, values) in zip(parts, here, strict=True)
+                Part(values, None if isinstance(part.anchor, Tensor) else part.anchor)
+                for part, (_, values) in zip(parts, here, strict=True)
             )
             Window().gather(come, codec, out)
             self.scratch.give_back(memory)
 
         return Later(finish)
 
-    def put(self, tensors: Sequence[Tensor], values: Float32 | UInt16) -> Event:
-        buffer, staged, sent = self._sent(values)
+    def put(
+        self, tensors: Sequence[Tensor], values: Float32 | UInt16, room: Room | None = None
+    ) -> Event:
+        buffer, staged, sent = self._sent(values, room)
         for tensor, part in along(tensors, staged):
             tensor.copy_(part)
         buffer.free = self.streams.event()
         return sent
 
-    def shift(self, tensors: Sequence[Tensor], to: Float32 | UInt16, start: Float32) -> Event:
+    def put_back(self, tensors: Sequence[Tensor], room: Room) -> None:
+        if self._fetching is not None:  # nothing comes up here that would go after it
+            self._fetching.wait()
+        for tensor, part in along(tensors, room.here()):
+            tensor.copy_(part)
+        room.free = self.streams.event()
+
+    def shift(
+        self,
+        tensors: Sequence[Tensor],
+        to: Float32 | UInt16,
+        start: Float32,
+        room: Room | None = None,
+    ) -> Event:
         other, before, gone = self._sent(start)
-        buffer, after, sent = self._sent(to)
+        buffer, after, sent = self._sent(to, room)
         before.neg_().add_(after)
         buffer.free = self.streams.event()
         for tensor, part in along(tensors, before):
@@ -158,8 +178,14 @@ class Streamed:
         self.scratch.give_back(start.view(np.uint8), gone)
         return sent
 
-    def blend(self, tensors: Sequence[Tensor], other: Float32 | UInt16, share: float) -> Event:
-        buffer, staged, sent = self._sent(other)
+    def blend(
+        self,
+        tensors: Sequence[Tensor],
+        other: Float32 | UInt16,
+        share: float,
+        room: Room | None = None,
+    ) -> Event:
+        buffer, staged, sent = self._sent(other, room)
         for tensor, part in of_their_types(tensors, staged):
             tensor.lerp_(part, 1 - share)
         buffer.free = self.streams.event()
@@ -176,12 +202,23 @@ class Streamed:
         self._buffers.clear()
         self._let_go()
 
-    def _sent(self, values: Float32 | UInt16) -> tuple[StagingBuffer, Tensor, Event]:
+    def _fetched(self, parts: Sequence[Part], out: Float32) -> Fetched:
+        """Copy what is to be sent of the parts, so far as the device has it, into ``out``."""
+        told = self.streams.event()
+        with self.streams.side():
+            told.wait()
+            where = along((part.values for part in parts), torch.from_numpy(out))
+            for part, (_, here) in zip(parts, where, strict=True):
+                here.copy_(to_send(part), non_blocking=True)
+            self._fetching = self.streams.event()
+        self._hold(self._fetching, (out, parts))
+        return Fetched(out, self._fetching)
+
+    def _sent(
+        self, values: Float32 | UInt16, room: Room | None = None
+    ) -> tuple[StagingBuffer | Room, Tensor, Event]:
         """Send values up: where they will be, for the current stream, and when they have left."""
-        is_full = len(self._buffers) == BUFFERS
-        buffer = self._buffers.pop(0) if is_full else StagingBuffer()
-        self._buffers.append(buffer)
-        flat = as_tensor(values)
+        buffer, flat = room or self._next_buffer(), as_tensor(values)
         with self.streams.side():
             staged = buffer.empty(flat, self.device)
             staged.copy_(flat, non_blocking=True)
@@ -189,6 +226,12 @@ class Streamed:
         sent.wait()
         self._hold(sent, flat)
         return buffer, staged, sent
+
+    def _next_buffer(self) -> StagingBuffer:
+        is_full = len(self._buffers) == BUFFERS
+        buffer = self._buffers.pop(0) if is_full else StagingBuffer()
+        self._buffers.append(buffer)
+        return buffer
 
     def _hold(self, until: Event, what: object) -> None:
         self._let_go()
@@ -199,12 +242,25 @@ class Streamed:
             self._busy.popleft()
 
 
-def carrier_of(shards: Iterable[RankShard]) -> Carrier:
-    """For what a rank holds of a model, by the device that it lies on.
+def carrier_of(shards: Iterable[RankShard], anchors: AnchorDevice = "cpu") -> Carrier:
+    """For what a rank holds of a model, by the device that it lies on, and anchors are to.
 
     Of a model on several devices each copy has ended when it returns.
+
+    Raises:
+        ConfigError: anchors are to lie on the model's device, and there are several.
     """
     devices = {piece.parameter.device for shard in shards for piece in shard.pieces}
-    if len(devices) == 1 and (device := devices.pop()).type in STREAMED:
-        return Streamed(Scratch(pinned=True), device, DeviceStreams(device))
-    return Direct(Scratch())
+    beside = anchors == "model"
+    if beside and len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ConfigError(
+            f'anchor_device = "model" wants a model on one device; this one is on {names}. Leave '
+            'anchors on the CPU: anchor_device = "cpu".'
+        )
+    if len(devices) != 1:
+        return Direct(Scratch())
+    device = devices.pop()
+    if device.type in STREAMED:
+        return Streamed(Scratch(pinned=True), device, DeviceStreams(device), beside)
+    return Direct(Scratch(), device if beside and device.type != "cpu" else None)

@@ -9,7 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from syncline.settings import Environment, checked_name, default_replica
+from syncline.settings import (
+    AnchorDevice,
+    Environment,
+    checked_device,
+    checked_name,
+    default_replica,
+)
 from syncline_proto.addresses import bearer_token, control_url
 from syncline_proto.settings import RunSettings
 
@@ -29,6 +35,7 @@ class Wish:
     """None: whatever the run has."""
     job: dict[str, Any]
     check_job: CheckJob
+    anchor_device: AnchorDevice = "cpu"
 
 
 def wished(
@@ -38,15 +45,17 @@ def wished(
     settings: RunSettings | None,
     job: dict[str, Any],
     check_job: CheckJob,
+    anchor_device: str | None = None,
 ) -> Wish | None:
     """Return what was asked for, by arguments before the environment; None: to train alone.
 
     Raises:
-        ConfigError: a name, the address or the token cannot be used.
+        ConfigError: a name, the address, the token or the anchors' device cannot be used.
     """
     env = Environment()
     run = checked_name("run", run or env.run)
     replica = checked_name("replica", replica or env.replica or default_replica())
+    device = checked_device(anchor_device or env.anchor_device)
     url = control or env.control
     if url is None:
         return None
@@ -58,4 +67,5 @@ def wished(
         settings=settings,
         job=job,
         check_job=check_job,
+        anchor_device=device,
     )

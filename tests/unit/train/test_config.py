@@ -44,6 +44,14 @@ def test_the_smallest_job_has_defaults_for_all_else(tmp_path: Path) -> None:
     assert job.train.clip == 1.0
 
 
+def test_a_job_says_where_anchors_lie_or_leaves_that_to_the_environment(tmp_path: Path) -> None:
+    assert JobConfig.load(write(tmp_path)).train.anchor_device is None
+    job = JobConfig.load(write(tmp_path), ["train.anchor_device=model"])
+    assert job.train.anchor_device == "model"
+    error = refused(tmp_path, SMALLEST, "train.anchor_device=gpu")
+    assert "train.anchor_device" in error.message and "'cpu' or 'model'" in error.message
+
+
 def test_the_presets_of_a_strategy_hold_in_a_job(tmp_path: Path) -> None:
     job = JobConfig.load(write(tmp_path), ["run.strategy=local-sgd", "run.outer.clip=2"])
     assert (job.settings.outer.lr, job.settings.outer.momentum) == (1.0, 0.0)

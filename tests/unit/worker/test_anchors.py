@@ -22,8 +22,11 @@ from syncline_proto.v1 import sync_pb2 as pb
 HEADER = pb.PullHeader(revision=3, codec=pb.CODEC_FP32)
 
 
-def anchors(dtype: torch.dtype) -> Anchors:
-    return Anchors(outline(nn.Linear(7, 5).to(dtype), Ranks()).cut().shards, Direct(Scratch()))
+def anchors(dtype: torch.dtype, *, beside: bool = False, keeps_copies: bool = False) -> Anchors:
+    """``beside``: as on a device that is not the CPU."""
+    shards = outline(nn.Linear(7, 5).to(dtype), Ranks()).cut().shards
+    carrier = Direct(Scratch(), torch.device("cpu") if beside else None)
+    return Anchors(shards, carrier, keeps_copies=keeps_copies)
 
 
 def values(numel: int, seed: int = 0) -> Float32:
@@ -39,10 +42,13 @@ def bits(published: Tensor) -> UInt16:
     return published.to(torch.bfloat16, copy=True).view(torch.int16).numpy().view(np.uint16)
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
-def test_what_rounding_loses_is_no_progress(dtype: torch.dtype, codec: CodecName) -> None:
-    held = anchors(dtype)
+def test_what_rounding_loses_is_no_progress(
+    dtype: torch.dtype, codec: CodecName, beside: bool
+) -> None:
+    held = anchors(dtype, beside=beside)
     header = pb.PullHeader(revision=3, codec=CODEC_BY_NAME[codec])
     published = torch.from_numpy(values(held.shards[0].numel))
     if codec == "bf16":
@@ -53,12 +59,13 @@ def test_what_rounding_loses_is_no_progress(dtype: torch.dtype, codec: CodecName
     assert held.revisions[0] == 3
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("bits", [bits, lambda published: published.numpy().copy()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_without_progress_a_rebase_is_an_adoption(
-    dtype: torch.dtype, bits: Callable[[Tensor], Float32 | UInt16]
+    dtype: torch.dtype, bits: Callable[[Tensor], Float32 | UInt16], beside: bool
 ) -> None:
-    held, other = anchors(dtype), anchors(dtype)
+    held, other = anchors(dtype, beside=beside), anchors(dtype)
     held.adopt(0, values(held.shards[0].numel, 1), HEADER)
     second = torch.from_numpy(values(held.shards[0].numel, 2))
     held.rebase(0, bits(second), HEADER)
@@ -67,12 +74,14 @@ def test_without_progress_a_rebase_is_an_adoption(
     assert not fp32(held.pseudo_gradient(0)).any()
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("codec", [pb.CODEC_BF16, pb.CODEC_INT8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_published_value_in_bf16_is_held_bit_for_bit(
-    dtype: torch.dtype, codec: pb.Codec.ValueType
+    dtype: torch.dtype, codec: pb.Codec.ValueType, beside: bool
 ) -> None:
-    anchor = anchors(dtype)
+    """On the CPU, or as a copy of what lies on a device."""
+    anchor = anchors(dtype, beside=beside, keeps_copies=beside)
     assert anchor.held(0) is None, "nothing was published yet"
     published = torch.from_numpy(values(anchor.shards[0].numel)).bfloat16()
     anchor.adopt(0, bits(published), pb.PullHeader(codec=codec, value="here/1/3"))
@@ -103,14 +112,29 @@ def test_what_no_difference_can_be_added_to_is_not_held(
     assert anchor.held(0) is None
 
 
+def test_a_copy_is_held_from_the_first_anchor_on_for_which_it_is_kept() -> None:
+    """A run's ``codec.down`` may change while it goes on."""
+    anchor = anchors(torch.float32, beside=True)
+    published = torch.from_numpy(values(anchor.shards[0].numel)).bfloat16()
+    for kept in (False, True, False):
+        anchor.keeps_copies = kept
+        anchor.adopt(0, bits(published), pb.PullHeader(codec=pb.CODEC_BF16, value="a"))
+        held = anchor.held(0)
+        assert (held is not None) == kept
+        assert held is None or held.bits.tobytes() == bits(published).tobytes()
+        assert anchor.value(0).tolist() == published.float().tolist()
+
+
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("weight", [torch.zeros(5, 7), torch.zeros(7, 5).t()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_progress_is_measured_however_the_parameter_lies_in_memory(
-    weight: Tensor, dtype: torch.dtype
+    weight: Tensor, dtype: torch.dtype, beside: bool
 ) -> None:
     layer = nn.Linear(7, 5, bias=False)
     layer.weight = nn.Parameter(weight.to(dtype, copy=True))
-    held = Anchors(outline(layer, Ranks()).cut().shards, Direct(Scratch()))
+    carrier = Direct(Scratch(), torch.device("cpu") if beside else None)
+    held = Anchors(outline(layer, Ranks()).cut().shards, carrier)
     held.adopt(0, bits(torch.from_numpy(values(35))), pb.PullHeader(codec=pb.CODEC_BF16))
     anchor = layer.weight.detach().float().clone()
     with torch.no_grad():

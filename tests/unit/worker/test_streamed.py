@@ -25,6 +25,7 @@ from syncline.ranks import Ranks
 from syncline.scratch import Scratch
 from syncline.streamed import DeviceStreams, Streamed
 from syncline_proto.codec import Float32, UInt16
+from syncline_proto.errors import ConfigError
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.replicas import TinyModel
@@ -34,17 +35,20 @@ from syncline_testing.streams import Device, Event
 class Side:
     """A model with its anchors, and what was asked of it and has not been looked at."""
 
-    def __init__(self, model: nn.Module, device: Device | torch.device | None) -> None:
+    def __init__(
+        self, model: nn.Module, device: Device | torch.device | None, beside: bool = False
+    ) -> None:
+        """``beside``: the anchors lie on the device, too."""
         self.model = model
         self.device = device if isinstance(device, Device) else None
         carrier: Carrier = Direct(Scratch())
         if isinstance(device, torch.device):
             self.model.to(device)
-            carrier = Streamed(Scratch(pinned=True), device, DeviceStreams(device))
+            carrier = Streamed(Scratch(pinned=True), device, DeviceStreams(device), beside)
         elif device is not None:
             for parameter in self.model.parameters():
                 device.own(parameter)
-            carrier = Streamed(Scratch(), torch.device("cpu"), device)
+            carrier = Streamed(Scratch(), torch.device("cpu"), device, beside)
         self.anchors = Anchors(outline(self.model, Ranks()).cut().shards, carrier)
         self.starts: dict[int, Fetched] = {}
         self.pushed: dict[int, Encoded] = {}
@@ -102,21 +106,25 @@ class Side:
 ways = st.sampled_from(["adopt", "advance", "mix", "rebase", "restore", "push", "look", "step"])
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @settings(max_examples=60, deadline=None)
 @example(seed=0, zeal=0.0, acts=[("push", 0, False), ("advance", 0, False), ("rebase", 0, False)])
 @example(seed=0, zeal=0.0, acts=[("adopt", 0, False), ("adopt", 0, False), ("rebase", 0, False)])
 @example(seed=0, zeal=0.0, acts=[("restore", 0, False)] + 2 * [("rebase", 0, False)])
+@example(seed=0, zeal=0.0, acts=[("step", 0, False), ("push", 0, False), ("restore", 0, False)])
+@example(seed=0, zeal=0.0, acts=[("push", 0, False), ("step", 0, False), ("adopt", 0, True)])
 @given(
     seed=st.integers(0, 10**6),
     zeal=st.sampled_from([0.0, 0.3, 0.8]),
     acts=st.lists(st.tuples(ways, st.integers(0, 2), st.booleans()), min_size=8, max_size=30),
 )
 def test_all_is_as_if_it_had_been_done_at_once(
-    dtype: torch.dtype, seed: int, zeal: float, acts: list[tuple[str, int, bool]]
+    dtype: torch.dtype, beside: bool, seed: int, zeal: float, acts: list[tuple[str, int, bool]]
 ) -> None:
+    """Wherever the anchors lie."""
     device = Device(Random(seed), zeal)
-    here, there = Side(TinyModel().to(dtype), None), Side(TinyModel().to(dtype), device)
+    here, there = Side(TinyModel().to(dtype), None), Side(TinyModel().to(dtype), device, beside)
     act_out(acts, seed, here, there)
     assert there.parameters() == here.parameters()
     assert there.seen == here.seen
@@ -170,18 +178,19 @@ def never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_waits")
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("way", ["adopt", "advance", "mix", "restore"])
-def test_the_training_thread_never_waits_for_the_device(way: str) -> None:
+def test_the_training_thread_never_waits_for_the_device(way: str, beside: bool) -> None:
     """Each call returns before the device has done any of it.
 
     What was fetched at the push has come when its round is published: another thread sent it.
     """
     device = Device(Random(0), 0.0)  # goes on only where somebody waits
-    side = Side(TinyModel(), device)
+    side = Side(TinyModel(), device, beside)
     anchors, header = side.anchors, pb.PullHeader(revision=1)
     for fragment, shard in enumerate(anchors.shards):
         values = np.ones(shard.numel, np.float32)
-        side.do(lambda side, at=fragment, v=values: side.merge(at, v, "adopt"))
+        side.do(lambda side, at=fragment, v=values: side.anchors.adopt(at, v, header))
     side.do(lambda side: side.step())
     with device.told():
         payload = anchors.pseudo_gradient(0, "fp32")
@@ -193,7 +202,7 @@ def test_the_training_thread_never_waits_for_the_device(way: str) -> None:
         sent = pool.submit(payload.here).result().view(np.float32)
         pool.submit(start.here).result()
     assert (sent == 0.125).all()  # the anchor, 1, less what a step makes of it
-    values = side.room(np.zeros(anchors.shards[0].numel, np.float32))
+    values = np.zeros(anchors.shards[0].numel, np.float32)
     with device.told():
         before = device.progress
         if way == "adopt":
@@ -230,11 +239,17 @@ def test_values_come_up_for_two_layers_while_those_before_them_compute() -> None
     assert all((layer == 2.0).all() for layer in layers)
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("way", ["adopt", "advance", "mix", "rebase", "restore"])
-def test_what_comes_up_takes_two_of_the_largest_piece_until_the_next_step(way: str) -> None:
-    """Of the device; it grows meanwhile, since the largest comes last."""
+def test_what_comes_up_takes_two_of_the_largest_piece_until_the_next_step(
+    way: str, beside: bool
+) -> None:
+    """Of the device; it grows meanwhile, since the largest comes last.
+
+    Anchors that lie there are all that stays, and no other room is taken for what becomes one.
+    """
     device = Device(Random(0), 0.0)
-    side = Side(TinyModel(), device)
+    side = Side(TinyModel(), device, beside)
     sizes = [4 * shard.numel for shard in side.anchors.shards]
     assert sizes[-1] == max(sizes) > min(sizes) > 0
 
@@ -251,12 +266,17 @@ def test_what_comes_up_takes_two_of_the_largest_piece_until_the_next_step(way: s
 
     each("adopt")
     side.do(lambda side: side.step())
+    stay = beside * sum(sizes)
+    assert device.lent == stay
     device.lent_peak = 0
     each(way)
-    assert max(sizes) < device.lent_peak <= 2 * max(sizes)
-    assert device.lent > 0
+    if beside and way in ("adopt", "mix", "restore"):
+        assert device.lent == stay >= device.lent_peak
+    else:
+        assert max(sizes) < device.lent_peak - stay <= 2 * max(sizes)
+        assert device.lent > stay
     side.do(lambda side: side.step())
-    assert device.lent == 0
+    assert device.lent == stay
 
 
 @pytest.mark.parametrize(("kind", "is_pinned"), [("cuda", True), ("cpu", False)])
@@ -274,17 +294,32 @@ def test_what_waits_beside_a_gpu_waits_in_pinned_memory(
     monkeypatch.setattr(streamed, "DeviceStreams", lambda device: Device(Random(0), 0.0))
     piece = SimpleNamespace(parameter=SimpleNamespace(device=torch.device(kind, 0)))
     shards: Any = [SimpleNamespace(pieces=[piece])]
+    beside = streamed.carrier_of(shards, "model")
+    assert (beside.room() is not None) == (kind != "cpu")
+    assert streamed.carrier_of(shards).room() is None
     scratch = streamed.carrier_of(shards).scratch
     monkeypatch.setattr(torch, "empty", noted)
     assert scratch.take(8).size == 8
     assert asked == [True] * is_pinned
 
 
+def test_anchors_lie_on_the_device_of_a_model_that_has_one() -> None:
+    """Of one on the CPU that is where they lie anyway; of several nobody could say which."""
+    pieces = [SimpleNamespace(parameter=torch.empty(1, device=kind)) for kind in ("cpu", "meta")]
+    shards: list[Any] = [SimpleNamespace(pieces=[piece]) for piece in pieces]
+    assert streamed.carrier_of(shards[:1], "model").room() is None
+    assert streamed.carrier_of(shards[1:], "model").room() is not None
+    assert streamed.carrier_of(shards).room() is None
+    with pytest.raises(ConfigError, match="wants a model on one device; this one is on cpu, meta"):
+        streamed.carrier_of(shards, "model")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("number", sorted({0, max(0, torch.cuda.device_count() - 1)}))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_a_gpu_holds_what_the_cpu_would(dtype: torch.dtype, number: int) -> None:
+def test_a_gpu_holds_what_the_cpu_would(dtype: torch.dtype, number: int, beside: bool) -> None:
     """Of several GPUs the last one, too, which is not the current one in torch."""
     draw = Random(0)
     for seed in range(20):
@@ -292,7 +327,7 @@ def test_a_gpu_holds_what_the_cpu_would(dtype: torch.dtype, number: int) -> None
         choice = ["adopt", "advance", "rebase", "restore", "push", "look", "step"]
         acts = [(draw.choice(choice), draw.randrange(2), draw.random() < 0.5) for _ in range(40)]
         here = Side(two_blocks().to(dtype), None)
-        there = Side(two_blocks().to(dtype), torch.device("cuda", number))
+        there = Side(two_blocks().to(dtype), torch.device("cuda", number), beside)
         act_out(acts, seed, here, there)
         assert there.parameters() == here.parameters()
         assert there.seen == here.seen

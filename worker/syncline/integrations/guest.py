@@ -20,6 +20,7 @@ from syncline.metrics import LOOPBACK, serve
 from syncline.norms import whole_norm
 from syncline.optim.followed import followed
 from syncline.replica import Replica
+from syncline.settings import AnchorDevice
 from syncline.voice import own_rank, voice
 from syncline_proto.settings import RunSettings
 
@@ -36,6 +37,7 @@ class Guest:
         control: str | None,
         tokens_of: Callable[[Any], SupportsIndex] | None,
         join_ramp_steps: int | None,
+        anchor_device: AnchorDevice | None,
         metrics_port: int | None,
         metrics_host: str,
     ) -> None:
@@ -50,6 +52,7 @@ class Guest:
             "control": control,
             "tokens_of": tokens_of,
             "join_ramp_steps": join_ramp_steps,
+            "anchor_device": anchor_device,
         }
         self._optimizer: Optimizer | None = None
         self._end_ramp: Callable[[], None] = lambda: None
@@ -211,6 +214,7 @@ class GuestCallback:
         control: str | None = None,
         tokens_of: Callable[[Any], SupportsIndex] | None = None,
         join_ramp_steps: int | None = None,
+        anchor_device: AnchorDevice | None = None,
         metrics_port: int | None = None,
         metrics_host: str = LOOPBACK,
     ) -> None:
@@ -226,6 +230,7 @@ class GuestCallback:
             control=control,
             tokens_of=tokens_of,
             join_ramp_steps=join_ramp_steps,
+            anchor_device=anchor_device,
             metrics_port=metrics_port,
             metrics_host=metrics_host,
         )

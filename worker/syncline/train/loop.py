@@ -97,6 +97,7 @@ class Trainer:
             job=kept.to_job(),
             check_job=partial(check_same_model, kept, self._sets.vocabulary),
             join_ramp_steps=job.optimizer.join_ramp_steps,
+            anchor_device=job.train.anchor_device,
         )
         self._stop = Stop()
         self._setbacks = Setbacks(self.replica, WHAT_TO_DO)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from syncline.settings import AnchorDevice
 from syncline_proto.names import NAME_PATTERN
 from syncline_proto.section import Section
 from syncline_proto.settings import RunSettings
@@ -133,6 +134,8 @@ class TrainSection(Section):
     """CPU threads of each rank; None: what PyTorch takes."""
     reshard_after_forward: bool | int = True
     """Free gathered parameters between forward and backward (FSDP2); n: n ranks share them then."""
+    anchor_device: AnchorDevice | None = None
+    """Where anchors lie; None: by the environment, else on the CPU."""
 
     @field_validator("reshard_after_forward", mode="before")
     @classmethod
