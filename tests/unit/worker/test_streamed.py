@@ -112,7 +112,7 @@ ways = st.sampled_from(["adopt", "advance", "mix", "rebase", "restore", "push", 
 @example(seed=0, zeal=0.0, acts=[("push", 0, False), ("advance", 0, False), ("rebase", 0, False)])
 @example(seed=0, zeal=0.0, acts=[("adopt", 0, False), ("adopt", 0, False), ("rebase", 0, False)])
 @example(seed=0, zeal=0.0, acts=[("restore", 0, False)] + 2 * [("rebase", 0, False)])
-@example(seed=0, zeal=0.0, acts=[("step", 0, False), ("push", 0, False), ("restore", 0, False)])
+@example(seed=1, zeal=0.3, acts=[("step", 0, False), ("push", 0, False), ("restore", 0, False)])
 @example(seed=0, zeal=0.0, acts=[("push", 0, False), ("step", 0, False), ("adopt", 0, True)])
 @given(
     seed=st.integers(0, 10**6),
