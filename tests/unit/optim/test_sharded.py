@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from syncline_testing.two_ranks import two_ranks
 
-# Sizes that two ranks cannot share evenly, one of 1 that leaves the second with nothing, and a
-# gradient that is the same on both, so that its mean is it.
+# Sizes that two ranks cannot share evenly, one of 1 that leaves the second with nothing, and of
+# each batch the rows of its own, so that their gradients differ.
 MODEL = """
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from syncline.layout import whole
 from syncline.optim import AGD, WSAM, muon
 
@@ -48,6 +51,8 @@ def train(model, optimizer, steps, seed=1):
     dice = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         batch = torch.randn(4, 6, generator=dice)
+        if isinstance(next(model.parameters()), DTensor):
+            batch = batch[rank::2]
         model(batch).backward()
         if isinstance(optimizer, WSAM):
             optimizer.perturb()
@@ -116,19 +121,35 @@ def test_the_state_goes_on_bit_for_bit_by_torchs_distributed_checkpoint(tmp_path
 
 
 # Nothing here is shared: the ranks have a process group, as those of other replicas or of a tool
-# have, and gradients of their own.
-UNSHARDED = """
+# have, and gradients of their own, which point elsewhere.
+OWN = """
 import torch
 from syncline.optim import WSAM
 
-weight = torch.nn.Parameter(torch.zeros(4))
-optimizer = WSAM(torch.optim.SGD([weight], lr=0.0), rho=0.5)
-weight.grad = torch.full((4,), 3.0 if rank else 1.0)
-optimizer.perturb()
-print(float(weight.detach().norm()))
+def trained(rank, decouple):
+    torch.manual_seed(rank)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    base = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = WSAM(base, rho=0.5, decouple=decouple)
+    seen = []
+    for _ in range(3):
+        batch = torch.randn(4, 4)
+        model(batch).square().mean().backward()
+        optimizer.perturb()
+        seen += [parameter.tolist() for parameter in model.parameters()]
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen += [parameter.tolist() for parameter in model.parameters()]
+    return seen
 """
 
 
-def test_a_gradient_that_is_ones_own_has_ones_own_norm(tmp_path: Path) -> None:
-    """Summed over the default process group both ranks would be moved by less than ``rho``."""
-    assert [float(moved) for moved in two_ranks(tmp_path, UNSHARDED)] == pytest.approx([0.5, 0.5])
+def test_who_shares_nothing_steps_as_if_alone(tmp_path: Path) -> None:
+    """Of neither pass is anything summed over the default process group: bit for bit."""
+    alone: dict[str, Any] = {}
+    exec(OWN, alone)
+    act = f"{OWN}\ntorch.set_num_threads(1)\nprint([trained(rank, how) for how in (True, False)])"
+    assert [literal_eval(said) for said in two_ranks(tmp_path, act)] == [
+        [alone["trained"](rank, how) for how in (True, False)] for rank in range(2)
+    ]
