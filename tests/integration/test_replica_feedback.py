@@ -19,6 +19,7 @@ from syncline_proto.settings import CodecName
 from syncline_testing.by_hand import ByHand
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, Trial, arrived, joined, published, together
+from syncline_testing.scraped import lateness
 from syncline_testing.waiting import wait_until
 
 SIZE = 500
@@ -227,6 +228,7 @@ def test_what_was_excluded_takes_its_residual_along(cluster: Cluster) -> None:
         a.weight[7] = np.nan
         together(a.round, b.round)
         assert a.replica.stats.anomalous == 1
+        assert lateness(a.replica) == {"anomalous_pushes_total": 1}
         assert b.residual.any() and not a.residual.any()
         together(a.round, b.round)
         assert a.replica.stats.anomalous == 1

@@ -11,6 +11,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.by_hand import ByHand
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, published
+from syncline_testing.scraped import lateness
 from syncline_testing.waiting import wait_until
 
 FRAGMENTS = range(4)
@@ -59,6 +60,7 @@ def test_a_late_push_counts_with_its_age_and_costs_no_wait(cluster: Cluster) -> 
         assert trial.replica.revision == 2, "nobody else has pushed, and it has gone on"
         stats = trial.replica.stats
         assert (stats.stale, stats.aged, stats.last_age) == (0, len(FRAGMENTS), 1)
+        assert lateness(trial.replica) == {"aged_pushes_total": len(FRAGMENTS), "last_age": 1}
         goes_on_to(other, 3)
         kept = 2**-0.5 / 2
         for fragment in FRAGMENTS:

@@ -33,6 +33,7 @@ from syncline_testing.replicas import (
     published,
     together,
 )
+from syncline_testing.scraped import lateness
 from syncline_testing.waiting import wait_until
 
 TWO = {**QUICK, "min_replicas": 2}
@@ -164,6 +165,7 @@ def test_a_late_replica_moves_its_progress_and_is_in_the_next_round(cluster: Clu
         mine, after = round_of(early)
         waiting.join(20)
         assert late.replica.stats.stale == 4
+        assert lateness(late.replica) == {"stale_pushes_total": 4}
         for name, value in late.parameters().items():
             assert torch.equal(value, after[name])
             expected = anchor[name] + (mine[name] - anchor[name] + progress[name]) / 2

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 import httpx
 import pytest
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 
 from syncline import Replica
 from syncline.launch.commands import metrics_port
@@ -18,19 +17,21 @@ from syncline_proto import exporter
 from syncline_proto.errors import ConfigError, PortInUse
 from syncline_testing.cluster import free_ports
 from syncline_testing.replicas import STEP_TOKENS, Trial
+from syncline_testing.scraped import scraped
 
-
-def scraped(port: int) -> dict[str, float]:
-    """Every series that has a replica's labels, by name, and of bytes by direction, too."""
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).raise_for_status().text
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if "replica" in sample.labels:
-                assert (sample.labels["run"], sample.labels["replica"]) == ("alone", "alone")
-                name = sample.name.removeprefix("syncline_worker_")
-                found[name + sample.labels.get("direction", "")] = sample.value
-    return found
+COUNTED = {
+    "inner_step": "inner_steps_total",
+    "tokens": "tokens_total",
+    "rounds": "rounds_total",
+    "exposed_s": "exposed_sync_seconds_total",
+    "hook_s": "hook_seconds_total",
+    "paused_s": "paused_seconds_total",
+    "stale": "stale_pushes_total",
+    "aged": "aged_pushes_total",
+    "last_age": "last_age",
+    "anomalous": "anomalous_pushes_total",
+}
+"""What a replica counts, as Prometheus reads it."""
 
 
 def test_the_figures_of_a_loop_are_there_when_somebody_asks() -> None:
@@ -53,6 +54,19 @@ def test_the_figures_of_a_loop_are_there_when_somebody_asks() -> None:
     assert found["exposed_sync_seconds_total"] == found["paused_seconds_total"] == 0
     with pytest.raises(httpx.ConnectError):
         scraped(port)
+
+
+def test_all_that_was_counted_is_told_under_its_own_name() -> None:
+    (port,) = free_ports(1)
+    trial = Trial(None, "any", 0)
+    with trial.replica, serve(trial.replica, port):
+        tally = trial.replica._session.tally
+        for number, name in enumerate(COUNTED, 1):
+            setattr(tally, name, number)
+        found = scraped(port)
+    assert {name: found[told] for name, told in COUNTED.items()} == {
+        name: number for number, name in enumerate(COUNTED, 1)
+    }
 
 
 def test_who_connects_and_says_nothing_is_closed_and_the_next_is_answered(
