@@ -2,7 +2,8 @@
 
 Its memory is the CPU's. What is told to it inside ``told`` waits in a stream, until the device goes
 on by chance or somebody waits for it; so whatever no event orders happens in the worst order sooner
-or later. Ends of tensors' lives are not watched: what the device has had stays.
+or later. Memory that was lent on the second stream is somebody else's there as soon as its holder
+lets go of it, as of an allocator that keeps it for that stream: its next act there spoils it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _CHANGING = ("copy_", "add_", "sub_", "neg_", "lerp_", "mul_")
+SPOILT = 0xFF
+"""In every byte: NaN, of whatever type it is read."""
 _MAIN, _SIDE = "main", "side"
 
 
@@ -45,12 +48,19 @@ class Device:
     def lend(self, room: Tensor) -> None:
         """It is of the device, and somebody's until he lets go of it."""
         self.own(room)
-        self._count_lent(room.nbytes)
+        self.lent += room.nbytes
         self.lent_peak = max(self.lent_peak, self.lent)
-        weakref.finalize(room, self._count_lent, -room.nbytes)
+        weakref.finalize(room, self._take_back, self.alias(room), room.nbytes)
 
-    def _count_lent(self, more: int) -> None:
-        self.lent += more
+    def _take_back(self, memory: Tensor, size: int) -> None:
+        self.lent -= size
+        with self.side(), _disable_current_modes():
+            self.tell(lambda: memory.fill_(SPOILT) is not None)
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """The same memory, which keeps nobody who holds it alive."""
+        memory, lies = tensor.untyped_storage(), (tensor.storage_offset(), tensor.size())
+        return torch.empty(0, dtype=tensor.dtype).set_(memory, *lies, tensor.stride())  # pyright: ignore[reportArgumentType]
 
     def owns(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._memory
@@ -153,12 +163,14 @@ class _Telling(TorchDispatchMode):
         if not any(self._device.owns(one) for one in tensors):
             return func(*args, **given)
         if name in _CHANGING:
-            self._device.tell(lambda: func(*args, **given) is not None)
+            late = tree_map_only(Tensor, self._device.alias, (args, given))
+            self._device.tell(lambda: func(*late[0], **late[1]) is not None)
             return args[0]
         if name == "_to_copy":
             out = torch.empty_like(args[0], dtype=given.get("dtype", args[0].dtype))
             self._device.own(out)
-            self._device.tell(lambda: out.copy_(args[0]) is not None)
+            late = self._device.alias(args[0])
+            self._device.tell(lambda: out.copy_(late) is not None)
             return out
         return func(*args, **given)  # a view
 
