@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch.overrides import TorchFunctionMode
 
 from syncline.optim import AGD
 from syncline_proto.errors import ConfigError
@@ -89,6 +90,39 @@ def test_a_parameter_in_bf16_is_the_formulas_value_rounded_once(decay: float) ->
         last_place = 2.0 ** (np.floor(np.log2(np.abs(reference.p))) - 7)
         assert (np.abs(found - reference.p) <= 0.5 * last_place + 1e-5).all()
         reference.p = found
+
+
+class Recorded(TorchFunctionMode):
+    """Notes what torch does with tensors where it would keep a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) for one in args):
+            self.seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_closure_has_its_graph_and_the_step_keeps_none() -> None:
+    parameter = torch.nn.Parameter(torch.ones(4))
+    optimizer = AGD([parameter], lr=0.1, weight_decay=0.1)
+    recorded = Recorded()
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = parameter.square().sum()
+        loss.backward()
+        recorded.seen.clear()  # what it was called for is no part of the step
+        return loss
+
+    with recorded:
+        loss = optimizer.step(closure)
+    assert loss.item() == 4.0 and not torch.equal(parameter, torch.ones(4))
+    assert recorded.seen == []
+    kept = [parameter, *optimizer.state[parameter].values()]
+    assert all(value.grad_fn is None for value in kept)
 
 
 def test_zero_gradients_move_nothing() -> None:
