@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from syncline.data.order import permuted
 from syncline_proto.errors import ConfigError, DataMismatch
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import (
@@ -104,6 +106,17 @@ def test_every_example_of_an_epoch_is_trained_once(cluster: Cluster, how: dict[s
     times = Counter([*a.read, *b.read])
     assert min(times[one] for one in range(SIZE)) >= len(whole)
     assert max(times.values()) <= len(seen["epochs"])
+
+
+def test_each_epoch_is_read_in_its_own_permutation(cluster: Cluster) -> None:
+    settings = {**QUICK, "token_budget": 2 * SIZE * LENGTH}
+    a = Reader(cluster.control_url, "permuted", 0, settings=settings)
+    with joined(a):
+        a.step(1000)
+        assert a.replica.done
+    orders = [permuted(np.arange(SIZE), SIZE, 5, epoch).tolist() for epoch in range(2)]
+    assert a.read[:SIZE] == orders[0] != list(range(SIZE))
+    assert a.read[SIZE : 2 * SIZE] == orders[1] != orders[0]
 
 
 def test_what_a_replica_left_unread_others_read(cluster: Cluster) -> None:
