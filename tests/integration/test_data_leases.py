@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from structlog.testing import capture_logs
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from syncline.data.order import permuted
 from syncline_proto.errors import ConfigError, DataMismatch
 from syncline_testing.cluster import Cluster
+from syncline_testing.readers import SIZE, Examples, Reader, told, view
 from syncline_testing.replicas import (
     BATCH,
     LENGTH,
     QUICK,
-    VOCABULARY,
     Trial,
     joined,
     loss_of,
@@ -30,58 +27,10 @@ from syncline_testing.replicas import (
 from syncline_testing.shell import Shell
 from syncline_testing.waiting import wait_until
 
-SIZE = 96
 ROUND = QUICK["sync_every"] * BATCH
 IMPATIENT = {**QUICK, "timeouts": {"lease": 1.0, "round_deadline": 2.0}}
 SETTLED_S = 20.0
 """By when a lost replica's data is free again: lease and deadline, and some patience."""
-
-
-class Examples:
-    """Each begins with its own number, so that a batch tells which it is of."""
-
-    def __init__(self, size: int = SIZE) -> None:
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> Tensor:
-        rest = torch.arange(index, index + LENGTH - 1) % VOCABULARY
-        return torch.cat([torch.tensor([index // VOCABULARY, index % VOCABULARY]), rest])
-
-
-class Reader(Trial):
-    """A trial that reads leased examples, and knows which it has trained on."""
-
-    def __init__(self, *args: Any, size: int = SIZE, **how: Any) -> None:
-        super().__init__(*args, tokens_of=lambda batch: batch[:, 1:].numel(), **how)
-        self.read: list[int] = []
-        self._size = size
-        self._batches: Iterator[Tensor] | None = None
-
-    def step(self, count: int = 1) -> Reader:
-        if self._batches is None:
-            self._batches = self.replica.leased(Examples(self._size), BATCH, seed=5)
-        for _ in range(count):
-            batch = next(self._batches, None)
-            if batch is None:
-                break
-            self.read += [int(row[0]) * VOCABULARY + int(row[1]) for row in batch]
-            loss_of(self.model, batch).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return self
-
-
-def told(cluster: Cluster, run: str, trained: int) -> dict[str, Any]:
-    """How the run's data stands, once so much of it was told to be trained."""
-    wait_until(lambda: view(cluster, run)["trained"] >= trained, 20, f"{trained} are trained")
-    return view(cluster, run)
-
-
-def view(cluster: Cluster, run: str) -> dict[str, Any]:
-    return cluster.get(f"/runs/{run}/data")
 
 
 @pytest.mark.parametrize(

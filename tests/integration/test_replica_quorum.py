@@ -10,7 +10,8 @@ import pytest
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.by_hand import ByHand
 from syncline_testing.cluster import Cluster
-from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, published
+from syncline_testing.readers import Reader, told
+from syncline_testing.replicas import BATCH, QUICK, STEP_TOKENS, Trial, published
 from syncline_testing.scraped import lateness
 from syncline_testing.waiting import wait_until
 
@@ -102,3 +103,23 @@ def test_a_late_push_that_a_service_forgets_is_sent_again(cluster: Cluster) -> N
         for fragment in FRAGMENTS:
             assert set(contributions(other, fragment, 5)) == {("by-hand", 0)}, "once"
         trial.replica.close()
+
+
+@pytest.mark.long
+def test_data_of_a_push_that_is_forgotten_and_too_old_goes_into_the_next(cluster: Cluster) -> None:
+    reader = Reader(cluster.control_url, "too-old", 1, settings=ALONE)
+    reader.replica.start()
+    with ByHand(cluster, "too-old") as other:
+        came_late(reader, other)
+        reader.step(1)
+        assert reader.replica.revision == 2
+        cluster.sync.kill()  # with what it has folded of the open round
+        cluster.sync.start()
+        goes_on_to(other, 3)
+        goes_on_to(other, 4)  # from here the forgotten one is too old
+        reader.step(4)
+        goes_on_to(other, 5)
+        reader.step(4)
+        goes_on_to(other, 6)
+        assert told(cluster, "too-old", 16 * BATCH)["trained"] == 16 * BATCH, "all that was pushed"
+        reader.replica.close()

@@ -84,6 +84,15 @@ class Reader(Living):
         """What the last push named goes into the next."""
         self.read[fragment] = joined(self.read[fragment], self.pushes[fragment].data)
 
+    def lose(self, fragment: int, push: WholePush) -> None:
+        self.read[fragment] = joined(self.read[fragment], push.data)
+
+    def held(self) -> Ranges:
+        """All that is read, or to be read, and not known to be in a revision."""
+        pushed = [one.push.data for one in self.exchanges.values() if not one.is_over]
+        late = [one.push.data for one in self.late.values()]
+        return joined(self.stock, *self.read, *pushed, *late)
+
     def _go(self) -> None:
         if self.alive:
             self._plane.give_back(self, self.stock)
@@ -257,8 +266,14 @@ class LeasedSwarm(Swarm):
         for reader in self.replicas.values():
             if reader.alive:
                 assert isinstance(reader, Reader)
-                life = Life(reader.name, reader.life)
-                ledger = self.books.ledger
-                mine = joined(s.range for s in ledger.spans if s.life == life)
-                mine = tuple(ledger.track.epochs(mine))
-                assert common(reader.stock, mine) == reader.stock
+                self._check_held(reader)
+
+    def _check_held(self, reader: Reader) -> None:
+        """What the ledger says that a life holds is in its hands, or on its way to it."""
+        life, ledger = Life(reader.name, reader.life), self.books.ledger
+        mine = joined(s.range for s in ledger.spans if s.life == life)
+        mine = tuple(ledger.track.epochs(mine))
+        assert common(reader.stock, mine) == reader.stock
+        _, unheard = ledger.granted(life, reader.after)
+        somewhere = joined(reader.held(), unheard, self.in_all())
+        assert common(mine, somewhere) == mine, "it is held by who does not know of it"

@@ -233,6 +233,10 @@ class Living(Replica):
         late = self.late.pop(fragment, None)
         if late is not None and key_of(late.push) not in self.place.committed[fragment]:
             self.lost[fragment] += late.push.inner_steps
+            self.lose(fragment, late.push)
+
+    def lose(self, fragment: int, push: WholePush) -> None:
+        """What a late push held is in no round, and never will be."""
 
     def check(self, fragment: int) -> None:
         """Each inner step is in one place."""

@@ -24,8 +24,9 @@ from hypothesis.stateful import (
 
 from syncline_proto.settings import RunSettings
 from syncline_testing.leased_swarm import LeasedSwarm
+from syncline_testing.lives import Late
 from syncline_testing.ruled import CONTROL, LEASE_S, SERVICE
-from syncline_testing.swarm import DEADLINE_S, MODES, Swarm
+from syncline_testing.swarm import DEADLINE_S, MODES, STEP_S, Swarm
 from syncline_testing.weather import Weather
 
 FEW = 6
@@ -206,3 +207,23 @@ def test_no_schedule_of_misfortunes_stops_a_run_or_counts_a_step_twice(
             max_examples=schedules, stateful_step_count=40, deadline=None, derandomize=not IS_DRAWN
         ),
     )
+
+
+def test_what_a_late_push_named_that_is_lost_for_good_is_in_the_hands_of_who_read_it() -> None:
+    """A service forgets it, and its replica is cut off until it is too old."""
+    swarm = LeasedSwarm(RunSettings.model_validate(MODES["quorum"]))
+    swarm.steps_s["c"] = 3 * STEP_S
+    for name in "abc":
+        swarm.register(name)
+    late: dict[int, Late] = {}
+    while not late:
+        assert swarm.happens(60.0)
+        late = swarm.replicas["c"].late if "c" in swarm.replicas else {}
+    swarm.stop_service()
+    swarm.start_service()
+    for line in (("c", SERVICE), (SERVICE, "c")):
+        swarm.cut(line, DEADLINE_S)
+    swarm.run(swarm.now_s + 2 * DEADLINE_S)
+    assert sum(swarm.replicas["c"].lost.values()), "it was lost"
+    swarm.runs_well(DEADLINE_S)
+    swarm.check()

@@ -20,6 +20,7 @@ from syncline.pulled import Pulled
 from syncline.push import Outcome, Wanted
 from syncline.ranks import Ranks
 from syncline.recall import Recall
+from syncline_proto.ranges import NOTHING, Range
 
 SLICE_S = 0.25
 
@@ -67,7 +68,7 @@ class Council:
         """
         known = self._foreseen.pop(fragment, None)
         if known is not None and known[0] is future:
-            return known[1], future.result()
+            return known[1], self._agreed(known[1], future.result())
         long_at = time.monotonic() + LONG_S
         pushed: Outcome | None = None
         while True:
@@ -90,7 +91,7 @@ class Council:
                     future = self._exchange.begin_pull(fragment, Wanted(conclusion.revision))
             elif conclusion.step is not Step.WAIT:
                 self._exchange.pauses.set(False)
-                return conclusion, outcome
+                return conclusion, self._agreed(conclusion, outcome)
             if on_long is None:
                 continue
             if told[0].order is Order.HOLD or not self._exchange.waits_for_others(fragment):
@@ -98,6 +99,13 @@ class Council:
             elif time.monotonic() > long_at:
                 on_long()
                 on_long = None
+
+    def _agreed(self, conclusion: Conclusion, outcome: Outcome) -> Outcome:
+        """With the data that rank 0 knows to be lost, on all ranks."""
+        if not conclusion.has_lost:
+            return replace(outcome, lost=NOTHING)
+        lost = self._ranks.share(lambda: outcome.lost)
+        return replace(outcome, lost=tuple(Range(*one) for one in lost))
 
     def _told(self, mine: Report, beside: Futures) -> list[Report]:
         """What all ranks report; on the way, all conclude what can be concluded of the others."""
@@ -134,11 +142,13 @@ def _fetched(pushed: Outcome, pulled: Pulled) -> Outcome:
     assert pushed.pulled is not None
     if pulled.header.epoch == pushed.pulled.header.epoch:
         return replace(pushed, pulled=pulled)
-    return Outcome(answer=Answer.STALE, pulled=pulled, is_kept=pushed.is_kept)
+    kept, lost = pushed.is_kept, pushed.lost
+    return Outcome(answer=Answer.STALE, pulled=pulled, is_kept=kept, lost=lost)
 
 
 def _report(outcome: Outcome, order: Order) -> Report:
     if outcome.pulled is None:
         return Report(outcome.answer, 0, outcome.non_finite, order)
     header = outcome.pulled.header
-    return Report(outcome.answer, header.revision, outcome.non_finite, order, header.epoch)
+    report = Report(outcome.answer, header.revision, outcome.non_finite, order, header.epoch)
+    return replace(report, has_lost=bool(outcome.lost))

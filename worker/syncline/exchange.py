@@ -54,6 +54,7 @@ from syncline_proto.errors import (
     bare,
 )
 from syncline_proto.layout import Layout
+from syncline_proto.ranges import NOTHING, Ranges
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -201,15 +202,18 @@ class Exchange:
                     log.info("push.again", fragment=name, seq=header.seq, why=pulled)
                 self._stop.wait(AGAIN_S)
                 continue
-            self._see_late(push.fragment, pulled.header)
+            lost = self._see_late(push.fragment, pulled.header)
             is_kept = self._late.keep(push, header, answer, instance)
-            return replace(outcome_of(push, answer, pulled, loss), is_kept=is_kept)
+            return replace(outcome_of(push, answer, pulled, loss), is_kept=is_kept, lost=lost)
 
-    def _see_late(self, fragment: int, header: pb.PullHeader) -> None:
-        """Send the last push again if it came late, and its service has forgotten it since."""
+    def _see_late(self, fragment: int, header: pb.PullHeader) -> Ranges:
+        """Send the last push again if it came late, and its service has forgotten it since.
+
+        Returns the data of one that is too old by now.
+        """
         late = self._late.lost(fragment, header)
         if late is None:
-            return
+            return NOTHING
         place = self._line.join()
         try:
             answer, instance = self._judged(late.push, late.header, place)
@@ -220,6 +224,8 @@ class Exchange:
             if verdict_of(answer) == pb.VERDICT_STALE:
                 name, so = self._puller.name(fragment), "what it holds is left out"
                 log.warning("push.lost", fragment=name, why=answer.reason, so=so)
+                return late.push.data
+        return NOTHING
 
     def _judged(
         self, push: Push, header: pb.PushHeader, place: Place

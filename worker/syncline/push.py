@@ -73,6 +73,8 @@ class Outcome:
     age: int = 0
     """Where it came late and counts: revisions between its base and the one its round began from;
     0: it was in time."""
+    lost: Ranges = NOTHING
+    """Leased data of an earlier push that came late, was forgotten, and is too old by now."""
     error: SynclineError | None = None
 
 

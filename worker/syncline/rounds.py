@@ -260,6 +260,8 @@ class Rounds:
         beside = {number: other.result for number, other in self._pending.items()}
         conclusion, outcome = self._waiting.settled(fragment, flight.result, until, say, beside)
         self._landing.settle(push, conclusion, outcome)
+        # It was read, and the model does not have it; the next push names it, so it is done once.
+        self._unpushed[fragment] = self._unpushed[fragment].more(0, outcome.lost)
         if conclusion.step is Step.REBASE or outcome.anomalous:
             self.eager.forget(fragment)
         if conclusion.step is Step.REBASE:

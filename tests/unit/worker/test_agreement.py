@@ -16,6 +16,7 @@ REPORTS = st.lists(
         order=st.sampled_from(Order),
         epoch=st.integers(1, 2),
         asked=st.booleans(),
+        has_lost=st.booleans(),
     ),
     min_size=1,
     max_size=4,

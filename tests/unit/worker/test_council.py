@@ -21,6 +21,7 @@ from syncline.pulled import Pulled
 from syncline.push import Outcome, Wanted
 from syncline.ranks import Ranks
 from syncline.recall import OTHER, OWN, Recall
+from syncline_proto.ranges import NOTHING, Range, Ranges
 from syncline_proto.v1 import sync_pb2 as pb
 
 
@@ -59,6 +60,11 @@ class Seat:
         told = [self.table.numbers[rank] for rank in range(self.table.count)]
         self.table.barrier.wait()
         return told
+
+    def share(self, make: Callable[[], Ranges]) -> list[list[int]]:
+        """As it comes through JSON."""
+        told = self.gather([number for one in make() for number in one] if self.first else [])
+        return [told[0][at : at + 3] for at in range(0, len(told[0]), 3)]
 
 
 class Shelf:
@@ -131,6 +137,22 @@ def test_what_a_late_push_has_is_still_its_own_where_the_epoch_has_ended() -> No
     kept.set_result(replace(done(Answer.MERGED, 5).result(), is_kept=True))
     ends = concluded(kept, done(Answer.STALE, 5, epoch=2), epoch=2)
     assert [outcome.is_kept for _, outcome in ends] == [True, False]
+
+
+@pytest.mark.parametrize("knows", [0, 1])
+@pytest.mark.parametrize("answer", [Answer.MERGED, Answer.STALE])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_all_ranks_have_the_lost_data_that_rank_0_knows_of(
+    knows: int, answer: Answer, epoch: int
+) -> None:
+    """One that hears of it earlier or later than rank 0 does not name other data."""
+    ends = [done(answer, 5), done(answer, 6, epoch=epoch)]
+    lost = (Range(0, 4, 8), Range(1, 0, 2))
+    knowing: Future[Outcome] = Future()
+    knowing.set_result(replace(ends[knows].result(), lost=lost))
+    ends[knows] = knowing
+    agreed = NOTHING if knows else lost
+    assert [outcome.lost for _, outcome in concluded(*ends, epoch=epoch)] == [agreed] * 2
 
 
 def test_what_went_into_a_revision_that_was_not_lost_is_merged_for_all_ranks() -> None:

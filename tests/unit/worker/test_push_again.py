@@ -27,6 +27,7 @@ from syncline.push import Identity, Outcome, Push
 from syncline.scratch import Scratch
 from syncline_proto.codec import chunks, encode
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
+from syncline_proto.ranges import NOTHING, Range, Ranges
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import sync_pb2 as pb
@@ -43,8 +44,8 @@ Life = tuple[pb.Verdict.ValueType, str, bool]
 class Reborn:
     """A service whose process may be another one at each call."""
 
-    def __init__(self, *lives: Life) -> None:
-        self._lives = iter(lives)
+    def __init__(self, *lives: Life, first_is_late: bool = False) -> None:
+        self._lives, self._first_is_late = iter(lives), first_is_late
         self.pushed: list[int] = []
         """The ``seq`` of each push that came."""
 
@@ -54,7 +55,10 @@ class Reborn:
         assert sum(len(part.chunk.data) for part in parts) == 4
         self.pushed.append(header.seq)
         self._verdict, self._teller, self._contains = next(self._lives)
-        return pb.PushResponse(verdict=self._verdict, judged=self._verdict, result_revision=4)
+        counts_in = 5 if len(self.pushed) == 1 and self._first_is_late else 0
+        return pb.PushResponse(
+            verdict=self._verdict, judged=self._verdict, result_revision=4, counts_in=counts_in
+        )
 
     def pull(self, request: pb.PullRequest, context: Any) -> Iterator[pb.PullResponse]:
         mine = pb.Contribution(replica="one", incarnation=1, seq=self.pushed[-1])
@@ -104,11 +108,15 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "AGAIN_S", 0.01)
 
 
-def result_of(service: Reborn) -> Outcome:
+def push_of(data: Ranges = NOTHING) -> Push:
     values = Values(np.ones(1, np.float32), "fp32")
-    push = Push(fragment=0, kind=pb.PUSH_KIND_PSEUDO_GRADIENT, payload=values, base=3, epoch=1)
+    kind = pb.PUSH_KIND_PSEUDO_GRADIENT
+    return Push(fragment=0, kind=kind, payload=values, base=3, epoch=1, data=data)
+
+
+def result_of(service: Reborn) -> Outcome:
     with exchanging(service) as made:
-        return made.begin(push).result(60)
+        return made.begin(push_of()).result(60)
 
 
 def test_a_push_that_the_new_process_has_not_got_comes_again() -> None:
@@ -130,3 +138,17 @@ def test_one_that_is_in_or_was_stale_comes_once(life: Life) -> None:
     answer = result_of(service).answer
     assert answer is (Answer.STALE if life[0] == pb.VERDICT_STALE else Answer.MERGED)
     assert service.pushed == [1]
+
+
+@pytest.mark.parametrize("again", [pb.VERDICT_STALE, pb.VERDICT_ACCEPTED])
+def test_who_finds_a_forgotten_push_too_old_tells_what_data_it_held(
+    again: pb.Verdict.ValueType,
+) -> None:
+    lives = (pb.VERDICT_ACCEPTED, OLD, True), (pb.VERDICT_ACCEPTED, NEW, True), (again, NEW, True)
+    service = Reborn(*lives, first_is_late=True)
+    with exchanging(service) as made:
+        first = made.begin(push_of((Range(0, 0, 4),))).result(60)
+        assert first.is_kept and not first.lost
+        then = made.begin(push_of((Range(0, 4, 8),))).result(60)
+    assert service.pushed == [1, 2, 1]
+    assert then.lost == ((Range(0, 0, 4),) if again == pb.VERDICT_STALE else NOTHING)

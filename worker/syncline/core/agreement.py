@@ -68,6 +68,8 @@ class Report:
     """Of the revision."""
     asked: bool = False
     """Somebody has asked this rank to leave."""
+    has_lost: bool = False
+    """An earlier push was lost for good, and with it leased data that it named."""
 
     @property
     def value(self) -> tuple[int, int]:
@@ -75,12 +77,14 @@ class Report:
         return self.epoch, self.revision
 
     def to_ints(self) -> list[int]:
-        return [self.answer, self.revision, self.non_finite, self.order, self.epoch, self.asked]
+        of_value = [self.answer, self.revision, self.non_finite, self.order, self.epoch]
+        return [*of_value, self.asked, self.has_lost]
 
     @classmethod
     def from_ints(cls, numbers: Sequence[int]) -> Report:
-        answer, revision, non_finite, order, epoch, asked = numbers
-        return cls(Answer(answer), revision, bool(non_finite), Order(order), epoch, bool(asked))
+        answer, revision, non_finite, order, epoch, asked, lost = numbers
+        of_value = Answer(answer), revision, bool(non_finite), Order(order), epoch
+        return cls(*of_value, bool(asked), bool(lost))
 
     @classmethod
     def many_from_ints(cls, numbers: Sequence[int]) -> list[Report]:
@@ -97,6 +101,8 @@ class Conclusion:
     non_finite: bool = False
     epoch: int = 0
     """Of that revision."""
+    has_lost: bool = False
+    """Rank 0 tells all which data an earlier push has lost; with MERGE and REBASE."""
 
 
 def conclude(reports: Sequence[Report]) -> Conclusion:
@@ -106,6 +112,7 @@ def conclude(reports: Sequence[Report]) -> Conclusion:
     judges a push once for all ranks, so ranks that differ do so because one of them asked later:
     the newest revision that any of them has is taken, as merged if any of them saw it merged. A
     rank that has to fetch one of a later epoch has seen nothing merged: it went with its epoch.
+    Ranks may learn at different times that an earlier push is lost, so rank 0's word counts.
     """
     answers = [report.answer for report in reports]
     if Answer.FAILED in answers:
@@ -121,4 +128,5 @@ def conclude(reports: Sequence[Report]) -> Conclusion:
     if any(report.value != newest for report in reports):
         return Conclusion(Step.FETCH, revision, epoch=epoch)
     step = Step.MERGE if Answer.MERGED in answers else Step.REBASE
-    return Conclusion(step, revision, any(report.non_finite for report in reports), epoch)
+    non_finite = any(report.non_finite for report in reports)
+    return Conclusion(step, revision, non_finite, epoch, reports[0].has_lost)
