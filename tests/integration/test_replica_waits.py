@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +16,12 @@ from syncline import council
 from syncline.crowd import cores
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, Trial, joined, together
+from syncline_testing.victim import victim, wide_model
 from syncline_testing.waiting import wait_until
 
 TWO = {**QUICK, "min_replicas": 2}
 ALONE = {**QUICK, "min_replicas": 1}
+LEASE_S, DEADLINE_S = 3.0, 4.0
 
 
 def until_said(logs: Sequence[EventDict], event: str) -> None:
@@ -84,6 +87,39 @@ def test_what_is_waited_for_with_too_few_replicas_counts_as_a_pause(cluster: Clu
         together(lambda: a.step(5), come)
         assert a.replica.stats.paused_s > 0
         a.replica.finish()
+
+
+@pytest.mark.long
+def test_below_its_minimum_a_run_stands_still_and_goes_on_with_who_comes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    run, settings = "below", {**TWO, "timeouts": {"lease": LEASE_S, "round_deadline": DEADLINE_S}}
+    job = {"control": cluster.control_url, "run": run, "settings": settings}
+    a = Trial(cluster.control_url, run, 0, settings=settings, model=wide_model(0))
+
+    def revisions() -> list[int]:
+        return [one["revision"] for one in cluster.get(f"/runs/{run}/rounds?limit=1000")]
+
+    def another_comes() -> None:
+        wait_until(lambda: bool(cluster.get(f"/runs/{run}")["waits_for"]), 30, "too few are there")
+        wait_until(lambda: a.replica.phase == "waiting", 30, "it has pushed")
+        time.sleep(1.0)  # by then all is told
+        before = revisions()
+        time.sleep(2 * DEADLINE_S)
+        assert revisions() == before, "no round closes"
+        with victim(tmp_path, job):
+            wait_until(lambda: max(revisions()) > max(before), 30, "it goes on")
+            wait_until(lambda: a.replica.revision > max(before), 30, "both do")
+
+    with joined(a):
+        with victim(tmp_path, job) as process:
+            a.step(9)
+            assert a.replica.revision == 2
+            process.kill()
+            process.wait()
+        together(lambda: a.step(8), another_comes)  # the last push of who is gone may be in
+        assert a.replica.stats.paused_s > DEADLINE_S
+        a.replica.close(failed=True)
 
 
 def test_a_long_wait_in_a_later_round_names_who_is_missing(
