@@ -48,6 +48,8 @@ class Place:
         self._waiting: list[list[Callable[[], None]]] = [[] for _ in range(FRAGMENTS)]
         self.rounds: list[list[tuple[float, int]]] = [[] for _ in range(FRAGMENTS)]
         """By fragment: when each round closed, and how many had pushed."""
+        self.totals: list[list[int]] = [[] for _ in range(FRAGMENTS)]
+        """By fragment: the inner steps that each round brought."""
         self.newest = Publication(0, 0.0)
         """Of the last fragment."""
         self.accepted = [0] * FRAGMENTS
@@ -78,7 +80,9 @@ class Place:
         core = self.cores[fragment]
         while (closed_by := core.due(self.now_s)) is not None:
             closing = core.close(closed_by)
-            self.rounds[fragment].append((self.now_s, len(closing.saved.contributions)))
+            pushes = closing.saved.contributions
+            self.rounds[fragment].append((self.now_s, len(pushes)))
+            self.totals[fragment].append(sum(push.inner_steps for push in pushes))
             if fragment == FRAGMENTS - 1:
                 self.newest = Publication(closing.saved.revision, self.now_s)
             waiting, self._waiting[fragment] = self._waiting[fragment], []
