@@ -138,6 +138,24 @@ def test_without_its_quorum_a_round_closes_at_its_deadline() -> None:
 # Who comes late
 
 
+@pytest.mark.parametrize("quorum", [None, 3])
+def test_with_its_minimum_a_round_closes_at_its_deadline_though_one_lives_and_is_silent(
+    quorum: int | None,
+) -> None:
+    w = of_three(min_replicas=2, quorum=quorum)
+    w.push("a")
+    w.now_s += DEADLINE_S
+    w.waits()  # for the minimum, however long
+    w.push("b")
+    assert ages(w.closes(ClosedBy.DEADLINE)) == [("a", 0), ("b", 0)]
+    w.push("b")
+    w.push("a")
+    w.now_s += DEADLINE_S - 0.1
+    w.waits()
+    w.now_s += 0.1
+    assert ages(w.closes(ClosedBy.DEADLINE)) == [("b", 0), ("a", 0)]
+
+
 def test_a_late_push_counts_in_the_next_round_and_its_replica_goes_on_at_once() -> None:
     w = of_three()
     w.round_of_two()
