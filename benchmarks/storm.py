@@ -81,6 +81,10 @@ class Slot:
     waits_s: list[float] = field(default_factory=list[float])
     """The longest of each life."""
 
+    def up_until(self, now_s: float) -> float:
+        """How long there was a process, since the storm began."""
+        return self.up_s + now_s - self.started_s
+
     def words(self) -> dict[str, Any]:
         """How the process says that it stands; empty before its first step."""
         with suppress(FileNotFoundError):
@@ -161,6 +165,11 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         return storm.measure(watch, api, given)
 
 
+def efficiency(tokens: int, up_s: float) -> float:
+    """What was committed, of what processes that never wait train in so many seconds, together."""
+    return tokens / (up_s / STEP_S * STEP_TOKENS)
+
+
 def killed(books: Sequence[Pushes]) -> set[Life]:
     """The lives after which the same replica has had another: only a kill ends one here."""
     lives = {life for book in books for life, _ in book}
@@ -193,7 +202,7 @@ class Storm:
         self._blow(began_s + 60.0 * given.minutes, given.every)
         ended_s, tokens = time.monotonic(), watch.last.committed_tokens - tokens_began
         compute_share = (cpu_s(os.getpid()) - cpu_began_s) / (ended_s - began_s)
-        up_s = sum(slot.up_s + ended_s - slot.started_s for slot in self._slots)
+        up_s = sum(slot.up_until(ended_s) for slot in self._slots)
         self._calm()
         watch.settle(SETTLE_S)
         if missed := next((one.missed for one in watch.fragments if one.missed), ""):
@@ -209,7 +218,7 @@ class Storm:
             killed([*own, *counted]),
         )
         return {
-            "efficiency": tokens / (up_s / STEP_S * STEP_TOKENS),
+            "efficiency": efficiency(tokens, up_s),
             "longest_wait_s": max(max(slot.waits_s) for slot in self._slots),
             "lease_s": LEASE_S,
             "tokens_lost": found.lost,
@@ -239,7 +248,7 @@ class Storm:
         words = slot.words()
         slot.waits_s.append(words.get("longest_wait_s", 0.0))
         slot.told.unlink(missing_ok=True)
-        slot.up_s += time.monotonic() - slot.started_s
+        slot.up_s = slot.up_until(time.monotonic())
         self._crew.remove(slot.process)  # its guard kills it with SIGKILL
         slot.process, slot.started_s = self._crew.start(slot.command), time.monotonic()
         self._kills += 1

@@ -232,3 +232,12 @@ def test_curves_are_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
     assert "A &lt;title&gt;" in text and "uPlot" in text
     assert "src=" not in text.partition("<script>")[0]
     assert '"label": "one"' in text and "null" in text, "two begins later"
+
+
+def test_efficiency_is_of_what_processes_train_that_are_there_and_never_wait() -> None:
+    a_second = storm.STEP_TOKENS / storm.STEP_S
+    assert math.isclose(storm.efficiency(round(90 * a_second), 100.0), 0.9)
+    nobody: Any = None  # nor is a process looked at
+    slot = storm.Slot(nobody, Path("a"), nobody, started_s=10.0)
+    slot.up_s, slot.started_s = slot.up_until(25.0), 27.0
+    assert (slot.up_s, slot.up_until(30.0)) == (15.0, 18.0), "nobody was there for two seconds"

@@ -108,10 +108,11 @@ def test_a_new_interval_is_taken_up_and_so_are_steps_in_its_place(
     assert bench.steps(4) == [0, 1, 0, 1]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_who_is_slow_makes_fewer_steps_from_its_last_push_on(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, asynchronous: bool
 ) -> None:
-    bench = Bench(monkeypatch, sync_every=8)
+    bench = Bench(monkeypatch, sync_every=8, asynchronous=asynchronous)
     assert bench.steps(8) == [0] * 7 + [1]
     bench.steps(2)
     bench.trigger.ask(0.5)
