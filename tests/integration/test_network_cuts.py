@@ -176,6 +176,25 @@ def test_leased_data_is_trained_once_whoever_is_cut_from_whom(apart: Apart, tmp_
 
 
 @pytest.mark.long
+def test_leased_data_of_who_is_cut_from_the_control_plane_is_trained_once(
+    apart: Apart, tmp_path: Path
+) -> None:
+    """Others are given what a life holds that goes on training, and that nobody hears of."""
+    with course(apart, tmp_path, "leased-control", leased=True) as c:
+        with apart.cut(*in_three_ways(c, CONTROL)):
+            c.only_the_whole_is_in()
+            assert list(c.states().values()) == [("alive", 1), *[("lost", 1)] * 3]
+            c.goes_on()
+        c.everyone_is_in()
+        assert list(c.states().values()) == [("alive", 1), *[("alive", 2)] * 3]
+        c.ends()
+        c.counted()
+        trained = c.brought_in()
+    read = [one for replica in c.replicas for one in replica.read()]
+    assert len(c.whole.read()) < trained <= len(set(read)), "some came back, and nobody wanted it"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "closed_by"),
     [
