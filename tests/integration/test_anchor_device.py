@@ -27,10 +27,11 @@ def test_a_trajectory_is_the_same_wherever_anchors_lie(
     cluster: Cluster, tmp_path: Path, count: int
 ) -> None:
     """Of a model on the CPU, and beside a device that has streams."""
-    beside = {f"{name}.model": replace(way, anchors="model") for name, way in WAYS.items()}
+    plain = {f"anchor.{count}.{name}": way for name, way in WAYS.items()}
+    beside = {f"{name}.model": replace(way, anchors="model") for name, way in plain.items()}
     there = {f"{name}.there": replace(way, streamed=True) for name, way in beside.items()}
-    left = in_ranks(tmp_path, cluster, count, WAYS | beside | there)
-    for name in WAYS:
+    left = in_ranks(tmp_path, cluster, count, plain | beside | there)
+    for name in plain:
         assert left[name].is_finite
         assert left[f"{name}.model"] == left[name], name
         assert left[f"{name}.model.there"] == left[name], name
