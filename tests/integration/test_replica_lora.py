@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -12,11 +14,52 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from syncline import Replica
 from syncline_testing.cluster import Cluster
-from syncline_testing.replicas import QUICK, VOCABULARY, batch, together
+from syncline_testing.replicas import QUICK, VOCABULARY, batch, published, together
 from syncline_testing.training import LLAMA
+from syncline_testing.two_ranks import two_ranks
 
 RANK, STEPS = 2, 12
 SETTINGS = {**QUICK, "min_replicas": 2}
+
+SHARDED = """
+import json
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.distributed.fsdp import fully_shard
+from transformers import LlamaConfig, LlamaForCausalLM
+from syncline import Replica
+from syncline.layout import whole
+from syncline_testing.replicas import VOCABULARY, batch
+from syncline_testing.training import LLAMA
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+base = LlamaForCausalLM(LlamaConfig(**{**LLAMA, "vocab_size": VOCABULARY}))
+model = get_peft_model(base, LoraConfig(r=RANK, target_modules=["q_proj", "v_proj"]))
+for block in base.model.layers:
+    fully_shard(block)
+fully_shard(model)
+
+def values(trained):
+    named = model.named_parameters()
+    return {name: whole(p).tolist() for name, p in named if p.requires_grad == trained}
+
+frozen, adapters = values(False), values(True)
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+how = {"run": "sharded", "name": "pair", "settings": SETTINGS, "control": CONTROL}
+with Replica(model, optimizer, **how) as replica:
+    for step in range(STEPS):
+        tokens = batch(rank, step)
+        replica.count_batch({"input_ids": tokens})
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    replica.finish()
+    kept, changed = values(False) == frozen, values(True) != adapters
+    stats = replica.stats
+    moved = [replica.revision, stats.rounds, stats.bytes_up, stats.bytes_down]
+    print(json.dumps([kept, changed, moved, values(True)]))
+"""
 
 
 class Tuned:
@@ -72,3 +115,23 @@ def test_adapters_alone_travel_and_the_base_stays(tmp_path: Path) -> None:
         for one in pair:
             for name, parameter in one.frozen().items():
                 assert torch.equal(parameter, base[name]), name
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's own
+def test_of_sharded_ranks_too_adapters_alone_travel(tmp_path: Path) -> None:
+    (tmp_path / "services").mkdir()
+    with Cluster(tmp_path / "services") as cluster:
+        own = {"CONTROL": cluster.control_url, "SETTINGS": QUICK, "RANK": RANK, "STEPS": STEPS}
+        set_first = "".join(f"{name} = {value!r}\n" for name, value in own.items())
+        said = two_ranks(tmp_path, set_first + SHARDED)
+        held, revision = published(cluster.sync_address, "sharded")
+    first, second = (json.loads(one.splitlines()[-1]) for one in said)
+    assert first == second
+    kept, changed, (at, rounds, up, down), adapters = first
+    assert kept and changed and at == revision and rounds == STEPS // 4
+    assert held.keys() == adapters.keys() and all("lora_" in name for name in held)
+    for name, value in adapters.items():
+        assert np.array_equal(held[name], value), name
+    size = 4 * sum(map(np.size, held.values()))
+    # The values of revision 0 once more, and rounds; of both ranks together.
+    assert up == down == (rounds + 1) * size

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from syncline_testing.cluster import Cluster
 from syncline_testing.processes import python
-from syncline_testing.warm import warm
+from syncline_testing.warm import warm, warm_ranks
 
 WAIT_S = 100.0
 BUDGET = 6_144
@@ -173,6 +173,26 @@ def test_alone_it_trains_and_writes_the_parameters(folder: Path, factory: str) -
     assert ending["held_out_merged"] < 1.0 and ending["bits_per_byte_merged"] is None
     parameters = load_file(folder / "out" / "parameters.safetensors")
     assert parameters["blocks.1.up.weight"].shape == (16, 16)
+
+
+def test_two_ranks_train_it_as_one_does(folder: Path) -> None:
+    whole, half = folder / "whole", folder / "half"
+    exported = "export.folder="
+    code, out, errors = train(folder, "--set", exported + str(whole))
+    assert code == 0, errors
+    both = [*PLAIN, "--set", exported + str(half), "--set", "train.micro_batch=4"]
+    with warm_ranks("-c", TRAIN, str(folder), *both) as ranks:
+        ends = [rank.communicate(WAIT_S) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], ends
+    assert ends[1][0] == "", "rank 0 says it for both"
+    alone, pair = json.loads(out), json.loads(ends[0][0])
+    for key in ("reason", "inner_step", "tokens"):
+        assert pair[key] == alone[key], key
+    assert pair["held_out_merged"] == pytest.approx(alone["held_out_merged"], rel=1e-4)
+    one, other = (load_file(path / "parameters.safetensors") for path in (whole, half))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.allclose(other[name], value, rtol=0, atol=1e-5), name
 
 
 @pytest.fixture
