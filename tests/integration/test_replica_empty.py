@@ -19,6 +19,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "topk": {"codec": {"up": "topk", "down": "bf16"}},
     "eager": {"overlap_steps": 4, "overlap_eager": True},
 }
+WIDTHS = {"fp32": 4, "bf16": 2}
+"""Bytes of a number on its way down, where that is all that comes."""
 
 # Each block is one number, which the first of two ranks holds.
 ACT = """
@@ -67,7 +69,8 @@ def trained(way, settings, control):
         replica.finish()
         held = [local_part(block.scale).numel() for block in net.blocks]
         values = {name: whole(p).tolist() for name, p in net.named_parameters()}
-        return {"held": held, "revision": replica.revision, "values": values}
+        pulled = replica.stats.bytes_down
+        return {"held": held, "pulled": pulled, "revision": replica.revision, "values": values}
 
 torch.set_num_threads(1)
 print(json.dumps([trained(way, how, CONTROL) for way, how in WAYS.items()]))
@@ -85,4 +88,7 @@ def test_who_holds_nothing_of_a_fragment_is_in_its_rounds(cluster: Cluster, tmp_
         assert revision == one["revision"] >= 2, way
         for name, value in one["values"].items():
             assert np.allclose(held[name], value, rtol=0, atol=1e-6), (way, name)
+        if width := WIDTHS.get(ways[way]["codec"]["down"]):
+            # Of both ranks together each number once a revision, so nothing for an empty part.
+            assert one["pulled"] == (revision + 1) * width * sum(map(np.size, held.values())), way
         assert all(held[f"blocks.{block}.scale"] != 1.0 for block in range(2)), way
