@@ -239,6 +239,31 @@ def test_values_come_up_for_two_layers_while_those_before_them_compute() -> None
     assert all((layer == 2.0).all() for layer in layers)
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_an_anchor_stays_in_its_room_until_it_was_read(back: bool) -> None:
+    """The next one comes up only then: after it was put, or put ``back``."""
+    device = Device(Random(0), 0.0)
+    carrier = Streamed(Scratch(), torch.device("cpu"), device, keeps_anchors=True)
+    layer, seen, room = torch.zeros(8), torch.zeros(8), carrier.room()
+    assert room is not None
+    for tensor in (layer, seen):
+        device.own(tensor)
+    with device.told():
+        carrier.put([layer], np.ones(8, np.float32), room)
+    if back:
+        device.finish()
+        with device.told():
+            layer.mul_(0.0)
+            carrier.put_back([layer], room)
+    with device.told():
+        seen.copy_(layer)  # what it computes with it
+        carrier.put([layer], np.full(8, 2.0, np.float32), room)
+    device.run_ahead("side")  # as far as it may
+    device.finish()
+    assert (seen == 1.0).all() and (layer == 2.0).all()
+    assert (room.here() == 2.0).all()
+
+
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("way", ["adopt", "advance", "mix", "rebase", "restore"])
 def test_what_comes_up_takes_two_of_the_largest_piece_until_the_next_step(
