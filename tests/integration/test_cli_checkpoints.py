@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +143,32 @@ def test_a_run_that_nobody_has_joined_is_none_to_keep_or_export_and_is_no_unknow
     code, said = refused("save", "early", str(tmp_path / "kept"))
     assert code == 16 and "Run early ended before it had parameters" in said
     assert refused("save", "never-created", str(tmp_path / "kept"))[0] == 15
+
+
+def test_a_run_is_kept_and_begun_from_where_torch_is_not_installed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    begun(cluster, "without-torch")
+    kept = {key: text for key, text in os.environ.items() if not key.startswith("SYNCLINE_")}
+    kept["SYNCLINE_CONTROL"] = cluster.control_url
+    program = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+from syncline.cli.app import run
+sys.exit(run(["checkpoints", *sys.argv[1:]]))
+"""
+
+    def done(*words: str) -> Any:
+        command = [sys.executable, "-c", program, *words, "--json"]
+        ended = subprocess.run(command, env=kept, capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    where = done("save", "without-torch", str(tmp_path / "kept"))["checkpoint"]
+    assert done("ls", str(tmp_path / "kept"))
+    assert done("restore", where, "--run", "without-torch-anew")
+    name = "without-torch"
+    assert pulled(cluster, f"{name}-anew", 0) == pulled(cluster, name, 0)
 
 
 def test_a_run_is_kept_found_and_begun_from(

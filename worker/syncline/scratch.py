@@ -12,7 +12,6 @@ from threading import Lock
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from syncline_proto.codec import UInt8
 
@@ -85,6 +84,8 @@ class Scratch:
 
     def _fresh(self, size: int) -> UInt8:
         if self._pinned and size:
+            import torch  # who only copies checkpoints need not have it
+
             return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
         return np.empty(size, np.uint8)
 
