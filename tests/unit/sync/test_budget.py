@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from syncline_proto.errors import Overloaded, SynclineError
 from syncline_sync.budget import Budget, Reservation
+from syncline_testing.calls import calls_counted
 
 
 @given(
@@ -230,41 +230,29 @@ def test_too_many_waiters_are_told_to_try_later() -> None:
 
 def test_to_ask_where_there_is_no_room_takes_no_longer_the_more_wait() -> None:
     async def calls(waiting: int) -> int:
-        budget, count = Budget(1), 0
+        budget = Budget(1)
         for number in range(waiting):
             budget.ask("run", 1, replica=str(number))
-
-        def counted(*_: Any) -> None:
-            nonlocal count
-            count += 1
-
-        sys.setprofile(counted)
-        budget.ask("run", 1, replica="last")
-        sys.setprofile(None)
-        return count
+        with calls_counted() as made:
+            budget.ask("run", 1, replica="last")
+        return made.count
 
     assert asyncio.run(calls(500)) == asyncio.run(calls(5))
 
 
 def test_to_give_back_takes_no_longer_the_more_wait() -> None:
     async def calls(waiting: int) -> int:
-        budget, count = Budget(3), 0
+        budget = Budget(3)
         # Who holds something and wants more, and who holds nothing; of one replica many, too.
         rooms = [budget.ask("run", 1, replica=str(number)) for number in range(2)]
         for number in range(waiting):
             budget.ask("run", 2, replica=str(number))
             budget.ask("run", 1, replica="many")
         last = budget.ask("run", 1, replica="many")
-
-        def counted(*_: Any) -> None:
-            nonlocal count
-            count += 1
-
-        sys.setprofile(counted)
-        budget.give_back(rooms[0])
-        budget.give_back(rooms[1])
-        sys.setprofile(None)
+        with calls_counted() as made:
+            budget.give_back(rooms[0])
+            budget.give_back(rooms[1])
         budget.give_back(last)
-        return count
+        return made.count
 
     assert asyncio.run(calls(500)) == asyncio.run(calls(5))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from syncline_sync.places import Places
 from syncline_sync.shard import COUNT_MAX, RANKS_MAX, shard_of
 from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staging
+from syncline_testing.calls import calls_counted
 from syncline_testing.staging import (
     BYTES,
     LAYOUT,
@@ -380,18 +380,11 @@ def test_to_begin_a_push_takes_no_longer_the_more_are_under_way() -> None:
         for number in range(under_way):
             joined(staging, header(f"r{number}"))
         shard = shard_of(Places(LAYOUT), header("last"), Slabs())
-        count = 0
-
-        def counted(*_: Any) -> None:
-            nonlocal count
-            count += 1
-
-        sys.setprofile(counted)
-        staged = staging.join(shard)
-        staging.answer(header("nobody"), YES)
-        staging.drop(staged, InvalidRequest("no more"))
-        sys.setprofile(None)
-        counts.append(count)
+        with calls_counted() as made:
+            staged = staging.join(shard)
+            staging.answer(header("nobody"), YES)
+            staging.drop(staged, InvalidRequest("no more"))
+        counts.append(made.count)
 
     for under_way in (5, 500):
         run(partial(scenario, under_way=under_way), limit=1000 * BYTES)
