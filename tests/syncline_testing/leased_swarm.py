@@ -264,7 +264,7 @@ class LeasedSwarm(Swarm):
                 span.life and alive.get(span.life.replica) == span.life.incarnation
             ), f"{span} has not come back"
         if self.settings.warmup_steps:
-            return  # a step of the warm-up that closed without a replica: its data waits for its end
+            return  # what a step has closed without is leased until its replica leaves
         for reader in self.replicas.values():
             if reader.alive:
                 assert isinstance(reader, Reader)
