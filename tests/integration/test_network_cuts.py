@@ -77,6 +77,16 @@ def test_replicas_cut_from_the_service_keep_their_leases_and_bring_in_all_they_d
         ends_with_everything(c)
 
 
+def are_fenced_and_come_back(apart: Apart, c: Course) -> None:
+    """Who is cut from the control plane for longer than a lease."""
+    with apart.cut(*in_three_ways(c, CONTROL)):
+        c.only_the_whole_is_in()
+        assert list(c.states().values()) == [("alive", 1), *[("lost", 1)] * 3]
+        c.goes_on()
+    c.everyone_is_in()
+    assert list(c.states().values()) == [("alive", 1), *[("alive", 2)] * 3]
+
+
 def test_replicas_cut_from_the_control_plane_are_fenced_and_come_back_as_new_lives(
     apart: Apart, tmp_path: Path
 ) -> None:
@@ -85,12 +95,7 @@ def test_replicas_cut_from_the_control_plane_are_fenced_and_come_back_as_new_liv
             time.sleep(SHORT_S)
         c.goes_on()
         assert set(c.states().values()) == {("alive", 1)}
-        with apart.cut(*in_three_ways(c, CONTROL)):
-            c.only_the_whole_is_in()
-            assert list(c.states().values()) == [("alive", 1), *[("lost", 1)] * 3]
-            c.goes_on()
-        c.everyone_is_in()
-        assert list(c.states().values()) == [("alive", 1), *[("alive", 2)] * 3]
+        are_fenced_and_come_back(apart, c)
         steps = c.ends()
         counted = c.counted()
     for of_fragment in counted:
@@ -181,12 +186,7 @@ def test_leased_data_of_who_is_cut_from_the_control_plane_is_trained_once(
 ) -> None:
     """Others are given what a life holds that goes on training, and that nobody hears of."""
     with course(apart, tmp_path, "leased-control", leased=True) as c:
-        with apart.cut(*in_three_ways(c, CONTROL)):
-            c.only_the_whole_is_in()
-            assert list(c.states().values()) == [("alive", 1), *[("lost", 1)] * 3]
-            c.goes_on()
-        c.everyone_is_in()
-        assert list(c.states().values()) == [("alive", 1), *[("alive", 2)] * 3]
+        are_fenced_and_come_back(apart, c)
         c.ends()
         c.counted()
         trained = c.brought_in()

@@ -82,16 +82,21 @@ def test_a_late_push_counts_with_its_age_and_costs_no_wait(cluster: Cluster) -> 
     assert trial.replica.committed_tokens == (4 + 4 + 3 * 1) * STEP_TOKENS
 
 
+def came_late_and_was_forgotten(cluster: Cluster, trial: Trial, other: ByHand) -> None:
+    """Its push was accepted for a round that its service loses, with all that is folded of it."""
+    came_late(trial, other)
+    trial.step(1)
+    assert trial.replica.revision == 2
+    cluster.sync.kill()
+    cluster.sync.start()
+
+
 @pytest.mark.long
 def test_a_late_push_that_a_service_forgets_is_sent_again(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, "forgotten", 1, settings=ALONE)
     trial.replica.start()
     with ByHand(cluster, "forgotten") as other:
-        came_late(trial, other)
-        trial.step(1)
-        assert trial.replica.revision == 2
-        cluster.sync.kill()  # with what it has folded of the open round
-        cluster.sync.start()
+        came_late_and_was_forgotten(cluster, trial, other)
         trial.step(4)  # pushes, in time, and closes the round
         wait_until(lambda: trial.replica.revision == 3, 30, "it has gone on")
         for fragment in FRAGMENTS:
@@ -110,11 +115,7 @@ def test_data_of_a_push_that_is_forgotten_and_too_old_goes_into_the_next(cluster
     reader = Reader(cluster.control_url, "too-old", 1, settings=ALONE)
     reader.replica.start()
     with ByHand(cluster, "too-old") as other:
-        came_late(reader, other)
-        reader.step(1)
-        assert reader.replica.revision == 2
-        cluster.sync.kill()  # with what it has folded of the open round
-        cluster.sync.start()
+        came_late_and_was_forgotten(cluster, reader, other)
         goes_on_to(other, 3)
         goes_on_to(other, 4)  # from here the forgotten one is too old
         reader.step(4)
