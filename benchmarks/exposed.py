@@ -12,7 +12,7 @@ The last line is one line of JSON:
 
     {"blocking", "layerwise", "overlap", "streaming", "waits": {...}, "hooks": {...},
      "unpaced": {...}, "compute_share", "network", "parameters", "codec", "sync_every", "step_s",
-     "interval_bytes", "link_share"}
+     "interval_bytes", "link_share", "device"}
 
 Each of the four is the share of wall-clock in which a replica's training thread waits for rounds or
 works for them in Syncline's hooks (it subtracts, encodes, writes), the mean of both; ``waits`` and
@@ -25,6 +25,7 @@ pushes in one ``sync_every``. ``link_share`` is what the pushes of all, or their
 more, take of what the service's link carries in one direction in so many steps; 0 on loopback.
 
     python benchmarks/exposed.py [--network 1gbit|100mbit|loopback] [--parameters N] [--codec C]
+        [--device cpu|cuda]
 
 ``compute_share`` must be 0.6 at most, or the shares are no network's; and where the bytes fit the
 link (``link_share`` 1 or less) overlap and streaming must be 0.05 at most. A sentence and exit code
@@ -115,6 +116,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--network", choices=NETWORKS, default="1gbit")
     parser.add_argument("--parameters", type=at_least(1000), default=PARAMETERS)
     parser.add_argument("--codec", choices=CODECS, default="int8")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="who trains")
     return parser
 
 
@@ -163,6 +165,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
             "rounds": str(ROUNDS),
             "told": str(folder),
             "launcher": str(os.getpid()),
+            "device": given.device,
         }
         replicas = systems.paced_replicas(scene, "replica", place)
         processes = [crew.start(command) for command in replicas]
@@ -183,6 +186,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         "step_s": STEP_S,
         "interval_bytes": paced["blocking"].interval_bytes,
         "link_share": link_share(given.network, paced["blocking"]),
+        "device": given.device,
     }
 
 

@@ -3,7 +3,7 @@
 Its model is a stack of matrices of as many parameters as asked for. A step lasts ``step_s`` besides
 its waits and Syncline's own work in hooks: what its arithmetic leaves of that it sleeps, so that
 replicas on one machine do not take each other's processors, and no work of ours hides in a sleep.
-With 0 it goes as fast as it can.
+With 0 it goes as fast as it can. On a GPU a step is over when the GPU has done it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ BLOCKS, BATCH = 8, 16
 class Stack(nn.Module):
     """Blocks of one matrix each, and a head."""
 
-    def __init__(self, parameters: int) -> None:
+    def __init__(self, parameters: int, device: str) -> None:
         super().__init__()
         width = round((parameters / BLOCKS) ** 0.5)
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(BLOCKS))
         self.head = nn.Linear(width, 1)
-        self.input = torch.randn(BATCH, width)
+        self.to(device)
+        self.input = torch.randn(BATCH, width, device=device)
 
     def forward(self) -> Tensor:
         h = self.input
@@ -58,7 +59,8 @@ def trained(
 ) -> dict[str, float]:
     """Train in a run; what ``figures`` grew by in the rounds that count."""
     torch.manual_seed(number)
-    model = Stack(parameters)
+    device = where["device"]
+    model = Stack(parameters, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     settings, step_s = run["settings"], run["step_s"]
     first, last = (int(where[name]) * settings["sync_every"] for name in ("warm_up", "rounds"))
@@ -80,6 +82,8 @@ def trained(
             model().backward()
             optimizer.step()
             optimizer.zero_grad()
+            if device != "cpu":
+                torch.cuda.synchronize()
             if run["blocking"]:
                 replica.finish()
             spent_s = time.monotonic() - began - (synchronising_s(replica) - before_s)

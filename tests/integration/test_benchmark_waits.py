@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from syncline.hooks import Hooks
 from syncline_testing.cluster import Cluster
 from syncline_testing.two_ranks import two_ranks
 
-SMALL: dict[str, Any] = {
+TINY: dict[str, Any] = {
     "vocab_size": overhead.VOCABULARY,
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -26,11 +27,13 @@ SMALL: dict[str, Any] = {
 }
 RANK = """
 import json
+from dataclasses import replace
 from transformers import LlamaConfig
 import overhead
 
-overhead.BLOCK, overhead.CONFIG = 2, LlamaConfig(**{small})
-print(json.dumps(overhead.measured({control!r}, 3, "cpu", care=True)))
+overhead.BLOCK = 2
+overhead.SIZES["tiny"] = replace(overhead.SIZES["small"], config=LlamaConfig(**{tiny}))
+print(json.dumps(overhead.measured({control!r}, 3, "cpu", care=True, model="tiny")))
 """
 
 
@@ -64,6 +67,7 @@ def test_what_hides_a_round_is_measured_in_four_ways(monkeypatch: pytest.MonkeyP
         "codec": "int8",
         "sync_every": 4,
         "step_s": 0.02,
+        "device": "cpu",
     }
 
 
@@ -73,9 +77,10 @@ def test_what_hooks_cost_is_measured_beside_steps_without(
 ) -> None:
     install = Hooks.install
     monkeypatch.setattr(overhead, "BLOCK", 2)
-    monkeypatch.setattr(overhead, "CONFIG", LlamaConfig(**SMALL))
+    tiny = replace(overhead.SIZES["small"], config=LlamaConfig(**TINY))
+    monkeypatch.setitem(overhead.SIZES, "tiny", tiny)
     with Cluster(tmp_path) as cluster:
-        told = overhead.measured(cluster.control_url, 3, "cpu", care)
+        told = overhead.measured(cluster.control_url, 3, "cpu", care, "tiny")
     assert Hooks.install is install, "it stands between, and no longer"
     assert (told["care"] is not None) == care
     check_cost(json.loads(json.dumps(told)), 1)
@@ -86,7 +91,7 @@ def test_what_it_costs_several_ranks_is_measured_too(tmp_path: Path) -> None:
     ranks = tmp_path / "ranks"
     ranks.mkdir()
     with Cluster(tmp_path) as cluster:
-        program = RANK.format(small=SMALL, control=cluster.control_url)
+        program = RANK.format(tiny=TINY, control=cluster.control_url)
         told = [json.loads(text.splitlines()[-1]) for text in two_ranks(ranks, program)]
     for one in told:
         check_cost(one, 2)
@@ -101,13 +106,15 @@ def check_cost(told: dict[str, Any], ranks: int) -> None:
         assert care.keys() == {"hook_share", "step_ratio"}
     assert told["step_s"] > 0.0
     figures = {key: told[key] for key in ("hook_share", "step_ratio", "step_s")}
-    assert told == figures | {"steps": 4, "ranks": ranks, "device": "cpu"}, "in whole blocks"
+    figures |= {"model": "tiny", "ranks": ranks, "device": "cpu"}
+    assert told == figures | {"steps": 4}, "in whole blocks"
 
 
 def check_parts(told: dict[str, Any], ranks: int, names: set[str]) -> None:
     parts = told.pop("parts")
     assert parts.keys() == names
-    assert all(share > 0.0 for share in parts.values())
+    # But for the batch: that is less what another loop's takes.
+    assert all(share > 0.0 for name, share in parts.items() if name != "batch")
     assert sum(parts.values()) <= told["hook_share"] * (1 + 1e-9) < 1.0, "of the worst rank"
     assert told["hook_share"] == pytest.approx(sum(parts.values())) or ranks > 1
     assert 0.0 < told["step_ratio"] < math.inf

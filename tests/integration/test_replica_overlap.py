@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from syncline_proto.codec import Float32
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import (
+    DEVICE,
     QUICK,
     STEP_TOKENS,
     TinyModel,
@@ -32,9 +33,10 @@ class Slopes(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(5))
+        self.to(DEVICE)
 
     def forward(self, gradients: Tensor) -> Tensor:
-        weights = [cast(nn.Linear, block)(torch.eye(8)) for block in self.blocks]
+        weights = [cast(nn.Linear, block)(torch.eye(8, device=DEVICE)) for block in self.blocks]
         return (torch.stack(weights) * gradients).sum()
 
 
@@ -58,7 +60,7 @@ def descended(cluster: Cluster, run: str, **how: Any) -> tuple[Trial, float]:
     with joined(trial):
         way = [values_of(bare)]
         for _ in range(ROUNDS * EVERY):
-            gradients = torch.randn(5, 8, 8, generator=dice) / 50
+            gradients = torch.randn(5, 8, 8, generator=dice).to(DEVICE) / 50
             trial.replica.count_tokens(STEP_TOKENS)
             for model, optimizer in ((slopes, trial.optimizer), (bare, alone)):
                 model(gradients).backward()
@@ -71,7 +73,7 @@ def descended(cluster: Cluster, run: str, **how: Any) -> tuple[Trial, float]:
 
 
 def values_of(model: nn.Module) -> Float32:
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).cpu().numpy()
 
 
 @pytest.mark.parametrize("groups", [1, 2, 10])

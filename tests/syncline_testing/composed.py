@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -39,15 +39,23 @@ from syncline import Replica
 from syncline.blocks import CanonicalNames
 from syncline.carrier import Carrier
 from syncline.interrupts import end
-from syncline.layout import tensors_sha256, whole
+from syncline.layout import RankShard, tensors_sha256, whole
 from syncline.optim import AGD, WSAM, muon
 from syncline.scratch import Scratch
 from syncline.settings import AnchorDevice
-from syncline.streamed import Streamed
+from syncline.streamed import Streamed, carrier_of
 from syncline_testing.cluster import Cluster
 from syncline_testing.merged import EVERY, Rounds
 from syncline_testing.poison import poisoned
-from syncline_testing.replicas import BATCH, LENGTH, VOCABULARY, WIDTH, batch, loss_of
+from syncline_testing.replicas import (
+    BATCH,
+    DEVICE,
+    LENGTH,
+    VOCABULARY,
+    WIDTH,
+    batch,
+    loss_of,
+)
 from syncline_testing.streams import Prompt
 from syncline_testing.warm import warm_ranks
 
@@ -158,6 +166,7 @@ class Net(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.recomputes: Callable[..., Tensor] | None = None
+        self.to(DEVICE)
 
     def forward(self, tokens: Tensor) -> Tensor:
         h = self.embed(tokens)
@@ -172,7 +181,7 @@ def built(way: Way, seed: int) -> nn.Module:
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     if ranks > 1:
         shape = (ranks // way.tensor_parallel, way.tensor_parallel)
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+        mesh = init_device_mesh(DEVICE.type, shape, mesh_dim_names=("data", "tensor"))
         if way.tensor_parallel > 1:
             for block in model.blocks:
                 _parallel(block, way, mesh["tensor"])
@@ -253,8 +262,10 @@ def train(way: Way, run: str, control: str, name: str = "wide", seed: int = 3) -
     return _trace(losses, model)
 
 
-def streamed(shards: object, anchors: AnchorDevice) -> Carrier:
-    """Beside a device that has always done what it was told."""
+def streamed(shards: Iterable[RankShard], anchors: AnchorDevice) -> Carrier:
+    """Beside a device that has always done what it was told; beside a real one its own way."""
+    if DEVICE.type != "cpu":
+        return carrier_of(shards, anchors)
     return Streamed(Scratch(), torch.device("cpu"), Prompt(), anchors == "model")
 
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from syncline import Replica
 from syncline.blocks import CanonicalNames
 from syncline.interrupts import end
-from syncline_testing.replicas import STEP_TOKENS, TinyModel, batch, loss_of, published
+from syncline_testing.replicas import ANCHORS, STEP_TOKENS, TinyModel, batch, loss_of, published
 
 ROUNDS, EVERY, OVERLAP = 3, 3, 2
 
@@ -58,7 +58,13 @@ def train(
     run, parts, overlap = way["run"], way["accumulate"], way["settings"]["overlap_steps"]
     pushed: dict[str, Tensor] = {}
     with Replica(
-        model, optimizer, run=run, name=name, settings=way["settings"], control=control
+        model,
+        optimizer,
+        run=run,
+        name=name,
+        settings=way["settings"],
+        control=control,
+        anchor_device=ANCHORS,
     ) as replica:
         for step in range(ROUNDS * EVERY):
             merges = step > overlap > 0 and step % EVERY == overlap
@@ -81,11 +87,12 @@ def train(
 
 
 def whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A copy of each parameter, of all ranks."""
+    """A copy of each parameter, of all ranks, on the CPU."""
     names = CanonicalNames(model)
     for name, held in model.state_dict().items():
         # The whole of what one rank holds is no copy.
-        yield names(name), (held.full_tensor() if isinstance(held, DTensor) else held).clone()
+        value = held.full_tensor() if isinstance(held, DTensor) else held
+        yield names(name), value.to("cpu", copy=True)
 
 
 def distance(

@@ -11,8 +11,12 @@ from pathlib import Path
 
 
 def environment(**ours: str) -> dict[str, str]:
-    """This process's, with no variables of ours but these, and one thread for who computes."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNCLINE_")}
+    """This process's, with no variables of ours but these, and one thread for who computes.
+
+    Those that say where tests train are the tests'.
+    """
+    is_kept = lambda name: name.startswith("SYNCLINE_TEST_") or not name.startswith("SYNCLINE_")  # noqa: E731
+    kept = {name: text for name, text in os.environ.items() if is_kept(name)}
     return {**kept, "OMP_NUM_THREADS": "1", **ours}
 
 

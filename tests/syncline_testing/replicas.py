@@ -2,11 +2,15 @@
 
 ``Trial`` is one replica in this process that a test moves step by step; as a program
 (``python -m syncline_testing.replicas JOB``) it is one rank of a replica of several.
+
+Models lie on the CPU, or where SYNCLINE_TEST_DEVICE says (``cuda``); there SYNCLINE_TEST_ANCHORS
+says where their anchors do (``model``, or ``cpu``).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -25,6 +29,7 @@ from torch import Tensor, nn
 
 from syncline import Replica
 from syncline.interrupts import INTERRUPTED, end
+from syncline.settings import checked_device
 from syncline_proto.codec import Float32, decode
 from syncline_proto.layout import layout_from_proto
 from syncline_proto.v1 import sync_pb2 as pb
@@ -32,6 +37,15 @@ from syncline_proto.v1 import sync_pb2_grpc
 from syncline_testing.warm import Program, warm_ranks
 
 T = TypeVar("T")
+
+DEVICE = torch.device(os.environ.get("SYNCLINE_TEST_DEVICE", "cpu"))
+ANCHORS = checked_device(os.environ.get("SYNCLINE_TEST_ANCHORS", "cpu"))
+if DEVICE.type != "cpu":
+    torch.use_deterministic_algorithms(True)  # much is compared bit for bit
+    # What a process loads with its first product takes longer than the leases of tests.
+    torch.ones(8, 8, device=DEVICE, requires_grad=True).square().matmul(
+        torch.ones(8, 8, device=DEVICE)
+    ).sum().backward()
 
 # Models this small gain nothing from threads, and on a busy machine threads wait for one another.
 torch.set_num_threads(1)
@@ -73,6 +87,7 @@ class TinyModel(nn.Module):
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         if tied:
             self.head.weight = self.embed.weight
+        self.to(DEVICE)
 
     def forward(self, tokens: Tensor) -> Tensor:
         h = self.embed(tokens)
@@ -88,6 +103,7 @@ def batch(seed: int, step: int) -> Tensor:
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    tokens = tokens.to(DEVICE)
     logits = model(tokens[:, :-1])
     return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
@@ -102,6 +118,7 @@ class Trial:
         make = how.pop("optimizer", lambda parameters: torch.optim.AdamW(parameters, lr=1e-2))
         self.optimizer = make(self.model.parameters())
         how.setdefault("name", f"replica-{seed}")
+        how.setdefault("anchor_device", ANCHORS)
         self.replica = Replica(self.model, self.optimizer, run=run, control=cluster_url, **how)
 
     def step(self, count: int = 1) -> Trial:
@@ -118,8 +135,8 @@ class Trial:
         return self
 
     def parameters(self) -> dict[str, Tensor]:
-        """A copy of the values."""
-        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        """A copy of the values, on the CPU."""
+        return {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
 
 
 def together(*acts: Callable[[], T]) -> list[T]:
@@ -219,6 +236,7 @@ def main(path: Path) -> None:
         name=job["name"],
         settings=job["settings"],
         control=job["control"],
+        anchor_device=ANCHORS,
     )
     probe: tuple[float, float] | None = None
     pace_s = job.get("pace_s", [0.0] * dist.get_world_size())[rank]
@@ -237,7 +255,7 @@ def main(path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(pace_s)
-    whole = {name: p.full_tensor().contiguous() for name, p in model.state_dict().items()}
+    whole = {name: p.full_tensor().cpu().contiguous() for name, p in model.state_dict().items()}
     if rank == 0:
         save_file(whole, path.with_suffix(".safetensors"))
         counted = {

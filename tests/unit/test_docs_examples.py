@@ -244,6 +244,7 @@ def test_variables_that_are_named_are_read_by_somebody() -> None:
     read |= set(re.findall(r"\$\{(\w+)", COMPOSE.read_text()))
     read |= set(re.findall(r"\$\{(\w+)", (ROOT / "docker" / "compose.gpu.yml").read_text()))
     read |= {"SYNCLINE_DEBUG", "SYNCLINE_NO_SKIPS"}  # syncline.faults; tests/conftest.py
+    read |= {"SYNCLINE_TEST_DEVICE", "SYNCLINE_TEST_ANCHORS"}  # syncline_testing.replicas
     for page in PAGES:
         told = set(re.findall(r"\bSYNCLINE_[A-Z_]*[A-Z]\b(?!_)", text_of(page)))
         assert told - read == set(), page.name

@@ -87,14 +87,17 @@ class Alone:
     def before_write(self) -> None:
         """Nothing here is copied beside the loop's work."""
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> bool:
         """See that the ranks train one model; there is nobody else to wait for.
+
+        False: gradients stay as they are.
 
         Raises:
             ConfigError: nothing averages their gradients.
         """
         if self._averaged is not None:
             self._averaged.see(self.tally.inner_step)
+        return False
 
     def finish(self) -> None:
         """There is nothing to merge."""

@@ -13,10 +13,10 @@ from syncline.layout import local_part
 from syncline.optim import WSAM
 
 
-def gradient_norm(optimizer: Optimizer) -> float:
-    """Of this rank's part of all gradients; NaN or infinite where one element is.
+def gradient_norm(optimizer: Optimizer) -> Tensor:
+    """Of this rank's part of all gradients, of no dimension; NaN or infinite where one element is.
 
-    On a GPU it waits for the backward pass.
+    On a GPU it lies there, and nothing has waited for it.
     """
     gradients = [
         _elements(local_part(parameter.grad))
@@ -24,7 +24,7 @@ def gradient_norm(optimizer: Optimizer) -> float:
         for parameter in group["params"]
         if parameter.grad is not None
     ]
-    return float(torch.nn.utils.get_total_norm(gradients))
+    return torch.nn.utils.get_total_norm(gradients)
 
 
 def leave_out(optimizer: Optimizer) -> None:

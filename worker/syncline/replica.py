@@ -191,15 +191,16 @@ class Replica(Reading):
             self._session.unsynced = False
 
     @plainly
-    def synchronize(self) -> None:
+    def synchronize(self) -> bool:
         """Wait for what is pending, and in the synchronous phase average the gradients now.
 
         For loops that clip or look at gradients: call it after the backward pass (and
         ``count_tokens``), so that what is clipped is the mean. Without it ``optimizer.step()``
-        does the same, later; a second call within a step does nothing.
+        does the same, later; a second call within a step does nothing. Returns whether the
+        gradients are others now.
         """
         self._check_live()
-        self._session.synchronize()
+        return self._session.synchronize()
 
     @plainly
     def skips(

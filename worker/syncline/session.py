@@ -177,10 +177,14 @@ class Session:
             drop_gradients(self._optimizer)
         self._rounds.before_step()
 
-    def synchronize(self) -> None:
-        """Merge what is due, and average gradients in the synchronous phase; once a step."""
+    def synchronize(self) -> bool:
+        """Merge what is due, and average gradients in the synchronous phase; once a step.
+
+        Whether they are others now.
+        """
         if self._synchronized or self.lost:
-            return
+            return False
+        averages = False
         with self._at_hook():
             self._see_over()
             self._averaged.see(self.tally.inner_step)
@@ -188,11 +192,13 @@ class Session:
             self._missed = not self._synchronous.offer_at_end()
             self._rounds.merge_landed()
             self._boundary.see_budget()
-            if self._synchronous.is_on and not (self.done or self._missed):
+            averages = self._synchronous.is_on
+            if averages and not (self.done or self._missed):
                 self._missed = not self._synchronous.average()
             if self._missed:
                 drop_gradients(self._optimizer)
         self._synchronized = True
+        return averages or self._missed
 
     @plainly
     def after_step(self) -> None:

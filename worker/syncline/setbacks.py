@@ -92,11 +92,13 @@ class Setbacks:
 def figures_of(
     optimizer: Optimizer, loss: float | Tensor | None, grad_norm: float | Tensor | None
 ) -> dict[str, float]:
-    """What tells, as numbers: what is given, and the gradient's norm.
+    """What tells, as numbers: the gradient's norm, and what is given.
+
+    A GPU is told all before one of them is waited for: the norm, which is the last, so once.
 
     Raises:
         ConfigError: one is no number.
     """
-    given = {"loss": loss, "grad_norm": grad_norm}
-    told = {key: number_of(value, key) for key, value in given.items() if value is not None}
-    return {"grad_norm": gradient_norm(optimizer)} | told if grad_norm is None else told
+    norm = gradient_norm(optimizer) if grad_norm is None else grad_norm
+    given = {"grad_norm": norm, "loss": loss}
+    return {key: number_of(value, key) for key, value in given.items() if value is not None}

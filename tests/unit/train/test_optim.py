@@ -12,7 +12,7 @@ from torch import nn
 from syncline.optim import WSAM
 from syncline.train.folder import Vocabulary
 from syncline.train.model import build_model
-from syncline.train.optim import build_optimizer, clip_gradients, set_lr
+from syncline.train.optim import build_optimizer, clip_gradients, gradient_norm, set_lr
 from syncline.train.sections import OptimizerSection
 from syncline_testing.training import LLAMA, tiny_job
 
@@ -37,19 +37,19 @@ def test_a_huge_gradient_is_scaled_to_the_limit_and_keeps_its_direction() -> Non
     model = with_gradients(1e6)
     before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     was = norm_of(model)
-    assert clip_gradients(model, 0.25) == pytest.approx(was)
+    assert float(gradient_norm(model)) == pytest.approx(was)
+    clip_gradients(model, 0.25, was)
     assert norm_of(model) == pytest.approx(0.25, rel=1e-5)
     for parameter, old in zip(model.parameters(), before, strict=True):
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad * (was / 0.25), old, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize(("size", "limit"), [(1e6, None), (1e-3, 1.0), (float("nan"), 1.0)])
-def test_other_gradients_stay_as_they_are(size: float, limit: float | None) -> None:
+@pytest.mark.parametrize(("size", "limit"), [(1e-3, 1.0), (float("nan"), 1.0), (1e30, 1.0)])
+def test_other_gradients_stay_as_they_are(size: float, limit: float) -> None:
     model = with_gradients(size)
     before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    told = clip_gradients(model, limit)
-    assert told == pytest.approx(norm_of(model), nan_ok=True)
+    clip_gradients(model, limit, float(gradient_norm(model)))
     for parameter, old in zip(model.parameters(), before, strict=True):
         assert parameter.grad is not None
         assert torch.equal(parameter.grad.nan_to_num(), old.nan_to_num())

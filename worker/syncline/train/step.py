@@ -9,20 +9,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import torch
+from torch import Tensor
 
 from syncline.optim import WSAM
 from syncline.setbacks import Setbacks
 from syncline.train.inputs import Batch
 from syncline.train.losses import LossOf
-from syncline.train.optim import clip_gradients, set_lr
+from syncline.train.optim import clip_gradients, gradient_norm, set_lr
 from syncline.train.ranks import RankGroup
 from syncline.train.sections import TrainSection
 from syncline.voice import voice
 
 WHAT_TO_DO = "lower optimizer.lr, or raise optimizer.warmup_tokens."
 """In a job, about losses that are not finite."""
+
+
+class Ready(Enum):
+    """Whether a step may be taken, and by which gradients."""
+
+    NOT = auto()
+    AS_IT_IS = auto()
+    OTHERWISE = auto()
+    """By others than the backward pass has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +72,7 @@ class InnerStep:
         *,
         lr: Callable[[], float],
         count: Callable[[], None],
-        before_update: Callable[[], bool],
+        before_update: Callable[[], Ready],
     ) -> StepReport:
         """Take one step, unless its loss or gradient is not finite.
 
@@ -69,7 +80,7 @@ class InnerStep:
         forward merged is known. ``count`` is called for a step whose every gradient is finite;
         where there is one only, before ``before_update``. That runs just before clipping and the
         optimizer's step; it may replace the gradients by finite ones, or call the step off, on all
-        ranks alike.
+        ranks alike. A GPU is waited for once, when it has been told all of the backward pass.
 
         Raises:
             TrainingDiverged: too many steps were not finite.
@@ -78,15 +89,16 @@ class InnerStep:
         two = isinstance(optimizer, WSAM)
         read = (next_batch() for _ in range(self._train.accumulate))
         batches = list(read) if two else read
-        loss = self._backward(batches)
-        norm = clip_gradients(self._model, None)
-        mean, rate = self._ranks.sum([loss, lr() if self._ranks.first else 0.0])
+        mean, norm, rate = self._summed(self._backward(batches), lr)
         finite = math.isfinite(mean) and math.isfinite(norm)
         if finite and not two:
             count()
-        taken = finite and before_update()
+        ready = before_update() if finite else Ready.NOT
+        taken = ready is not Ready.NOT
         if taken:
-            norm = clip_gradients(self._model, self._train.clip)
+            if ready is Ready.OTHERWISE:
+                norm = self._summed()[1]
+            self._clip(norm)
             set_lr(optimizer, rate)
         if taken and two:
             second = self._second(optimizer, batches)
@@ -107,17 +119,34 @@ class InnerStep:
             self._setbacks.skipped(say, loss=mean, grad_norm=norm)
         return report
 
-    def _backward(self, batches: Iterable[Batch]) -> float:
-        """Take the gradient of one step's micro-batches; this rank's share of their mean loss."""
+    def _backward(self, batches: Iterable[Batch]) -> Tensor:
+        """Take the gradient of one step's micro-batches; this rank's share of their mean loss.
+
+        Of no dimension, where the model is; nothing has waited for it.
+        """
         loss = torch.zeros((), device=self._ranks.device)
         for batch in batches:
             part = self._loss_of(batch) / self._train.accumulate
             part.backward()
             loss += part.detach().float()
-        return float(loss) / self._ranks.count
+        return loss / self._ranks.count
+
+    def _summed(
+        self, loss: Tensor | float = 0.0, lr: Callable[[], float] = lambda: 0.0
+    ) -> tuple[float, float, float]:
+        """Of all ranks: the loss, the gradient's norm, and rank 0's ``lr``, which is asked last."""
+        norm = float(gradient_norm(self._model))
+        told = [float(loss), norm * norm, lr() if self._ranks.first else 0.0]
+        mean, square, rate = self._ranks.sum(told)
+        return mean, math.sqrt(square), rate
+
+    def _clip(self, norm: float) -> None:
+        if self._train.clip is not None:
+            clip_gradients(self._model, self._train.clip, norm)
 
     def _second(self, optimizer: WSAM, batches: Iterable[Batch]) -> tuple[float, float]:
         """Take the gradient at a point nearby, and stay there; its loss and norm."""
         optimizer.perturb()
-        (loss,) = self._ranks.sum([self._backward(batches)])
-        return loss, clip_gradients(self._model, self._train.clip)
+        loss, norm, _ = self._summed(self._backward(batches))
+        self._clip(norm)
+        return loss, norm
