@@ -46,6 +46,14 @@ class ByHand:
         self.channel.close()
 
     def push(self, fragment: int, base: int) -> pb.PushResponse:
+        kind = pb.PUSH_KIND_PSEUDO_GRADIENT
+        return self._push(fragment, kind=kind, base_revision=base, inner_steps=4)
+
+    def gradient(self, fragment: int, step: int) -> pb.PushResponse:
+        """Of a step of the synchronous phase."""
+        return self._push(fragment, kind=pb.PUSH_KIND_GRADIENT, gradient_step=step, inner_steps=1)
+
+    def _push(self, fragment: int, **given: Any) -> pb.PushResponse:
         spec = self.layout.fragments[fragment]
         self.seqs[fragment] += 1
         header = pb.PushHeader(
@@ -56,12 +64,10 @@ class ByHand:
             fragment=fragment,
             seq=self.seqs[fragment],
             ranks=1,
-            kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
-            base_revision=base,
             codec=pb.CODEC_FP32,
             boxes=[box.to_proto() for box in spec.boxes],
-            inner_steps=4,
             tokens=STEP_TOKENS,
+            **given,
         )
         payload = encode(np.zeros(spec.numel, np.float32), pb.CODEC_FP32)
         parts = [pb.PushRequest(header=header)]

@@ -77,8 +77,8 @@ class Reader(Living):
             self.unread(fragment)
 
     def tell_again(self) -> None:
-        for fragment in range(FRAGMENTS):
-            self.unread(fragment)
+        every = joined(*self.read, *(push.data for push in self.pushes.values()))
+        self.read = [every for _ in range(FRAGMENTS)]
 
     def unread(self, fragment: int) -> None:
         """What the last push named goes into the next."""
@@ -263,8 +263,6 @@ class LeasedSwarm(Swarm):
             assert span.is_free or (
                 span.life and alive.get(span.life.replica) == span.life.incarnation
             ), f"{span} has not come back"
-        if self.settings.warmup_steps:
-            return  # what a step has closed without is leased until its replica leaves
         for reader in self.replicas.values():
             if reader.alive:
                 assert isinstance(reader, Reader)

@@ -117,7 +117,7 @@ class Living(Replica):
         self._pending.clear()
 
     def tell_again(self) -> None:
-        """What was pushed last counts nowhere."""
+        """What was pushed last counts nowhere, or not everywhere."""
 
     def stop(self) -> None:
         """Killed, or told that its lease is lost: it is the same to everybody else."""
@@ -179,6 +179,8 @@ class Living(Replica):
             self.place.ask_once(self, fragment, exchange)
             return
         exchange.is_over = True
+        if mean is not None and pb.VERDICT_STALE in (judged.verdict, judged.judged):
+            self.lose(fragment, exchange.push)
         assert self._warming is not None
         self._warming.hear(fragment, mean)
 
@@ -236,7 +238,7 @@ class Living(Replica):
             self.lose(fragment, late.push)
 
     def lose(self, fragment: int, push: WholePush) -> None:
-        """What a late push held is in no round, and never will be."""
+        """What a push held is in no round, and never will be."""
 
     def check(self, fragment: int) -> None:
         """Each inner step is in one place."""

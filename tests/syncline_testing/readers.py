@@ -5,28 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from syncline_testing.cluster import Cluster
-from syncline_testing.replicas import BATCH, LENGTH, VOCABULARY, Trial, loss_of
+from syncline_testing.replicas import BATCH, SIZE, VOCABULARY, Examples, Trial, loss_of
 from syncline_testing.waiting import wait_until
-
-SIZE = 96
-
-
-class Examples:
-    """Each begins with its own number, so that a batch tells which it is of."""
-
-    def __init__(self, size: int = SIZE) -> None:
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> Tensor:
-        rest = torch.arange(index, index + LENGTH - 1) % VOCABULARY
-        return torch.cat([torch.tensor([index // VOCABULARY, index % VOCABULARY]), rest])
 
 
 class Reader(Trial):

@@ -102,6 +102,23 @@ def batch(seed: int, step: int) -> Tensor:
     return torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
 
 
+SIZE = 96
+
+
+class Examples:
+    """Each begins with its own number, so that a batch tells which it is of."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Tensor:
+        rest = torch.arange(index, index + LENGTH - 1) % VOCABULARY
+        return torch.cat([torch.tensor([index // VOCABULARY, index % VOCABULARY]), rest])
+
+
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
     tokens = tokens.to(DEVICE)
     logits = model(tokens[:, :-1])
@@ -243,14 +260,18 @@ def main(path: Path) -> None:
     with replica:
         if job.get("bears"):
             replica.bear_loss()
+        while not path.with_name(job.get("after", path.name)).exists():
+            time.sleep(0.02)
+        read = replica.leased(Examples(), BATCH, seed=5) if job.get("leased") else None
         for step in range(job["steps"]):
             replica.rejoin()
             if replica.done:
                 break
             if step == job["probe"]:
                 probe = _probed(replica, model)
-            tokens = batch(seed + 100 * rank, step)
-            replica.count_tokens(STEP_TOKENS)
+            tokens = batch(seed + 100 * rank, step) if read is None else next(read)
+            if read is None:
+                replica.count_tokens(STEP_TOKENS)
             loss_of(model, tokens).backward()
             optimizer.step()
             optimizer.zero_grad()

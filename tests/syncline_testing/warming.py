@@ -161,4 +161,5 @@ class Warming:
         if len(self._gone) == FRAGMENTS:
             self._gone.clear()
             self._replica.forget_offers()
+            self._replica.tell_again()
             self.enter()

@@ -227,3 +227,24 @@ def test_what_a_late_push_named_that_is_lost_for_good_is_in_the_hands_of_who_rea
     assert sum(swarm.replicas["c"].lost.values()), "it was lost"
     swarm.runs_well(DEADLINE_S)
     swarm.check()
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("is_torn", [False, True], ids=["all", "some"])
+def test_what_a_step_closed_without_is_in_the_hands_of_who_read_it(
+    steps: int, is_torn: bool
+) -> None:
+    """In all fragments; or in some, where the service goes when one has closed and comes back."""
+    rules = {**MODES["barrier"], "min_replicas": 1, "warmup_steps": steps}
+    swarm = LeasedSwarm(RunSettings.model_validate(rules))
+    swarm.register("a")
+    swarm.register("b")
+    first, last = swarm.cores[0], swarm.cores[-1]
+    while not (first if is_torn else last).saved.gradient_step:
+        assert swarm.happens(60.0)
+    if is_torn:
+        assert not last.saved.gradient_step
+        swarm.stop_service()
+        swarm.start_service()
+    swarm.runs_well(DEADLINE_S)
+    swarm.check()

@@ -54,7 +54,7 @@ from syncline_proto.errors import (
     bare,
 )
 from syncline_proto.layout import Layout
-from syncline_proto.ranges import NOTHING, Ranges
+from syncline_proto.ranges import NOTHING, Ranges, joined
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -204,7 +204,8 @@ class Exchange:
                 continue
             lost = self._see_late(push.fragment, pulled.header)
             is_kept = self._late.keep(push, header, answer, instance)
-            return replace(outcome_of(push, answer, pulled, loss), is_kept=is_kept, lost=lost)
+            outcome = outcome_of(push, answer, pulled, loss)
+            return replace(outcome, is_kept=is_kept, lost=joined(outcome.lost, lost))
 
     def _see_late(self, fragment: int, header: pb.PullHeader) -> Ranges:
         """Send the last push again if it came late, and its service has forgotten it since.

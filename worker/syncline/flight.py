@@ -6,12 +6,12 @@ Values only; ``rounds`` moves them.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from syncline.carrier import Fetched
 from syncline.push import Outcome, Push
 from syncline_proto.codec import Float32
-from syncline_proto.ranges import NOTHING, Ranges, joined
+from syncline_proto.ranges import NOTHING, Ranges, joined, without
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,10 @@ class Unpushed:
     def more(self, tokens: int, data: Ranges) -> Unpushed:
         """With so many tokens more, of these sequences."""
         return Unpushed(self.first_step, self.tokens + tokens, joined(self.data, data))
+
+    def named(self, data: Ranges) -> Unpushed:
+        """Without these sequences, which a push has named that is in the run."""
+        return replace(self, data=without(self.data, data))
 
     def after(self, push: Push) -> Unpushed:
         """With what a push held that came late: it is progress again."""

@@ -74,7 +74,8 @@ class Outcome:
     """Where it came late and counts: revisions between its base and the one its round began from;
     0: it was in time."""
     lost: Ranges = NOTHING
-    """Leased data of an earlier push that came late, was forgotten, and is too old by now."""
+    """Leased data that no push holds any more: of a gradient whose step closed without it, or of an
+    earlier push that came late, was forgotten, and is too old by now."""
     error: SynclineError | None = None
 
 
@@ -158,7 +159,8 @@ def outcome_of(
 ) -> Outcome:
     """What became of a judged push whose result is here, and which was not fenced."""
     judged = verdict_of(answer)
-    stale = judged == pb.VERDICT_STALE and push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
+    late = judged == pb.VERDICT_STALE
+    stale = late and push.kind == pb.PUSH_KIND_PSEUDO_GRADIENT
     return Outcome(
         answer=Answer.STALE if stale else Answer.MERGED,
         pulled=pulled,
@@ -168,6 +170,7 @@ def outcome_of(
         non_finite=answer.non_finite,
         reason=answer.reason,
         age=age_of(push, answer),
+        lost=push.data if late and push.kind == pb.PUSH_KIND_GRADIENT else NOTHING,
     )
 
 

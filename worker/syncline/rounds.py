@@ -34,7 +34,7 @@ from syncline.tokens import Tokens
 from syncline.verdicts import Verdicts
 from syncline.voice import of_waiting
 from syncline.waiting import Waiting
-from syncline_proto.ranges import RANGES_MAX, without
+from syncline_proto.ranges import RANGES_MAX, Ranges, joined
 from syncline_proto.settings import CodecName, RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -154,8 +154,8 @@ class Rounds:
             if start is not None and self.eager.is_on:
                 back = self.eager.move(push.fragment, start.here())
             self._pending[push.fragment] = Flight(push, result, lands_at, start, back)
-            unnamed = without(self._unpushed[push.fragment].data, push.data)
-            self._unpushed[push.fragment] = Unpushed(push.last_step, data=unnamed)
+            held = self._unpushed[push.fragment].named(push.data)
+            self._unpushed[push.fragment] = held.forgotten(push.last_step)
 
     def push(self, codec: CodecName, groups: int | None) -> list[list[int]]:
         """Push the progress of so many groups, or of all; the fragments that were, by group.
@@ -177,6 +177,24 @@ class Rounds:
         self.begin(pushes, self._settings.overlap_steps)
         if (last := self.fragments[-1]) in fragments:
             self.tally.since_sync, self.tally.pushed = 0, self._pending[last].push.tokens
+
+    def unnamed(self) -> list[Ranges]:
+        """By fragment, the leased data that was read and is in no push; too much waits.
+
+        Who names it otherwise than by ``push`` says what became ``named``.
+        """
+        data = self.tokens.take_read()
+        self._unpushed = [held.more(0, data) for held in self._unpushed]
+        return [held.data[:RANGES_MAX] for held in self._unpushed]
+
+    def named(self, data: Sequence[Ranges]) -> None:
+        """So much of it, by fragment, is in the run."""
+        self._unpushed = [held.named(d) for held, d in zip(self._unpushed, data, strict=True)]
+
+    def name_everywhere(self) -> None:
+        """What any fragment's next push is to name all fragments' name."""
+        data = joined(*(held.data for held in self._unpushed))
+        self._unpushed = [held.more(0, data) for held in self._unpushed]
 
     def _count_tokens(self) -> None:
         tokens, data = self.tokens.take(), self.tokens.take_read()

@@ -87,14 +87,13 @@ class Synchronous:
         self._averaged.check_dense()
         tokens = self._rounds.tokens.sum_step()
         self._averaged.settle()
-        data = self._rounds.tokens.take_read()
-        committed = warm_up.average(tally.inner_step, tokens, data)
+        mean = warm_up.average(tally.inner_step, tokens, self._rounds.unnamed())
         self._rounds.tokens.drop()
-        if committed is not None:
+        if mean is not None:
             tally.tokens += tokens
-            tally.committed = committed
+            tally.committed, named = mean
+            self._rounds.named(named)
             return True
-        self._rounds.tokens.read(data)  # the next push names it
         self._enter_anew(was_over=warm_up.is_over)
         return False
 
@@ -125,6 +124,7 @@ class Synchronous:
         """The phase went on without this replica, which had (``was_over``) made all its steps."""
         why = "the synchronous phase went on, or started again, without this replica"
         self._log.warning("warm_up.missed", why=why)
+        self._rounds.name_everywhere()  # a phase that starts again has forgotten what is where
         if not was_over:  # otherwise it missed no more than the last mean
             self._optimizer.state.clear()
         self.enter()

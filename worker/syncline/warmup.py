@@ -14,7 +14,7 @@ from syncline.anchors import Anchors
 from syncline.core.agreement import Conclusion, Step
 from syncline.exchange import Exchange
 from syncline.push import Outcome, Push
-from syncline_proto.ranges import Ranges
+from syncline_proto.ranges import Ranges, without
 from syncline_proto.v1 import sync_pb2 as pb
 
 Settled = Callable[[int, Future[Outcome]], tuple[Conclusion, Outcome]]
@@ -41,21 +41,23 @@ class WarmUp:
     def is_over(self) -> bool:
         return self.step >= self._steps
 
-    def average(self, inner_step: int, tokens: int, data: Ranges) -> int | None:
+    def average(
+        self, inner_step: int, tokens: int, data: Sequence[Ranges]
+    ) -> tuple[int, list[Ranges]] | None:
         """Replace the gradients by the mean over all replicas.
 
         Args:
             inner_step: this replica's steps before this one.
             tokens: of this step, of the whole replica.
-            data: sequences of leased data that it has read.
+            data: sequences of leased data that the gradient of each fragment names.
 
         Returns:
-            Tokens committed by everyone, this step included; None if the phase went on without
-            us, and then the gradients mean nothing.
+            Tokens committed by everyone, this step included; and what of ``data`` is in the means
+            now: nothing of a fragment whose step closed without us. None if the phase went on
+            without us, and then the gradients mean nothing.
         """
         self.step += 1
-        fragments = range(len(self._anchors.shards))
-        pushes = [self._push(fragment, inner_step, tokens, data) for fragment in fragments]
+        pushes = [self._push(f, inner_step, tokens, named) for f, named in enumerate(data)]
         futures = [self._exchange.begin(push) for push in pushes]
         ends = [self._settled(fragment, future) for fragment, future in enumerate(futures)]
         for push in pushes:
@@ -67,7 +69,8 @@ class WarmUp:
             assert outcome.pulled is not None
             self._anchors.write_gradients(fragment, outcome.pulled.values)
             committed = outcome.pulled.header.committed_tokens
-        return committed
+        taken = [without(d, outcome.lost) for d, (_, outcome) in zip(data, ends, strict=True)]
+        return committed, taken
 
     @contextmanager
     def offered(self, inner_step: int) -> Iterator[list[Future[Outcome]]]:
