@@ -213,7 +213,7 @@ class Replica(Reading):
         counts, and ``optimizer.step()`` would change nothing. Three in a row take the run's newest
         revision, as ``go_back`` does. A ``GradScaler`` skips by itself, and makes infinite
         gradients on purpose: ask nothing where there is one. With several ranks all of them ask;
-        one is enough to skip.
+        one is enough to skip. On a GPU it waits for the backward pass.
 
         ``grad_norm``: where the loop knows it; else it is computed here.
 
