@@ -101,8 +101,8 @@ class RunSettings(Section):
     steps as it can (A-EDiT); ``sync_every`` is then no more than what shares of steps, and a
     joiner's first ones, are measured by. None: by inner steps."""
     min_round_steps: int = Field(default=0, ge=0, le=1_000_000)
-    """With ``sync_seconds``: an interval goes on until all replicas together are taken to have made
-    so many inner steps, for at most four intervals."""
+    """With ``sync_seconds``: an interval goes on until all replicas together have made so many
+    inner steps, for at most four intervals."""
     blocks_per_fragment: int = Field(default=1, ge=1, le=10_000)
     """Neighbouring transformer blocks that are one fragment."""
     fragment_groups: int = Field(default=1, ge=1, le=10_000)

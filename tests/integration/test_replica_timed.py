@@ -35,7 +35,7 @@ TIMED: dict[str, Any] = {
 }
 ENOUGH = 10_000
 LEAST = 30
-"""Inner steps that both make in about an interval and a half of 0.25 s."""
+"""Inner steps that both make in a little more than an interval of 0.4 s."""
 
 
 def paced(trial: Trial, step_s: float, steps: int = ENOUGH) -> None:
@@ -128,14 +128,15 @@ def test_intervals_begin_after_the_synchronous_phase(cluster: Cluster) -> None:
 def test_an_interval_goes_on_until_all_together_have_made_the_least_number_of_steps(
     cluster: Cluster,
 ) -> None:
-    seconds, budget = 0.25, 3 * LEAST * STEP_TOKENS
+    seconds, budget = 0.4, 7 * LEAST * STEP_TOKENS
+    assert seconds / (2 * FAST_S) + seconds / SLOW_S < LEAST
     how = {"sync_seconds": seconds, "token_budget": budget, "min_round_steps": LEAST}
     fast, slow = pair(cluster, "least", **how)
     with joined(fast, slow):
         together(lambda: paced(fast, 2 * FAST_S), lambda: paced(slow, SLOW_S))
-    told = rounds(cluster, "least")[1:]  # for the first, nobody knows of the other
-    in_time = seconds / (2 * FAST_S) + seconds / SLOW_S
-    assert max(sum(one["inner_steps"] for one in both.values()) for both in told) > in_time
+    told = rounds(cluster, "least")[1:-1]  # for the first nobody knows of the other; the last ends
+    assert len(told) >= 3
+    assert all(sum(one["inner_steps"] for one in both.values()) >= LEAST for both in told)
     own = [both["replica-0"]["inner_steps"] for both in told]
     assert min(own) < LEAST, "it knows what the other brings"
 
@@ -244,6 +245,33 @@ def test_a_paused_run_goes_on_by_time(cluster: Cluster) -> None:
     with joined(fast, slow):
         together(lambda: train_to_the_end(fast, slow), pause)
     ends_with_what_is_published(cluster, "pause", fast, slow)
+
+
+@pytest.mark.long
+def test_a_round_that_has_just_ended_late_begins_an_interval_of_whole_length(
+    cluster: Cluster,
+) -> None:
+    """By the round before, the next push would be long due; it would hold next to nothing."""
+    seconds = 1.5
+    one, other = pair(cluster, "late", sync_seconds=seconds, overlap_steps=3)
+    with joined(one, other):
+        time.sleep(seconds)
+        for trial in (one, other):
+            trial.step(1)
+        for trial in (one, other):
+            trial.step(4)  # three of overlap, and one that finds the round merged
+        time.sleep(seconds)
+        one.step(1 + 2)  # its push, and two of overlap
+        time.sleep(2 * seconds)
+        other.step(1)
+        wait_until(lambda: published(cluster.sync_address, "late")[1] == 2, 20, "both pushed")
+        one.step(1 + 2)  # the last of overlap, and two
+        other.step(4)
+        time.sleep(seconds)
+        for trial in (one, other):
+            trial.step(1)
+    told = rounds(cluster, "late")
+    assert [both["replica-0"]["inner_steps"] for both in told[:3]] == [1, 5, 6]
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from syncline.core.cadence import Cadence
 from syncline.core.goal import goal
@@ -48,8 +48,8 @@ class Place:
         self._waiting: list[list[Callable[[], None]]] = [[] for _ in range(FRAGMENTS)]
         self.rounds: list[list[tuple[float, int]]] = [[] for _ in range(FRAGMENTS)]
         """By fragment: when each round closed, and how many had pushed."""
-        self.totals: list[list[int]] = [[] for _ in range(FRAGMENTS)]
-        """By fragment: the inner steps that each round brought."""
+        self.brought: list[list[dict[str, int]]] = [[] for _ in range(FRAGMENTS)]
+        """By fragment: the inner steps that each replica brought to each round."""
         self.newest = Publication(0, 0.0)
         """Of the last fragment."""
         self.accepted = [0] * FRAGMENTS
@@ -82,7 +82,7 @@ class Place:
             closing = core.close(closed_by)
             pushes = closing.saved.contributions
             self.rounds[fragment].append((self.now_s, len(pushes)))
-            self.totals[fragment].append(sum(push.inner_steps for push in pushes))
+            self.brought[fragment].append({push.replica: push.inner_steps for push in pushes})
             if fragment == FRAGMENTS - 1:
                 self.newest = Publication(closing.saved.revision, self.now_s)
             waiting, self._waiting[fragment] = self._waiting[fragment], []
@@ -242,6 +242,8 @@ class Replica:
                     return
                 if self.ends():
                     return
+                if self.timed is not None:  # an interval may have begun with what was merged
+                    due = min(due, self.due())
                 owed, self._owed = self._owed, 0
                 self.pushed(self.push(due + owed), due)
             self._decided = self.step
@@ -279,8 +281,9 @@ class Replica:
         if fragment == FRAGMENTS - 1:
             self.goal = self.goal_by(saved)
             if self.timed is not None:
-                steps = sum(c.inner_steps for c in saved.contributions if c.replica != self.name)
-                self.timed.see(replace(published, others=steps))
+                counted = (c for c in saved.contributions if c.verdict == pb.VERDICT_ACCEPTED)
+                at_s = published.at_s
+                self.timed.see(Publication.of(published.revision, at_s, counted, self.name))
         if late:
             self.steps[fragment] += flight.steps
             is_whole = self.turns.came_late(fragment)

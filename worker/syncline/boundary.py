@@ -85,11 +85,15 @@ class Boundary:
             if act & Act.END:
                 raise RunOver
             if act & Act.SYNC:
+                began_with = self._rounds.newest
                 self._rounds.merge_landed()
                 self._pushes.make_way(due)
                 self.see_budget()
                 if self.done:
                     return
+                if self._pushes.are_by_time and self._rounds.newest is not began_with:
+                    # What was merged has begun another interval, of which less may be due.
+                    due = min(due, self._helm.agree(self._pushes.due))
                 self._pushes.push(due, everything=bool(act & Act.LEAVE))
                 self.see_budget()  # where the end is known, this merges what was just pushed
                 if self.done:

@@ -92,6 +92,10 @@ class Helm:
         is_asked = self.recall.hear(bool(asked) for *_, asked in told)
         return Act(leaving if is_asked else act), due, tokens
 
+    def agree(self, due: int) -> int:
+        """How many groups are due, as rank 0 has it."""
+        return self._ranks.of_first([due])[0]
+
     @property
     def step_share(self) -> float:
         """Of a round's inner steps, so many are asked of this replica; rank 0 alone hears of it.

@@ -87,5 +87,5 @@ class Landing:
             self._tally.of_round = sum(c.tokens for c in counted)
             own = (c.tokens for c in counted if c.replica == self._replica)
             self._tally.own_of_round = sum(own)
-            steps = sum(c.inner_steps for c in header.contributions if c.replica != self._replica)
-            self.newest = Publication(header.revision, pulled.published_s, steps)
+            at_s = pulled.published_s
+            self.newest = Publication.of(header.revision, at_s, counted, self._replica)

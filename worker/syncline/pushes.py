@@ -36,6 +36,10 @@ class Pushes:
         return self._trigger.due()
 
     @property
+    def are_by_time(self) -> bool:
+        return self._trigger.is_by_time
+
+    @property
     def must_be(self) -> bool:
         """Whether a push is to be made whatever is due: the last came late, or all is to end."""
         return self._owed > 0 or self._rounds.goal is not None

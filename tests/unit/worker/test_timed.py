@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.core.timed import PROLONGED_MAX, Instant, Publication, Timed
+from syncline_proto.v1 import sync_pb2 as pb
 
 GROUPS = st.integers(1, 12)
 SECONDS = st.floats(0.1, 1000.0)
@@ -162,6 +163,40 @@ def test_what_the_others_do_meanwhile_is_known_from_the_last_round() -> None:
     timed.see(Publication(2, 20.0, others=80))  # 4 in a second
     assert timed.due(Instant(39.0, steps=23)) == 0
     assert timed.due(Instant(39.0, steps=24)) == 1
+
+
+def test_nobody_pushes_without_its_part_however_fast_the_others_were() -> None:
+    timed = Timed(2, 10.0, 100, 0.0)
+    timed.see(Publication(1, 0.0, others=300, in_time=(60, 300), own=0))  # 30 in a second
+    assert timed.due(Instant(10.0, steps=15)) == 1, "the other group is due all the same"
+    assert timed.due(Instant(10.0, steps=16)) == 2, "a sixth of all, of whole steps the fewest"
+    assert timed.due(Instant(10.0 * PROLONGED_MAX, steps=3)) == 2, "and nobody waits longer"
+    timed.pushed(2, Instant(10.0, steps=16), 0)
+    assert timed.due(Instant(15.1)) == 1, "it was pushed"
+    timed.start_over(4.0, Publication(2, 0.0, others=300, in_time=(60, 300), own=0))
+    assert timed.due(Instant(10.0, steps=1)) == 2, "who begins anew owes nothing"
+
+
+def test_what_came_late_tells_how_fast_the_others_are_and_nothing_of_parts() -> None:
+    pushes = [
+        pb.Contribution(replica="a", inner_steps=5, age=1),
+        pb.Contribution(replica="b", inner_steps=7),
+        pb.Contribution(replica="a", inner_steps=9),
+    ]
+    told = [Publication.of(3, 2.0, pushes, name) for name in "abc"]
+    assert [one.others for one in told] == [7, 14, 21]
+    assert [one.own for one in told] == [1, 0, None]
+    assert {one.in_time for one in told} == {(7, 9)}
+
+
+def test_the_forecast_is_for_a_step_more_of_each_of_the_others() -> None:
+    timed = Timed(1, 10.0, 100, 0.0)
+    timed.see(Publication(1, 0.0, others=30, in_time=(20, 10, 60), own=2))  # 3 in a second
+    assert timed.due(Instant(10.0, steps=71)) == 0
+    assert timed.due(Instant(10.0, steps=72)) == 1
+    timed.adopt(10.0, 80, 10.0)
+    found = [timed.due(Instant(10.0, steps=steps)) for steps in (66, 67)]
+    assert found == [0, 1], "of another least total from now on; it owes what it owed"
 
 
 @pytest.mark.parametrize(

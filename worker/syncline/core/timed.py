@@ -9,16 +9,34 @@ What is due at the end of an interval is pushed after the last step that ends be
 the first beyond it: otherwise everybody would wait for the rest of a step of the slowest, where so
 each waits for less than a step of its own.
 
+An interval may be longer than that, to bring a least total of steps. Two things see to it. A
+forecast says when all together will have made so many, so that all push at about the same time. And
+each owes a part of the total, which all reckon alike from what the round before brought: so the
+total is there wherever all of its replicas are, however wrong the forecasts were.
+
 Pure. Time comes in as seconds of any clock that never goes back, in float64.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 PROLONGED_MAX = 4.0
 """An interval that is to bring a least total of steps lasts at most so many times ``sync_seconds``:
 a run that has lost most of its replicas, or that will never bring so many, goes on all the same."""
+
+
+class Accepted(Protocol):
+    """A push that a revision was made of."""
+
+    @property
+    def replica(self) -> str: ...
+    @property
+    def inner_steps(self) -> int: ...
+    @property
+    def age(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +48,23 @@ class Publication:
     """On that replica's own clock."""
     others: int = 0
     """Inner steps that other replicas brought to it."""
+    in_time: tuple[int, ...] = ()
+    """Those of each replica that was in time, in an order that is the same for all of them."""
+    own: int | None = None
+    """Which of these are this replica's; None: it was not in time."""
+
+    @classmethod
+    def of(cls, revision: int, at_s: float, pushes: Iterable[Accepted], name: str) -> Self:
+        """As the replica of that name has it, with the pushes that a header tells."""
+        pushes = tuple(pushes)
+        names = [push.replica for push in pushes if push.age == 0]
+        return cls(
+            revision,
+            at_s,
+            sum(push.inner_steps for push in pushes if push.replica != name),
+            tuple(push.inner_steps for push in pushes if push.age == 0),
+            names.index(name) if name in names else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +82,15 @@ class Timed:
     """How many groups are due, by time: in each interval each once."""
 
     def __init__(self, groups: int, sync_seconds: float, min_steps: int, now_s: float) -> None:
-        """``min_steps``: an interval goes on until all replicas are taken to have made so many."""
+        """``min_steps``: an interval goes on until all replicas together have made so many."""
         self._groups, self._seconds, self._min_steps = groups, sync_seconds, min_steps
         self._newest: Publication | None = None
         self._rate = 0.0
         """Inner steps that the others make in a second, as far as we know."""
+        self._aim = min_steps
+        """The total that is forecast: each of the others may end up to a step short of it."""
+        self._owes = 0
+        """Inner steps without which the last fragment is not pushed."""
         self._start_s, self._taken = now_s, 0
         self._since_last = 0
         """Groups pushed after the last one: they are of the interval that its revision begins."""
@@ -59,9 +98,11 @@ class Timed:
     def start_over(self, now_s: float, newest: Publication | None) -> None:
         """Begin where nothing is due: what others have pushed since ``newest`` is not ours."""
         self._newest, self._rate, self._since_last = None, 0.0, 0
+        self._aim, self._owes = self._min_steps, 0
         self._start_s, self._taken = now_s, 0
         if newest is not None:
             self.see(newest)
+            self._owes = 0  # like a joiner: of its interval the others have made a part
             self._taken = self._slots(Instant(now_s))
 
     def see(self, newest: Publication) -> None:
@@ -69,11 +110,15 @@ class Timed:
         if newest == self._newest:
             return
         self._rate = newest.others / self._lasted_s(newest)
+        in_time, own = newest.in_time, newest.own
+        self._aim = self._min_steps + len(in_time) - (own is not None)
+        self._owes = 0 if own is None else parts(self._min_steps, in_time)[own]
         self._newest, self._start_s, self._taken = newest, newest.at_s, self._since_last
         self._since_last = 0
 
     def adopt(self, sync_seconds: float, min_steps: int, now_s: float) -> None:
         """Take another interval, counted from now if something is due or was just taken."""
+        self._aim += min_steps - self._min_steps
         self._min_steps = min_steps
         if sync_seconds != self._seconds:
             passed_s = self._start_s + self._taken * self._seconds / self._groups
@@ -91,13 +136,18 @@ class Timed:
         """
         self._taken = max(self._taken + groups, self._slots(at) - self._groups)
         self._since_last = self._since_last + groups if after_last is None else after_last
+        if after_last is not None:
+            self._owes = 0
 
     def _slots(self, at: Instant) -> int:
         passed_s = max(0.0, at.now_s - self._start_s) + at.step_s
         share = passed_s / self._seconds
         if self._min_steps:
-            steps = (at.steps + self._rate * passed_s) / self._min_steps
-            share = max(min(share, steps), share / PROLONGED_MAX)
+            steps = (at.steps + self._rate * passed_s) / self._aim
+            longest = share / PROLONGED_MAX
+            share = max(min(share, steps), longest)
+            if at.steps < self._owes and longest < 1.0:
+                return min(int(share * self._groups), self._groups - 1)
         return int(share * self._groups)
 
     def _lasted_s(self, newest: Publication) -> float:
@@ -111,3 +161,23 @@ class Timed:
             return self._seconds
         passed_s = newest.at_s - before.at_s
         return min(passed_s / (newest.revision - before.revision), longest_s)
+
+
+def parts(least: int, brought: Sequence[int]) -> list[int]:
+    """What each replica owes of a least total, by what each brought to the round before.
+
+    They sum to it. They are in proportion, and of all whole numbers that are, those that take the
+    least time at the pace of that round (the method of highest averages): where that brought
+    enough, nobody owes more than it has just made, and who made few steps owes one less first.
+    """
+    total = sum(brought)
+    if total == 0:
+        return [0] * len(brought)
+    found = [least * steps // total for steps in brought]
+
+    def pace(number: int) -> tuple[float, int]:
+        return brought[number] / (found[number] + 1), brought[number]
+
+    for _ in range(least - sum(found)):
+        found[max(range(len(found)), key=pace)] += 1
+    return found
