@@ -33,6 +33,9 @@ FEW = 6
 MANY = int(os.environ.get("SYNCLINE_SCHEDULES", "75"))
 """Schedules of each mode: in the suite, and of the tests that take long."""
 
+SILENT_S = 60.0
+"""In that time a round of each of three groups closes twice, each at its deadline."""
+
 IS_DRAWN = "SYNCLINE_SCHEDULES" in os.environ
 """Anew each time, by ``make simulate``; else they are the same ones every time."""
 
@@ -156,6 +159,24 @@ class SwarmMachine(RuleBasedStateMachine):
             assert one.alive, one.name
             was = before[one.name]
             assert all(r > b for r, b in zip(one.revisions, was, strict=True)), f"{one.name} waits"
+
+    @rule(name=names)
+    def one_lives_and_is_silent(self, name: str) -> None:
+        """Rounds close at their deadlines where the others are the minimum; else they wait."""
+        swarm = self.swarm
+        swarm.heal()
+        swarm.run(swarm.now_s + 3 * LEASE_S + 2.0)
+        for line in ((name, SERVICE), (SERVICE, name)):
+            swarm.cut(line, SILENT_S)
+        swarm.run(swarm.now_s + 1.0)  # what was on its way has come
+        others = [one for one in swarm.replicas.values() if one.alive and one.name != name]
+        before = [len(closings) for closings in swarm.closings]
+        swarm.run(swarm.now_s + SILENT_S - 1.0)
+        closed = [len(now) - was for now, was in zip(swarm.closings, before, strict=True)]
+        if len(others) >= swarm.settings.min_replicas:
+            assert min(closed) >= 2, f"rounds go on without {name}: {closed}"
+        elif not swarm.settings.asynchronous:  # else whoever is alive counts
+            assert max(closed) <= 1, "none has fewer pushes than the minimum"
 
     @invariant()
     def nothing_is_lost_or_counted_twice(self) -> None:
