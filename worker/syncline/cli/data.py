@@ -113,7 +113,8 @@ def show_status(
     older ones it leaves out.
 
     Trained: a push of it counted. Excluded: all pushes of it were judged anomalous. Leased: a
-    replica reads it, or has read it and its push is under way. Free: it waits for a replica.
+    replica reads it, or has read it and its push is under way; once the run has ended: it was read,
+    and no round has it. Free: it waits for a replica.
 
     \b
     Examples:
