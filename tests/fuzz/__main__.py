@@ -17,7 +17,7 @@ from hypothesis.strategies import SearchStrategy
 
 from fuzz.arena import Arena, arena
 from fuzz.asking import Asking, asking
-from fuzz.flood import BUDGET, CONSTANT, drawn, flooded
+from fuzz.flood import BUDGET, CONSTANT, GROWTH, drawn, flooded
 from fuzz.keeping import Keeping, calls, keeping
 from fuzz.requests import openings, pulls
 from fuzz.streams import pushes
@@ -68,7 +68,7 @@ def main() -> int:
     """Exit code 0 if all is well; else what went wrong, and the seed to see it again."""
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("--examples", type=int, default=3000, help="pushes, one after another")
-    parser.add_argument("--flood", type=float, default=60.0, help="seconds of many at a time")
+    parser.add_argument("--flood", type=float, default=60.0, help="seconds of many, twice")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--requests", type=int, default=1000, help="pulls, and openings")
     parser.add_argument("--kept", type=int, default=1000, help="calls that are about checkpoints")
@@ -98,6 +98,8 @@ def main() -> int:
         "budget_bytes": BUDGET,
         "peak_beyond_budget_bytes": flood.beyond_bytes,
         "allowed_bytes": CONSTANT,
+        "growth_bytes": flood.growth_bytes,
+        "growth_allowed_bytes": GROWTH,
     }
     print(json.dumps(figures))
     return 0

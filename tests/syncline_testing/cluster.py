@@ -20,6 +20,7 @@ from typing import IO, Any, Self
 import httpx
 
 from syncline_sync.supervisor import PORTS_APART
+from syncline_testing import at_rest
 from syncline_testing.processes import environment
 from syncline_testing.waiting import wait_until
 
@@ -48,6 +49,10 @@ class Service:
     def limit(self, command: str) -> None:
         """Let a shell run ``command`` (``ulimit -n 256``) in the process before it begins."""
         self._command = ["sh", "-c", f'{command}; exec "$@"', "sh", *self._command]
+
+    def rests(self) -> None:
+        """Let it give back what is free of its memory whenever it gets ``at_rest.GIVE_BACK``."""
+        self._command[1:2] = ["-P", at_rest.__file__]
 
     def extend(self, *args: str) -> None:
         """Start the process with these, too, from now on."""
