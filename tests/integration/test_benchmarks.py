@@ -24,7 +24,7 @@ TINY = ("--fragments", "2", "--elements", "5000")
 def told(name: str, *arguments: str) -> dict[str, Any]:
     """The last line that a benchmark prints."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / name), *TINY, *arguments],
+        [sys.executable, str(ROOT / "benchmarks" / name), *arguments],
         capture_output=True,
         text=True,
         env=environment(),
@@ -34,7 +34,7 @@ def told(name: str, *arguments: str) -> dict[str, Any]:
 
 
 def test_the_wire_is_measured_with_both_codecs() -> None:
-    found = told("wire.py", "--repeats", "1")
+    found = told("wire.py", *TINY, "--repeats", "1")
     for codec in ("fp32", "bf16"):
         for name, value in found[codec].items():
             assert math.isfinite(value) and value > 0.0, name
@@ -43,10 +43,19 @@ def test_the_wire_is_measured_with_both_codecs() -> None:
     assert found["durability"] == "async"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a process's time is read from /proc")
+def test_pushes_are_measured_alone_and_beside_others() -> None:
+    found = told("beside.py", "--elements", "5000", "--repeats", "1", "--codec", "int8")
+    for name in ("seconds", "cpu_seconds", "loop_share", "beside"):
+        assert [*found[name]] == ["1", "2", "4"]
+    assert found["beside"]["1"] == 1.0
+    assert found["push_bytes"] > 5000 and found["codec"] == "int8"
+
+
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_is_measured_with_2_and_with_8_replicas() -> None:
-    found = told("memory.py", "--rounds", "1", "--repeats", "1")
+    found = told("memory.py", *TINY, "--rounds", "1", "--repeats", "1")
     assert found["parameter_bytes"] == 2 * 5000 * 4
     assert 0.0 < found["ratio_2"] < math.inf
     assert found["growth"] == found["ratio_8"] / found["ratio_2"]
