@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA = 10
+SCHEMA = 11
 """Grows when the tables change; another number is refused rather than guessed at."""
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")
@@ -163,6 +163,8 @@ class DataSpan(Table):
     """Of the grant."""
     covered: Mapped[str]
     """In hexadecimal digits."""
+    own: Mapped[str]
+    """Likewise."""
     folded: Mapped[bool]
     until: Mapped[float | None]
     gone: Mapped[int]

@@ -91,3 +91,30 @@ async def test_it_settles_anew_when_somebody_makes_the_minimum(
     assert await given(api, "d", 2) == [[0, 10, 12]]
     await train(api, state, clock, SETTLE_S, "b", "d")
     assert await given(api, "d", 2, after=1) == [[0, 0, 2]]
+
+
+@pytest.mark.parametrize("order", ["0011", "0101", "0110"])
+async def test_what_a_phase_that_starts_again_has_forgotten_settles_in_any_order_of_reports(
+    api: httpx.AsyncClient, state: State, clock: Clock, order: str
+) -> None:
+    """Its reader is there, and takes it for done: each fragment had a push of it."""
+    push = {"replica": "a", "incarnation": 1, "verdict": "accepted", "weight": 1.0}
+    step = {
+        "kind": "gradient",
+        "gradient_step": 1,
+        "contributions": [{**push, "data": [[0, 0, 8]]}],
+    }
+    begun_anew = {"kind": "parameters", "data": {"trained": [], "excluded": []}}
+    for at, of in enumerate(order):
+        told = begun_anew if of in order[:at] else step
+        one = {"fragment": int(of), "fragment_name": of, "fragments": 2, "revision": 0, **told}
+        one |= {"committed_at": 1000.0 + at, "seconds": 0.5}
+        answer = await api.post("/v1/runs/r/reports", json={"rounds": [one]})
+        assert answer.is_success, answer.text
+    assert await given(api, "b", 2) == [[0, 10, 12]]
+    await train(api, state, clock, SETTLE_S + LEASE_S, "a", "b", "c")
+    assert await given(api, "b", 10, after=1) == [[0, 0, 8], [0, 12, 14]]
+    assert (await api.get("/v1/runs/r/data")).json()["holders"] == [
+        {"replica": "a", "sequences": 2},
+        {"replica": "b", "sequences": 12},
+    ]

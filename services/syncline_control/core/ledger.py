@@ -120,10 +120,12 @@ class Ledger:
         """
         freed, changed = 0, False
         for at, span in enumerate(self.spans):
-            if span.until is None:
-                if span.life and _is_gone(span.life, alive):
-                    settles = replace(span, until=now + settle_s, gone=version)
-                    self.spans[at], changed = settles, True
+            is_new = span.until is None or (version and not span.gone)
+            if is_new and span.life and _is_gone(span.life, alive):
+                settles = replace(span, until=now + settle_s, gone=version)
+                self.spans[at], changed = settles, True
+            elif span.until is None:
+                continue
             elif span.gone and settled is not None:
                 if span.gone <= settled:
                     freed, changed = freed + count((span.range,)), True
@@ -203,16 +205,21 @@ class Ledger:
         self._touch(ranges)
         for at in cut(self.spans, ranges):
             span = self.spans[at]
-            if span.is_free and fragments & ~span.covered:
+            new = fragments & ~span.covered
+            if span.is_free and new:
                 span = replace(span, life=life, until=None if life else until)
+            own = span.own
+            if span.life and life in (span.life, None):
+                own |= fragments if life else new
             covered = span.covered | fragments
-            self.spans[at] = replace(span, covered=covered, folded=span.folded or folded)
+            self.spans[at] = replace(span, covered=covered, own=own, folded=span.folded or folded)
 
     def stands(self, fragments: int, trained: Stretches, excluded: Stretches, until: float) -> None:
         """A fragment (as a bit) says all that it has committed: what it lacks, it has lost.
 
-        Its service may have gone back by a revision. Who has read that pushes it again, if it is
-        there still: so it settles first.
+        Its service may have gone back by a revision, or a synchronous phase has started again. Who
+        has read that may push it again, if it is there still: so it settles first, whichever
+        fragments have been heard of.
         """
         # What it has epoch after epoch it was given, whatever is known of that here.
         last = self._last(reach([*trained, *excluded], self.epoch, EPOCHS_AHEAD_MAX))
@@ -224,7 +231,7 @@ class Ledger:
         was = self.done
         self.done = Done(common(was.trained, known), common(was.excluded, known))
         back = [
-            Span(one, None, 0, others, folded, until)
+            Span(one, covered=others, folded=folded, until=until)
             for before, still, folded in (
                 (was.trained, self.done.trained, True),
                 (was.excluded, self.done.excluded, False),
@@ -233,7 +240,7 @@ class Ledger:
         ]
         self.spans = placed([*self.spans, *back])
         for at in cut(self.spans, without(joined(span.range for span in self.spans), known)):
-            self.spans[at] = replace(self.spans[at], covered=self.spans[at].covered & ~fragments)
+            self.spans[at] = self.spans[at].lost(fragments, until)
         self._cover(fragments, counted, True, None, until)
         self._cover(fragments, bad, False, None, until)
         self._finish()

@@ -31,6 +31,8 @@ class Span:
     """With which of its grants, counted from 1."""
     covered: int = 0
     """Bit f: fragment f has committed a push that was trained on them."""
+    own: int = 0
+    """Those of which the push was ``life``'s, or may have been; others have had them before it."""
     folded: bool = False
     """One of those pushes counted."""
     until: float | None = None
@@ -45,6 +47,19 @@ class Span:
     def freed(self) -> Span:
         """Nobody's; fragments that have it, of a push that others never will, do have it."""
         return Span(self.range, covered=self.covered, folded=self.folded)
+
+    def lost(self, fragments: int, until: float) -> Span:
+        """Fragments (as bits) do not have it any more.
+
+        Whose push that was may take it for done, and name it in no other: so it settles.
+        """
+        settles = self.until is None and self.own & fragments
+        return replace(
+            self,
+            covered=self.covered & ~fragments,
+            own=self.own & ~fragments,
+            until=until if settles else self.until,
+        )
 
 
 def placed(spans: Iterable[Span]) -> list[Span]:
@@ -98,5 +113,6 @@ def _fare_alike(one: Span, other: Span) -> bool:
     return (
         one.range.stop == other.range.start
         and (one.life, one.grant, one.until) == (other.life, other.grant, other.until)
-        and (one.gone, one.covered, one.folded) == (other.gone, other.covered, other.folded)
+        and (one.gone, one.covered, one.own, one.folded)
+        == (other.gone, other.covered, other.own, other.folded)
     )

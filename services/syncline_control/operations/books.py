@@ -146,6 +146,7 @@ def _spans(tx: Transaction, run_row: Run, life: Life | None) -> list[Span]:
         DataSpan.incarnation,
         DataSpan.number,
         DataSpan.covered,
+        DataSpan.own,
         DataSpan.folded,
         DataSpan.until,
         DataSpan.gone,
@@ -159,11 +160,12 @@ def _spans(tx: Transaction, run_row: Run, life: Life | None) -> list[Span]:
             Life(replica, incarnation) if replica is not None else None,
             number,
             int(covered, 16),
+            int(own, 16),
             folded,
             until,
             gone,
         )
-        for start, stop, replica, incarnation, number, covered, folded, until, gone in (
+        for start, stop, replica, incarnation, number, covered, own, folded, until, gone in (
             tx.session.execute(columns)
         )
     ]
@@ -181,6 +183,7 @@ def _span_row(span: Span) -> dict[str, object]:
         "incarnation": span.life.incarnation if span.life else 0,
         "number": span.grant,
         "covered": f"{span.covered:x}",
+        "own": f"{span.own:x}",
         "folded": span.folded,
         "until": span.until,
         "gone": span.gone,
