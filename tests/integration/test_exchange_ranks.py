@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ from syncline.exchange import PUSHES_MAX, Exchange
 from syncline.layout import Piece, RankShard
 from syncline.link import Link
 from syncline.payload import Encoded
-from syncline.push import Identity, Outcome, Push
+from syncline.pulled import Held, Pulled
+from syncline.push import Identity, Outcome, Push, Wanted
 from syncline.scratch import Scratch
 from syncline_proto.errors import Unreachable
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
@@ -63,11 +65,16 @@ SETTINGS = RunSettings(min_replicas=2, timeouts=TimeoutSettings(lease=120.0, rou
 
 @contextmanager
 def exchanges(
-    cluster: Cluster, replica: str, ranks: int, run: str = "run", least: int = 2
+    cluster: Cluster,
+    replica: str,
+    ranks: int,
+    run: str = "run",
+    least: int = 2,
+    rules: RunSettings = SETTINGS,
 ) -> Iterator[list[Exchange]]:
     """One replica's, rank by rank; each holds an equal part of every fragment."""
     with closing(ControlClient(cluster.control_url, None, 10.0)) as client:
-        settings = SETTINGS.model_copy(update={"min_replicas": least})
+        settings = rules.model_copy(update={"min_replicas": least})
         client.create_run(RunCreate(name=run, settings=settings))
         lease = client.register(run, ReplicaRegister(replica=replica, ranks=ranks))
     size, made = NUMEL // ranks, list[Exchange]()
@@ -100,14 +107,17 @@ def push_all(
     kind: pb.PushKind.ValueType,
     of: int | None = None,
     fragments: Sequence[int] = range(FRAGMENTS),
+    base: int | None = None,
 ) -> list[Future[Outcome]]:
     """All or some fragments from all or some (``of`` so many) ranks, as training threads do."""
-    base = 0 if kind == pb.PUSH_KIND_PSEUDO_GRADIENT else None
+    if base is None and kind == pb.PUSH_KIND_PSEUDO_GRADIENT:
+        base = 0
+    step, phase = (1, 0) if kind == pb.PUSH_KIND_GRADIENT else (0, None)
     payload = Encoded(np.full(NUMEL // (of or len(ranks)), 1e-3, np.float32).view(np.uint8))
+    push = Push(fragment=0, kind=kind, payload=payload, base=base, tokens=1)
+    push = replace(push, gradient_step=step, phase=phase)
     return [
-        rank.begin(Push(fragment=fragment, kind=kind, payload=payload, base=base, tokens=1))
-        for rank in ranks
-        for fragment in fragments
+        rank.begin(replace(push, fragment=fragment)) for rank in ranks for fragment in fragments
     ]
 
 
@@ -177,6 +187,53 @@ def test_who_has_the_answer_to_a_stale_push_is_not_waited_for_after_a_kill(
         monkeypatch.setattr(wide[1]._puller, "pull", broken_off)
         begun += push_all(wide, gradient, fragments=[0])
         assert answers(begun) == [Answer.STALE.name] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_over", [False, True], ids=["in the phase", "over"])
+def test_ranks_never_hold_a_mean_gradient_of_two_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    """One has it before a kill, the other asks after that: no epoch begins while it is there."""
+    more = {"durability": "async", "warmup_steps": 1, "asynchronous": True}
+    rules = SETTINGS.model_copy(update=more)
+    merged = [Answer.MERGED.name] * FRAGMENTS
+    with (
+        Cluster(tmp_path) as cluster,
+        exchanges(cluster, "narrow", 1, least=1, rules=rules) as narrow,
+        exchanges(cluster, "wide", 2, least=1, rules=rules) as (first, second),
+    ):
+        pull, is_cut = second._puller.pull, False
+        assert answers(push_all(narrow, pb.PUSH_KIND_PARAMETERS)) == merged
+        begun: list[Future[Outcome]] = []
+
+        def broken_off(fragment: int, wanted: Wanted, held: Held | None = None) -> Pulled:
+            nonlocal is_cut
+            if fragment or is_cut:
+                return pull(fragment, wanted, held)
+            is_cut = True
+            wait_until(lambda: sum(one.done() for one in begun) == len(begun) - 1, 30, "others")
+            if is_over:
+                ended = push_all(narrow, pb.PUSH_KIND_PARAMETERS, base=0)
+                assert answers(ended) == merged
+                ended = push_all(narrow, pb.PUSH_KIND_PSEUDO_GRADIENT, base=1)
+                assert answers(ended) == merged
+            cluster.sync.kill()
+            cluster.sync.start()
+            raise Unreachable("It was killed.")
+
+        monkeypatch.setattr(second._puller, "pull", broken_off)
+        begun += push_all([first, second], pb.PUSH_KIND_GRADIENT)
+        one, other = begun[0].result(30), begun[FRAGMENTS].result(60)
+        assert is_cut and one.answer is Answer.MERGED and one.pulled is not None
+        assert one.pulled.header.epoch == 1
+        epoch = second.states() and second._services.epoch(0)
+        if is_over:
+            assert (other.answer, epoch) == (Answer.GONE, 2), "a new one, and no mean gradient"
+        else:
+            assert other.answer is Answer.MERGED and other.pulled is not None
+            header = other.pulled.header
+            assert (header.epoch, header.revision, header.gradient_step) == (1, 0, 1)
 
 
 @pytest.mark.long

@@ -2,6 +2,9 @@
 
 Its steps go through the sync service like any round (kind GRADIENT, fp32, weighted by tokens), so
 no replica needs to know another. At the end all are equal, and each offers its parameters.
+
+Ranks hold a mean of one epoch, or one of them is told that it is gone: a new epoch begins only
+where a revision of rounds may be lost, and by then no mean gradient is there any more.
 """
 
 from __future__ import annotations
