@@ -28,7 +28,7 @@ BLOCKS, BATCH = 8, 16
 class Stack(nn.Module):
     """Blocks of one matrix each, and a head."""
 
-    def __init__(self, parameters: int, device: str) -> None:
+    def __init__(self, parameters: int, device: str = "cpu") -> None:
         super().__init__()
         width = round((parameters / BLOCKS) ** 0.5)
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(BLOCKS))
