@@ -45,6 +45,13 @@ def test_a_huge_gradient_is_scaled_to_the_limit_and_keeps_its_direction() -> Non
         torch.testing.assert_close(parameter.grad * (was / 0.25), old, rtol=1e-4, atol=0)
 
 
+def test_a_rank_without_gradients_has_none_to_scale() -> None:
+    model = nn.Linear(4, 8)
+    assert float(gradient_norm(model)) == 0.0
+    clip_gradients(model, 0.25, 1.0)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 @pytest.mark.parametrize(("size", "limit"), [(1e-3, 1.0), (float("nan"), 1.0), (1e30, 1.0)])
 def test_other_gradients_stay_as_they_are(size: float, limit: float) -> None:
     model = with_gradients(size)

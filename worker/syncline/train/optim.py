@@ -73,8 +73,9 @@ def clip_gradients(model: nn.Module, limit: float, norm: float) -> None:
 
     A norm that is not finite leaves them as they are.
     """
-    if limit < norm < float("inf"):
-        torch._foreach_mul_(_gradients(model), limit / (norm + EPSILON))  # pyright: ignore[reportPrivateImportUsage]
+    gradients = _gradients(model)
+    if gradients and limit < norm < float("inf"):  # one rank of several may have none
+        torch._foreach_mul_(gradients, limit / (norm + EPSILON))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _gradients(model: nn.Module) -> list[Tensor]:
