@@ -13,7 +13,7 @@ from hypothesis import given
 
 from fuzz.arena import arena
 from fuzz.examples import always_the_same
-from fuzz.flood import drawn, flooded
+from fuzz.flood import GROWTH, drawn, flooded
 from fuzz.rules import counted
 from fuzz.streams import Stream, broken_rules, pushes
 
@@ -51,4 +51,4 @@ def test_many_malformed_calls_at_a_time_take_no_more_memory_than_is_allowed_and_
 ) -> None:
     """A pass of them, and the same once more: nothing is kept of any."""
     figures = flooded(tmp_path, drawn(SEED), SEED, seconds=0.0)
-    assert figures.refused > 500  # in both; so that 100 KiB of each would show
+    assert figures.refused / 2 * (100 << 10) > GROWTH, "so much of each would show"

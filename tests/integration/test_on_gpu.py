@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from syncline import Replica
 from syncline.settings import AnchorDevice
+from syncline.train.checkpoint import Checkpoints, Position
+from syncline.train.ranks import RankGroup
 from syncline_testing.cluster import Cluster
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -53,9 +56,15 @@ class Stack(nn.Module):
 class Loop:
     """Steps that look at no value."""
 
-    def __init__(self) -> None:
+    def __init__(self, fused: bool | None = None) -> None:
+        """``fused``: of an AdamW; None: it is SGD with momentum."""
         self.model = Stack()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+        parameters = self.model.parameters()
+        self.optimizer: torch.optim.Optimizer = (
+            torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+            if fused is None
+            else torch.optim.AdamW(parameters, lr=1e-3, fused=fused)
+        )
         self._input = torch.randn(64, WIDTH, device="cuda")
 
     def steps(self, count: int, before: Callable[[], object] = lambda: None) -> None:
@@ -66,13 +75,12 @@ class Loop:
             self.optimizer.zero_grad()
 
 
-def replica_of(loop: Loop, cluster: Cluster, run: str, anchors: AnchorDevice) -> Replica:
-    settings = SETTINGS | WAYS[run.split("-")[0]]
+def replica_of(loop: Loop, cluster: Cluster, what: str, way: str, anchors: AnchorDevice) -> Replica:
     return Replica(
         loop.model,
         loop.optimizer,
-        run=run,
-        settings=settings,
+        run=f"{what}-{way}-{anchors}",
+        settings=SETTINGS | WAYS[way],
         control=cluster.control_url,
         anchor_device=anchors,
     )
@@ -85,7 +93,7 @@ def test_the_host_waits_for_the_gpu_nowhere(
 ) -> None:
     """Of what waits without being asked PyTorch makes an error, in all threads, then."""
     loop = Loop()
-    with replica_of(loop, cluster, f"{way}-waits-{anchors}", anchors) as replica:
+    with replica_of(loop, cluster, "waits", way, anchors) as replica:
         count = lambda: replica.count_tokens(1)  # noqa: E731
         loop.steps(2 * EVERY, count)
         torch.cuda.set_sync_debug_mode("error")
@@ -108,7 +116,7 @@ def test_a_gpu_holds_what_comes_up_and_anchors_where_they_are_to_lie(
     """
     loop = Loop()
     held, peak = measured(lambda: loop.steps(3 * EVERY))
-    replica = replica_of(loop, cluster, f"{way}-holds-{anchors}", anchors)
+    replica = replica_of(loop, cluster, "holds", way, anchors)
     with replica:
         loop.steps(EVERY, lambda: replica.count_tokens(1))
         now, most = measured(lambda: loop.steps(3 * EVERY, lambda: replica.count_tokens(1)))
@@ -116,6 +124,22 @@ def test_a_gpu_holds_what_comes_up_and_anchors_where_they_are_to_lie(
     lie, rounding = beside * 2 * NUMEL, 512 * 2 * BLOCKS  # the allocator's blocks
     assert lie <= now - held <= lie + 2 * 4 * LARGEST + rounding
     assert most - peak <= lie + (2 + beside) * 4 * LARGEST + rounding
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_who_resumes_goes_on_as_if_nothing_had_been(tmp_path: Path, fused: bool) -> None:
+    """A fused AdamW counts its steps on the GPU, another on the CPU."""
+    loops = [Loop(fused=fused) for _ in range(2)]
+    checkpoints = Checkpoints(tmp_path, keep=1, ranks=RankGroup(device=torch.device("cuda")))
+    here, there = loops
+    here.steps(3)
+    position = Position(run="run", inner_step=3, tokens=3, stream={}, world=1)
+    checkpoints.save(position, here.model, here.optimizer)
+    checkpoints.load(there.model, there.optimizer, run="run", name="adamw")
+    for loop in loops:
+        loop.steps(2)
+    for one, other in zip(here.model.parameters(), there.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def measured(act: Callable[[], None]) -> tuple[int, int]:

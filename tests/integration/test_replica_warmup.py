@@ -68,14 +68,14 @@ def prepared(trial: Trial, step: int) -> None:
     """The gradients of a step, ready to be looked at."""
     trial.replica.count_tokens(STEP_TOKENS)
     loss_of(trial.model, batch(trial.seed, step)).backward()
-    trial.replica.synchronize()
+    assert trial.replica.synchronize(), "the gradients are the mean now"
 
 
 def clipped(trial: Trial, step: int) -> float:
     """One step of a loop that clips; the norm from before."""
     prepared(trial, step)
     norm = torch.nn.utils.clip_grad_norm_(trial.model.parameters(), CLIP)
-    trial.replica.synchronize()  # a second call must not take the mean again
+    assert not trial.replica.synchronize(), "a second call must not take the mean again"
     trial.optimizer.step()
     trial.optimizer.zero_grad()
     return norm.item()

@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+TESTS = "SYNCLINE_TEST_"
+"""So variables begin that say where tests train."""
+
 
 def environment(**ours: str) -> dict[str, str]:
     """This process's, with no variables of ours but these, and one thread for who computes.
 
     Those that say where tests train are the tests'.
     """
-    is_kept = lambda name: name.startswith("SYNCLINE_TEST_") or not name.startswith("SYNCLINE_")  # noqa: E731
-    kept = {name: text for name, text in os.environ.items() if is_kept(name)}
+    settings = [n for n in os.environ if n.startswith("SYNCLINE_") and not n.startswith(TESTS)]
+    kept = {name: text for name, text in os.environ.items() if name not in settings}
     return {**kept, "OMP_NUM_THREADS": "1", **ours}
 
 

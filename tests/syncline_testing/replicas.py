@@ -54,6 +54,9 @@ torch.set_num_threads(1)
 VOCABULARY, WIDTH, BATCH, LENGTH = 23, 16, 4, 8
 STEP_TOKENS = BATCH * LENGTH
 
+SIZE = 96
+"""Examples of a dataset."""
+
 QUICK: dict[str, Any] = {
     "sync_every": 4,
     "codec": {"up": "fp32", "down": "fp32"},
@@ -100,9 +103,6 @@ def batch(seed: int, step: int) -> Tensor:
     """int64 [BATCH, LENGTH + 1]: the same for the same seed and step, anywhere."""
     generator = torch.Generator().manual_seed(1000 * seed + step)
     return torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
-
-
-SIZE = 96
 
 
 class Examples:

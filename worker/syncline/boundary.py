@@ -94,7 +94,8 @@ class Boundary:
                 if self._pushes.are_by_time and self._rounds.newest is not began_with:
                     # What was merged has begun another interval, of which less may be due.
                     due = min(due, self._helm.agree(self._pushes.due))
-                self._pushes.push(due, everything=bool(act & Act.LEAVE))
+                if due or self._pushes.must_be or act & Act.LEAVE:
+                    self._pushes.push(due, everything=bool(act & Act.LEAVE))
                 self.see_budget()  # where the end is known, this merges what was just pushed
                 if self.done:
                     return

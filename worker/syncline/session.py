@@ -180,7 +180,7 @@ class Session:
     def synchronize(self) -> bool:
         """Merge what is due, and average gradients in the synchronous phase; once a step.
 
-        Whether they are others now.
+        Returns whether gradients were replaced, or dropped.
         """
         if self._synchronized or self.lost:
             return False
@@ -192,8 +192,8 @@ class Session:
             self._missed = not self._synchronous.offer_at_end()
             self._rounds.merge_landed()
             self._boundary.see_budget()
-            averages = self._synchronous.is_on
-            if averages and not (self.done or self._missed):
+            if self._synchronous.is_on and not (self.done or self._missed):
+                averages = True
                 self._missed = not self._synchronous.average()
             if self._missed:
                 drop_gradients(self._optimizer)

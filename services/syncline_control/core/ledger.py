@@ -120,8 +120,8 @@ class Ledger:
         """
         freed, changed = 0, False
         for at, span in enumerate(self.spans):
-            is_new = span.until is None or (version and not span.gone)
-            if is_new and span.life and _is_gone(span.life, alive):
+            begins_to_settle = span.until is None or (version and not span.gone)
+            if begins_to_settle and span.life and _is_gone(span.life, alive):
                 settles = replace(span, until=now + settle_s, gone=version)
                 self.spans[at], changed = settles, True
             elif span.until is None:

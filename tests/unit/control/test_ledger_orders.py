@@ -8,6 +8,7 @@ for done.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -76,7 +77,7 @@ class Plane:
         """Once nothing is open of who is gone, and all has settled."""
         self.see_lives(is_settled=True)
         self.pass_time(SETTLE_S + 1.0)
-        spans = [Span(s.range, s.life, s.grant, s.covered, s.own) for s in self.ledger.spans]
+        spans = [replace(span, folded=False) for span in self.ledger.spans]
         return tidied(spans), self.ledger.done
 
 

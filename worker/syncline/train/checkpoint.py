@@ -247,6 +247,7 @@ def _restore(
             _of_shape(tensors[PARAMETER + name], local_part(parameter), name)
         )
     buffers = saved_buffers(model)
+    fused = {p for group in optimizer.param_groups if group.get("fused") for p in group["params"]}
     for name, saved in tensors.items():
         if name.startswith(BUFFER):
             here = local_part(buffers[name.removeprefix(BUFFER)])
@@ -255,16 +256,17 @@ def _restore(
         if name.startswith(STATE):
             key, _, of = name.removeprefix(STATE).partition("/")
             parameter = parameters[of]
-            optimizer.state[parameter][key] = _like(saved, parameter)
+            optimizer.state[parameter][key] = _like(saved, parameter, parameter in fused)
     torch.set_rng_state(tensors[RANDOM + "cpu"])
     if ranks.device.type == "cuda" and RANDOM + "cuda" in tensors:
         torch.cuda.set_rng_state(tensors[RANDOM + "cuda"], ranks.device)
 
 
-def _like(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def _like(saved: torch.Tensor, parameter: torch.Tensor, is_fused: bool) -> torch.Tensor:
     """An optimizer's value for the parameter: a scalar counter, or sharded as it is."""
     if saved.ndim == 0 and parameter.ndim > 0:
-        return saved  # AdamW counts its steps on the CPU
+        # AdamW counts its steps on the CPU; a fused one's kernel reads them where it computes.
+        return saved.to(local_part(parameter).device) if is_fused else saved
     local = _of_shape(saved, local_part(parameter), "optimizer").to(local_part(parameter).device)
     if not isinstance(parameter, DTensor):
         return local

@@ -40,7 +40,7 @@ from syncline.train.sets import sets_of
 from syncline.train.sharding import shard_model
 from syncline.train.signals import Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, tokens_of_step
-from syncline.train.step import WHAT_TO_DO, InnerStep, Ready
+from syncline.train.step import WHAT_TO_DO, Gradients, InnerStep
 from syncline.train.writable import make_folders
 from syncline_proto.errors import LeaseLost
 from syncline_proto.settings import RunSettings
@@ -240,15 +240,15 @@ class Trainer:
         """A push names the tokens of this step, and the synchronous phase weighs it by them."""
         self.replica.count_tokens(tokens_of_step(self.job.data, self.job.train))
 
-    def _ready(self) -> Ready:
+    def _ready(self) -> Gradients:
         """Just before clipping: what is clipped is the mean.
 
         Where the run has ended during this step its last value stays as it is.
         """
         averaged = self.replica.synchronize()
         if self.replica.done:
-            return Ready.NOT
-        return Ready.OTHERWISE if averaged else Ready.AS_IT_IS
+            return Gradients.NONE
+        return Gradients.REPLACED if averaged else Gradients.OWN
 
     def _over(self) -> bool:
         """Asked by all ranks before each step: whoever got the SIGTERM, all of them leave."""

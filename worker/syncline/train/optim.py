@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from syncline.layout import local_part
@@ -62,21 +62,12 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def gradient_norm(model: nn.Module) -> Tensor:
-    """Of this rank's part of all gradients, of no dimension: on a GPU nothing has waited for it."""
-    return torch.nn.utils.get_total_norm(_gradients(model))
-
-
 @torch.no_grad()
 def clip_gradients(model: nn.Module, limit: float, norm: float) -> None:
     """Scale all gradients, whose global norm is ``norm``, so that it is at most ``limit``.
 
     A norm that is not finite leaves them as they are.
     """
-    gradients = _gradients(model)
+    gradients = [local_part(p.grad) for p in model.parameters() if p.grad is not None]
     if gradients and limit < norm < float("inf"):  # one rank of several may have none
         torch._foreach_mul_(gradients, limit / (norm + EPSILON))  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _gradients(model: nn.Module) -> list[Tensor]:
-    return [local_part(p.grad) for p in model.parameters() if p.grad is not None]

@@ -14,11 +14,12 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
+from syncline.finite import gradient_norm
 from syncline.optim import WSAM
 from syncline.setbacks import Setbacks
 from syncline.train.inputs import Batch
 from syncline.train.losses import LossOf
-from syncline.train.optim import clip_gradients, gradient_norm, set_lr
+from syncline.train.optim import clip_gradients, set_lr
 from syncline.train.ranks import RankGroup
 from syncline.train.sections import TrainSection
 from syncline.voice import voice
@@ -27,13 +28,15 @@ WHAT_TO_DO = "lower optimizer.lr, or raise optimizer.warmup_tokens."
 """In a job, about losses that are not finite."""
 
 
-class Ready(Enum):
-    """Whether a step may be taken, and by which gradients."""
+class Gradients(Enum):
+    """By which a step may be taken."""
 
-    NOT = auto()
-    AS_IT_IS = auto()
-    OTHERWISE = auto()
-    """By others than the backward pass has left."""
+    NONE = auto()
+    """It is called off."""
+    OWN = auto()
+    """As the backward pass has left them."""
+    REPLACED = auto()
+    """By everybody's mean, say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,7 @@ class InnerStep:
         *,
         lr: Callable[[], float],
         count: Callable[[], None],
-        before_update: Callable[[], Ready],
+        before_update: Callable[[], Gradients],
     ) -> StepReport:
         """Take one step, unless its loss or gradient is not finite.
 
@@ -80,7 +83,7 @@ class InnerStep:
         forward merged is known. ``count`` is called for a step whose every gradient is finite;
         where there is one only, before ``before_update``. That runs just before clipping and the
         optimizer's step; it may replace the gradients by finite ones, or call the step off, on all
-        ranks alike. A GPU is waited for once, when it has been told all of the backward pass.
+        ranks alike. A GPU is waited for once for each gradient, when it has been told all of it.
 
         Raises:
             TrainingDiverged: too many steps were not finite.
@@ -93,10 +96,10 @@ class InnerStep:
         finite = math.isfinite(mean) and math.isfinite(norm)
         if finite and not two:
             count()
-        ready = before_update() if finite else Ready.NOT
-        taken = ready is not Ready.NOT
+        by = before_update() if finite else Gradients.NONE
+        taken = by is not Gradients.NONE
         if taken:
-            if ready is Ready.OTHERWISE:
+            if by is Gradients.REPLACED:
                 norm = self._summed()[1]
             self._clip(norm)
             set_lr(optimizer, rate)
@@ -135,7 +138,7 @@ class InnerStep:
         self, loss: Tensor | float = 0.0, lr: Callable[[], float] = lambda: 0.0
     ) -> tuple[float, float, float]:
         """Of all ranks: the loss, the gradient's norm, and rank 0's ``lr``, which is asked last."""
-        norm = float(gradient_norm(self._model))
+        norm = float(gradient_norm(self._optimizer))
         told = [float(loss), norm * norm, lr() if self._ranks.first else 0.0]
         mean, square, rate = self._ranks.sum(told)
         return mean, math.sqrt(square), rate
