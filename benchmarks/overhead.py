@@ -62,44 +62,32 @@ VOCABULARY, EXAMPLES, DIFFERENT = 1024, 1 << 20, 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A model and what it trains on in a step."""
+    """A Llama and what it trains on in a step."""
 
-    config: LlamaConfig
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
     batch: int
     length: int
     """Tokens of a sequence."""
-    bf16: bool
+    bf16: bool = False
     """By autocast."""
 
+    def config(self) -> LlamaConfig:
+        return LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            max_position_embeddings=self.length,
+        )
 
-SIZES = {
-    "small": Size(
-        config=LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=256,
-            intermediate_size=704,
-            num_hidden_layers=8,
-            num_attention_heads=4,
-            max_position_embeddings=128,
-        ),
-        batch=4,
-        length=128,
-        bf16=False,
-    ),
-    "large": Size(
-        config=LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=768,
-            intermediate_size=2048,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            max_position_embeddings=512,
-        ),
-        batch=32,
-        length=512,
-        bf16=True,
-    ),
-}
+
+SMALL = Size(hidden=256, intermediate=704, layers=8, heads=4, batch=4, length=128)
+LARGE = Size(hidden=768, intermediate=2048, layers=12, heads=12, batch=32, length=512, bf16=True)
+SIZES = {"small": SMALL, "large": LARGE}
 
 
 def main() -> None:
@@ -260,7 +248,7 @@ class Loop:
     def __init__(self, size: Size, device: str) -> None:
         torch.manual_seed(0)
         self._size, self._device = size, device
-        self.model = cast(nn.Module, LlamaForCausalLM(size.config)).to(device)
+        self.model = cast(nn.Module, LlamaForCausalLM(size.config())).to(device)
         if dist.is_initialized():
             for layer in cast(Any, self.model).model.layers:
                 fully_shard(layer)

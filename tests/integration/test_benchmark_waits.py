@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
 
 import exposed
 import overhead
@@ -18,21 +17,14 @@ from syncline.hooks import Hooks
 from syncline_testing.cluster import Cluster
 from syncline_testing.two_ranks import two_ranks
 
-TINY: dict[str, Any] = {
-    "vocab_size": overhead.VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-}
+TINY = {"hidden": 16, "intermediate": 16, "layers": 1, "heads": 1}
 RANK = """
 import json
 from dataclasses import replace
-from transformers import LlamaConfig
 import overhead
 
 overhead.BLOCK = 2
-overhead.SIZES["tiny"] = replace(overhead.SIZES["small"], config=LlamaConfig(**{tiny}))
+overhead.SIZES["tiny"] = replace(overhead.SMALL, **{tiny})
 print(json.dumps(overhead.measured({control!r}, 3, "cpu", care=True, model="tiny")))
 """
 
@@ -77,8 +69,7 @@ def test_what_hooks_cost_is_measured_beside_steps_without(
 ) -> None:
     install = Hooks.install
     monkeypatch.setattr(overhead, "BLOCK", 2)
-    tiny = replace(overhead.SIZES["small"], config=LlamaConfig(**TINY))
-    monkeypatch.setitem(overhead.SIZES, "tiny", tiny)
+    monkeypatch.setitem(overhead.SIZES, "tiny", replace(overhead.SMALL, **TINY))
     with Cluster(tmp_path) as cluster:
         told = overhead.measured(cluster.control_url, 3, "cpu", care, "tiny")
     assert Hooks.install is install, "it stands between, and no longer"

@@ -63,6 +63,13 @@ class Named:
         return found
 
 
+def brings_in_the_first_round(reader: Reader) -> None:
+    """After the phase, whose end is revision 1."""
+    reader.step(EVERY)
+    reader.replica.finish()
+    assert reader.replica.revision == 2
+
+
 def is_accounted_for(cluster: Cluster, run: str, named: Named, read: Collection[int]) -> None:
     """What was read is in each fragment once, and trained as the control plane has it."""
     assert len(set(read)) == len(read), "each was leased to one"
@@ -102,9 +109,7 @@ def test_what_its_last_step_closed_without_goes_with_the_first_round(
         assert reader.replica.revision == 1
         for fragment in range(FRAGMENTS):
             other.push(fragment, 1)
-        reader.step(EVERY)
-        reader.replica.finish()
-        assert reader.replica.revision == 2
+        brings_in_the_first_round(reader)
         assert named.left_out() == list(range(FRAGMENTS))
         assert len(reader.read) == (1 + EVERY) * BATCH
         is_accounted_for(cluster, "last", named, reader.read)
@@ -126,9 +131,7 @@ def test_what_it_closed_without_in_some_fragments_these_name_again(
         reader.step(1)
         for fragment in (1, 3):
             other.push(fragment, 1)
-        reader.step(EVERY)
-        reader.replica.finish()
-        assert reader.replica.revision == 2
+        brings_in_the_first_round(reader)
         assert named.left_out() == [1, 3]
         assert len(reader.read) == (2 + EVERY) * BATCH
         is_accounted_for(cluster, "some", named, reader.read)
