@@ -67,12 +67,19 @@ class Loop:
         )
         self._input = torch.randn(64, WIDTH, device="cuda")
 
-    def steps(self, count: int, before: Callable[[], object] = lambda: None) -> None:
+    def steps(
+        self,
+        count: int,
+        before: Callable[[], object] = lambda: None,
+        after: Callable[[Tensor], object] = lambda loss: None,
+    ) -> None:
         for _ in range(count):
             before()
-            cast(Tensor, self.model(self._input)).backward()
+            self.loss = cast(Tensor, self.model(self._input))
+            self.loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
+            after(self.loss)
 
 
 def replica_of(loop: Loop, cluster: Cluster, what: str, way: str, anchors: AnchorDevice) -> Replica:
@@ -94,13 +101,21 @@ def test_the_host_waits_for_the_gpu_nowhere(
     """Of what waits without being asked PyTorch makes an error, in all threads, then."""
     loop = Loop()
     with replica_of(loop, cluster, "waits", way, anchors) as replica:
-        count = lambda: replica.count_tokens(1)  # noqa: E731
-        loop.steps(2 * EVERY, count)
+
+        def count() -> None:
+            replica.count_tokens(1)
+
+        def report(loss: Tensor) -> None:
+            replica.report(loss=loss)
+
+        loop.steps(2 * EVERY, count, report)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            loop.steps(3 * EVERY, count)
+            loop.steps(3 * EVERY, count, report)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+        assert replica.reported == {"loss": loop.loss.item()}
         replica.finish()
         assert replica.stats.rounds >= 4
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from syncline.alone import Alone
 from syncline.life import Life
+from syncline.reports import Moment, Reports
 from syncline.session import Session
 from syncline.stats import Stats, stats_of
 from syncline.tally import Phase
@@ -22,7 +23,7 @@ class Facts:
         self._wish = wish
         self._session = session
         self._life: Life | None = None
-        self._said: dict[str, float] = {}
+        self._reports = Reports()
 
     @property
     def _registration(self) -> Registration | None:
@@ -133,9 +134,14 @@ class Facts:
         Any thread may ask.
         """
         pulse = self._life.pulse if self._life else None
-        return self._said.get("tokens_per_second", pulse.pace if pulse else None)
+        return self.reported.get("tokens_per_second", pulse.pace if pulse else None)
 
     @property
     def reported(self) -> Mapping[str, float]:
         """The figures last given to ``report``; any thread may ask."""
-        return self._said
+        self._reports.see()
+        return self._reports.said
+
+    @property
+    def _now(self) -> Moment:
+        return Moment(self.run_tokens, self.inner_step)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from structlog.typing import FilteringBoundLogger
 
-from syncline.data.order import SequenceStream, permuted
+from syncline.data.order import SequenceStream, Stretches
 from syncline.leases import Leases
 from syncline.ranks import Ranks
 from syncline.tokens import Tokens
@@ -90,6 +90,7 @@ class Leased:
         ranks but the first."""
         self._ranks, self._tokens, self._leases = ranks, tokens, leases
         self.dataset, self._own, self._wait_s, self._log = dataset, own, wait_s, log
+        self._order = Stretches(dataset.sequences, dataset.seed)
         self._queue: Ranges = NOTHING
         self._drawn: Ranges = NOTHING
         """Given to nobody yet: whoever loads batches ahead has them."""
@@ -148,9 +149,4 @@ class Leased:
         return Drawn(sequences, NOTHING, epoch)
 
     def _sequences(self, ranges: Ranges) -> np.ndarray:
-        size, seed = self.dataset.sequences, self.dataset.seed
-        parts = [
-            permuted(np.arange(start, stop, dtype=np.int64), size, seed, epoch)
-            for epoch, start, stop in ranges
-        ]
-        return np.concatenate(parts)
+        return np.concatenate([self._order.at(*one) for one in ranges])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -28,15 +28,16 @@ from syncline.life import Life
 from syncline.optim.followed import followed
 from syncline.reading import Reading
 from syncline.recall import OWN, Recall
+from syncline.reports import Curve, Reports
 from syncline.session import Session
 from syncline.setbacks import Setbacks, figures_of
 from syncline.settings import AnchorDevice, run_settings
-from syncline.stats import OddLosses, number_of, progress_of
+from syncline.stats import number_of, progress_of
 from syncline.synchronous import drop_gradients
 from syncline.voice import own_rank, voice
 from syncline.wish import CheckJob, Wish, wished
 from syncline_proto.errors import ConfigError
-from syncline_proto.rest import LossPoint, Progress
+from syncline_proto.rest import Progress
 from syncline_proto.settings import RunSettings
 
 
@@ -114,7 +115,7 @@ class Replica(Reading):
         self._alone = Alone(given or RunSettings(), model, self._optimizer, self._recall)
         wish = wished(control, run, name, given, job or {}, check_job, anchor_device)
         super().__init__(wish, self._alone, tokens_of)
-        self._odd_losses, self._setbacks = OddLosses(), Setbacks(self)
+        self._setbacks = Setbacks(self)
         self._ramp_steps = join_ramp_steps
         self._claim, self._care = Claim(model), Care(model, self._optimizer, takes_care)
         self._drains_on_sigterm = drain_on_sigterm
@@ -151,35 +152,25 @@ class Replica(Reading):
         """Give what goes with the next heartbeat; a loss also becomes a point of its curve.
 
         ``mfu`` (model flops a second, as a share of the devices' peak) is for ``syncline.metrics``
-        alone. What is not finite is left out; of a loss the log says so, ever more seldom.
+        alone. What is not finite is left out; of a loss the log says so, ever more seldom. A GPU is
+        not waited for: what it still computes is told once it has.
 
         Raises:
             ConfigError: one is no number.
         """
-        new = {
+        given = {
             "loss": loss,
             "grad_norm": grad_norm,
             "inner_lr": lr,
             "tokens_per_second": tokens_per_second,
             "mfu": mfu,
         }
-        told = {key: number_of(value, key) for key, value in new.items() if value is not None}
-        finite = {key: value for key, value in told.items() if math.isfinite(value)}
-        self._said = self._said | finite  # a new one: the heartbeat reads the old meanwhile
-        if loss is not None:
-            self.add_point("train", told["loss"])
-            self._odd_losses.see(told["loss"], voice(own_rank()))
+        self._reports.add(given, self._now)
 
     @plainly
-    def add_point(self, kind: Literal["train", "held-out", "merged"], loss: float | Tensor) -> None:
+    def add_point(self, kind: Curve, loss: float | Tensor) -> None:
         """Add a point to this replica's loss curves (nats per token); rank 0's counts."""
-        pulse = self._life.pulse if self._life else None
-        value = number_of(loss, "loss")
-        if pulse is not None and math.isfinite(value):
-            point = LossPoint(
-                kind=kind, tokens=self.run_tokens, loss=value, inner_step=self.inner_step
-            )
-            pulse.add(point)
+        self._reports.add_point(kind, number_of(loss, "loss"), self._now)
 
     @contextmanager
     def unsynced(self) -> Iterator[None]:
@@ -346,11 +337,13 @@ class Replica(Reading):
 
     def _join(self, wish: Wish) -> None:
         # What an older life has counted is not this one's, whose heartbeat begins before it.
-        self._session, self._said = self._alone, {}
+        self._session, self._reports = self._alone, Reports()
         before, ramp_steps = self._life, self._ramp_steps
         life = self._life = Life(wish, self._progress, self._recall, ramp_steps, before)
         try:
             self._session = session = life.join(self._model, self._optimizer)
+            if life.pulse is not None:
+                self._reports.points = life.pulse.add
             session.start()
         except BaseException as error:
             life.release(failed=True, error=error)
@@ -377,6 +370,7 @@ class Replica(Reading):
             return
         try:
             if not failed:
+                self._reports.finish()
                 self._session.leave()
         except BaseException as raised:
             failed, error = True, raised
@@ -392,4 +386,5 @@ class Replica(Reading):
 
     def _progress(self) -> Progress:
         """What the next heartbeat says; called on the heartbeat's thread."""
-        return progress_of(self._session, self._said)
+        self._reports.see()
+        return progress_of(self._session, self._reports.said)

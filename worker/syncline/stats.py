@@ -5,12 +5,10 @@ Only reads what a session has counted; when to tell is for others to say.
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from structlog.typing import FilteringBoundLogger
 from torch import Tensor
 
 from syncline.alone import Alone
@@ -44,21 +42,6 @@ class Stats:
     """Of the last of these, in revisions; 0: there was none."""
     anomalous: int
     """Pushes that were given weight 0, over all fragments."""
-
-
-class OddLosses:
-    """Losses of a loop that are not finite, told of ever more seldom."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def see(self, loss: float, log: FilteringBoundLogger) -> None:
-        if math.isfinite(loss):
-            return
-        self._count += 1
-        if self._count.bit_count() == 1:  # the first, the second, the fourth
-            so = "it is left out of what is shown; see the model, the data and the learning rate"
-            log.warning("loss.not_finite", loss=loss, so_far=self._count, so=so)
 
 
 SAID = {"inner_lr": "lr"}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncline.data.errors import DataError
-from syncline.data.order import SequenceStream, StreamState, permuted
+from syncline.data.order import SequenceStream, StreamState, Stretches, permuted
 
 # Small numbers, so that edges of powers of two and of slices collide.
 SIZES = st.integers(1, 70)
@@ -132,3 +132,19 @@ def test_the_page_of_the_protocol_tells_the_order_truly() -> None:
     assert told is not None
     expected = [int(number) for number in told[1].split(",")]
     assert permuted(np.arange(10), 10, 7, 0).tolist() == expected
+
+
+@CALM
+@given(
+    st.integers(1, 9000),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 8999), st.integers(1, 3000)), max_size=8),
+)
+def test_stretches_hold_what_is_looked_up_by_itself(
+    size: int, reads: list[tuple[int, int, int]]
+) -> None:
+    stretches = Stretches(size, seed=5)
+    for epoch, start, count in reads:
+        start = start % size
+        stop = min(start + count, size)
+        alone = permuted(np.arange(start, stop), size, 5, epoch)
+        assert np.array_equal(stretches.at(epoch, start, stop), alone)

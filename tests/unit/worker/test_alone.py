@@ -152,7 +152,7 @@ def test_a_loss_may_be_reported_as_it_was_computed() -> None:
     loss = loss_of(trial.model, batch(0, 0))
     trial.replica.report(loss=loss, grad_norm=torch.ones(()))
     trial.replica.add_point("held-out", loss)
-    assert trial.replica._said == {"loss": loss.item(), "grad_norm": 1.0}
+    assert trial.replica.reported == {"loss": loss.item(), "grad_norm": 1.0}
 
 
 def test_a_figure_that_is_no_number_is_named() -> None:
@@ -170,7 +170,7 @@ def test_losses_that_are_not_finite_are_told_of_ever_more_seldom() -> None:
             replica.report(loss=float("nan"), grad_norm=1.0)
     assert [entry["event"] for entry in logs] == ["loss.not_finite"] * 4
     assert [entry["so_far"] for entry in logs] == [1, 2, 4, 8]
-    assert replica._said == {"grad_norm": 1.0}
+    assert replica.reported == {"grad_norm": 1.0}
 
 
 def test_of_several_ranks_one_says_it(tmp_path: Path) -> None:

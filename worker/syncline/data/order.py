@@ -14,6 +14,8 @@ import numpy as np
 from syncline.data.errors import DataError
 
 ROUNDS = 6
+STRETCH = 2048
+"""Positions that are looked up together: a few of them alone take almost as long."""
 MASK_64 = (1 << 64) - 1
 
 
@@ -47,6 +49,25 @@ def permuted(positions: np.ndarray, num_sequences: int, seed: int, epoch: int) -
         values[outside] = _feistel(values[outside], bits, keys)
         outside = outside[values[outside] >= num_sequences]
     return values.astype(np.int64)
+
+
+class Stretches:
+    """The orders of all epochs, for who reads them in small steps."""
+
+    def __init__(self, num_sequences: int, seed: int) -> None:
+        self._num_sequences, self._seed = num_sequences, seed
+        self._epoch, self._start = 0, 0
+        self._sequences = np.empty(0, dtype=np.int64)
+
+    def at(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """The sequences at positions ``start`` to ``stop`` - 1, int64."""
+        found = start - self._start
+        if epoch != self._epoch or found < 0 or stop > self._start + self._sequences.size:
+            end = min(max(stop, start + STRETCH), self._num_sequences)
+            positions = np.arange(start, end, dtype=np.int64)
+            self._sequences = permuted(positions, self._num_sequences, self._seed, epoch)
+            self._epoch, self._start, found = epoch, start, 0
+        return self._sequences[found : found + stop - start]
 
 
 class SequenceStream:
