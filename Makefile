@@ -3,7 +3,7 @@
 # make long     the tests that take long; with those of make test they are all
 # make chaos    tear its files, kill the sync service at random instants, and look what it makes of that
 # make fuzz     send the sync service malformed pushes, and look what it makes of them
-# make simulate misfortunes at every instant of a round, and a thousand schedules of them
+# make simulate misfortunes at every instant of a round, and two thousand schedules of them
 # make help     every target
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 # Tests at a time; many of them start several processes themselves.
 WORKERS ?= 2
 # Of each mode, by make simulate.
-SCHEDULES ?= 200
+SCHEDULES ?= 400
 INSTALLED := $(VENV)/.installed
 SCHEMA := proto/syncline_proto/schema/syncline/sync/v1
 
@@ -62,7 +62,7 @@ fuzz: $(INSTALLED)  ## Send the sync service malformed pushes for minutes: nothi
 	PYTHONPATH=tests $(BIN)/python -m fuzz
 
 # SCHEDULES=5000 draws more of them, of each mode.
-simulate: $(INSTALLED)  ## Simulate all misfortunes at every instant of a round, and a thousand schedules
+simulate: $(INSTALLED)  ## Simulate all misfortunes at every instant of a round, and two thousand schedules
 	SYNCLINE_SCHEDULES=$(SCHEDULES) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m long \
 	  tests/unit/test_instants.py tests/unit/test_swarm.py
 

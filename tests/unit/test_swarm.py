@@ -4,7 +4,7 @@ One state machine over the cores of all three programs: replicas join, leave, di
 service and the control plane stop at any instant; on each link messages are lost, late, doubled and
 out of order. The run may begin with a synchronous phase, and its data may be leased: then the
 ledger is what was accepted. The suite tries few schedules of these, the tests that take long some
-hundred, and ``make simulate`` a thousand.
+hundred, and ``make simulate`` two thousand.
 """
 
 from __future__ import annotations
