@@ -10,6 +10,7 @@ import pytest
 
 from syncline_control.state import State
 from syncline_testing.control import Clock, on_both, pass_time
+from syncline_testing.queries import queries_of
 
 pytestmark = [pytest.mark.anyio, on_both]
 
@@ -118,3 +119,22 @@ async def test_what_a_phase_that_starts_again_has_forgotten_settles_in_any_order
         {"replica": "a", "sequences": 2},
         {"replica": "b", "sequences": 12},
     ]
+
+
+async def test_however_many_are_lost_at_once_the_runs_data_is_read_once(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    """A fleet that dies together must not hold up every other heartbeat."""
+    names = [f"fleet-{number}" for number in range(20)]
+    for name in names:
+        await api.post(REPLICAS, json={"replica": name})
+        await given(api, name, 1)
+    with queries_of("data_spans.stop") as seen:
+        await train(api, state, clock, 2 * LEASE_S, "b", "c")
+    states = {one["replica"]: one["state"] for one in (await api.get(REPLICAS)).json()}
+    assert {states[name] for name in names} == {"lost"}
+    assert len(seen) == 1
+    told = (await api.get("/v1/events?run=r&kind=replica.lost")).json()
+    assert {one["replica"] for one in told} == {"a", *names}
+    await train(api, state, clock, SETTLE_S, "b", "c")
+    assert await given(api, "b", 30) == [[0, 0, 30]]

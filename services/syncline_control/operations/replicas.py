@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from sqlalchemy import select
 
@@ -145,20 +146,24 @@ def listed(tx: Transaction, run: str) -> list[ReplicaView]:
     return [view(tx, row) for row in rows]
 
 
-def lose(tx: Transaction, run_row: Run, row: Replica) -> None:
-    """Write down that the replica's lease ran out; a run that is done ends with its last."""
-    row.state = ReplicaState.LOST
-    row.taking_part = False
-    run_row.leases_lost += 1
-    tx.record(
-        "replica.lost",
-        f"{row.name} is lost: no heartbeat for {row.lease_s:g} s.",
-        run=run_row.name,
-        replica=row.name,
-    )
+def lose(tx: Transaction, run_row: Run, rows: Sequence[Replica]) -> None:
+    """Write down that these replicas' leases ran out; a run that is done ends with its last.
+
+    All of a run together: what is done for the run is much, and many may die at once.
+    """
+    for row in rows:
+        row.state = ReplicaState.LOST
+        row.taking_part = False
+        tx.record(
+            "replica.lost",
+            f"{row.name} is lost: no heartbeat for {row.lease_s:g} s.",
+            run=run_row.name,
+            replica=row.name,
+        )
+    run_row.leases_lost += len(rows)
     tx.bump()
     books.see_lives(tx, run_row)
-    runs.see_minimum(tx, run_row, grown=-1)
+    runs.see_minimum(tx, run_row, grown=-len(rows))
     runs.finish_if_done(tx, run_row)
 
 

@@ -7,6 +7,7 @@ is away, with the heartbeats that were on their way to it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from sqlalchemy import delete, func, or_, select, update
@@ -46,11 +47,14 @@ def review_leases(tx: Transaction, instance: str) -> float:
             Replica.lease_s < 2 * tx.late_s,
         )
     )
+    lost: defaultdict[Run, list[Replica]] = defaultdict(list)
     for row, run_row in tx.session.execute(query.order_by(Replica.id)):
         lease = leases.review(replicas.lease_of(row), tx.now, tx.late_s)
         row.lease_until = lease.until
         if not lease.held:
-            replicas.lose(tx, run_row, row)
+            lost[run_row].append(row)
+    for run_row, rows in lost.items():
+        replicas.lose(tx, run_row, rows)
     every_s = leases.review_every_s(lengths_s)
     if others:
         tx.session.merge(_watch(tx, instance, every_s))
