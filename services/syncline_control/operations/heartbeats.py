@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from syncline_control.core.leases import HELD
 from syncline_control.operations import points, replicas, runs
-from syncline_control.operations.checks import finite
+from syncline_control.operations.checks import finite, to_average
 from syncline_control.tables import Replica, Run
 from syncline_control.transaction import Transaction
 from syncline_proto.errors import SynclineError
@@ -49,7 +49,7 @@ def take(tx: Transaction, beats: Sequence[Beat]) -> list[HeartbeatAnswer | Syncl
             continue
         row.progress = beat.body.progress.model_dump_json()
         if beat.body.progress.loss is not None:
-            row.loss = finite(beat.body.progress.loss)
+            row.loss = to_average(beat.body.progress.loss)
         row.steps_per_second = finite(beat.body.progress.steps_per_second)
         told.append((row, beat.body))
         outcomes.append(
