@@ -187,20 +187,20 @@ def test_live_settings_arrive_between_two_rounds(cluster: Cluster) -> None:
     trial = Trial(cluster.control_url, "live", 0, settings=ALONE)
     with capture_logs() as logs, joined(trial):
         trial.step(2)
-        patch = {"settings": {"sync_every": 2, "outer": {"lr": 0.5}}}
+        patch = {"settings": {"sync_every": 8, "outer": {"lr": 0.5}}}
         cluster.http.patch("/runs/live/settings", json=patch).raise_for_status()
-        steps_until(trial, lambda: trial.replica.settings.sync_every == 2)
+        steps_until(trial, lambda: trial.replica.settings.sync_every == 8)
         trial.replica.finish()
         assert trial.replica.inner_step % 4 <= 1, "at a boundary, or after the merge that follows"
         rounds = trial.replica.stats.rounds
-        trial.step(2)
+        trial.step(8)
         trial.replica.finish()
         assert trial.replica.stats.rounds == rounds + 1
     (what,) = [log["what"] for log in logs if log["event"] == "settings.changed"]
     assert what.startswith("outer.lr: ") and "-> 0.5, sync_every: " in what
     again = Trial(cluster.control_url, "live", 0, settings=ALONE)  # the same run all the same
     with capture_logs() as logs, joined(again):
-        assert (again.replica.settings.sync_every, again.replica.incarnation) == (2, 2)
+        assert (again.replica.settings.sync_every, again.replica.incarnation) == (8, 2)
     (warned,) = [log for log in logs if log["event"] == "run.settings"]
     assert warned["why"].startswith("live has other settings (outer.lr: the run has 0.5, here ")
     assert warned["why"].endswith(")") and warned["so"] == "this replica goes by the run's"

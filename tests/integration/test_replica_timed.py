@@ -230,6 +230,30 @@ def test_an_interval_changes_while_the_run_goes_on(cluster: Cluster) -> None:
     assert all(len(both) == 2 for both in rounds(cluster, "live"))
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"), [("sync_every", 10**6, 4), ("sync_seconds", 86_400.0, 0.4)]
+)
+def test_an_interval_set_far_too_long_ends_once_that_is_mended(
+    cluster: Cluster, name: str, wrong: float, right: float
+) -> None:
+    run = name.replace("_", "-")
+    trial = Trial(cluster.control_url, run, 0, settings={**QUICK, name: right})
+
+    def takes(value: float) -> None:
+        """Train until this replica goes by the new value, and has made a round since."""
+        replica, before = trial.replica, trial.replica.stats.rounds
+        patch = {"settings": {name: value}}
+        cluster.http.patch(f"/runs/{run}/settings", json=patch).raise_for_status()
+        end = time.monotonic() + 20
+        while getattr(replica.settings, name) != value or replica.stats.rounds == before:
+            assert time.monotonic() < end, "it never came"
+            paced(trial, FAST_S, 1)
+
+    with joined(trial):
+        takes(wrong)
+        takes(right)
+
+
 @pytest.mark.long
 def test_a_paused_run_goes_on_by_time(cluster: Cluster) -> None:
     fast, slow = pair(cluster, "pause", token_budget=4 * BUDGET)

@@ -70,7 +70,7 @@ class Boundary:
             self._pushes.ask(self._helm.step_share)
             act, due, tokens = self._helm.decide(
                 self._pushes.steps_since,
-                self._pushes.due,
+                self._due(),
                 self._pushes.must_be,
                 self._synchronous.is_on,
                 self._version,
@@ -115,6 +115,13 @@ class Boundary:
             began = time.perf_counter()
             time.sleep(PAUSE_SLICE_S)
             tally.paused_s += time.perf_counter() - began
+
+    def _due(self) -> int:
+        """The number of groups to push now: by the settings that count, or by those that come."""
+        due = self._pushes.due
+        if not due and (news := self._helm.news(self._version)) is not None:
+            due = self._pushes.due_by(news)
+        return due
 
     def see_budget(self) -> None:
         """End where the merged revisions are those with which the run does.

@@ -104,6 +104,12 @@ class Helm:
         """
         return self._pulse.news.step_share if self._pulse is not None else 1.0
 
+    def news(self, version: int) -> RunSettings | None:
+        """Settings that have come since those of ``version``; rank 0 alone hears of any."""
+        if self._pulse is None or self._pulse.news.settings_version == version:
+            return None
+        return self._pulse.news.settings
+
     def order(self) -> Order:
         """What rank 0 wants of a wait, after what it has heard meanwhile; asked on rank 0 only."""
         assert self._pulse is not None

@@ -35,6 +35,10 @@ class Pushes:
         """The number of groups that are to be pushed now, as this rank has it."""
         return self._trigger.due()
 
+    def due_by(self, settings: RunSettings) -> int:
+        """As ``due``, had these settings counted since the last push."""
+        return self._trigger.due_by(settings)
+
     @property
     def are_by_time(self) -> bool:
         return self._trigger.is_by_time

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from copy import copy
 
 from syncline.core.cadence import Cadence
 from syncline.core.timed import Instant, Timed
@@ -36,6 +37,22 @@ class Trigger:
         if self._timed is None:
             return max(0, self._cadence.due(self._step))
         return max(0, self._timed.due(self._seen(self._timed)))
+
+    def due_by(self, settings: RunSettings) -> int:
+        """The number that would be due now, had these counted since the last push.
+
+        So an interval that somebody made far too long ends once that is mended, not at its end.
+        """
+        if settings.sync_seconds is None:
+            begun = self._step - self._rounds.steps_held
+            every = fewer(settings, self._share)
+            cadence = Cadence(self.groups, every, begun) if self._timed else copy(self._cadence)
+            cadence.adopt(every, self._step)
+            return max(0, cadence.due(self._step))
+        now_s, seconds, least = time.monotonic(), settings.sync_seconds, settings.min_round_steps
+        timed = copy(self._timed) if self._timed else Timed(self.groups, seconds, least, now_s)
+        timed.adopt(seconds, least, now_s)
+        return max(0, timed.due(self._seen(timed)))
 
     def pushed(self, groups: Sequence[Sequence[int]], due: int) -> None:
         """These were pushed, one after another; ``due`` of them for what was due."""

@@ -176,3 +176,23 @@ def test_a_pause_between_two_steps_is_no_step() -> None:
     for step in range(1, 4):
         tally.inner_step, tally.paused_s = step, 100.0 * step
         assert step_time.seconds(101.0 * step) == (1.0 if step > 1 else 0.0)
+
+
+@pytest.mark.parametrize("before", [{"sync_every": 10**6}, {"sync_seconds": 86400.0}])
+@pytest.mark.parametrize("after", [{"sync_every": 8}, {"sync_seconds": 8.0}])
+def test_an_interval_that_was_far_too_long_is_over_once_that_is_mended(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    bench = Bench(monkeypatch, **before)
+    bench.rounds.newest = Publication(1, bench.now_s)
+    mended = RunSettings.model_validate(after)
+    due = list[int]()
+    for _ in range(9):
+        assert bench.step() == 0
+        due.append(bench.trigger.due_by(mended))
+        assert bench.trigger.due_by(bench.settings) == 0, "what stays as it is brings nothing on"
+    assert due[:6] == [0] * 6 and due[8] == 1
+    bench.push(1)
+    bench.rounds.newest = Publication(2, bench.now_s)
+    bench.trigger.adopt(mended)
+    assert sum(bench.steps(6)) == 0 and sum(bench.steps(3)) == 1, "the next is as long as asked"
