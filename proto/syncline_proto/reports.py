@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, FailFast, Field, FiniteFloat
 
-from syncline_proto.names import KIND_PATTERN
+from syncline_proto.names import KIND_PATTERN, LINE_PATTERN
 from syncline_proto.ranges import RANGES_MAX, Range
 from syncline_proto.rest import Answer, Count, Request, strictly
 from syncline_proto.stretches import Stretch, are_apart
@@ -92,7 +92,7 @@ class EventIn(Request):
 
     kind: str = Field(max_length=64, pattern=KIND_PATTERN, examples=["replica.joined"])
     message: str
-    replica: str | None = Field(default=None, max_length=63)
+    replica: str | None = Field(default=None, max_length=63, pattern=LINE_PATTERN)
 
 
 class Settled(Request):

@@ -284,6 +284,15 @@ async def test_a_loss_beyond_all_reason_is_in_nobodys_way(api: httpx.AsyncClient
     assert (await replica(api, "y"))["progress"]["loss"] == 1e200
 
 
+async def test_a_name_that_no_database_keeps_is_refused(api: httpx.AsyncClient) -> None:
+    for path in ("/v1/events", "/v1/events/stream"):
+        refused = await api.get(path, params={"run": "a\0b"})
+        assert refused.status_code == 422 and "run" in refused.json()["detail"]
+    event = {"kind": "x.y", "message": "why", "replica": "a\0b"}
+    told = await api.post("/v1/runs/r/reports", json={"events": [event]})
+    assert told.status_code == 422 and "replica" in told.json()["detail"]
+
+
 async def test_events_are_in_order_bounded_and_filtered(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

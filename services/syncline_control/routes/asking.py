@@ -41,5 +41,6 @@ RunName = Annotated[str, Path(pattern=NAME_PATTERN, examples=["my-run"])]
 ReplicaName = Annotated[str, Path(pattern=NAME_PATTERN, examples=["replica-0"])]
 ServiceName = Annotated[str, Path(pattern=NAME_PATTERN, examples=["sync-0"])]
 
+OfRun = Annotated[str | None, Query(pattern=NAME_PATTERN, examples=["my-run"])]
 After = Annotated[int | None, Query(ge=0, le=(1 << 63) - 1)]
 WaitSeconds = Annotated[float, Query(ge=0, le=60)]

@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from syncline_control.operations import events
-from syncline_control.routes.asking import After, Control, Following
+from syncline_control.routes.asking import After, Control, Following, OfRun
 from syncline_control.streams import Streams
 from syncline_proto.names import EVENTS_MAX, KIND_PATTERN
 from syncline_proto.rest import Event
@@ -23,7 +23,7 @@ STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}
 @router.get("")
 async def list_events(
     state: Control,
-    run: str | None = None,
+    run: OfRun = None,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=EVENTS_MAX)] = 200,
     kind: Annotated[str | None, Query(max_length=64, pattern=KIND_PATTERN)] = None,
@@ -40,7 +40,7 @@ async def list_events(
 async def stream_events(
     state: Control,
     streams: Following,
-    run: str | None = None,
+    run: OfRun = None,
     last_event_id: Annotated[int | None, Header(ge=0, le=(1 << 63) - 1)] = None,
 ) -> StreamingResponse:
     """Stream events as they happen, from `Last-Event-ID` on or from now on.
