@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from syncline_proto.codec import Float32
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
+from syncline_sync.core.fragment import Fragment
 from syncline_sync.shard import Shard
 from syncline_testing.service import RUN, Service, flat_layout, service
+from syncline_testing.slow_disk import SlowDisk
 
 SIZE, FRAGMENTS, LIMIT_S = 10, 2, 20.0
 RULES = RunSettings.model_validate(
@@ -128,3 +131,33 @@ def test_pushes_come_in_and_are_folded_while_another_is_decoded(
         asyncio.run(scenario())
     finally:
         gate.opened.set()
+
+
+def test_a_fragment_is_told_what_publishing_a_round_took_for_the_grace_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that a slow disk takes of what overlap hides is not spent on waiting for anybody."""
+    told, tell = dict[int, list[float]](), Fragment.published
+
+    def heard(core: Fragment, seconds: float) -> None:
+        told.setdefault(core.saved.revision, []).append(seconds)
+        tell(core, seconds)
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await started(s)
+            monkeypatch.setattr(Fragment, "published", heard)
+            with SlowDisk(monkeypatch, "00000/r00000001") as disk:
+                for replica, value in (("a", 1), ("b", 3)):
+                    await s.push(vector(value), replica, base_revision=0)
+                await disk.until(lambda disk: len(disk.at_once) == 1)
+                since_s = time.monotonic()
+                for replica, value in (("a", 1), ("b", 3)):
+                    await s.push(vector(value), replica, fragment=1, base_revision=0)
+                await s.pull(fragment=1, revision=1)
+                assert len(told[1]) == 1, "of the other fragment"
+                took_s = time.monotonic() - since_s
+            await published(s)
+            assert len(told[1]) == 2 and told[1][1] >= took_s
+
+    asyncio.run(scenario())

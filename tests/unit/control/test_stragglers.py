@@ -177,6 +177,14 @@ def test_only_whom_the_least_share_does_not_help_is_let_go_and_one_at_a_time() -
     assert not run.leaving, "fewer steps are enough"
 
 
+def test_nobody_is_let_go_of_so_many_as_a_run_needs_at_least() -> None:
+    rates = {"a": 1.0, "b": 1.0, "slow": 0.1}
+    run = race("let-go", least=3).go_on(9_999.0, **rates)
+    assert not run.leaving and run.marks["slow"].share == 0.25
+    run.go_on(LOOK_S, **rates, more=1.0)
+    assert run.leaving == {"slow"}
+
+
 def test_who_was_only_named_so_far_makes_fewer_steps_before_it_is_let_go() -> None:
     rates = {"a": 2.0, "b": 2.0, "c": 0.1}
     run = race("tell").go_on(9_999.0, **rates)

@@ -89,14 +89,19 @@ def test_a_joiner_pushes_when_everybody_does(
             joiner.pushed(max(0, joiner.due(at)), at)
 
 
-@given(SECONDS, st.lists(st.floats(0.001, 0.3), min_size=2, max_size=5), st.floats(0.0, 0.1))
+@given(
+    SECONDS,
+    st.lists(st.floats(0.001, 0.3), min_size=2, max_size=5),
+    st.floats(0.0, 0.1),
+    st.floats(0.0, 1e9),
+)
 def test_nobody_drifts_and_nobody_waits_longer_than_a_step_of_its_own(
-    seconds: float, speeds: list[float], delay: float
+    seconds: float, speeds: list[float], delay: float, start_s: float
 ) -> None:
     """Rounds close with the last push; steps are a share of the interval, ``delay`` the network."""
     steps_s = [speed * seconds for speed in speeds]
-    alls, free_s = [Timed(1, seconds, 0, 0.0) for _ in speeds], 0.0
-    published_s = 0.0
+    alls, free_s = [Timed(1, seconds, 0, start_s) for _ in speeds], start_s
+    published_s = start_s
     for revision in range(1, 30):
         ends = list[float]()
         for timed, step_s in zip(alls, steps_s, strict=True):
