@@ -58,3 +58,33 @@ def test_a_slow_replica_is_named_and_makes_fewer_steps(tmp_path: Path, asynchron
         events = [one["kind"] for one in cluster.get("/events?run=paced")]
         assert events.count("replica.straggles") == 1
         assert "replica.steps" in events
+
+
+@pytest.mark.long
+def test_whom_fewer_steps_do_not_help_is_let_go_and_the_others_go_on(tmp_path: Path) -> None:
+    rules = {"policy": "let-go", "seconds": 1.0, "let_go_seconds": 1.0}
+    settings = {**SETTINGS, "min_replicas": 1, "expected_replicas": 2, "stragglers": rules}
+    with Cluster(tmp_path) as cluster:
+        fast, slow = (Trial(cluster.control_url, "let", s, settings=settings) for s in (0, 1))
+
+        def states() -> list[str]:
+            return [one["state"] for one in cluster.get("/runs/let/replicas")]
+
+        def follow() -> None:
+            try:
+                wait_until(lambda: states() == ["alive", "left"], 50, "the slow one has left")
+                before = fast.replica.revision
+                wait_until(lambda: fast.replica.revision > before + 1, 20, "the other goes on")
+            finally:
+                cluster.post("/runs/let/stop")
+
+        def train_until_it_is_let_go() -> None:
+            train(slow, SLOW_S * 2)
+            slow.replica.close()
+
+        with joined(fast, slow):
+            together(follow, lambda: train(fast, FAST_S / 5), train_until_it_is_let_go)
+        assert slow.replica.drained and not fast.replica.drained
+        told = [e["kind"] for e in cluster.get("/events?run=let") if e["replica"] == "replica-1"]
+        order = ["replica.straggles", "replica.steps", "replica.draining", "replica.left"]
+        assert [kind for kind in told if kind in order] == order
