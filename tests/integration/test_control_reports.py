@@ -130,6 +130,27 @@ async def test_taking_part_means_having_pushed_to_the_last_round(api: httpx.Asyn
     assert (await run(api))["replicas_alive"] == 2
 
 
+async def test_where_each_push_is_a_round_who_pushed_takes_part_until_it_is_gone(
+    api: httpx.AsyncClient,
+) -> None:
+    await api.post("/v1/runs", json={"name": "asynchronous", "settings": {"asynchronous": True}})
+    for name in ("a", "b"):
+        await api.post("/v1/runs/asynchronous/replicas", json={"replica": name})
+
+    async def after(revision: int, one: dict[str, Any]) -> dict[str, bool]:
+        rounds = [round_of(0, revision, one, closed_by="push")]
+        await api.post("/v1/runs/asynchronous/reports", json={"rounds": rounds})
+        listed = (await api.get("/v1/runs/asynchronous/replicas")).json()
+        return {one["replica"]: one["taking_part"] for one in listed}
+
+    assert await after(1, push("a", 1.0)) == {"a": True, "b": False}
+    assert await after(2, push("b", 1.0)) == {"a": True, "b": True}
+    await api.post("/v1/runs/asynchronous/replicas/b/kick")
+    assert await after(3, push("a", 1.0)) == {"a": True, "b": False}
+    await api.post("/v1/runs/asynchronous/replicas", json={"replica": "a"})
+    assert await after(4, push("b", 1.0)) == {"a": False, "b": False}, "it is a new life"
+
+
 async def test_a_new_life_takes_part_only_after_its_own_push(api: httpx.AsyncClient) -> None:
     await report(api, round_of(0, 1, push("a", 1.0, z=1.0)))
     await api.post("/v1/runs/r/replicas", json={"replica": "a"})

@@ -43,7 +43,7 @@ async def test_what_is_wanted_is_kept_and_told(api: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "why"), [(4, "max_replicas 3"), (0, "replicas"), ("many", "replicas")]
+    ("replicas", "why"), [(4, "4 is above max_replicas 3"), (0, "replicas"), ("many", "replicas")]
 )
 async def test_what_the_run_may_not_have_is_refused(
     api: httpx.AsyncClient, replicas: Any, why: str
@@ -58,7 +58,7 @@ async def test_fewer_than_the_minimum_are_refused(api: httpx.AsyncClient) -> Non
     refused = await api.put("/v1/runs/two/scale", json={"replicas": 1})
     assert refused.status_code == 422
     assert refused.json()["detail"] == (
-        "replicas: 1 is beyond min_replicas 2 of run two; to train nothing for a while pause the "
+        "replicas: 1 is below min_replicas 2 of run two; to train nothing for a while pause the "
         "run."
     )
     assert (await api.put("/v1/runs/two/scale", json={"replicas": 2})).is_success

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from syncline import outage
 from syncline_proto.errors import CalledOff, LeaseLost, SynclineError
 from syncline_testing.cluster import Cluster, free_ports
-from syncline_testing.replicas import QUICK, Trial, joined, together
+from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, together
 from syncline_testing.waiting import wait_until
 from syncline_testing.warm import Program, warm
 
@@ -184,3 +184,16 @@ def replicas(cluster: Cluster, run: str) -> list[dict[str, Any]]:
     """A run's replicas; none before there is the run."""
     answer = cluster.http.get(f"/runs/{run}/replicas")
     return answer.json() if answer.is_success else []
+
+
+def test_after_the_runs_end_a_replica_counts_what_the_run_has(cluster: Cluster) -> None:
+    """Steps that no round has are in no parameter any more, and in no count."""
+    settings = {**QUICK, "min_replicas": 1}
+    trial = Trial(cluster.control_url, "stopped", 0, settings=settings)
+    with joined(trial):
+        trial.step(6)
+        assert trial.replica.run_tokens == 6 * STEP_TOKENS
+        cluster.post("/runs/stopped/stop")
+        trial.step(1000)
+        assert trial.replica.done
+        assert trial.replica.run_tokens == trial.replica.committed_tokens

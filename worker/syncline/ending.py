@@ -42,6 +42,7 @@ class RunEnd:
         if self._rounds.has_progress:  # too late for the last round; its value is everyone's
             self._rounds.drop_progress()
         self._helm.finish_run()
+        self._count_no_more()
         tokens, budget = self._rounds.tally.committed, self._settings.token_budget
         self._log.info("run.finished", tokens=tokens, budget=budget)
 
@@ -57,4 +58,10 @@ class RunEnd:
             why = str(error) or f"its last value did not come within {limit_s:g} s"
             self._log.warning("run.ended", so="the parameters stay as they are", why=why)
             return
+        self._count_no_more()
         self._log.info("run.ended", so="the parameters are its newest revision")
+
+    def _count_no_more(self) -> None:
+        """The parameters are the run's, without steps of this replica's own; so is the count."""
+        tally = self._rounds.tally
+        tally.since_sync = tally.pushed = 0

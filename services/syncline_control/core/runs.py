@@ -116,9 +116,9 @@ def check_scale(run: str, settings: RunSettings, replicas: int | None) -> None:
     least, most = settings.min_replicas, settings.max_replicas
     if replicas is None or least <= replicas <= (most or replicas):
         return
-    bounds = f"min_replicas {least}" if replicas < least else f"max_replicas {most}"
+    bounds = f"below min_replicas {least}" if replicas < least else f"above max_replicas {most}"
     instead = "; to train nothing for a while pause the run." if replicas < least else "."
-    raise InvalidRequest(f"replicas: {replicas} is beyond {bounds} of run {run}{instead}")
+    raise InvalidRequest(f"replicas: {replicas} is {bounds} of run {run}{instead}")
 
 
 def check_equal(run: str, has: RunSettings, asked: RunSettings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import delete, select
@@ -79,9 +80,7 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
                 _judge(run_row, replicas.get(contribution.replica), report, contribution)
     run_row.revision = min(row.revision for row in fragments.values())
     run_row.committed_tokens = run_tokens({n: row.committed_tokens for n, row in fragments.items()})
-    present = {tuple(one) for row in fragments.values() for one in json.loads(row.contributors)}
-    for row in replicas.values():
-        row.taking_part = row.state in HELD and (row.name, row.incarnation) in present
+    _see_who_takes_part(run_row, replicas, fragments, reports)
     tx.session.flush()
     # Where a fragment stood before what was told since says nothing of what it has lost.
     newest = [
@@ -244,6 +243,22 @@ def _judge(
         shares = json.loads(replica.shares)
         shares[str(report.fragment)] = [contribution.weight, finite(contribution.z)]
         replica.shares = json.dumps(shares)
+
+
+def _see_who_takes_part(
+    run_row: Run,
+    replicas: Mapping[str, Replica],
+    fragments: Mapping[int, Fragment],
+    reports: Iterable[RoundReport],
+) -> None:
+    """Who was in the last round; where each push is a round of its own, who was in any."""
+    present = {tuple(one) for row in fragments.values() for one in json.loads(row.contributors)}
+    is_asynchronous = runs.settings_of(run_row).asynchronous
+    if is_asynchronous:
+        present |= {(c.replica, c.incarnation) for one in reports for c in one.contributions}
+    for row in replicas.values():
+        is_in = (row.name, row.incarnation) in present or (is_asynchronous and row.taking_part)
+        row.taking_part = row.state in HELD and is_in
 
 
 def _forget_old_rounds(tx: Transaction, run_row: Run) -> None:

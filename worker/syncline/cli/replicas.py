@@ -48,7 +48,8 @@ def list_replicas(
 ) -> None:
     """List replicas: who is alive, and who takes part.
 
-    Alive is who holds a lease; taking part is who was in the last round.
+    Alive is who holds a lease; taking part is who was in the last round, or
+    where each push is a round (asynchronous) in any.
 
     \b
     Examples:
@@ -75,17 +76,22 @@ def _asking(act: Literal["drain", "kick"], answer: str, still: str) -> Callable[
         as_json: Json = False,
     ) -> None:
         from syncline_proto.errors import SynclineError
+        from syncline_proto.rest import ReplicaState
 
         unknown = ""
         with connect(control, token) as client:
             ask = client.drain if act == "drain" else client.kick
-            ask(run, replica)
+            state = ask(run, replica).state
             try:
                 lacking = _lacking(client, run)
             except SynclineError as error:  # what was asked for is done all the same
                 lacking, unknown = None, error.message
         done = {"run": run, "replica": replica, "act": act, "lacking": lacking}
-        words = [answer.format(run=run, replica=replica)]
+        if act == "kick" and state is not ReplicaState.KICKED:  # it had left, or was lost
+            said = "{replica} held no lease of {run}: nothing has changed, and it may join again."
+        else:
+            said = answer
+        words = [said.format(run=run, replica=replica)]
         if lacking:
             joins = "another one joins" if lacking == 1 else f"{lacking} more join"
             words.append(f"{still.format(run=run)} until {joins}.")

@@ -107,11 +107,14 @@ class OperatorClient:
     def data(self, run: str) -> DataView:
         return self._rest.call("GET", below_v1("runs", run, "data"), DataView)
 
-    def drain(self, run: str, replica: str) -> None:
-        self._rest.send("POST", below_v1("runs", run, "replicas", replica, "drain"))
+    def drain(self, run: str, replica: str) -> ReplicaView:
+        where = below_v1("runs", run, "replicas", replica, "drain")
+        return self._rest.call("POST", where, ReplicaView)
 
-    def kick(self, run: str, replica: str) -> None:
-        self._rest.send("POST", below_v1("runs", run, "replicas", replica, "kick"))
+    def kick(self, run: str, replica: str) -> ReplicaView:
+        """Take its lease away; where it held none nothing happens, and it may come back."""
+        where = below_v1("runs", run, "replicas", replica, "kick")
+        return self._rest.call("POST", where, ReplicaView)
 
     def rounds(self, run: str, limit: int) -> list[RoundReport]:
         path = below_v1("runs", run, "rounds")
