@@ -110,10 +110,11 @@ def test_wrong_words_are_told(shell: Shell, cluster: Cluster) -> None:
         ("scaler r --kubernetes worker --once", "NAMESPACE/NAME"),
         ("scaler r --kubernetes a/pod/worker --once", "NAMESPACE/NAME"),
         ("scaler r --compose a.yml --kubernetes a/b --once", "--kubernetes or --compose"),
-        ("scaler r --compose nowhere.yml", "nowhere.yml does not exist"),
     ):
         code, said = shell.refused(line)
         assert code == 10 and why in said
+    code, said = shell.refused("scaler r --compose nowhere.yml")
+    assert code == 12 and "nowhere.yml does not exist" in said
     assert shell.refused("scaler nobody --kubernetes syncline/worker --once")[0] == 15
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from syncline.scaling.compose import Compose
-from syncline_proto.errors import ConfigError, ProcessFailed
+from syncline_proto.errors import ConfigError, FileMissing, ProcessFailed
 
 DOCKER = """#!/bin/sh
 echo "$*" >> "$STATE/calls"
@@ -78,7 +78,7 @@ def test_what_fails_is_told_in_compose_s_words(engine: Path) -> None:
 
 
 def test_what_is_missing_is_named(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.yml does not exist"):
+    with pytest.raises(FileMissing, match=r"nowhere\.yml does not exist"):
         Compose(str(engine / "nowhere.yml"))
     workload = Compose(str(engine / "docker-compose.yml"))
     (engine / "alone").touch()

@@ -88,7 +88,7 @@ def _asking(act: Literal["drain", "kick"], answer: str, still: str) -> Callable[
                 lacking, unknown = None, error.message
         done = {"run": run, "replica": replica, "act": act, "lacking": lacking}
         if act == "kick" and state is not ReplicaState.KICKED:  # it had left, or was lost
-            said = "{replica} held no lease of {run}: nothing has changed, and its name is not barred."
+            said = "{replica} held no lease of {run}: its name is not barred."
         else:
             said = answer
         words = [said.format(run=run, replica=replica)]

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Sequence
 
 from syncline.scaling.core import Observed
-from syncline_proto.errors import ConfigError, ProcessFailed
+from syncline_proto.errors import ConfigError, FileMissing, ProcessFailed
 
 LOOK_S = 60.0
 """A question to the engine takes no longer."""
@@ -29,10 +29,11 @@ class Compose:
         """``project``: None for the one that the file names.
 
         Raises:
-            ConfigError: there is no such file, or Docker is not installed.
+            FileMissing: there is no such file.
+            ConfigError: Docker is not installed.
         """
         if not os.path.exists(file):
-            raise ConfigError(f"--compose: {file} does not exist.")
+            raise FileMissing(f"--compose: {file} does not exist; give the path of a Compose file.")
         if shutil.which("docker") is None:
             raise ConfigError("docker is not here; Compose is its command.")
         named = ["--project-name", project] if project else []
