@@ -95,6 +95,18 @@ def test_a_drain_does_not_wait_for_a_round_that_nobody_closes(cluster: Cluster) 
     assert b.replica.committed_tokens == 5 * STEP_TOKENS
 
 
+def test_who_was_not_asked_to_leave_waits_for_its_last_round_no_longer(cluster: Cluster) -> None:
+    """Its loop has ended, and another of the run makes no step."""
+    a, b = (Trial(cluster.control_url, "ended", seed, settings=IMPATIENT) for seed in range(2))
+    with joined(a, b):
+        a.step(2)
+        with capture_logs() as logs:
+            a.replica.close()
+        assert [line["event"] for line in logs].count("leave.early") == 1
+        (left,) = (one for one in cluster.get("/runs/ended/replicas") if one["state"] == "left")
+        assert left["replica"] == "replica-0" and a.replica.revision == 0
+
+
 def test_a_value_is_taken_whole_or_not_at_all(cluster: Cluster) -> None:
     """One fragment comes, the next does not."""
     settings = {**QUICK, "min_replicas": 1}
