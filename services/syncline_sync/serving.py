@@ -65,20 +65,17 @@ _LINE_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
-CALLS_MAX = 1_024
+CALLS_MAX = 8_192
 """Calls of a connection, those included that were taken back and are not forgotten yet.
 
-Each costs about 14 KiB of heap, and the loop's time before those that came after it, so who opens
-calls and takes them back at once makes no more of it. A rank has one for each fragment that is
-under way, so this is above what it needs. A call beyond it waits at the client, or is refused as
-UNAVAILABLE and made again. Pulls that wait would so hold up later pushes; those of the fragments
-before them end as the other replicas push these, and all push in the same order.
+Each costs about 14 KiB of heap, so who opens calls and takes them back at once makes no more of it.
+A rank has one for each fragment that is under way, so this is far above what it needs. A call
+beyond it waits at the client, or is refused as UNAVAILABLE and made again. Pulls that wait would so
+hold up later pushes; those of the fragments before them end as the other replicas push these, and
+all push in the same order.
 """
 
-CROWD = 32
-"""Connections that may have all their calls and leave room for the calls of others."""
-
-PENDING_MAX = CROWD * CALLS_MAX
+PENDING_MAX = 4 * CALLS_MAX
 """Of all connections, what the loop has not taken up yet; gRPC throws the rest away, CANCELLED.
 
 Left to itself it does so with some from 1,000 on, and with all from 3,000 on.

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -32,7 +32,6 @@ RULES = RunSettings.model_validate(
 )
 VALUES = np.full(10, 0.5, np.float32)
 BEYOND = 500
-STRANGERS = 8
 
 # HTTP/2: kinds of frames, their flags, and the codes of a reset.
 HEADERS, RESET, SETTINGS = 1, 3, 4
@@ -107,30 +106,6 @@ def test_of_calls_that_are_taken_back_at_once_no_more_are_kept_than_may_be_open(
                 assert told.result() == BEYOND
             mine = (("authorization", "Bearer secret"),)
             assert await health(opened.port, "", metadata=mine) == SERVING
-
-    asyncio.run(scenario())
-
-
-def test_connections_whose_calls_are_taken_back_at_once_leave_room_for_a_members_call(
-    tmp_path: Path,
-) -> None:
-    async def scenario() -> None:
-        async with doors(tmp_path, token="secret") as (opened, _):
-            with (
-                ThreadPoolExecutor(STRANGERS) as aside,  # the loop waits, and takes up none
-                grpc.insecure_channel(f"127.0.0.1:{opened.port}") as channel,
-            ):
-                calls = 2 * serving.PENDING_MAX // STRANGERS
-                each = [(opened.port, calls, 1)] * STRANGERS
-                told = list(aside.map(lambda one: reset_at_once(*one), each))
-                stub: Any = health_pb2_grpc.HealthStub(channel)
-                mine = (("authorization", "Bearer secret"),)
-                asked = stub.Check.future(health_pb2.HealthCheckRequest(), metadata=mine)
-                with suppress(grpc.FutureTimeoutError):  # where there is no room it ends at once
-                    asked.result(timeout=1)
-                answer = await asyncio.to_thread(asked.result, 60)
-            assert answer.status == SERVING
-            assert told == [1] * STRANGERS
 
     asyncio.run(scenario())
 

@@ -27,14 +27,10 @@ from syncline_proto.names import NAME_PATTERN
 from syncline_proto.rest import WHY_CHARACTERS_MAX
 from syncline_proto.settings import PRESETS, DownCodecName, RunSettings, TimeoutSettings
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
-from syncline_sync.allocator import LEFT_BYTES
 from syncline_sync.core import detector, merge, record
 from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX
-from syncline_sync.host import STOP_S, SWEEP_S
+from syncline_sync.host import STOP_S
 from syncline_sync.process import LAST_REPORTS_S
-from syncline_sync.reading import (
-    CALLS_MAX as CALLS_READ_MAX,
-)
 from syncline_sync.reading import HELD_MAX, LARGE, MIDDLING, MIDDLING_MAX, THING_BYTES
 from syncline_sync.run import LOOKS
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX
@@ -44,7 +40,6 @@ from syncline_sync.serving import (
     CALLERS_SHARE,
     CALLS_MAX,
     CHANNEL_OPTIONS,
-    CROWD,
     PENDING_MAX,
     PENDING_S,
     PROBE_OPTIONS,
@@ -143,7 +138,6 @@ PROTOCOL = [
     f"of more than {LARGE >> 10} KiB while the calls of {mib(HELD_MAX)} of such have not ended",
     f"one of {MIDDLING >> 10} to {LARGE >> 10} KiB while those of {mib(MIDDLING_MAX)} of such",
     f"each box, tensor and fragment in it counts as {THING_BYTES} bytes at least",
-    f"Any call is refused likewise while {CALLS_READ_MAX:,} are under way",
     f"for {LAN.call_s:g} s (lan; {WAN.call_s:g} s wan) is cut",
     f"While {ENDING_MAX} cut pulls of a run",
     f"{LAN.give_up_s:g} s (lan; {WAN.give_up_s:g} s wan) after its revision was dropped",
@@ -178,9 +172,6 @@ LAN_CALLS_S, WAN_CALLS_S = (UNANSWERED_S + 2 * one.connect_s for one in (LAN, WA
 """Of a replica that leaves; and a last heartbeat has twice half a lease."""
 
 OPERATIONS = [
-    f"for each call that waits, {CALLS_READ_MAX:,} at a time",
-    f"each {SWEEP_S:g} s they go back, once they are {mib(LEFT_BYTES)} more than before",
-    f"Over more than {CROWD} such connections",
     f"for up to {PENDING_MAX:,} calls that the service has not taken up yet, {CALLS_MAX:,} of one",
     f"`lease` + {LAN_CALLS_S:g} s (lan; {WAN_CALLS_S:g} s wan) for calls that nobody answers: "
     f"{LAN.round_deadline_s + LAN.lease_s + LAN_CALLS_S:g} s with the lan profile's defaults, "
