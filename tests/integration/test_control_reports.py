@@ -291,29 +291,6 @@ async def test_numbers_that_are_not_finite_do_no_harm(api: httpx.AsyncClient) ->
     assert huge.status_code == 422 and "tokens" in huge.json()["detail"]
 
 
-async def test_a_loss_beyond_all_reason_is_in_nobodys_way(api: httpx.AsyncClient) -> None:
-    for name, loss in (("x", -1.7e308), ("y", 1e200), ("z", 2.0)):
-        joined = await api.post("/v1/runs/r/replicas", json={"replica": name})
-        assert joined.is_success, joined.text
-        body = {"incarnation": 1, "progress": {"loss": loss}}
-        beat = await api.post(f"/v1/runs/r/replicas/{name}/heartbeat", json=body)
-        assert beat.is_success, beat.text
-    for path in ("/v1/runs/r", "/v1/runs", "/metrics"):
-        seen = await api.get(path)
-        assert seen.is_success, seen.text
-    assert (await api.get("/v1/runs/r")).json()["loss"] == 2.0
-    assert (await replica(api, "y"))["progress"]["loss"] == 1e200
-
-
-async def test_a_name_that_no_database_keeps_is_refused(api: httpx.AsyncClient) -> None:
-    for path in ("/v1/events", "/v1/events/stream"):
-        refused = await api.get(path, params={"run": "a\0b"})
-        assert refused.status_code == 422 and "run" in refused.json()["detail"]
-    event = {"kind": "x.y", "message": "why", "replica": "a\0b"}
-    told = await api.post("/v1/runs/r/reports", json={"events": [event]})
-    assert told.status_code == 422 and "replica" in told.json()["detail"]
-
-
 async def test_events_are_in_order_bounded_and_filtered(
     api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

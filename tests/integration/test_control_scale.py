@@ -107,11 +107,12 @@ async def test_a_run_below_its_minimum_waits_and_says_so_once(
     await comes("d")
     await comes("e")
     assert await waits() is None
-    await pass_time(state, clock, 5.0)  # one is lost after the other
+    await pass_time(state, clock, 5.0)  # both are lost, at once
     assert await waits() == "replicas"
     events = (await api.get("/v1/events?run=two")).json()
     told = [(one["kind"], one["message"]) for one in events if "min_replicas" in one["message"]]
     on = ("run.goes_on", "two has its min_replicas 2: rounds close, and it goes on.")
-    short = "two has 1 of its min_replicas 2, so no round closes: who has pushed waits until"
-    below = ("run.waits", f"{short} 1 more joins.")
-    assert told == [on, below, on, below]
+    short = "of its min_replicas 2, so no round closes: who has pushed waits until"
+    below = ("run.waits", f"two has 1 {short} 1 more joins.")
+    gone = ("run.waits", f"two has 0 {short} 2 more join.")
+    assert told == [on, below, on, gone]

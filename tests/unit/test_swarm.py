@@ -162,10 +162,15 @@ class SwarmMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def one_lives_and_is_silent(self, name: str) -> None:
-        """Rounds close at their deadlines where the others are the minimum; else they wait."""
+        """Rounds close at their deadlines where the others are the minimum; else they wait.
+
+        But for the synchronous phase: it goes on with those who are in it and left.
+        """
         swarm = self.swarm
         swarm.heal()
         swarm.run(swarm.now_s + 3 * LEASE_S + 2.0)
+        if swarm.settings.warmup_steps and not all(core.saved.revision for core in swarm.cores):
+            return
         for line in ((name, SERVICE), (SERVICE, name)):
             swarm.cut(line, SILENT_S)
         swarm.run(swarm.now_s + 1.0)  # what was on its way has come
