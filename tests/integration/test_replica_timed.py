@@ -239,19 +239,20 @@ def test_an_interval_set_far_too_long_ends_once_that_is_mended(
     run = name.replace("_", "-")
     trial = Trial(cluster.control_url, run, 0, settings={**QUICK, name: right})
 
-    def takes(value: float) -> None:
-        """Train until this replica goes by the new value, and has made a round since."""
-        replica, before = trial.replica, trial.replica.stats.rounds
+    def takes(value: float, rounds: int) -> None:
+        """Train until this replica goes by the new value, and has made so many rounds."""
         patch = {"settings": {name: value}}
         cluster.http.patch(f"/runs/{run}/settings", json=patch).raise_for_status()
         end = time.monotonic() + 20
-        while getattr(replica.settings, name) != value or replica.stats.rounds == before:
+        replica = trial.replica
+        while getattr(replica.settings, name) != value or replica.stats.rounds < rounds:
             assert time.monotonic() < end, "it never came"
             paced(trial, FAST_S, 1)
 
     with joined(trial):
-        takes(wrong)
-        takes(right)
+        takes(wrong, 0)
+        trial.replica.finish()
+        takes(right, trial.replica.stats.rounds + 1)
 
 
 @pytest.mark.long

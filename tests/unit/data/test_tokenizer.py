@@ -82,7 +82,7 @@ def test_training_ends_on_ctrl_c() -> None:
                 # To the main thread, as the system does with Ctrl+C; this one is the library's.
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             if number >= 100:
-                time.sleep(0.001)  # else its threads may keep Python's lock from the main one
+                time.sleep(0.01)  # else its threads may keep Python's lock from the main one
             yield SAMPLE[0]
 
     with pytest.raises(KeyboardInterrupt):
