@@ -138,7 +138,7 @@ class Facts:
 
     @property
     def reported(self) -> Mapping[str, float]:
-        """The figures last given to ``report``; any thread may ask."""
+        """The figures last given to ``report``, of a GPU as far as known; any thread may ask."""
         self._reports.see()
         return self._reports.said
 

@@ -386,5 +386,4 @@ class Replica(Reading):
 
     def _progress(self) -> Progress:
         """What the next heartbeat says; called on the heartbeat's thread."""
-        self._reports.see()
-        return progress_of(self._session, self._reports.said)
+        return progress_of(self._session, self.reported)
