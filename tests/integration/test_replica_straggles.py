@@ -84,7 +84,8 @@ def test_whom_fewer_steps_do_not_help_is_let_go_and_the_others_go_on(tmp_path: P
             slow.replica.close()
 
         with joined(fast, slow):
-            together(follow, lambda: train(fast, FAST_S / 5), train_until_it_is_let_go)
+            acts = follow, lambda: train(fast, FAST_S / 5), train_until_it_is_let_go
+            together(*acts, limit_s=280)
         assert slow.replica.drained and not fast.replica.drained
         told = [e["kind"] for e in cluster.get("/events?run=let") if e["replica"] == "replica-1"]
         order = ["replica.straggles", "replica.steps", "replica.draining", "replica.left"]

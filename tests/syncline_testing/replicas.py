@@ -156,11 +156,14 @@ class Trial:
         return {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
 
 
-def together(*acts: Callable[[], T]) -> list[T]:
-    """Do all at once, each in a thread; their results, or the first error."""
+def together(*acts: Callable[[], T], limit_s: float = 60.0) -> list[T]:
+    """Do all at once, each in a thread; their results, or the first error.
+
+    ``limit_s``: for each, once those before it are done.
+    """
     with ThreadPoolExecutor(len(acts)) as pool:
         futures: list[Future[T]] = [pool.submit(act) for act in acts]
-        return [future.result(60) for future in futures]
+        return [future.result(limit_s) for future in futures]
 
 
 @contextmanager

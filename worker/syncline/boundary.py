@@ -51,7 +51,9 @@ class Boundary:
 
     @property
     def phase(self) -> Phase:
-        return "waiting" if self._waiting.is_on and not self.done else self._phase
+        if self._phase == "joining" or self.done or not self._waiting.is_on:
+            return self._phase
+        return "waiting"
 
     def begin(self) -> None:
         """The first one, before any step."""

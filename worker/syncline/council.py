@@ -20,6 +20,7 @@ from syncline.pulled import Pulled
 from syncline.push import Outcome, Wanted
 from syncline.ranks import Ranks
 from syncline.recall import Recall
+from syncline.tally import Tally
 from syncline_proto.ranges import NOTHING, Range
 
 SLICE_S = 0.25
@@ -38,14 +39,20 @@ class Council:
     """Conclusions that are equal on all ranks."""
 
     def __init__(
-        self, ranks: Ranks, exchange: Exchange, order: Callable[[], Order], recall: Recall
+        self,
+        ranks: Ranks,
+        exchange: Exchange,
+        order: Callable[[], Order],
+        recall: Recall,
+        tally: Tally,
     ) -> None:
         """``order`` is what rank 0 wants of a wait, asked after each slice, and only there.
 
         ``recall`` is set when somebody asks the replica to leave, on any rank; then on all.
+        ``tally`` is told of each slice: training stood still, or the run was paused, or had too few
+        replicas.
         """
-        self.paused_s = 0.0
-        """How much of all waiting was while the run was paused, or had too few replicas."""
+        self._tally = tally
         self._ranks, self._exchange = ranks, exchange
         self._order, self._recall = order, recall
         self._foreseen: dict[int, tuple[Future[Outcome], Conclusion]] = {}
@@ -82,8 +89,7 @@ class Council:
             mine = replace(_report(outcome, order), asked=self._recall.is_set())
             told = self._told(mine, {f: one for f, one in beside.items() if f != fragment})
             self._exchange.pauses.set(told[0].order in (Order.HOLD, Order.SHORT))
-            if paused:
-                self.paused_s += time.perf_counter() - began
+            self._count(time.perf_counter() - began, paused)
             conclusion = conclude(told)
             if conclusion.step is Step.FETCH:
                 if mine.value != (conclusion.epoch, conclusion.revision):
@@ -99,6 +105,13 @@ class Council:
             elif time.monotonic() > long_at:
                 on_long()
                 on_long = None
+
+    def _count(self, seconds: float, paused: bool) -> None:
+        """Slice by slice: a heartbeat amid a long wait tells of it, and never takes that back."""
+        if paused:
+            self._tally.paused_s += seconds
+        else:
+            self._tally.exposed_s += seconds
 
     def _agreed(self, conclusion: Conclusion, outcome: Outcome) -> Outcome:
         """With the data that rank 0 knows to be lost, on all ranks."""

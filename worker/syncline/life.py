@@ -252,7 +252,7 @@ class Life:
         exchange = self._exchange = _exchange(joined, described, ranks, carrier.scratch)
         self._hooks = Hooks(model, described)
         helm = self._helm(joined, ranks, say)
-        waiting = Waiting(Council(ranks, exchange, helm.order, self._recall), helm, tally)
+        waiting = Waiting(Council(ranks, exchange, helm.order, self._recall, tally), helm)
         traffic = Traffic(ranks, exchange)
         tokens = self._tokens = Tokens(traffic)
         names = [fragment.name for fragment in described.layout.fragments]

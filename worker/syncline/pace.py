@@ -11,6 +11,8 @@ from syncline_proto.rest import Progress
 
 PACE_S = 30.0
 """A pace is taken over so long at least, once so long has passed."""
+MARKS_MAX = 1000
+"""So many heartbeats at most: of one who only waits, seconds of its own are long in coming."""
 
 
 class Pace:
@@ -20,7 +22,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, float]] = deque()
+        self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS_MAX)
         """What was counted so far and the seconds, where a heartbeat found more."""
 
     def of(self, now: Progress) -> float | None:
@@ -51,7 +53,10 @@ class StepRate(Pace):
         self._last: float | None = None
 
     def of(self, now: Progress) -> float | None:
-        """Take in what a heartbeat says; amid a wait nobody knows how long it will have been."""
-        if now.phase == "training":
+        """Take in what a heartbeat says, which counts a wait as it goes on.
+
+        So who waits for most of its time is measured as soon as anybody.
+        """
+        if now.phase in ("training", "waiting"):
             self._last = self._over(now.inner_step, now.wall_s - now.exposed_sync_s)
         return self._last

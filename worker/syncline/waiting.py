@@ -1,12 +1,11 @@
 """Waiting for an exchange, and why a wait may end without what it was for.
 
-Runs on the training thread, in the same order on every rank, and counts the time for which
-training stood still. Never writes what came into the model: that is for whoever waits.
+Runs on the training thread, in the same order on every rank. Never writes what came into the
+model: that is for whoever waits.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -15,7 +14,6 @@ from syncline.council import NONE, Council, Futures
 from syncline.helm import Helm
 from syncline.push import Outcome
 from syncline.recall import CALLED_OFF
-from syncline.tally import Tally
 from syncline_proto.errors import CalledOff, LeaseLost, ProcessFailed
 
 
@@ -30,10 +28,10 @@ class TookTooLong(Exception):
 class Waiting:
     """One replica's waits for its exchanges, one after another."""
 
-    def __init__(self, council: Council, helm: Helm, tally: Tally) -> None:
+    def __init__(self, council: Council, helm: Helm) -> None:
         self.is_on = False
         """Training stands still; read by the heartbeat's thread, too."""
-        self._council, self._helm, self._tally = council, helm, tally
+        self._council, self._helm = council, helm
 
     def settled(
         self,
@@ -57,15 +55,11 @@ class Waiting:
             ProcessFailed: another rank failed.
             SynclineError: the exchange failed.
         """
-        began, paused_s = time.perf_counter(), self._council.paused_s
         self.is_on = not future.done()
         try:
             conclusion, outcome = self._council.conclude(fragment, future, until, on_long, beside)
         finally:
             self.is_on = False
-            paused_s = self._council.paused_s - paused_s
-            self._tally.paused_s += paused_s
-            self._tally.exposed_s += time.perf_counter() - began - paused_s
         if conclusion.step is Step.FAIL:
             raise outcome.error or ProcessFailed(
                 "Another rank of this replica failed; its log says why."

@@ -14,13 +14,14 @@ import pytest
 
 from syncline import council
 from syncline.core.agreement import Answer, Conclusion, Order, Step
-from syncline.council import Council
+from syncline.council import SLICE_S, Council
 from syncline.exchange import Exchange
 from syncline.patience import Pauses
 from syncline.pulled import Pulled
 from syncline.push import Outcome, Wanted
 from syncline.ranks import Ranks
 from syncline.recall import OTHER, OWN, Recall
+from syncline.tally import Tally
 from syncline_proto.ranges import NOTHING, Range, Ranges
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -98,7 +99,7 @@ def concluded(
 
     def rank(index: int) -> tuple[Conclusion, Outcome]:
         ranks = cast(Ranks, Seat(table, index))
-        council = Council(ranks, cast(Exchange, Shelf(epoch)), order, Recall())
+        council = Council(ranks, cast(Exchange, Shelf(epoch)), order, Recall(), Tally())
         return council.conclude(0, futures[index], until)
 
     with ThreadPoolExecutor(len(futures)) as pool:
@@ -177,7 +178,7 @@ def test_whichever_rank_is_asked_to_leave_amid_a_wait_rank_0_hears_of_it() -> No
             return Order.ABANDON if recalls[0].is_set() else next(orders, Order.STOP)
 
         seat, shelf = cast(Ranks, Seat(table, index)), cast(Exchange, Shelf(1))
-        return Council(seat, shelf, order, recalls[index]).conclude(0, Future())[0]
+        return Council(seat, shelf, order, recalls[index], Tally()).conclude(0, Future())[0]
 
     with ThreadPoolExecutor(2) as pool:
         assert [end.step for end in pool.map(rank, range(2))] == [Step.ABANDON] * 2
@@ -196,11 +197,35 @@ def test_too_few_replicas_are_waited_for_as_in_a_pause_and_that_is_said(
             heard.append(shelf.pauses.is_on)
             return order if len(heard) < 4 else Order.ABANDON
 
-        asked = Council(cast(Ranks, Seat(Table(1), 0)), cast(Exchange, shelf), told, Recall())
+        tally, seat = Tally(), cast(Ranks, Seat(Table(1), 0))
+        asked = Council(seat, cast(Exchange, shelf), told, Recall(), tally)
         asked.conclude(0, Future(), on_long=lambda seen=seen: seen.append(None))
         assert heard[:3] == [False, True, True], "the time does not count"
-        assert not shelf.pauses.is_on and asked.paused_s > 0
+        assert not shelf.pauses.is_on and tally.paused_s > 0
         assert len(seen) == said
+
+
+def test_a_wait_counts_as_it_goes_on_and_its_pauses_for_themselves() -> None:
+    """Who waits for most of its time tells of it amid a wait, and never takes that back."""
+    tally, shelf, future = Tally(exposed_s=5.0), Shelf(1), Future[Outcome]()
+    orders = [Order.GO_ON, Order.GO_ON, Order.HOLD, Order.HOLD, Order.GO_ON]
+    seen: list[tuple[float, float]] = []
+
+    def told() -> Order:
+        seen.append((tally.exposed_s, tally.paused_s))
+        if len(seen) == len(orders):
+            future.set_result(done(Answer.MERGED, 1).result())
+        return orders[min(len(seen), len(orders)) - 1]
+
+    seat = cast(Ranks, Seat(Table(1), 0))
+    council = Council(seat, cast(Exchange, shelf), told, Recall(), tally)
+    before = time.perf_counter()
+    assert council.conclude(0, future)[0].step is Step.MERGE
+    assert tally.exposed_s - 5.0 + tally.paused_s <= time.perf_counter() - before
+    exposed = [exposed_s for exposed_s, _ in seen]
+    assert exposed == sorted(exposed) and exposed[1] - exposed[0] > SLICE_S / 2
+    assert exposed[3] == exposed[4] and seen[2][1] == 0.0
+    assert tally.paused_s > SLICE_S
 
 
 def test_past_the_limit_all_ranks_give_up_together() -> None:
@@ -219,6 +244,7 @@ def of_all(*flights: list[Future[Outcome]]) -> list[tuple[list[Conclusion], int]
             cast(Exchange, Shelf(1)),
             lambda: next(orders, Order.ABANDON),
             Recall(),
+            Tally(),
         )
         own = dict(enumerate(flights[index]))
         ends = [council.conclude(f, future, beside=own)[0] for f, future in own.items()]
@@ -252,7 +278,7 @@ def test_what_was_foreseen_of_another_exchange_counts_for_nothing() -> None:
 
     def rank(index: int) -> Conclusion:
         seat, shelf = cast(Ranks, Seat(table, index)), cast(Exchange, Shelf(1))
-        council = Council(seat, shelf, lambda: Order.GO_ON, Recall())
+        council = Council(seat, shelf, lambda: Order.GO_ON, Recall(), Tally())
         before = {0: done(Answer.MERGED, 1), 1: done(Answer.MERGED, 1)}
         council.conclude(0, before[0], beside=before)
         return council.conclude(1, done(Answer.MERGED, 2))[0]

@@ -17,8 +17,16 @@ def test_who_waits_for_a_straggler_is_as_fast_as_ever() -> None:
     rate = StepRate()
     assert rate.of(told(10, 5.0)) is None
     assert rate.of(told(20, 10.0)) == 2.0
-    assert rate.of(told(22, 19.0, 0.0, "waiting")) == 2.0, "it does not know yet how long"
-    assert rate.of(told(30, 115.0, 100.0)) == 2.0
+    assert rate.of(told(30, 30.0, 15.0, "waiting")) == 2.0, "a wait counts while it is under way"
+    assert rate.of(told(40, 120.0, 100.0)) == 2.0
+
+
+def test_who_waits_whenever_it_is_asked_is_measured_all_the_same() -> None:
+    """Eight steps in 0.2 s, then 4.8 s for others: hardly a heartbeat meets it while it trains."""
+    rate = StepRate()
+    rounds = [rate.of(told(8 * n, 5.0 * n, 4.8 * n, "waiting")) for n in range(1, 4)]
+    assert rounds == [None, pytest.approx(40.0), pytest.approx(40.0)]
+    assert rate.of(told(32, 20.0, 19.2, "paused")) == pytest.approx(40.0)
 
 
 def test_a_change_is_seen_within_the_time_that_a_pace_is_taken_over() -> None:
