@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from syncline import exchange, link
 from syncline.anchors import Anchors
@@ -17,7 +19,7 @@ from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.by_hand import ByHand
 from syncline_testing.cluster import Cluster
-from syncline_testing.replicas import QUICK, Trial
+from syncline_testing.replicas import QUICK, TinyModel, Trial
 from syncline_testing.waiting import wait_until
 
 TWO = {**QUICK, "min_replicas": 2, "timeouts": {"lease": 20.0, "round_deadline": 60.0}}
@@ -60,6 +62,39 @@ def test_each_stage_waits_for_its_own_fragment_and_for_no_other(cluster: Cluster
             forward.join(20)
             assert ran == list(FRAGMENTS)
             assert trial.replica.revision == 1
+    finally:
+        trial.replica.close(failed=True)
+
+
+class Recomputed(TinyModel):
+    """Keeps nothing of its last block for the backward pass, and runs it there again."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        for block in self.blocks[:-1]:
+            h = block(h)
+        h = checkpoint(self.blocks[-1], h, use_reentrant=True)
+        return self.head(self.norm(h))
+
+
+def test_a_run_that_ends_amid_a_forward_pass_changes_nothing_that_its_backward_needs(
+    cluster: Cluster,
+) -> None:
+    """Nor where a part of that pass keeps no graph, as a block that is computed again."""
+    trial = Trial(cluster.control_url, "amid", 1, settings=TWO, model=Recomputed(1))
+    trial.replica.start()
+    try:
+        with ByHand(cluster, "amid") as other, ThreadPoolExecutor(1) as pool:
+            trial.step(4)
+            ran = watched(trial)
+            step = pool.submit(trial.step)
+            for fragment in (0, 1):
+                assert other.push(fragment, base=0).verdict == pb.VERDICT_ACCEPTED
+            wait_until(lambda: ran == [0, 1], 20, "the last block waits")
+            cluster.post("/runs/amid/stop")
+            step.result(20)
+            assert trial.replica.done
+            assert [other.published(f, 1).revision for f in (0, 1)] == [1, 1]
     finally:
         trial.replica.close(failed=True)
 

@@ -148,10 +148,10 @@ class Session:
         """Merge the fragments that the forward pass is about to use.
 
         Fragments that it has used already stay as they are until backward is done: what ends the
-        run is seen to before the optimizer's step.
+        run is seen to before the optimizer's step. So it is where a part of the pass keeps no graph
+        (checkpoints that re-enter), or another pass comes in between.
         """
-        training = torch.is_grad_enabled()
-        if training:
+        if torch.is_grad_enabled():
             # Gradients of another step come, even if the loop left out the update of the last.
             self._synchronized = self._missed = self._skipped = False
             self._under_way = True
@@ -160,7 +160,7 @@ class Session:
                 try:
                     self._rounds.merge_landed(fragments)
                 except RunOver:
-                    if not training:
+                    if not self._under_way:
                         raise
                     self._over = True
                     self._rounds.forget()
