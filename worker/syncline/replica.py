@@ -175,11 +175,12 @@ class Replica(Reading):
     @contextmanager
     def unsynced(self) -> Iterator[None]:
         """Inside, a forward pass uses this replica's own parameters; nothing is merged."""
-        self._session.unsynced = True
+        session = self._session
+        before, session.unsynced = session.unsynced, True
         try:
             yield
         finally:
-            self._session.unsynced = False
+            session.unsynced = before
 
     @plainly
     def synchronize(self) -> bool:
