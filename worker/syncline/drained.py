@@ -33,15 +33,16 @@ def drained_on_sigterm(replica: Drains) -> Callable[[], None]:
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
 
-    def heed(*_: object) -> None:
-        replica.request_drain(SIGNAL)
-        end()
-
-    before = signal.signal(signal.SIGTERM, heed)
+    before = signal.getsignal(signal.SIGTERM)
 
     def end() -> None:
         is_ours = signal.getsignal(signal.SIGTERM) is heed
         if is_ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
 
+    def heed(*_: object) -> None:
+        replica.request_drain(SIGNAL)
+        end()
+
+    signal.signal(signal.SIGTERM, heed)  # last: one may come at once
     return end

@@ -79,6 +79,26 @@ def test_who_heeds_sigterm_already_keeps_it_and_it_comes_back() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_sigterm_at_the_very_instant_from_which_it_is_heeded_is_heeded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    replica: Any = SimpleNamespace(request_drain=asked.append)
+    set_handler = signal.signal
+
+    def set_and_get_one(number: int, handler: Any) -> Any:
+        monkeypatch.undo()
+        before = set_handler(number, handler)
+        signal.raise_signal(signal.SIGTERM)
+        return before
+
+    monkeypatch.setattr(signal, "signal", set_and_get_one)
+    end = drained_on_sigterm(replica)
+    assert asked == ["a signal (SIGTERM)"] and is_free()
+    end()
+    assert is_free()
+
+
 def own(*_: object) -> None:
     raise AssertionError("nobody was to call this")
 
