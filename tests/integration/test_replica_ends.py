@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from syncline import outage
+from syncline import life, outage
 from syncline_proto.errors import CalledOff, LeaseLost, SynclineError
 from syncline_testing.cluster import Cluster, free_ports
 from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, together
@@ -133,6 +133,23 @@ def test_a_replica_that_waits_for_a_sync_service_is_called_off(cluster: Cluster)
 
     assert isinstance(called_off(trial.replica.start, recall), CalledOff)
     assert states(cluster, "away") == ["left"]
+
+
+def test_ctrl_c_just_before_there_is_a_session_leaves_no_link_open(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def watches() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name == "syncline-watch"]
+
+    monkeypatch.setattr(life, "warn_if_crowded", interrupt)
+    trial, before = Trial(cluster.control_url, "half-way", 0, settings=QUICK), watches()
+    with pytest.raises(KeyboardInterrupt):
+        trial.replica.start()
+    assert cluster.get("/runs/half-way/replicas")[0]["state"] == "left"
+    assert watches() == before
 
 
 @pytest.mark.long

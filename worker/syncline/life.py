@@ -133,12 +133,13 @@ class Life:
             self._client = ControlClient(wish.control, wish.token, connect_s)
             self.pulse = self._heartbeat(registration)
         joined = open_run(wish, registration, ranks, described.layout, self._recall)
+        exchange = self._exchange = _exchange(joined, described, ranks, carrier.scratch)
         say, me = voice(ranks.index), registration.replica
         page = f"{wish.control.partition(',')[0]}/#{wish.run}"
         say.info("replica.joined", run=wish.run, replica=me, ranks=ranks.count, page=page)
         if self._client is not None:
             warn_if_crowded(self._client, registration, ranks.count, model, say)
-        return self._session(joined, model, optimizer, described, carrier, ranks)
+        return self._session(joined, exchange, model, optimizer, described, carrier, ranks)
 
     def release(self, failed: bool, error: BaseException | None = None) -> None:
         """End every thread and call, then give the lease back; each rank on its own.
@@ -240,6 +241,7 @@ class Life:
     def _session(
         self,
         joined: Joined,
+        exchange: Exchange,
         model: nn.Module,
         optimizer: Optimizer,
         described: ModelLayout,
@@ -249,7 +251,6 @@ class Life:
         settings, say, tally = joined.settings, voice(ranks.index), Tally()
         copies = settings.codec.down == "int8"
         anchors = Anchors(described.shards, carrier, keeps_copies=copies)
-        exchange = self._exchange = _exchange(joined, described, ranks, carrier.scratch)
         self._hooks = Hooks(model, described)
         helm = self._helm(joined, ranks, say)
         waiting = Waiting(Council(ranks, exchange, helm.order, self._recall, tally), helm)
