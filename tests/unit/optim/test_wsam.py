@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from syncline.optim import WSAM
+from syncline.optim import WSAM, Several
 from syncline_proto.errors import ConfigError
 
 Array = NDArray[np.float64]
@@ -250,6 +250,17 @@ def test_steps_out_of_order_are_refused() -> None:
         optimizer.perturb()
     with pytest.raises(ConfigError, match="no closure"):
         optimizer.step(lambda: 0.0)
+
+
+def test_parameters_that_come_later_are_the_base_optimizers_to_take_or_refuse() -> None:
+    one, two, three = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    base = torch.optim.SGD([one], lr=0.1)
+    optimizer = WSAM(base)
+    optimizer.add_param_group({"params": [two], "lr": 1.0})
+    assert [group["lr"] for group in base.param_groups] == [0.1, 1.0]
+    assert optimizer.param_groups is base.param_groups
+    with pytest.raises(ConfigError, match="before they become one"):
+        WSAM(Several(base)).add_param_group({"params": [three]})
 
 
 @pytest.mark.parametrize("wrong", [{"rho": -0.1}, {"gamma": 1.0}, {"gamma": -0.1}], ids=str)

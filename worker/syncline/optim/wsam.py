@@ -85,6 +85,13 @@ class WSAM(Optimizer):
         """Values and gradients of this rank's parts, where the perturbation began."""
         self._hooks: OrderedDict[int, Hook] = OrderedDict()
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Give the base optimizer more parameters, which it may refuse: it is who steps them."""
+        if not hasattr(self, "base"):  # while this one is made
+            super().add_param_group(param_group)
+            return
+        self.base.add_param_group(param_group)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Give the base optimizer its state back."""
         self.base.load_state_dict(state_dict)
