@@ -343,6 +343,9 @@ def test_what_a_run_cannot_bear_is_refused_before_anybody_joins(tmp_path: Path) 
     made.args.load_best_model_at_end = True
     with pytest.raises(ConfigError, match="load_best_model_at_end would put older parameters"):
         made.train()
+    assert made.optimizer is not None
+    hooks = vars(followed(made.optimizer))["_optimizer_step_pre_hooks"]
+    assert not hooks, "the optimizer is as it was"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,11 @@ class SynclineCallback(GuestCallback, TrainerCallback):
         # Ahead of the replica's own hooks, which average gradients in the synchronous phase.
         judging: Any = self._judge
         self._hooks.append(followed(optimizer).register_step_pre_hook(judging))
-        replica = self._guest.begin(model, optimizer, lambda: check(args, model))
+        try:
+            replica = self._guest.begin(model, optimizer, lambda: check(args, model))
+        except BaseException:
+            self._unhook()
+            raise
         atexit.register(self._at_exit)
         self._guest.part_data(train_dataloader)
 
