@@ -12,7 +12,7 @@ import pytest
 
 from syncline.launch import guard, processes, ranks
 from syncline.launch.probes import own_error, wait_ready
-from syncline.launch.processes import Command, Crew, Process
+from syncline.launch.processes import LINE_BYTES_MAX, READ_BYTES_MAX, Command, Crew, Process
 from syncline_proto.errors import ProcessFailed, StoreError, TrainingDiverged, Unreachable
 from syncline_testing.processes import alive
 from syncline_testing.waiting import wait_until
@@ -251,6 +251,16 @@ def test_lines_come_whole_and_once(tmp_path: Path) -> None:
 
         wait_until(all_heard, WAIT_S, "it has ended")
     assert heard == ["a", "bc", "d"]
+
+
+def test_of_a_line_without_an_end_no_more_is_kept_than_a_line_may_have(tmp_path: Path) -> None:
+    longest = READ_BYTES_MAX + LINE_BYTES_MAX
+    script = f"print('x' * {2 * longest}); print('end')"
+    with Crew() as crew:
+        process = crew.start(command(tmp_path, script))
+        wait_until(lambda: process.exit_code is not None, WAIT_S, "it has ended")
+        heard = [line for _ in range(8) for line in process.lines()]
+    assert heard[-1] == "end" and len(heard[0]) <= longest
 
 
 RANK = """

@@ -24,6 +24,8 @@ from syncline_proto.errors import ProcessFailed, StoreError, SynclineError, ever
 TAIL_BYTES = 16 << 10
 READ_BYTES_MAX = 1 << 20
 """Read of a child's output in one look; the rest comes with the next one."""
+LINE_BYTES_MAX = 1 << 20
+"""Kept of a line that has not ended; of a longer one the beginning is dropped."""
 KILL_GRACE_S = guard.KILL_WAIT_S + 2.0
 POLL_S = 0.05
 FULL_BYTES = 1 << 20
@@ -242,7 +244,8 @@ class _Follower:
     def lines(self) -> list[str]:
         if self._file.closed:
             return []
-        *whole, self._rest = (self._rest + self._file.read(READ_BYTES_MAX)).split(b"\n")
+        *whole, rest = (self._rest + self._file.read(READ_BYTES_MAX)).split(b"\n")
+        self._rest = rest[-LINE_BYTES_MAX:]
         return [line.decode(errors="replace") for line in whole]
 
     def close(self) -> None:
