@@ -257,19 +257,20 @@ class Life:
         traffic = Traffic(ranks, exchange)
         tokens = self._tokens = Tokens(traffic)
         names = [fragment.name for fragment in described.layout.fragments]
+        me, mix = joined.registration.replica, settings.overlap_mix
         rounds = Rounds(
-            names,
-            anchors,
-            exchange,
-            waiting,
-            Landing(anchors, self._hooks, tally, settings.overlap_mix, joined.registration.replica),
-            optimizer,
-            settings,
-            tally,
-            tokens,
-            Verdicts(names, tally, say),
-            Eager(anchors, self._hooks, settings),
-            say,
+            names=names,
+            anchors=anchors,
+            exchange=exchange,
+            waiting=waiting,
+            landing=Landing(anchors, self._hooks, tally, mix, me),
+            optimizer=optimizer,
+            settings=settings,
+            tally=tally,
+            tokens=tokens,
+            verdicts=Verdicts(names, tally, say),
+            eager=Eager(anchors, self._hooks, settings),
+            log=say,
         )
         buffers = Buffers(model, ranks)
         pushes = Pushes(rounds, buffers, settings)

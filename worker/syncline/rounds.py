@@ -47,6 +47,7 @@ class Rounds:
 
     def __init__(
         self,
+        *,
         names: Sequence[str],
         anchors: Anchors,
         exchange: Exchange,
