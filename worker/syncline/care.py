@@ -97,10 +97,13 @@ class Care:
 
 
 def scalars(made: Any) -> Iterator[Tensor]:
-    """What a model's forward gives that may be a loss: itself, or in a mapping or a tuple."""
+    """What a model's forward gives that may be a loss: itself, or in a mapping or a tuple.
+
+    Of what it computed: a parameter of its own, given along, would keep a hook from each pass.
+    """
     some = made.values() if isinstance(made, Mapping) else made
     for one in some if isinstance(made, Mapping | tuple | list) else (made,):
-        if isinstance(one, Tensor) and one.requires_grad and one.numel() == 1:
+        if isinstance(one, Tensor) and one.grad_fn is not None and one.numel() == 1:
             yield one
 
 

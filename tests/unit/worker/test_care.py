@@ -25,7 +25,9 @@ class Losing(TinyModel):
 
     def forward(self, tokens: Tensor, more: float = 0.0) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         loss = loss_of(super().forward, tokens) + more  # pyright: ignore[reportArgumentType]
-        return {"itself": loss, "tuple": (tokens, loss), "mapping": {"loss": loss}}[self._gives]
+        beside = {"loss": loss, "scale": next(iter(self.blocks)).scale}
+        gives = {"itself": loss, "tuple": (tokens, loss), "mapping": {"loss": loss}}
+        return beside if self._gives == "beside" else gives[self._gives]
 
 
 class Loop:
@@ -61,6 +63,17 @@ def test_a_loss_that_is_not_finite_skips_the_step(gives: str, more: float) -> No
         assert replica.inner_step == 2 and replica.tokens == 2 * STEP_TOKENS
     said = [log["loss"] for log in logs if log["event"] == "step skipped: not finite"]
     assert list(map(str, said)) == [str(more)]
+
+
+def test_a_parameter_that_comes_beside_the_loss_is_none_and_nothing_is_hung_onto_it() -> None:
+    loop = Loop("beside")
+    with loop.replica, capture_logs() as logs:
+        for odd in (False, True, False):
+            loop.loss(INFINITE if odd else 0.0).backward()
+            assert loop.update() is not odd
+        scale: Any = next(iter(loop.model.blocks)).scale
+        assert not scale._backward_hooks, "each step would hang one more onto it"
+    assert [log["loss"] for log in logs if "loss" in log] == [INFINITE]
 
 
 def test_one_of_several_batches_of_a_step_is_enough() -> None:
