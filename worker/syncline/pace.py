@@ -51,12 +51,19 @@ class StepRate(Pace):
     def __init__(self) -> None:
         super().__init__()
         self._last: float | None = None
+        self._has_rounds = False
+        """There is a revision that a round has made, or the end of the synchronous phase."""
 
     def of(self, now: Progress) -> float | None:
         """Take in what a heartbeat says, which counts a wait as it goes on.
 
-        So who waits for most of its time is measured as soon as anybody.
+        So who waits for most of its time is measured as soon as anybody. Its waits in the
+        synchronous phase look like all others, and steps there take longer, as each sends its
+        gradients: of them nothing is kept once there are rounds.
         """
         if now.phase in ("training", "waiting"):
+            if now.revision and not self._has_rounds:
+                self._has_rounds = True
+                self._marks.clear()
             self._last = self._over(now.inner_step, now.wall_s - now.exposed_sync_s)
         return self._last
