@@ -69,7 +69,9 @@ def test_whom_fewer_steps_do_not_help_is_let_go_and_the_others_go_on(tmp_path: P
         fast, slow = (Trial(cluster.control_url, "let", s, settings=settings) for s in (0, 1))
 
         def states() -> list[str]:
-            return [one["state"] for one in cluster.get("/runs/let/replicas")]
+            """By name: they are listed in the order in which they came."""
+            found = {one["replica"]: one["state"] for one in cluster.get("/runs/let/replicas")}
+            return [found[name] for name in sorted(found)]
 
         def follow() -> None:
             try:
