@@ -169,8 +169,9 @@ async def _flooded(cluster: Cluster, drawn: list[Call], seed: int, seconds: floa
 
 async def _begin(stub: Any) -> None:
     """A run of one revision, and one before it."""
-    opening = pb.OpenRunRequest(run=RUN, replica="b", incarnation=1, layout=LAYOUT.to_proto())
-    await stub.OpenRun(opening, timeout=20)
+    for one in REPLICAS:  # each waits until the service has heard of its lease
+        opening = pb.OpenRunRequest(run=RUN, replica=one, incarnation=1, layout=LAYOUT.to_proto())
+        await stub.OpenRun(opening, timeout=20)
     for i, start in enumerate(START):
         boxes = [box.to_proto() for box in LAYOUT.fragments[i].boxes]
         offer = {"kind": pb.PUSH_KIND_PARAMETERS, "replica": "b", "base_revision": None}
@@ -179,7 +180,8 @@ async def _begin(stub: Any) -> None:
             head = header(i, pb.CODEC_FP32, **named)
             head.boxes.extend(boxes)
             values = start if named["seq"] == 1 else np.zeros_like(start)
-            await stub.Push(iter(list(iter_push(head, values))), timeout=20)
+            answer = await stub.Push(iter(list(iter_push(head, values))), timeout=20)
+            assert answer.verdict == pb.VERDICT_ACCEPTED, answer
         pull = pb.PullRequest(run=RUN, fragment=i, revision=REVISION, header_only=True)
         _ = [part async for part in stub.Pull(pull, timeout=20)]
 
