@@ -23,6 +23,7 @@ from syncline_proto.rest import (
     RunMembership,
 )
 from syncline_proto.settings import RunSettings
+from syncline_sync.allocator import Leavings
 from syncline_sync.aside import Aside
 from syncline_sync.durability import NOTHING_LOST
 from syncline_sync.fallback import fall_back
@@ -170,12 +171,15 @@ class Host:
     async def sweep(self) -> None:
         """Free the memory that nobody has used for long, for ever.
 
-        That is what runs held that ended long ago (their files stay), and idle slabs.
+        That is what runs held that ended long ago (their files stay), idle slabs, and what a flood
+        of calls has left.
         """
+        leavings = Leavings()
         while True:
             await asyncio.sleep(SWEEP_S)
             self._shared.slabs.trim()
             await self._put_away()
+            await self._shared.compute(leavings.give_back)
 
     async def _put_away(self) -> None:
         """Free the ended runs that are too many, or have been kept long enough."""

@@ -39,7 +39,14 @@ Each may take four times as much once it is read."""
 MIDDLING, MIDDLING_MAX = 4 << 10, 256 << 20
 """The same of requests that are not large: bytes from which on one counts, and that may be held.
 
-Ours are of some hundred bytes. A connection may have thousands that wait, of 64 KiB each.
+Ours are of some hundred bytes. A connection may have thousands that wait, of 64 KiB each. One
+that is less on the wire counts likewise if what it names is more.
+"""
+
+UNDER_WAY_MAX = 65_536
+"""Calls that may be under way at a time, whatever they ask for: of all that have the token.
+
+One that waits takes 28 KiB, most of it gRPC's. A rank has one for each fragment that is under way.
 """
 
 THING_BYTES = 40
@@ -49,33 +56,38 @@ than the message has on the wire: a box takes 8 bytes there, and with its lists 
 
 
 class _Held:
-    """Bytes of requests whose calls have not ended."""
+    """Bytes of requests whose calls have not ended, or these calls."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._bytes = most, 0
+    def __init__(self, most: int, what: str = "large requests") -> None:
+        self._most, self._what, self._size = most, what, 0
 
     @contextmanager
     def holding(self, size: int) -> Generator[None]:
-        """Count bytes of a request that is kept, be it by gRPC until its call ends, or by who reads
-        it.
+        """Count what is kept, be it by gRPC until its call ends, or by who reads it.
 
         Raises:
-            Overloaded: such requests are too many bytes already.
+            Overloaded: that is too much already.
         """
-        if size and self._bytes + size > self._most:
-            raise Overloaded("The sync service has too many large requests to answer; try later.")
-        self._bytes += size
+        if size and self._size + size > self._most:
+            raise Overloaded(f"The sync service has too many {self._what} to answer; try later.")
+        self._size += size
         try:
             yield
         finally:
-            self._bytes -= size
+            self._size -= size
 
 
 class Reader(Doorkeeper):
     """Parses the messages of every call, in place of gRPC."""
 
-    def __init__(self, held_max: int = HELD_MAX, middling_max: int = MIDDLING_MAX) -> None:
+    def __init__(
+        self,
+        held_max: int = HELD_MAX,
+        middling_max: int = MIDDLING_MAX,
+        under_way_max: int = UNDER_WAY_MAX,
+    ) -> None:
         self._large, self._middling = _Held(held_max), _Held(middling_max)
+        self._calls = _Held(under_way_max, "calls")
 
     def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
         """A handler of the same kind that takes bytes, and refuses those that are no message."""
@@ -111,7 +123,7 @@ class Reader(Doorkeeper):
     @asynccontextmanager
     async def _one(self, parse: Parse, method: str, data: bytes) -> AsyncGenerator[Any]:
         """A call's only message, held until the call ends: gRPC keeps it as long itself."""
-        with ExitStack() as held:
+        with self._calls.holding(1), ExitStack() as held:
             yield self._read(parse, method, data, held)
 
     @asynccontextmanager
@@ -125,7 +137,7 @@ class Reader(Doorkeeper):
         """
         # gRPC's end of the stream would keep the last message as well, if it were not closed.
         coming: Any = aiter(parts)
-        with ExitStack() as to_the_end, ExitStack() as to_the_next:
+        with self._calls.holding(1), ExitStack() as to_the_end, ExitStack() as to_the_next:
             each = self._each(parse, method, coming, to_the_end, to_the_next)
             async with aclosing(coming), aclosing(each):
                 yield each
@@ -159,14 +171,16 @@ class Reader(Doorkeeper):
             Overloaded: such messages are too much already.
         """
         size = len(data)
-        if size <= MIDDLING:
-            return parsed(parse, method, data)
         such = self._large if size > LARGE else self._middling
-        held.enter_context(such.holding(size))
+        counted = size if size > MIDDLING else 0
+        if counted:
+            held.enter_context(such.holding(counted))
         message = parsed(parse, method, data)
+        more = THING_BYTES * _things(message)
+        if more <= max(counted, MIDDLING):
+            return message
         try:
-            more = THING_BYTES * _things(message) - size
-            held.enter_context(such.holding(max(more, 0)))
+            held.enter_context(such.holding(more - counted))
         except Overloaded:
             del message  # as in ``parsed``
             raise

@@ -27,11 +27,19 @@ from syncline_proto.names import NAME_PATTERN
 from syncline_proto.rest import WHY_CHARACTERS_MAX
 from syncline_proto.settings import PRESETS, DownCodecName, RunSettings, TimeoutSettings
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
+from syncline_sync.allocator import LEFT_BYTES
 from syncline_sync.core import detector, merge, record
 from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX
-from syncline_sync.host import STOP_S
+from syncline_sync.host import STOP_S, SWEEP_S
 from syncline_sync.process import LAST_REPORTS_S
-from syncline_sync.reading import HELD_MAX, LARGE, MIDDLING, MIDDLING_MAX, THING_BYTES
+from syncline_sync.reading import (
+    HELD_MAX,
+    LARGE,
+    MIDDLING,
+    MIDDLING_MAX,
+    THING_BYTES,
+    UNDER_WAY_MAX,
+)
 from syncline_sync.run import LOOKS
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX
 from syncline_sync.servicer import HEADER_WAIT_S
@@ -138,6 +146,7 @@ PROTOCOL = [
     f"of more than {LARGE >> 10} KiB while the calls of {mib(HELD_MAX)} of such have not ended",
     f"one of {MIDDLING >> 10} to {LARGE >> 10} KiB while those of {mib(MIDDLING_MAX)} of such",
     f"each box, tensor and fragment in it counts as {THING_BYTES} bytes at least",
+    f"Any call is refused likewise while {UNDER_WAY_MAX:,} are under way",
     f"for {LAN.call_s:g} s (lan; {WAN.call_s:g} s wan) is cut",
     f"While {ENDING_MAX} cut pulls of a run",
     f"{LAN.give_up_s:g} s (lan; {WAN.give_up_s:g} s wan) after its revision was dropped",
@@ -172,6 +181,8 @@ LAN_CALLS_S, WAN_CALLS_S = (UNANSWERED_S + 2 * one.connect_s for one in (LAN, WA
 """Of a replica that leaves; and a last heartbeat has twice half a lease."""
 
 OPERATIONS = [
+    f"for each call that waits, {UNDER_WAY_MAX:,} at a time",
+    f"each {SWEEP_S:g} s they go back, once they are {mib(LEFT_BYTES)} more than before",
     f"for up to {PENDING_MAX:,} calls that the service has not taken up yet, {CALLS_MAX:,} of one",
     f"`lease` + {LAN_CALLS_S:g} s (lan; {WAN_CALLS_S:g} s wan) for calls that nobody answers: "
     f"{LAN.round_deadline_s + LAN.lease_s + LAN_CALLS_S:g} s with the lan profile's defaults, "

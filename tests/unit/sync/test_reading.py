@@ -113,13 +113,14 @@ def heavy(method: str, many: int) -> Any:
     return pb.OpenRunRequest(layout=layout)
 
 
-@pytest.mark.parametrize("many", [20_000, 1_000])
+@pytest.mark.parametrize("many", [20_000, 1_000, 300])
 @pytest.mark.parametrize("method", ["Pull", "Push", "OpenRun"])
 def test_a_request_counts_by_what_it_names_until_its_call_has_ended(method: str, many: int) -> None:
     """On the wire three of them would have room."""
     data = heavy(method, many).SerializeToString()
     most = 5 * THING_BYTES * many // 4
-    assert MIDDLING < len(data) < most // 3
+    assert len(data) < most // 3
+    assert (len(data) > MIDDLING) == (many > 300)
     is_large = len(data) > LARGE
     reader = Reader(most, 0) if is_large else Reader(0, most)  # each kind has its own
     kind = type(heavy(method, many))
@@ -150,10 +151,38 @@ def test_a_request_counts_by_what_it_names_until_its_call_has_ended(method: str,
     asyncio.run(scenario())
 
 
-def test_small_requests_are_not_counted() -> None:
+def test_small_requests_are_not_counted_by_what_they_are() -> None:
     async def scenario() -> None:
         reader, data = Reader(0, 0), pb.PullRequest(run="r", boxes=[BOX] * 100).SerializeToString()
         async with reader._one(pb.PullRequest.FromString, "Pull", data) as message:
             assert len(message.boxes) == 100
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_so_many_calls_are_read_at_a_time_and_no_more_whatever_they_ask_for(
+    is_stream: bool,
+) -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        return
+        yield b""
+
+    @asynccontextmanager
+    async def read(reader: Reader) -> AsyncIterator[None]:
+        if is_stream:  # one that says nothing costs as much
+            async with reader._many(pb.PushRequest.FromString, "/Push", nothing()):
+                yield
+        else:
+            async with reader._one(pb.PullRequest.FromString, "Pull", b""):
+                yield
+
+    async def scenario() -> None:
+        reader = Reader(under_way_max=2)
+        for _ in range(2):  # those that have ended leave their places
+            async with read(reader), read(reader):
+                with pytest.raises(Overloaded, match="too many calls"):
+                    async with read(reader):
+                        pass
 
     asyncio.run(scenario())
