@@ -17,7 +17,7 @@ from hypothesis.strategies import SearchStrategy
 
 from fuzz.arena import Arena, arena
 from fuzz.asking import Asking, asking
-from fuzz.flood import BUDGET, CONSTANT, GROWTH, drawn, flooded
+from fuzz.flood import BUDGET, CONSTANT, GROWTH, PIECES_LONG, drawn, flooded
 from fuzz.keeping import Keeping, calls, keeping
 from fuzz.requests import openings, pulls
 from fuzz.streams import pushes
@@ -83,7 +83,8 @@ def main() -> int:
         keeper = kept(Path(folder) / "kept", given.seed, given.kept)
         print(f"{keeper.examples} about checkpoints, {keeper.answered} answered", flush=True)
         (Path(folder) / "flood").mkdir()
-        flood = flooded(Path(folder) / "flood", drawn(given.seed), given.seed, given.flood)
+        sent = drawn(given.seed)
+        flood = flooded(Path(folder) / "flood", sent, given.seed, given.flood, PIECES_LONG)
     figures = {
         "examples": fighter.examples,
         "entered": fighter.entered,
@@ -97,7 +98,7 @@ def main() -> int:
         "flood_calls": flood.calls,
         "budget_bytes": BUDGET,
         "peak_beyond_budget_bytes": flood.beyond_bytes,
-        "allowed_bytes": CONSTANT,
+        "allowed_bytes": CONSTANT + PIECES_LONG,
         "growth_bytes": flood.growth_bytes,
         "growth_allowed_bytes": GROWTH,
     }

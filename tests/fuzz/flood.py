@@ -61,20 +61,29 @@ GROWTH = 48 << 20
 """Bytes that a service at rest may hold more after its second flood than after its first.
 
 Of one and the same traffic, so what is kept of each malformed call shows: a pass has 800 that are
-refused. 30 passes, some on a busy machine, left 225 to 263 MiB, one up to 23 more than the one
+refused. 30 passes, some on a busy machine, left 225 to 263 MiB, one up to 26 more than the one
 before it, or 20 less: pieces in which something small is in use go back to nobody.
 """
 
-CONSTANT = HOGS * 2 * MESSAGE_BYTES + (210 + (HOGS - 1) * 15 + 4 * 16 + 2 * 32 << 20)
-"""Bytes that the service may take beyond its budget and what it holds at rest.
+CONSTANT = (210 + HOGS * (2 * (MESSAGE_BYTES >> 20) + 1) + 4 * 16 + 2 * 32) << 20
+"""Bytes that the service may take beyond its budget and what it holds at rest: 474 MiB.
 
-No slack: floods of one to two minutes took 477 to 543 MiB of these 571, the more the quieter the
-machine. Each hog may have a message of the largest size in gRPC's hands, and once more as Python's;
-the other calls' are small. One message is read at a time: the worst is a layout of nothing but
-empty tensors, 4 Mi of them, 210 MiB until it is refused (of boxes 112). A pull of 100,000 boxes is
-1 MiB, and 15 once it is read, and the other hogs may each be one. Four threads of the pool work on
-16 MiB each. The allocator keeps 32 MiB of what is free again in each of its two arenas. What a
-shard falls into is nothing: the tensors are small.
+One message is read at a time: the worst is a layout of nothing but empty tensors, 4 Mi of them, 210
+MiB until it is refused (of boxes 112). Each hog may have a message of the largest size in gRPC's
+hands, and once more as Python's; or else it is a pull of 100,000 boxes, of 1 MiB, which is there
+twice and 15 once it is read. The other calls' are small. Four threads of the pool work on 16 MiB
+each. The allocator keeps 32 MiB of what is free again in each of its two arenas. What a shard falls
+into is nothing: the tensors are small.
+
+Near the peak of two passes 304 MiB were in the allocator's main arena (what has been read), 40 in
+whole messages, and 53 in its other arena (gRPC's).
+"""
+
+PIECES, PIECES_LONG = 48 << 20, 97 << 20
+"""Beyond that there is free memory between what is in use: of two passes, and of minutes of them.
+
+Two passes, on a busy machine, took 381 to 436 MiB in all, so these 48 are slack; floods of one to
+two minutes 457 to 543, the more the quieter the machine.
 """
 
 SETTINGS = {
@@ -127,7 +136,9 @@ def drawn(number: int) -> list[Call]:
     return found
 
 
-def flooded(folder: Path, drawn: list[Call], seed: int, seconds: float) -> Figures:
+def flooded(
+    folder: Path, drawn: list[Call], seed: int, seconds: float = 0.0, pieces: int = PIECES
+) -> Figures:
     """Flood a service twice; then nothing of it is another, and it answers as before.
 
     The first takes so long, and a pass at least; the second has the very same calls.
@@ -140,7 +151,7 @@ def flooded(folder: Path, drawn: list[Call], seed: int, seconds: float) -> Figur
             cluster.post(f"/runs/{RUN}/replicas", {"replica": replica})
         figures = asyncio.run(_flooded(cluster, drawn, seed, seconds))
         figures.peak_bytes = _memory(cluster, "VmHWM")
-    assert figures.beyond_bytes <= CONSTANT, figures
+    assert figures.beyond_bytes <= CONSTANT + pieces, figures
     assert figures.growth_bytes <= GROWTH, figures
     return figures
 

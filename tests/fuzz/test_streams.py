@@ -50,5 +50,5 @@ def test_many_malformed_calls_at_a_time_take_no_more_memory_than_is_allowed_and_
     tmp_path: Path,
 ) -> None:
     """A pass of them, and the same once more: nothing is kept of any."""
-    figures = flooded(tmp_path, drawn(SEED), SEED, seconds=0.0)
+    figures = flooded(tmp_path, drawn(SEED), SEED)
     assert figures.refused / 2 * (100 << 10) > GROWTH, "so much of each would show"
