@@ -71,9 +71,28 @@ def test_a_buffer_that_comes_or_goes_is_told() -> None:
     none.check_unchanged()
 
 
+def test_a_parameter_that_is_trained_only_since_the_join_is_told_by_its_canonical_name() -> None:
+    model = TinyModel()
+    model.blocks[1].requires_grad_(False)
+    model.blocks[1] = checkpoint_wrapper(model.blocks[1])
+    seen = Buffers(model, Ranks())
+    model.blocks[0].requires_grad_(False)  # it stays as it is, and is pushed so
+    seen.check_unchanged()
+    next(model.blocks[1].parameters()).requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"^The parameter blocks\.1\..+ requires a gradient"):
+        seen.check_unchanged()
+    late = Buffers(TinyModel(), Ranks())
+    late.check_unchanged()
+
+
 @pytest.mark.parametrize(
     ("before", "change", "told"),
     [
+        (
+            "model.bias.requires_grad_(False)",
+            "model.bias.requires_grad_(True)",
+            ["A parameter of another rank requires", "The parameter bias requires"],
+        ),
         (
             "model.register_buffer('bias_of', torch.zeros(3))",
             "model.bias_of += 1",
@@ -85,7 +104,7 @@ def test_a_buffer_that_comes_or_goes_is_told() -> None:
             ["A buffer of another rank came or went", "The buffer late came or went"],
         ),
     ],
-    ids=["changed", "late"],
+    ids=["thawed", "changed", "late"],
 )
 def test_what_one_rank_sees_stops_all(
     tmp_path: Path, before: str, change: str, told: list[str]
