@@ -18,7 +18,7 @@ _BARE_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?!\d)")
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 
-def control_url(text: str) -> str:
+def control_url(text: object) -> str:
     """Return the control plane's address with a scheme and without a slash at its end.
 
     Of a control plane of several processes it may be all their addresses, with commas between.
@@ -26,6 +26,12 @@ def control_url(text: str) -> str:
     Raises:
         ConfigError: nobody could be reached by it.
     """
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"The control plane's address {text!r} cannot be used, since it is no text; write "
+            "http://HOST:PORT.",
+            "control",
+        )
     return ",".join(_one_control_url(part.strip(" ")) for part in text.split(","))
 
 

@@ -9,9 +9,24 @@ import weakref
 from collections.abc import Iterable
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from syncline_proto.errors import ConfigError
+
+
+def checked_model(model: object) -> nn.Module:
+    """Return what is to be trained.
+
+    Raises:
+        ConfigError: it is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            "Replica needs a torch.nn.Module, whose parameters it trains, not "
+            f"{type(model).__name__}."
+        )
+    return model
 
 
 class Claim:
@@ -55,6 +70,30 @@ def check_trains(model: nn.Module, optimizer: Optimizer) -> None:
         raise ConfigError(
             "The optimizer has none of the model's parameters, so it would train another: make it "
             "from the parameters of the model that Replica is given, after fully_shard."
+        )
+
+
+def check_values(name: str, parameter: nn.Parameter) -> None:
+    """Refuse a parameter that has no values, or none that anybody may write.
+
+    Raises:
+        ConfigError: it is such a one; it is named.
+    """
+    if is_lazy(parameter):
+        raise ConfigError(
+            f"{name} has no shape yet, as its module is lazy: call the model once, and make the "
+            "optimizer from its parameters after that."
+        )
+    if parameter.is_meta:
+        raise ConfigError(
+            f"{name} is on the meta device, where it has no values: call "
+            "model.to_empty(device=...) and initialize or load the model, and make the optimizer "
+            "from its parameters after that."
+        )
+    if parameter.requires_grad and parameter.is_inference():
+        raise ConfigError(
+            f"{name} was made in torch.inference_mode, so nothing may be written to it: make the "
+            "model outside of that."
         )
 
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import (
 from syncline.blocks import CanonicalNames, Groups
 from syncline.core.boxes import local_box, overlap, senders
 from syncline.core.cutting import cut
-from syncline.fitting import check_memory
+from syncline.fitting import check_memory, check_values
 from syncline.ranks import Ranks
 from syncline_proto.errors import ConfigError, LayoutMismatch
 from syncline_proto.layout import DTYPES, Box, Layout, TensorSpec
@@ -114,6 +114,8 @@ def outline(model: nn.Module, ranks: Ranks) -> Outline:
         LayoutMismatch: the ranks do not describe the same model; on all ranks.
     """
     names = CanonicalNames(model)
+    for raw, parameter in model.named_parameters():
+        check_values(names(raw), parameter)
     _check_no_running_statistics(model, names)
     tied: dict[nn.Parameter, list[str]] = {}
     for raw, parameter in model.named_parameters(remove_duplicate=False):

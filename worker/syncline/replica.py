@@ -23,7 +23,7 @@ from syncline.batches import Untaken
 from syncline.care import Care
 from syncline.drained import drained_on_sigterm, is_free
 from syncline.faults import plainly
-from syncline.fitting import Claim, check_trains
+from syncline.fitting import Claim, check_trains, checked_model
 from syncline.life import Life
 from syncline.optim.followed import followed
 from syncline.reading import Reading
@@ -31,7 +31,7 @@ from syncline.recall import OWN, Recall
 from syncline.reports import Curve, Reports
 from syncline.session import Session
 from syncline.setbacks import Setbacks, figures_of
-from syncline.settings import AnchorDevice, run_settings
+from syncline.settings import AnchorDevice, checked_ramp, run_settings
 from syncline.stats import number_of, progress_of
 from syncline.synchronous import drop_gradients
 from syncline.voice import own_rank, voice
@@ -107,16 +107,14 @@ class Replica(Reading):
         Raises:
             ConfigError: a setting, name or address is wrong.
         """
-        if join_ramp_steps is not None and join_ramp_steps < 0:
-            raise ConfigError(f"join_ramp_steps is {join_ramp_steps}; it must be 0 or more.")
-        self._model, self._optimizer = model, followed(optimizer)
+        self._ramp_steps = checked_ramp(join_ramp_steps)
+        self._model, self._optimizer = checked_model(model), followed(optimizer)
         given = None if settings is None else run_settings(settings)
         self._recall = Recall()
         self._alone = Alone(given or RunSettings(), model, self._optimizer, self._recall)
         wish = wished(control, run, name, given, job or {}, check_job, anchor_device)
         super().__init__(wish, self._alone, tokens_of)
         self._setbacks = Setbacks(self)
-        self._ramp_steps = join_ramp_steps
         self._claim, self._care = Claim(model), Care(model, self._optimizer, takes_care)
         self._drains_on_sigterm = drain_on_sigterm
         self._end_heeding: Callable[[], None] = lambda: None

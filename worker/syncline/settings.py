@@ -43,13 +43,24 @@ def checked_device(word: str) -> AnchorDevice:
     raise ConfigError(f'anchor_device is "{word}"; it must be "cpu" or "model".')
 
 
-def checked_name(kind: str, name: str) -> str:
+def checked_ramp(steps: object) -> int | None:
+    """Return over how many first steps a joiner's grow; None: as many as the run's settings say.
+
+    Raises:
+        ConfigError: it is no number of steps.
+    """
+    if steps is None or (isinstance(steps, int) and steps >= 0):
+        return steps
+    raise ConfigError(f"join_ramp_steps is {steps!r}; it must be 0 or more, and whole.")
+
+
+def checked_name(kind: str, name: object) -> str:
     """Return a run's or replica's name.
 
     Raises:
         ConfigError: it is not safe in a path, a URL and a Kubernetes object.
     """
-    if not valid_name(name):
+    if not isinstance(name, str) or not valid_name(name):
         raise ConfigError(f"The {kind} name {name!r} must be {NAME_WORDS}.")
     return name
 

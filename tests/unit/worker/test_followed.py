@@ -51,3 +51,10 @@ def test_two_replicas_around_one_model_are_refused_until_one_is_closed_or_gone()
 def test_nothing_else_is_followed(other: object) -> None:
     with pytest.raises(ConfigError, match=r"needs a torch\.optim\.Optimizer"):
         Replica(nn.Linear(2, 2), other)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("other", [None, "llama", [nn.Linear(2, 2)]])
+def test_no_other_model_is_trained(other: object) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"needs a torch\.nn\.Module"):
+        Replica(other, optimizer)  # pyright: ignore[reportArgumentType]

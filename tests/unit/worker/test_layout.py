@@ -171,6 +171,21 @@ def test_parameters_that_cannot_be_written_one_by_one_are_named() -> None:
     assert layout_of(model(same=columns, again=flat)).numel == 20 + 64
 
 
+def test_parameters_without_values_are_named() -> None:
+    with torch.device("meta"):
+        nowhere = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match=r"^0\.weight is on the meta device"):
+        layout_of(nowhere)
+    with pytest.raises(ConfigError, match=r"^1\.weight is on the meta device"):
+        layout_of(nn.Sequential(nn.Linear(4, 4), nowhere[0].requires_grad_(False)))
+    with pytest.raises(ConfigError, match=r"^1\.weight has no shape yet"):
+        layout_of(nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4)))
+    with torch.inference_mode():
+        read_only = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match=r"^0\.weight was made in torch\.inference_mode"):
+        layout_of(read_only)
+
+
 def test_a_fragment_of_nothing_is_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     model.register_parameter("none", nn.Parameter(torch.empty(3, 0)))

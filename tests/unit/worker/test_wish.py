@@ -73,3 +73,19 @@ def test_where_a_callback_wants_its_anchors_its_replica_keeps_them(
     with pytest.raises(Refused):
         callback._guest.begin(model, torch.optim.SGD(model.parameters()), refuse)
     assert anchors_of(callback.replica) == said
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"run": 3}, "^The run name 3 must be"),
+        ({"name": 5}, "^The replica name 5 must be"),
+        ({"control": 8500}, "^The control plane's address 8500 cannot be used"),
+        ({"join_ramp_steps": "2"}, "^join_ramp_steps is '2'"),
+    ],
+    ids=lambda one: "" if isinstance(one, str) else next(iter(one)),
+)
+def test_what_is_no_text_is_named(given: dict[str, object], told: str) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=told):
+        Replica(model, torch.optim.SGD(model.parameters()), **given)  # pyright: ignore[reportArgumentType]
