@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from syncline_control.state import State
 from syncline_control.tables import DataDone, DataSpan
 from syncline_control.transaction import Transaction
-from syncline_testing.control import on_both, with_replicas
+from syncline_testing.control import Clock, on_both, with_replicas
 
 pytestmark = [pytest.mark.anyio, on_both]
 
@@ -26,17 +26,20 @@ async def api(api: httpx.AsyncClient) -> httpx.AsyncClient:
     return await with_replicas(api, "a", "b")
 
 
-async def asked(api: httpx.AsyncClient, want: int) -> httpx.Response:
-    return await api.post("/v1/runs/r/replicas/a/data", json={**ASK, "want": want})
+async def asked(api: httpx.AsyncClient, want: int, after: int = 0) -> httpx.Response:
+    body = {**ASK, "want": want, "after": after}
+    return await api.post("/v1/runs/r/replicas/a/data", json=body)
 
 
-async def stands(api: httpx.AsyncClient, fragment: int, trained: Any, excluded: Any) -> int:
+async def stands(
+    api: httpx.AsyncClient, fragment: int, trained: Any, excluded: Any, at: float = 1000.0
+) -> int:
     standing = {
         "fragment": fragment,
         "fragment_name": f"block {fragment}",
         "kind": "parameters",
         "revision": 9,
-        "committed_at": 1000.0,
+        "committed_at": at,
         "seconds": 0.0,
         "fragments": 2,
         "data": {"trained": trained, "excluded": excluded},
@@ -109,3 +112,21 @@ async def test_a_new_database_leases_nothing_before_each_fragment_has_told_all_t
     assert (await asked(api, 5)).json()["code"] == "OVERLOADED"
     assert await stands(api, 1, [[0, 0, 40]], []) == 204
     assert (await asked(api, 5)).json()["ranges"] == [[0, 40, 45]]
+
+
+async def test_data_is_given_out_whatever_number_of_epochs_somebody_claims(
+    api: httpx.AsyncClient, clock: Clock
+) -> None:
+    """A forged word; what the fragments themselves say next takes it back."""
+    for fragment in (0, 1):
+        assert await stands(api, fragment, [[0, 0, 100, (1 << 53) - 1]], []) == 204
+    for after in range(3):
+        answer = await asked(api, 150, after)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["number"] == after + 1
+    for fragment in (0, 1):
+        assert await stands(api, fragment, [[0, 0, 40]], [], at=2000.0) == 204
+    for _ in range(30):  # until what was lost has settled
+        clock.now += 5.0
+        assert (await asked(api, 0, after=3)).status_code == 200
+    assert (await asked(api, 10, after=3)).json()["ranges"] == [[0, 40, 50]]

@@ -34,6 +34,10 @@ EPOCHS_AHEAD_MAX = 1_000
 (the database is new, and did not give it); and a fragment that tells what it has may have nothing
 of so many in a row. What tells of more is passed over."""
 
+EPOCHS_MAX = 1 << 40
+"""Of what a fragment tells that it has, no more are believed: to read one takes longer than the
+microsecond that would make it twelve days. So a forged word leaves epochs to give out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -222,7 +226,8 @@ class Ledger:
         fragments have been heard of.
         """
         # What it has epoch after epoch it was given, whatever is known of that here.
-        last = self._last(reach([*trained, *excluded], self.epoch, EPOCHS_AHEAD_MAX))
+        told = reach([*trained, *excluded], self.epoch, EPOCHS_AHEAD_MAX)
+        last = self._last(min(told, EPOCHS_MAX))
         last = min(last, self.track.bound(trained), self.track.bound(excluded))
         counted, bad = (self.track.along(one, last) for one in (trained, excluded))
         unheard = Range(0, self.track.size * (last + 1), LENGTH_MAX)  # of that it lacks nothing
