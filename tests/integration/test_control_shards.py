@@ -109,6 +109,13 @@ async def test_a_phase_that_is_lost_starts_again_for_all(api: httpx.AsyncClient)
     assert [kind for kind in kinds if kind.startswith("phase.")] == ["phase.lost", "phase.ended"]
 
 
+async def test_a_number_that_no_phase_has_is_passed_over(api: httpx.AsyncClient) -> None:
+    for offered in (True, False):
+        for number in (1 << 53, (1 << 63) - 1):
+            assert (await hello(api, "sync-0", 0, 2, vote(number, offered))).status_code == 200
+    assert (await word(api))[1:] == (0, False)
+
+
 async def test_a_new_database_takes_over_the_phase_of_services_that_are_ahead_of_it(
     api: httpx.AsyncClient,
 ) -> None:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+NUMBER_MAX = 1 << 53
+"""No phase has a larger number, which every reader of JSON keeps; who names one is passed over."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
@@ -23,7 +26,7 @@ class Phase:
 
 def after(phase: Phase, index: int, shards: int, number: int, offered: bool) -> Phase:
     """Return the phase after what service ``index`` of ``shards`` says of phase ``number``."""
-    if phase.has_ended or number < phase.number:
+    if phase.has_ended or not phase.number <= number < NUMBER_MAX:
         return phase
     if number > phase.number:
         phase = Phase(number=number)
