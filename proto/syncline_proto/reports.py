@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, FailFast, Field, FiniteFloat
 
-from syncline_proto.names import KIND_PATTERN, LINE_PATTERN
+from syncline_proto.names import KIND_PATTERN, LINE_PATTERN, NAME_PATTERN
 from syncline_proto.ranges import RANGES_MAX, Range
 from syncline_proto.rest import Answer, Count, Request, strictly
 from syncline_proto.stretches import Stretch, are_apart
@@ -19,7 +19,7 @@ from syncline_proto.stretches import Stretch, are_apart
 class ContributionView(Answer):
     """What became of one replica's push in a round."""
 
-    replica: str
+    replica: str = Field(pattern=NAME_PATTERN)
     incarnation: int
     verdict: Literal["accepted", "anomalous"]
     weight: FiniteFloat

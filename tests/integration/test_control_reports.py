@@ -214,10 +214,12 @@ async def test_a_report_that_does_not_fit_changes_nothing(api: httpx.AsyncClient
         {"revision": 1 << 62},
         {"committed_tokens": 1 << 62},
         {"gradient_step": 1 << 53},
+        {"fragment": 1 << 40},
         {"seconds": -1.0},
         {"committed_at": Clock().now + 2 * 86_400.0},
         {"contributions": [push("a", 1.0, tokens=1 << 53)]},
         {"contributions": [push("a", 1.0, inner_steps=-1)]},
+        {"contributions": [push("a" * 64, 1.0)]},
     ],
 )
 async def test_a_report_of_what_cannot_be_moves_nothing(

@@ -141,6 +141,8 @@ def _refuse_what_cannot_be(tx: Transaction, where: str, report: RoundReport) -> 
             raise InvalidRequest(f"{name} is {count}; a count is from 0 to {COUNT_MAX}.")
     if report.fragments > FRAGMENTS_MAX:
         raise InvalidRequest(f"{where}.fragments: a run has at most {FRAGMENTS_MAX}.")
+    if report.fragment >= FRAGMENTS_MAX:  # the ledger keeps a bit for each below it, too
+        raise InvalidRequest(f"{where}.fragment: a run has at most {FRAGMENTS_MAX}, from 0 on.")
     if report.fragments and report.fragment >= report.fragments:
         raise InvalidRequest(f"{where}.fragment: there are {report.fragments}, counted from 0.")
     if report.seconds < 0:
@@ -212,8 +214,6 @@ def _move_fragment(
     """Let the fragment stand where its latest round left it; a restore may move it back."""
     row = fragments.get(report.fragment)
     if row is None:
-        if len(fragments) >= FRAGMENTS_MAX:
-            raise InvalidRequest(f"rounds.fragment: a run has at most {FRAGMENTS_MAX} fragments.")
         row = Fragment(run_id=run_row.id, number=report.fragment, contributors="[]", settled=-1)
         if report.data is not None or report.kind == "parameters" and not report.revision:
             row.settled = 0  # all of it is told, or there is nothing before
