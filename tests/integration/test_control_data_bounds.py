@@ -37,12 +37,12 @@ def odd(start: int) -> list[list[int]]:
 
 
 @contextmanager
-def statements() -> Iterator[list[str]]:
-    """Those that write spans."""
+def statements(table: str = "data_spans", *, reads: bool = False) -> Iterator[list[str]]:
+    """Those that write to a table, or read it."""
     seen: list[str] = []
 
     def note(_c: Any, _cursor: Any, statement: str, *_more: Any) -> None:
-        if "data_spans" in statement and not statement.startswith("SELECT"):
+        if table in statement and statement.startswith("SELECT") is reads:
             seen.append(statement.split()[0])
 
     event.listen(Engine, "before_cursor_execute", note)
@@ -66,6 +66,20 @@ async def test_who_only_asks_is_answered_with_nothing_once_it_holds_much(
     assert seen == ["UPDATE"], "its pieces settle, all at once"
     assert (await asked(api, "a", **ASK, incarnation=2)).json()["ranges"] == []
     assert len((await asked(api, "b", **ASK)).json()["ranges"]) == 256
+
+
+async def test_who_comes_goes_or_asks_is_not_held_up_by_all_that_is_done(
+    api: httpx.AsyncClient,
+) -> None:
+    """What is done may be in very many pieces, where pushes were excluded."""
+    assert (await asked(api, "a", **LARGE, want=5)).is_success
+    with statements("data_done", reads=True) as seen:
+        await api.post("/v1/runs/r/replicas", json={"replica": "a"})
+        assert (await asked(api, "a", **LARGE, want=5, incarnation=2)).is_success
+        settled = [{"fragment": 0, "membership": 1}]
+        await api.post("/v1/runs/r/reports", json={"settled": settled})
+        await api.post("/v1/runs/r/replicas/a/kick")
+    assert seen == []
 
 
 async def test_the_ledger_is_written_in_three_statements(api: httpx.AsyncClient) -> None:

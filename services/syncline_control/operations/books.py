@@ -24,16 +24,19 @@ T = TypeVar("T")
 class Book:
     """Opened with a transaction, and closed before its end if anything is to be kept."""
 
-    def __init__(self, tx: Transaction, run_row: Run, life: Life | None = None) -> None:
+    def __init__(
+        self, tx: Transaction, run_row: Run, life: Life | None = None, *, with_done: bool = True
+    ) -> None:
         """The run has a dataset.
 
         With a ``life`` all is left out that others hold, who are there: enough to give it more, and
-        far less where many are.
+        far less where many are. What is done may be in thousands of pieces, and only who hears of
+        pushes, or tells how far the run has come, needs it.
         """
         assert run_row.dataset is not None
         self._tx, self._run = tx, run_row
         self._spans = _spans(tx, run_row, life)
-        self._done = _done(tx, run_row) if life is None else Done()
+        self._done = _done(tx, run_row) if with_done else Done()
         self.ledger = Ledger(
             Dataset.model_validate_json(run_row.dataset).sequences,
             run_row.fragments,
@@ -120,7 +123,7 @@ def see_lives(tx: Transaction, run_row: Run) -> None:
     """A life has ended: what it held settles from now on."""
     if run_row.dataset is not None:
         tx.session.flush()
-        book = Book(tx, run_row)
+        book = Book(tx, run_row, with_done=False)
         book.see_lives()
         book.close()
 

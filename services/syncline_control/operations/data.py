@@ -54,7 +54,7 @@ def ask(tx: Transaction, run: str, replica: str, body: DataAsk) -> DataGrant:
     check(body.returned, "returned")
     _fix_dataset(tx, run_row, body.dataset)
     life = Life(replica, body.incarnation)
-    book = Book(tx, run_row, life)
+    book = Book(tx, run_row, life, with_done=False)
     book.see_lives()
     _take_back(book, life, tuple(body.returned))
     number, ranges = book.ledger.granted(life, body.after)
