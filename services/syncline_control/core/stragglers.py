@@ -14,6 +14,7 @@ least share.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -97,7 +98,8 @@ def look(
     if len(samples) == 1:
         return [_alone(samples[0])]
     floor = None if share is None else max(share, rules.share_min)
-    found = [_judged(now, one, _pace(one, samples), rules, floor) for one in samples]
+    rates = sorted(rate for one in samples if (rate := _rate(one)))
+    found = [_judged(now, one, _pace(one, rates), rules, floor) for one in samples]
     staying = sum(not one.leaves for one in samples)
     if rules.policy != "let-go" or staying <= least or staying < len(samples):
         return found
@@ -119,10 +121,15 @@ def broken_off(mark: Mark) -> Mark:
     return replace(mark, slow_since=since, least_since=None)
 
 
-def _pace(one: Sample, samples: Sequence[Sample]) -> float | None:
-    """The replica's rate over the median of the others'; None while nobody can say."""
-    others = [rate for other in samples if other is not one and (rate := _rate(other))]
-    rate = _rate(one)
+def _pace(one: Sample, rates: Sequence[float]) -> float | None:
+    """The replica's rate over the median of the others'; None while nobody can say.
+
+    ``rates`` are those of all who make steps, ascending: to gather the others of each of 1,000
+    replicas anew took a quarter of a second.
+    """
+    rate, others = _rate(one), list(rates)
+    if rate:
+        del others[bisect_left(others, rate)]
     return rate / median(others) if rate is not None and others else None
 
 

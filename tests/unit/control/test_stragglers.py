@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from syncline_control.core.stragglers import Mark, Sample, Verdict, least_share, look
+from syncline_control.core.stragglers import (
+    RATE_MAX,
+    RATE_MIN,
+    Mark,
+    Sample,
+    Verdict,
+    least_share,
+    look,
+)
 from syncline_proto.settings import RunSettings
 from syncline_proto.straggling import StragglerSettings
 
@@ -260,3 +269,16 @@ def test_nobody_straggles_where_all_are_about_as_fast(rates: Iterable[float]) ->
     run = race("let-go")
     run.go_on(900.0, **{f"r{number}": rate for number, rate in enumerate(rates)})
     assert run.told == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(rates=st.lists(RATES, min_size=2, max_size=9))
+def test_a_pace_is_over_the_median_of_all_others(rates: Sequence[float | None]) -> None:
+    """Gathered anew for each replica here, since that is what it means."""
+    can_be = [
+        r if r == 0.0 or (r is not None and RATE_MIN <= r <= RATE_MAX) else None for r in rates
+    ]
+    found = race("tell").look({f"r{number}": rate for number, rate in enumerate(rates)})
+    for number, one in enumerate(found):
+        rate, others = can_be[number], [r for r in can_be[:number] + can_be[number + 1 :] if r]
+        assert one.pace == (rate / median(others) if rate is not None and others else None)
