@@ -86,7 +86,7 @@ def _asking(act: Literal["drain", "kick"], answer: str, still: str) -> Callable[
                 lacking = _lacking(client, run)
             except SynclineError as error:  # what was asked for is done all the same
                 lacking, unknown = None, error.message
-        done = {"run": run, "replica": replica, "act": act, "lacking": lacking}
+        done = {"run": run, "replica": replica, "act": act, "state": state, "lacking": lacking}
         if act == "kick" and state is not ReplicaState.KICKED:  # it had left, or was lost
             said = "{replica} held no lease of {run}: its name is not barred."
         else:
