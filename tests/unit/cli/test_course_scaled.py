@@ -1,5 +1,7 @@
 """More replicas are wanted, or more than this machine can have: those that train go on.
 
+And what a launch says of a run by time.
+
 No process is started: what would be is only noted.
 """
 
@@ -50,6 +52,7 @@ class Launched:
         self.asked: list[str] = []
         """To leave."""
         self.said: list[str] = []
+        self.settings = RunSettings()
         self.wanted: int | None = None
         self.known: list[ReplicaView] = []
         place, me = Place(folder=folder, control_port=1, syncs=()), self.me()
@@ -68,7 +71,7 @@ class Launched:
             run=lambda _: RunView(
                 name="tiny",
                 state=RunState.RUNNING,
-                settings=RunSettings(),
+                settings=self.settings,
                 settings_version=1,
                 created_at=0.0,
                 replicas_wanted=self.wanted,
@@ -151,3 +154,15 @@ def test_nobody_is_started_by_the_name_of_one_that_trains_elsewhere(tmp_path: Pa
     ]
     launched.scaled(6)
     assert launched.started[2:] == ["replica-4", "replica-5"]
+
+
+def test_a_run_by_time_says_once_when_its_first_round_comes(tmp_path: Path) -> None:
+    """A small budget is long used up by then, and nothing else would have seemed to happen."""
+    launched = Launched(tmp_path)
+    launched.settings = RunSettings.model_validate({"strategy": "a-edit"})
+    launched.scaled(2, looks=3)
+    (said,) = launched.said
+    assert "a round every 600 s (run.sync_seconds)" in said and "\n" not in said
+    by_steps = Launched(tmp_path)
+    by_steps.scaled(2, looks=3)
+    assert by_steps.said == []

@@ -15,6 +15,7 @@ from syncline.launch.keeper import HOPELESS, Keeper
 from syncline.launch.plan import Launch
 from syncline.launch.probes import own_error, own_words
 from syncline.launch.view import ReplicaNow, ReplicaStage, Result, Screen, View, result
+from syncline.launch.words import rounds_by_time
 from syncline_proto.errors import (
     CalledOff,
     ConfigError,
@@ -43,6 +44,8 @@ class Course:
         """Of whoever failed first."""
         self._said_by: dict[str, str] = {}
         """Which replica was the first to end with these words: all are told them once."""
+        self._has_said_when = False
+        """When rounds come, in a run by time."""
         self._is_cut_short = False
         """The time was up before anybody trained."""
         self._wanted: int | None = None
@@ -65,6 +68,7 @@ class Course:
                 self._replica_ended(now, code)
         if time.monotonic() - self._state_at > STATE_S:
             self.ask_state()
+            self._say_when()
             self._stop_if_due()
             self._scale()
 
@@ -100,6 +104,15 @@ class Course:
             self._view.state = self._client.run(self._view.run)
         except SynclineError:
             return  # not created yet, or the control plane is on its way back
+
+    def _say_when(self) -> None:
+        """By time nothing may seem to happen for long: say once that this is so."""
+        state = self._view.state
+        if state is None or self._has_said_when:
+            return
+        self._has_said_when = True
+        if state.settings.sync_seconds is not None and not self._view.has_ended:
+            self._screen.say(rounds_by_time(state.settings.sync_seconds))
 
     def _scale(self) -> None:
         """Once somebody wants more replicas or fewer: start some here, or let the newest leave."""

@@ -8,6 +8,14 @@ def way_on(run: str) -> str:
     return f"`syncline runs resume {run}` goes on"
 
 
+def rounds_by_time(seconds: float) -> str:
+    """What a run by time has people wait for."""
+    return (
+        f"Each fragment has a round every {seconds:g} s (run.sync_seconds), and the run ends with "
+        "one, however small its token budget."
+    )
+
+
 def outer_rounds(revision: int, warmup_steps: int) -> int:
     """Rounds of pseudo-gradients that led a fragment to ``revision``.
 
