@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import delete, select
@@ -24,6 +24,9 @@ ROUNDS_KEPT = ROUNDS_MAX
 
 COUNT_MAX = (1 << 53) - 1
 """Revisions, steps and tokens; every reader of JSON keeps so much exactly."""
+
+NAMED_AT_ONCE = 500
+"""Replicas looked up by name in one statement: databases bound the length of a list."""
 
 
 def add(tx: Transaction, run: str, body: Reports) -> None:
@@ -54,10 +57,8 @@ def newest_rounds(tx: Transaction, run: str, limit: int) -> list[RoundReport]:
 
 
 def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> None:
-    replicas = {
-        row.name: row
-        for row in tx.session.scalars(select(Replica).where(Replica.run_id == run_row.id))
-    }
+    named = {one.replica for report in reports for one in report.contributions}
+    replicas = _replicas(tx, run_row, named)
     fragments = {
         row.number: row
         for row in tx.session.scalars(select(Fragment).where(Fragment.run_id == run_row.id))
@@ -97,6 +98,20 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
     data.told(tx, run_row, newest)
     _forget_old_rounds(tx, run_row)
     runs.finish_if_done(tx, run_row)
+
+
+def _replicas(tx: Transaction, run_row: Run, named: Collection[str]) -> dict[str, Replica]:
+    """Those that are ``named``, and all that hold a lease; no report changes any other.
+
+    A run may have had thousands, and a sync service reports several times a second.
+    """
+    mine = select(Replica).where(Replica.run_id == run_row.id)
+    rows = list(tx.session.scalars(mine.where(Replica.state.in_(HELD))))
+    others = sorted(set(named) - {row.name for row in rows})
+    for start in range(0, len(others), NAMED_AT_ONCE):
+        some = others[start : start + NAMED_AT_ONCE]
+        rows += tx.session.scalars(mine.where(Replica.name.in_(some)))
+    return {row.name: row for row in rows}
 
 
 class _Stand(NamedTuple):
