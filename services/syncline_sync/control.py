@@ -19,11 +19,7 @@ from pydantic import ValidationError
 
 from syncline_proto.errors import Forbidden, StoreError
 from syncline_proto.reports import EventIn, Reports, RoundReport, Settled
-from syncline_proto.rest import (
-    Membership,
-    PhaseVote,
-    SyncServiceHello,
-)
+from syncline_proto.rest import Membership, PhaseVote, SyncServiceHello
 from syncline_sync.calling import Caller, code_of
 from syncline_sync.files import replace_file
 from syncline_sync.report_queue import ReportQueue, Told

@@ -14,6 +14,7 @@ from syncline_control.core.ledger import Ledger
 from syncline_control.core.shares import HELD_MAX, SPANS_MAX
 from syncline_control.operations import data
 from syncline_testing.control import on_both, with_replicas
+from syncline_testing.queries import queries_of
 
 pytestmark = [pytest.mark.anyio, on_both]
 
@@ -37,12 +38,12 @@ def odd(start: int) -> list[list[int]]:
 
 
 @contextmanager
-def statements(table: str = "data_spans", *, reads: bool = False) -> Iterator[list[str]]:
-    """Those that write to a table, or read it."""
+def statements() -> Iterator[list[str]]:
+    """Those that write spans."""
     seen: list[str] = []
 
     def note(_c: Any, _cursor: Any, statement: str, *_more: Any) -> None:
-        if table in statement and statement.startswith("SELECT") is reads:
+        if "data_spans" in statement and not statement.startswith("SELECT"):
             seen.append(statement.split()[0])
 
     event.listen(Engine, "before_cursor_execute", note)
@@ -73,7 +74,7 @@ async def test_who_comes_goes_or_asks_is_not_held_up_by_all_that_is_done(
 ) -> None:
     """What is done may be in very many pieces, where pushes were excluded."""
     assert (await asked(api, "a", **LARGE, want=5)).is_success
-    with statements("data_done", reads=True) as seen:
+    with queries_of("data_done") as seen:
         await api.post("/v1/runs/r/replicas", json={"replica": "a"})
         assert (await asked(api, "a", **LARGE, want=5, incarnation=2)).is_success
         settled = [{"fragment": 0, "membership": 1}]

@@ -12,9 +12,7 @@ from syncline_control.operations import points, reports
 from syncline_control.routes.asking import Control, RunName
 from syncline_control.routes.listing import InTurn
 from syncline_proto.reports import Reports, RoundReport
-from syncline_proto.rest import (
-    MetricSeries,
-)
+from syncline_proto.rest import MetricSeries
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["reports"], route_class=StrictRoute)
 
