@@ -32,7 +32,12 @@ async def asked(api: httpx.AsyncClient, want: int, after: int = 0) -> httpx.Resp
 
 
 async def stands(
-    api: httpx.AsyncClient, fragment: int, trained: Any, excluded: Any, at: float = 1000.0
+    api: httpx.AsyncClient,
+    fragment: int,
+    trained: Any,
+    excluded: Any,
+    at: float = 1000.0,
+    fragments: int = 2,
 ) -> int:
     standing = {
         "fragment": fragment,
@@ -41,7 +46,7 @@ async def stands(
         "revision": 9,
         "committed_at": at,
         "seconds": 0.0,
-        "fragments": 2,
+        "fragments": fragments,
         "data": {"trained": trained, "excluded": excluded},
     }
     answer = await api.post("/v1/runs/r/reports", json={"rounds": [standing]})
@@ -130,3 +135,12 @@ async def test_data_is_given_out_whatever_number_of_epochs_somebody_claims(
         clock.now += 5.0
         assert (await asked(api, 0, after=3)).status_code == 200
     assert (await asked(api, 10, after=3)).json()["ranges"] == [[0, 40, 50]]
+
+
+async def test_how_many_fragments_a_run_has_says_who_told_last(api: httpx.AsyncClient) -> None:
+    """So one wrong word, which nobody could ever take back, keeps nobody from the data."""
+    assert await stands(api, 0, [], [], fragments=100_000) == 204
+    assert "of 100000 fragments" in (await asked(api, 5)).json()["detail"]
+    for fragment in (0, 1):
+        assert await stands(api, fragment, [[0, 0, 40]], [], at=2000.0) == 204
+    assert (await asked(api, 5)).json()["ranges"] == [[0, 40, 45]]

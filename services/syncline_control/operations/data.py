@@ -103,7 +103,7 @@ def told(tx: Transaction, run_row: Run, reports: Iterable[RoundReport]) -> None:
     """Take in what sync services tell of data; telling it again changes nothing."""
     reports = list(reports)
     fragments = max((report.fragments for report in reports), default=0)
-    if fragments and not run_row.fragments:
+    if fragments:  # all services say the same of a run, so a wrong word is not the last
         run_row.fragments = fragments
     if not any(_has_data(report) for report in reports):
         return
