@@ -38,12 +38,13 @@ async def stands(
     excluded: Any,
     at: float = 1000.0,
     fragments: int = 2,
+    revision: int = 9,
 ) -> int:
     standing = {
         "fragment": fragment,
         "fragment_name": f"block {fragment}",
         "kind": "parameters",
-        "revision": 9,
+        "revision": revision,
         "committed_at": at,
         "seconds": 0.0,
         "fragments": fragments,
@@ -144,3 +145,21 @@ async def test_how_many_fragments_a_run_has_says_who_told_last(api: httpx.AsyncC
     for fragment in (0, 1):
         assert await stands(api, fragment, [[0, 0, 40]], [], at=2000.0) == 204
     assert (await asked(api, 5)).json()["ranges"] == [[0, 40, 45]]
+
+
+async def test_a_fragment_that_is_none_of_the_runs_holds_nothing_back(
+    api: httpx.AsyncClient,
+) -> None:
+    """As after a wrong report: its word would be waited for for ever, and count for the run."""
+    assert await stands(api, 7, [], [], fragments=8, revision=1) == 204
+    for fragment in (0, 1):
+        assert (await asked(api, 5)).json()["code"] == "OVERLOADED"
+        assert await stands(api, fragment, [[0, 0, 40]], [], at=2000.0) == 204
+    assert (await api.get("/v1/runs/r")).json()["revision"] == 9
+    assert (await asked(api, 5)).json()["ranges"] == [[0, 40, 45]]
+    assert (await api.delete("/v1/runs/r/replicas/a?incarnation=1")).is_success
+    version = (await api.get("/v1/membership?wait_s=0")).json()["version"]
+    words = [{"fragment": fragment, "membership": version} for fragment in (0, 1)]
+    assert (await api.post("/v1/runs/r/reports", json={"settled": words})).is_success
+    b = await api.post("/v1/runs/r/replicas/b/data", json={**ASK, "want": 5})
+    assert b.json()["ranges"] == [[0, 40, 45]]

@@ -136,7 +136,8 @@ def _alive(tx: Transaction, run_row: Run) -> dict[str, int]:
 
 def _settled(tx: Transaction, run_row: Run) -> int | None:
     """As of which version all fragments have settled; None until all have been heard of."""
-    query = select(func.min(Fragment.settled), func.count()).where(Fragment.run_id == run_row.id)
+    is_own = (Fragment.run_id == run_row.id) & (Fragment.number < run_row.fragments)
+    query = select(func.min(Fragment.settled), func.count()).where(is_own)
     settled, known = tx.session.execute(query).one()
     return settled if 0 < run_row.fragments <= known else None
 

@@ -20,6 +20,7 @@ from syncline_control.operations import replicas, runs, settling
 from syncline_control.operations.books import Book
 from syncline_control.tables import Fragment, Run
 from syncline_control.transaction import Transaction
+from syncline_proto.counts import FRAGMENTS_MAX
 from syncline_proto.errors import DataMismatch, Overloaded
 from syncline_proto.leased import (
     DataAsk,
@@ -89,7 +90,8 @@ def _refuse_until_told(tx: Transaction, run_row: Run) -> None:
         Overloaded: sync services have not told of every fragment; they do within seconds.
     """
     query = select(func.count()).select_from(Fragment)
-    is_told = (Fragment.run_id == run_row.id) & (Fragment.settled >= 0)
+    is_own = Fragment.number < (run_row.fragments or FRAGMENTS_MAX)
+    is_told = (Fragment.run_id == run_row.id) & is_own & (Fragment.settled >= 0)
     known = tx.session.scalar(query.where(is_told)) or 0
     if not run_row.fragments or known < run_row.fragments:
         of = f" of {run_row.fragments}" if run_row.fragments else ""
@@ -102,9 +104,6 @@ def _refuse_until_told(tx: Transaction, run_row: Run) -> None:
 def told(tx: Transaction, run_row: Run, reports: Iterable[RoundReport]) -> None:
     """Take in what sync services tell of data; telling it again changes nothing."""
     reports = list(reports)
-    fragments = max((report.fragments for report in reports), default=0)
-    if fragments:  # all services say the same of a run, so a wrong word is not the last
-        run_row.fragments = fragments
     if not any(_has_data(report) for report in reports):
         return
     if run_row.dataset is None:

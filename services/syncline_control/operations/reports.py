@@ -79,8 +79,11 @@ def _add_rounds(tx: Transaction, run_row: Run, reports: list[RoundReport]) -> No
             run_row.rounds += 1
             for contribution in report.contributions:
                 _judge(run_row, replicas.get(contribution.replica), report, contribution)
-    run_row.revision = min(row.revision for row in fragments.values())
-    run_row.committed_tokens = run_tokens({n: row.committed_tokens for n, row in fragments.items()})
+    # All services say the same of a run: so a wrong word is not the last, nor what it named.
+    run_row.fragments = max(report.fragments for report in reports) or run_row.fragments
+    own = {n: row for n, row in fragments.items() if n < run_row.fragments} or fragments
+    run_row.revision = min(row.revision for row in own.values())
+    run_row.committed_tokens = run_tokens({n: row.committed_tokens for n, row in own.items()})
     _see_who_takes_part(run_row, replicas, fragments, reports)
     tx.session.flush()
     # Where a fragment stood before what was told since says nothing of what it has lost.
