@@ -267,7 +267,8 @@ RANK = """
 import os, signal, sys, time
 rank = int(os.environ["RANK"])
 assert os.environ["WORLD_SIZE"] == "3" and os.environ["LOCAL_RANK"] == str(rank)
-print(rank, os.environ["MASTER_PORT"], flush=True)
+line = f"{rank} {os.environ['MASTER_PORT']}\\n"
+os.write(1, line.encode())  # at once: what is printed comes word by word, among the others'
 """
 
 
