@@ -21,6 +21,7 @@ from syncline_proto.errors import Unreachable
 from syncline_proto.settings import TimeoutSettings
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, STEP_TOKENS, Trial, joined, together
+from syncline_testing.waiting import wait_until
 
 IMPATIENT = {
     **QUICK,
@@ -57,6 +58,7 @@ def test_sigterm_drains_a_script_that_has_said_nothing_of_it(cluster: Cluster) -
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     (left,) = cluster.get("/runs/script/replicas")
     assert (left["state"], replica.committed_tokens) == ("left", 3 * STEP_TOKENS)
+    wait_until(lambda: [3] in cluster.steps("script"), 20, "what it had done of its interval")
 
 
 def test_sigterm_stays_what_a_script_has_made_of_it_or_asks_to_be_left(cluster: Cluster) -> None:

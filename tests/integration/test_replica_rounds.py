@@ -310,6 +310,7 @@ def test_a_joiner_starts_from_what_is_there_and_takes_part(cluster: Cluster) -> 
             first.step(4)
             together(first.replica.finish, second.replica.finish)
             assert first.replica.revision == second.replica.revision == 2
+            wait_until(lambda: [4, 4] in cluster.steps("joiner"), 20, "both are in one round")
             values = second.parameters()
             assert all(torch.equal(values[name], p) for name, p in first.parameters().items())
 

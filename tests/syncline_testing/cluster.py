@@ -166,6 +166,11 @@ class Cluster:
         """POST to a REST path below /v1."""
         return self.http.post(path, json=body).raise_for_status().json()
 
+    def steps(self, run: str) -> list[list[int]]:
+        """The inner steps of each push that is in a round, of each such round that is told."""
+        rounds = self.get(f"/runs/{run}/rounds?limit=1000")
+        return [[c["inner_steps"] for c in one["contributions"]] for one in rounds]
+
     def _knows_sync(self) -> bool:
         alive = sum(one["alive"] for one in self.get("/sync-services"))
         return alive == len(self.sync_addresses)

@@ -268,3 +268,13 @@ def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     base = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         WSAM(base, **wrong)
+
+
+def test_a_sparse_gradient_is_refused_before_anything_has_moved() -> None:
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    before = embedding.weight.detach().clone()
+    optimizer = WSAM(torch.optim.SGD(embedding.parameters(), lr=LR))
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigError, match="sparse=False"):
+        optimizer.perturb()
+    assert torch.equal(embedding.weight, before)
