@@ -59,6 +59,9 @@ def test_sigterm_drains_a_script_that_has_said_nothing_of_it(cluster: Cluster) -
     (left,) = cluster.get("/runs/script/replicas")
     assert (left["state"], replica.committed_tokens) == ("left", 3 * STEP_TOKENS)
     wait_until(lambda: [3] in cluster.steps("script"), 20, "what it had done of its interval")
+    with replica:
+        trial.step(2)
+        assert not replica.done, "whoever starts again was not asked to leave"
 
 
 def test_sigterm_stays_what_a_script_has_made_of_it_or_asks_to_be_left(cluster: Cluster) -> None:

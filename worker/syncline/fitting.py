@@ -73,6 +73,15 @@ def check_trains(model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
+def left_out(model: nn.Module, optimizer: Optimizer) -> list[str]:
+    """The parameters that require a gradient and that the optimizer does not have, by name.
+
+    They stay as they are in every round, unless another optimizer steps them.
+    """
+    has = {p for group in optimizer.param_groups for p in group["params"]}
+    return [name for name, p in model.named_parameters() if p.requires_grad and p not in has]
+
+
 def check_values(name: str, parameter: nn.Parameter) -> None:
     """Refuse a parameter that has no values, or none that anybody may write.
 

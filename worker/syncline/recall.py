@@ -54,6 +54,10 @@ class Recall(Event):
         self.asker = asker
         self._asked = True
 
+    def forget(self) -> None:
+        """Whoever was asked has left: a life that begins now was not."""
+        self._asked, self.asker = False, OWN
+
     def is_set(self) -> bool:
         return self._asked
 

@@ -23,7 +23,7 @@ from syncline.batches import Untaken
 from syncline.care import Care
 from syncline.drained import drained_on_sigterm, is_free
 from syncline.faults import plainly
-from syncline.fitting import Claim, check_trains, checked_model
+from syncline.fitting import Claim, check_trains, checked_model, left_out
 from syncline.life import Life
 from syncline.optim.followed import followed
 from syncline.reading import Reading
@@ -320,6 +320,9 @@ class Replica(Reading):
         if self._stage == "live":
             raise ConfigError("The replica was started already; close it before it starts again.")
         check_trains(self._model, self._optimizer)
+        if names := left_out(self._model, self._optimizer):
+            so = "freeze what is not to be trained, or give the optimizer what is"
+            voice(own_rank()).warning("optimizer.lacks", count=len(names), first=names[0], so=so)
         self._claim.take()
         try:
             self._care.begin(self)
@@ -351,7 +354,8 @@ class Replica(Reading):
     def close(self, failed: bool = False) -> None:
         """Leave the run: bring in the last steps (unless ``failed``), then give the lease back.
 
-        Nothing happens where it was not started, or is closed.
+        Nothing happens where it was not started, or is closed. One that had been asked to leave may
+        start again.
         """
         self._close(failed)
 
@@ -366,7 +370,12 @@ class Replica(Reading):
             self._untaken.tell(self._session.tally, voice(own_rank()))
         if self._life is None:
             self._alone.close(failed)
-            return
+        else:
+            self._leave(self._life, failed, error)
+        if not failed:
+            self._recall.forget()
+
+    def _leave(self, life: Life, failed: bool, error: BaseException | None) -> None:
         try:
             if not failed:
                 self._reports.finish()
@@ -375,7 +384,7 @@ class Replica(Reading):
             failed, error = True, raised
             raise
         finally:
-            self._life.release(failed, error)
+            life.release(failed, error)
 
     def _returns(self) -> bool:
         if not (self._care.is_on and self.rejoin()):

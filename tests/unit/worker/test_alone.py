@@ -66,6 +66,21 @@ def test_a_shard_ends_at_the_token_budget() -> None:
     assert seen == 3
 
 
+def test_what_requires_a_gradient_and_no_step_would_change_is_named() -> None:
+    model = TinyModel(1)
+    (_, first), *others = model.named_parameters()
+    replica = Replica(model, torch.optim.SGD([first], lr=0.1), run="r")
+    with capture_logs() as logs, replica:
+        pass
+    (told,) = (entry for entry in logs if entry["event"] == "optimizer.lacks")
+    assert (told["count"], told["first"]) == (len(others), others[0][0])
+    for _, parameter in others:
+        parameter.requires_grad_(False)
+    with capture_logs() as logs, replica:
+        pass
+    assert "optimizer.lacks" not in [entry["event"] for entry in logs]
+
+
 def test_batches_without_tokens_are_told_of_once() -> None:
     trial = Trial(None, "r", 1)
     floats = [{"image": torch.ones(5)}] * 4

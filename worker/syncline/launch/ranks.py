@@ -25,6 +25,14 @@ _PR_SET_PDEATHSIG = 1
 
 def main(count: int, command: list[str]) -> int:
     """Run ``command`` once for each rank; return 0, or the code of the first rank that failed."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        asked.append(number)  # to be passed on: ranks may be on their way still
+
+    signal.signal(signal.SIGTERM, ask)
+    # Ctrl+C reaches the ranks by themselves, for they are in our group.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
     shared = {
         "WORLD_SIZE": str(count),
@@ -41,22 +49,19 @@ def main(count: int, command: list[str]) -> int:
         for rank in range(count)
     ]
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        for rank in ranks:
-            rank.send_signal(number)
-
-    signal.signal(signal.SIGTERM, pass_on)
-    # Ctrl+C reaches the ranks by themselves, for they are in our group.
-    signal.signal(signal.SIGINT, lambda number, frame: None)
-    return _wait(ranks)
+    return _wait(ranks, asked)
 
 
-def _wait(ranks: list["subprocess.Popen[bytes]"]) -> int:
-    """Wait until all have ended; once one fails, not for long."""
+def _wait(ranks: list["subprocess.Popen[bytes]"], asked: list[int]) -> int:
+    """Wait until all have ended; once one fails, not for long. Passes on what is ``asked``."""
     failed = 0
     limits: list[float] = []
     while any(rank.poll() is None for rank in ranks):
         time.sleep(LOOK_S)
+        while asked:
+            number = asked.pop(0)
+            for rank in ranks:
+                rank.send_signal(number)
         failed = failed or _first_failure(ranks)
         now = time.monotonic()
         if failed and not limits:
