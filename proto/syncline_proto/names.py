@@ -13,6 +13,9 @@ NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 NAME_WORDS = "1 to 63 lower-case letters, digits and . _ -, with a letter or digit first and last"
 """The pattern, for people; what follows "must be"."""
 
+MAYBE_NAME_PATTERN = f"^$|{NAME_PATTERN}"
+"""A name, or none."""
+
 LINE_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
 """A text without control characters."""
 
@@ -31,6 +34,7 @@ RUN_DAMAGED = "run.damaged"
 
 IN_WORDS = {
     NAME_PATTERN: NAME_WORDS,
+    MAYBE_NAME_PATTERN: NAME_WORDS,
     LINE_PATTERN: "one line without control characters",
     KIND_PATTERN: "words of lower-case letters, digits, _ and -, joined by dots",
 }

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import structlog
@@ -78,7 +77,7 @@ def run(
         str | None, _shown("HOST:PORT", "What replicas connect to. [default: host and port]")
     ] = None,
     data: Annotated[
-        Path | None, _shown("DIR", "The store: the checkpoint. [default: syncline-data]")
+        str | None, _shown("DIR", "The store: the checkpoint. [default: syncline-data]")
     ] = None,
     shards: Annotated[
         str | None,

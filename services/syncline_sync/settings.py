@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from syncline_proto.addresses import control_url, sync_address
 from syncline_proto.errors import ConfigError
 from syncline_proto.layout import shown
-from syncline_proto.names import NAME_PATTERN
+from syncline_proto.names import MAYBE_NAME_PATTERN
 from syncline_proto.owners import SHARDS_MAX, Seat, ordinal
 from syncline_proto.settings import is_loopback
 
@@ -52,14 +52,14 @@ class SyncSettings(BaseSettings):
     """Which of them this is, from 0; None: all of them, each in a process of its own."""
     parent: int = 0
     """The process that began this one, and without which it ends; 0: nobody."""
-    name: str = Field(default="", pattern=f"{NAME_PATTERN}|^$")
+    name: str = Field(default="", pattern=MAYBE_NAME_PATTERN)
     """Empty: sync- and the index."""
     staging_bytes: int = Field(default=2 << 30, ge=STAGING_MIN)
     """Encoded pushes that may be in flight; the largest fragment's push always fits. As text with
     a unit, too: 512M, 2G, 2GiB."""
     threads: int = Field(default=0, ge=0, le=256)
     """Pool threads for arithmetic; 0: one per core, at least 4."""
-    fall_back: str = Field(default="", pattern=f"^$|{NAME_PATTERN}")
+    fall_back: str = Field(default="", pattern=MAYBE_NAME_PATTERN)
     """A run whose damaged files give way to the revisions before them, as this process starts."""
     log_json: bool = False
 
@@ -80,6 +80,14 @@ class SyncSettings(BaseSettings):
         if (number := ordinal(host)) is None:
             raise ValueError(f"the host's name, {shown(repr(host))}, does not end in -NUMBER")
         return number
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _is_a_folder(cls, data: Any) -> Any:
+        # Of an empty one ``Path`` makes the folder in which the service was started.
+        if data == "":
+            raise ValueError("it is empty; name a folder")
+        return data
 
     @field_validator("staging_bytes", mode="before")
     @classmethod

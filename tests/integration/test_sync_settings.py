@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from syncline_proto.names import NAME_WORDS
 from syncline_sync.settings import SyncSettings
 from syncline_testing.processes import environment
 
@@ -54,9 +55,12 @@ def test_a_wrong_setting_is_named(tmp_path: Path, flags: tuple[str, str]) -> Non
         ),
         (("--port", "many"), "--port must be a valid integer, not 'many'."),
         (("--shards", "two"), "--shards must be a valid integer, not 'two'."),
+        (("--name", "No Name"), f"--name must be {NAME_WORDS}, not 'No Name'."),
+        (("--fall-back", "No Run"), f"--fall-back must be {NAME_WORDS}, not 'No Run'."),
+        (("--data", ""), "--data: it is empty; name a folder."),
     ],
 )
-def test_a_number_that_is_none_is_repeated(
+def test_what_cannot_be_is_repeated_with_what_can(
     tmp_path: Path, flags: tuple[str, str], why: str
 ) -> None:
     code, said = refusal(tmp_path, *flags)
