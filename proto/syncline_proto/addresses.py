@@ -71,13 +71,17 @@ def bearer_token(token: str | None) -> str | None:
     Raises:
         ConfigError: it cannot stand in a header. It is not repeated.
     """
-    if token and not _VISIBLE.fullmatch(token):
-        raise ConfigError(
-            "The token holds a line break, a space or a character beyond ASCII; give it exactly "
-            "as the control plane has it.",
-            "token",
-        )
+    if why := wrong_token(token or ""):
+        given = f"The token {why}; give it exactly as the control plane has it."
+        raise ConfigError(given, "token")
     return token or None
+
+
+def wrong_token(token: str) -> str | None:
+    """Why it cannot stand in a header, as what follows "the token"; None if it can."""
+    if not token or _VISIBLE.fullmatch(token):
+        return None
+    return "holds a line break, a space or a character beyond ASCII"
 
 
 def _wrong_url(url: str) -> str | None:

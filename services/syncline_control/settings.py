@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from syncline_proto.addresses import wrong_token
 from syncline_proto.errors import ConfigError
 from syncline_proto.settings import is_loopback
 from syncline_proto.words import sentence
@@ -27,6 +28,13 @@ class ControlSettings(BaseSettings):
     insecure: bool = False
     """Allow strangers: no token although other machines can reach us."""
     log_json: bool = False
+
+    @field_validator("token")
+    @classmethod
+    def _can_be_sent(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and (why := wrong_token(token.get_secret_value())):
+            raise ValueError(f"it {why}, which no caller could send; choose another")
+        return token
 
     @model_validator(mode="after")
     def _no_open_doors(self) -> Self:

@@ -11,7 +11,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from syncline_proto.addresses import control_url, sync_address
+from syncline_proto.addresses import control_url, sync_address, wrong_token
 from syncline_proto.errors import ConfigError
 from syncline_proto.layout import shown
 from syncline_proto.names import MAYBE_NAME_PATTERN
@@ -112,6 +112,13 @@ class SyncSettings(BaseSettings):
             return control_url(control)
         except ConfigError as error:
             raise ValueError(error.message) from None
+
+    @field_validator("token")
+    @classmethod
+    def _can_be_sent(cls, token: str) -> str:
+        if why := wrong_token(token):
+            raise ValueError(f"it {why}, which no caller could send; choose another")
+        return token
 
     @field_validator("advertise")
     @classmethod

@@ -97,6 +97,16 @@ def test_who_listens_everywhere_says_where_replicas_connect_to(tmp_path: Path, h
     assert told.advertise == "sync-0:50051"
 
 
+@pytest.mark.parametrize("token", ["two words", "line\n", "wört"])
+def test_a_token_that_no_header_takes_is_refused_and_not_repeated(
+    tmp_path: Path, token: str
+) -> None:
+    code, said = refusal(tmp_path, "--token", token)
+    assert code == 10
+    assert "--token: it holds a line break, a space or a character beyond ASCII" in said
+    assert token not in said
+
+
 def test_a_token_may_be_a_flag(tmp_path: Path) -> None:
     elsewhere = ("--host", "192.0.2.1")  # an address of no machine
     code, said = refusal(tmp_path, *elsewhere)

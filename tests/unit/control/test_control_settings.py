@@ -47,6 +47,13 @@ def test_a_wrong_setting_is_named(flags: dict[str, object]) -> None:
         resolved(flags)
 
 
+@pytest.mark.parametrize("token", ["two words", "line\n", "wört"])
+def test_a_token_that_no_caller_could_send_is_refused_and_not_repeated(token: str) -> None:
+    with pytest.raises(ConfigError, match="token: it holds a line break, a space or") as refusal:
+        resolved({"token": token})
+    assert token not in refusal.value.message
+
+
 def test_a_path_is_a_sqlite_file_whose_folder_is_made(tmp_path: Path) -> None:
     assert database_url(str(tmp_path / "a" / "b.db")) == f"sqlite:///{tmp_path}/a/b.db"
     assert (tmp_path / "a").is_dir()
