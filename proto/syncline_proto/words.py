@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -48,6 +48,18 @@ def sentence(
         name: from a key's dotted path to what the reader knows it by, such as a flag.
     """
     return finding(first(error), shape, name)
+
+
+def flag_or_variable(flags: Container[str], prefix: str) -> Callable[[str], str]:
+    """A ``name`` of a program's settings: a flag that was given, or else what the environment has.
+
+    Some have no flag, and who set the variable looks for it.
+    """
+
+    def name(key: str) -> str:
+        return "--" + key.replace("_", "-") if key in flags else prefix + key.upper()
+
+    return name
 
 
 def first(error: ValidationError) -> ErrorDetails:

@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from syncline_proto.addresses import wrong_token
 from syncline_proto.errors import ConfigError
 from syncline_proto.settings import is_loopback
-from syncline_proto.words import sentence
+from syncline_proto.words import flag_or_variable, sentence
 
 
 class ControlSettings(BaseSettings):
@@ -52,7 +52,10 @@ def resolved(flags: dict[str, Any]) -> ControlSettings:
     Raises:
         ConfigError: one of them is wrong; the message names it.
     """
+    given = {key: value for key, value in flags.items() if value is not None}
     try:
-        return ControlSettings(**{key: value for key, value in flags.items() if value is not None})
+        return ControlSettings(**given)
     except ValidationError as error:
-        raise ConfigError(sentence(error)) from None
+        raise ConfigError(
+            sentence(error, name=flag_or_variable(given, "SYNCLINE_CONTROL_"))
+        ) from None

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from syncline_proto.descriptors import raise_limit
 from syncline_proto.errors import ConfigError, SynclineError
 from syncline_proto.loading import INTERRUPTED
-from syncline_proto.words import sentence
+from syncline_proto.words import flag_or_variable, sentence
 from syncline_sync.allocator import keep_freed_memory
 from syncline_sync.process import serve
 from syncline_sync.settings import SyncSettings
@@ -136,12 +136,12 @@ def _settings(given: dict[str, Any]) -> SyncSettings:
     """Check what the command line gave.
 
     Raises:
-        ConfigError: one of them is wrong; its flag is named.
+        ConfigError: one of them is wrong; its flag is named, or its variable.
     """
     try:
         return SyncSettings(**given)
     except ValidationError as error:
-        raise ConfigError(sentence(error, name=lambda key: "--" + key.replace("_", "-"))) from None
+        raise ConfigError(sentence(error, name=flag_or_variable(given, "SYNCLINE_SYNC_"))) from None
 
 
 def _until_told(settings: SyncSettings) -> signal.Signals | None:

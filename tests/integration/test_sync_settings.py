@@ -14,11 +14,16 @@ from syncline_sync.settings import SyncSettings
 from syncline_testing.processes import environment
 
 
-def refusal(data: Path, *flags: str) -> tuple[int, str]:
+def refusal(data: Path, *flags: str, **variables: str) -> tuple[int, str]:
     """(exit code, what it said) of a start that comes to nothing."""
     command = [sys.executable, "-m", "syncline_sync", "--data", str(data), *flags]
     ended = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=60, check=False
+        command,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     said = ended.stderr.strip().splitlines()
     assert said[-1].startswith("syncline-sync: ") and said[-1].endswith("."), ended.stderr
@@ -66,6 +71,15 @@ def test_what_cannot_be_is_repeated_with_what_can(
     code, said = refusal(tmp_path, *flags)
     assert code == 10
     assert why in said
+
+
+@pytest.mark.parametrize(("key", "value"), [("PORT", "many"), ("THREADS", "-1")])
+def test_what_is_wrong_in_the_environment_is_named_as_it_stands_there(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    code, said = refusal(tmp_path, **{f"SYNCLINE_SYNC_{key}": value})
+    assert code == 10
+    assert f"SYNCLINE_SYNC_{key} must be" in said and "--" not in said
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,14 @@ def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert resolved({"port": 4321}).port == 4321
 
 
+def test_a_wrong_setting_is_called_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^--port must be at most 65535"):
+        resolved({"port": 70_000})
+    monkeypatch.setenv("SYNCLINE_CONTROL_LOG_JSON", "perhaps")
+    with pytest.raises(ConfigError, match="^SYNCLINE_CONTROL_LOG_JSON must be a valid boolean"):
+        resolved({"log_json": None})
+
+
 def test_a_secret_is_not_shown() -> None:
     assert "s3cret" not in repr(resolved({"token": "s3cret"}))
 
