@@ -26,8 +26,8 @@ def database_url(path_or_url: str) -> str:
         ConfigError: the path is a folder, or it is no file but memory, or a URI of SQLite's own.
         StoreError: its folder cannot be made.
     """
-    if "://" in path_or_url:
-        if _is_memory(path_or_url):
+    if "://" in path_or_url or path_or_url == ":memory:":
+        if path_or_url == ":memory:" or _is_memory(path_or_url):
             raise ConfigError("database: memory forgets every run at the end; name a file.")
         if _is_uri(path_or_url):
             raise ConfigError("database: name a file by its path, not by a file: URI of SQLite.")

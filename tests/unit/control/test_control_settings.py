@@ -69,7 +69,7 @@ def test_a_path_is_a_sqlite_file_whose_folder_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true"]
+    "url", [":memory:", "sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true"]
 )
 def test_memory_is_no_database(url: str) -> None:
     with pytest.raises(ConfigError, match="name a file"):
