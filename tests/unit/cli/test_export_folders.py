@@ -10,6 +10,7 @@ import torch
 from syncline.cli.app import run
 from syncline.train.exported import PARAMETERS, Origin
 from syncline.train.plain import write_parameters
+from syncline_proto.manifest import MANIFEST
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -51,6 +52,35 @@ def test_a_place_that_takes_no_export_is_told_first(
     (tmp_path / "config.json").touch()
     code, text = said(capsys, *command, "--out", str(tmp_path))
     assert code == 10 and "holds a model already; choose another, or --overwrite." in text
+
+
+@pytest.mark.parametrize("command", [("export", "my-run"), ("checkpoints", "export", "/k/my-run")])
+def test_an_empty_place_is_not_the_folder_one_is_in(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text = said(capsys, *command, "--out", "")
+    assert code == 10 and "--out is empty; name a folder." in text
+
+
+@pytest.mark.parametrize("more", [(), ("--overwrite",)])
+def test_a_checkpoint_takes_no_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    (tmp_path / MANIFEST).touch()
+    code, text = said(capsys, "export", "my-run", "--out", str(tmp_path), *more)
+    assert code == 10 and "is a checkpoint; choose another folder." in text
+
+
+def test_where_there_are_no_checkpoints_is_told_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["checkpoints", "ls", "."]) == 0
+    assert str(tmp_path.resolve()) in "".join(capsys.readouterr().out.split("\n"))
 
 
 def test_a_place_that_was_asked_for_is_left_as_it_was(

@@ -133,12 +133,13 @@ def list_checkpoints(
             read += count
             told(read, 0)
 
-        found = listed(_place(url), check=check, moved=moved)
-    output.show([asdict(one) for one in found], as_json, lambda: kept_table(found, url))
+        place = _place(url)
+        found = listed(place, check=check, moved=moved)
+    output.show([asdict(one) for one in found], as_json, lambda: kept_table(found, place))
     if damaged := sum(one.damage is not None for one in found):
         kept = output.counted(len(found), "checkpoint")
         raise CheckpointDamaged(
-            f"{damaged} of {kept} in {url} {'is' if damaged == 1 else 'are'} damaged."
+            f"{damaged} of {kept} in {place} {'is' if damaged == 1 else 'are'} damaged."
         )
 
 
@@ -201,7 +202,7 @@ def export_checkpoint(
     from syncline.launch.kept import opened
 
     where = _checkpoint(address)
-    check_out(Path(out), overwrite=overwrite)
+    check_out(out, overwrite=overwrite)
     opened(where)  # before what takes seconds to load
     keep_quiet()
     say = teller(as_json)

@@ -119,7 +119,7 @@ def export(
 
     # All that can be seen before what takes seconds to load.
     control = control_url(control)
-    check_out(Path(out), overwrite=overwrite)
+    check_out(out, overwrite=overwrite)
     with connect(control, token) as client:
         client.run(run)
     keep_quiet()
@@ -132,16 +132,23 @@ def export(
     show_exported(made, as_json)
 
 
-def check_out(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder to export to that cannot be written, or holds a model that is to stay.
+def check_out(out: str, *, overwrite: bool) -> None:
+    """Refuse a folder to export to that cannot be written, or holds what is to stay.
 
     Raises:
         ConfigError: it is one.
     """
     from syncline.train.exported import check_free
     from syncline.train.writable import check_writable
+    from syncline_proto.errors import ConfigError
+    from syncline_proto.manifest import MANIFEST
 
+    if not out:  # ``Path`` makes it the folder one is in
+        raise ConfigError("--out is empty; name a folder.")
+    folder = Path(out)
     check_writable(folder)
+    if (folder / MANIFEST).exists():  # who removes the model later would take it along
+        raise ConfigError(f"The folder {folder} is a checkpoint; choose another folder.")
     if not overwrite:
         check_free(folder, "choose another, or --overwrite")
 
