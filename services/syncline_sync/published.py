@@ -163,9 +163,10 @@ class Published:
         self._close_unread()
 
     def _read(self, reading: asyncio.Future[Bytes]) -> None:
+        if reading.cancelled():  # as the loop ends: its thread may read on, and has the lock
+            return
         self._reads.discard(reading)
-        if not reading.cancelled():
-            reading.exception()  # whoever asked may be gone
+        reading.exception()  # whoever asked may be gone
         self._close_unread()
 
     def _close_unread(self) -> None:
