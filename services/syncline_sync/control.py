@@ -56,8 +56,10 @@ class ControlLink:
         snapshot: Path,
         votes: Callable[[], list[PhaseVote]] = list,
         tell_anew: Callable[[str], None] = lambda _: None,
+        at_disk: Callable[..., Awaitable[object]] = asyncio.to_thread,
     ) -> None:
-        """``client`` and ``url`` are the ``Caller``'s. ``snapshot`` keeps the last membership.
+        """``client`` and ``url`` are the ``Caller``'s. ``snapshot`` keeps the last membership; it
+        is written ``at_disk``, which runs what it is given off the loop.
 
         ``votes`` go with every hello; call ``hurry`` when they have changed. ``tell_anew`` puts
         into ``reports`` where a run stands of which reports were dropped.
@@ -72,7 +74,8 @@ class ControlLink:
         run that has ended or waits, so a hello that is taken makes up for them, too."""
         self._welcome = asyncio.Event()
         """A hello has been taken: who is refused has no part in runs, but for those on its disk."""
-        self._reports, self._snapshot, self._tell_anew = reports, snapshot, tell_anew
+        self._reports, self._tell_anew = reports, tell_anew
+        self._snapshot, self._at_disk = snapshot, at_disk
 
     async def adopt_snapshot(self) -> None:
         """Go on with the last known membership, until the control plane answers.
@@ -136,7 +139,7 @@ class ControlLink:
                 continue
             version, instance = membership.version, membership.instance
             # Kept before it counts: after a kill nobody whose push was taken may be a stranger.
-            await asyncio.to_thread(replace_file, self._snapshot, answer)
+            await self._at_disk(replace_file, self._snapshot, answer)
             await self._adopt(membership)
 
     async def send_last(self, within_s: float) -> None:

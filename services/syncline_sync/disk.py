@@ -26,6 +26,8 @@ class Disk:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(DISK_THREADS, "disk")
+        self._brief = ThreadPoolExecutor(1, "disk-brief")
+        """What is short does not stand in line behind fragments."""
         self._look: Callable[[], None] = lambda: None
 
     def watch(self, look: Callable[[], None]) -> None:
@@ -40,9 +42,19 @@ class Disk:
         """
         return await compute(self._threads, self._looked_after, lambda: work(*args, **kwargs))
 
+    async def do_briefly(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As ``do``, what is short."""
+        return await compute(self._brief, self._looked_after, lambda: work(*args, **kwargs))
+
+    @property
+    def pools(self) -> tuple[ThreadPoolExecutor, ...]:
+        """Whoever ends the process ends these."""
+        return self._threads, self._brief
+
     def shutdown(self) -> None:
         """Wait for what is under way; what has not begun never does."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        for pool in self.pools:
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def _looked_after(self, work: Callable[[], T]) -> T:
         self._look()  # what lies there may be another's: an older copy, say

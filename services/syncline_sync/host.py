@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 import uuid
+from pathlib import Path
 
 import structlog
 
@@ -61,6 +62,11 @@ With the doors and the last reports it stays within the 30 s after which Kuberne
 
 class DiskHangs(StoreError):
     """The disk has neither done nor refused what it was asked; the thread that waits never ends."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(
+            f"The disk of {root} has not answered for {STOP_S:g} s. Mend it, then {NOTHING_LOST}"
+        )
 
 
 class Host:
@@ -359,7 +365,4 @@ class Host:
                     self._put_aside(host)
                 await asyncio.gather(*self._stops.values())
         except TimeoutError as error:
-            raise DiskHangs(
-                f"The disk of {self._shared.root} has not answered for {STOP_S:g} s. Mend it, then "
-                f"{NOTHING_LOST}"
-            ) from error
+            raise DiskHangs(self._shared.root) from error

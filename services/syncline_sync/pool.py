@@ -7,8 +7,10 @@ changes; the pool knows nothing of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -33,3 +35,22 @@ async def compute_to_the_end(
     except asyncio.CancelledError:
         await asyncio.gather(computing, return_exceptions=True)
         raise
+
+
+def shut_down(pools: Iterable[ThreadPoolExecutor], within_s: float) -> bool:
+    """End pools, with what has not begun; whether all their threads are back in time.
+
+    The others may never be: nobody can end a thread that waits for a disk. Blocks.
+    """
+    until_s = time.monotonic() + within_s
+    # Who waits for a pool cannot say how long; so a thread does that nobody need wait for.
+    ends = [Thread(target=_end, args=(pool,), daemon=True) for pool in pools]
+    for end in ends:
+        end.start()
+    for end in ends:
+        end.join(max(0.0, until_s - time.monotonic()))
+    return not any(end.is_alive() for end in ends)
+
+
+def _end(pool: ThreadPoolExecutor) -> None:
+    pool.shutdown(wait=True, cancel_futures=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,10 +25,11 @@ from syncline_sync.budget import Budget
 from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.control import ControlLink
 from syncline_sync.disk import Disk, check_is_there
-from syncline_sync.host import Host
+from syncline_sync.host import STOP_S, DiskHangs, Host
 from syncline_sync.lull import Lull
 from syncline_sync.metrics import Metrics
 from syncline_sync.pins import sweep_pins
+from syncline_sync.pool import shut_down
 from syncline_sync.report_queue import ReportQueue
 from syncline_sync.run import Shared
 from syncline_sync.seating import data_folder, take_seat
@@ -41,6 +43,9 @@ log = structlog.get_logger()
 
 SILENT_S = 1.0
 """What takes longer than this at the start is told."""
+
+THREADS_S = 0.5
+"""How long the end waits at least for threads whose work nobody waits for."""
 
 LAST_REPORTS_S = 2.0
 """How long the end waits for the control plane to take what is queued."""
@@ -117,8 +122,9 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         snapshot = settings.data / "membership.json"
         url = settings.control
         link = ControlLink(
-            client, url, hello, host.follow, reports, snapshot, host.votes, host.tell_anew
-        )
+            client, url, hello, host.follow, reports, snapshot, host.votes, host.tell_anew,
+            disk.do_briefly,
+        )  # fmt: skip
         if settings.fall_back:
             await host.fall_back(settings.fall_back)
         await link.adopt_snapshot()
@@ -133,15 +139,18 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         _, hanging = await asyncio.gather(doors.close(), checkpoints.close())
         for what in hanging:
             log.warning("a checkpoint's store does not answer; ending without it", left=what)
+        until_s = time.monotonic() + STOP_S
         try:
             await host.stop()
         finally:
             await link.send_last(LAST_REPORTS_S)
-    pool.shutdown(wait=True, cancel_futures=True)
-    disk.shutdown()
-    mine.close()
+    # Of calls that were cut, too, a thread may be at the disk.
+    are_back = shut_down((pool, *disk.pools), max(THREADS_S, until_s - time.monotonic()))
     if end.error is not None:
         raise end.error
+    if not are_back:
+        raise DiskHangs(settings.data)
+    mine.close()
     log.info("ended")
     return end.sign
 

@@ -9,8 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,39 +25,14 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.settings import SyncSettings
 from syncline_testing.cluster import free_ports
 from syncline_testing.service import RUN
-from syncline_testing.sync_process import at_work, membership, one_sentence, process
+from syncline_testing.sync_process import (
+    at_work,
+    control_plane,
+    membership,
+    one_sentence,
+    process,
+)
 from syncline_testing.waiting import wait_until
-
-
-@contextmanager
-def control_plane(port: int) -> Iterator[dict[str, list[bytes]]]:
-    """A control plane that knows one run; what it was asked, and with which bodies."""
-    asked: dict[str, list[bytes]] = {}
-
-    class Control(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            said = self.rfile.read(int(self.headers.get("content-length") or 0))
-            asked.setdefault(f"{self.command} {self.path.split('?')[0]}", []).append(said)
-            body = membership().model_dump_json().encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_GET = do_PUT = do_POST = do_DELETE = answer
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    control = ThreadingHTTPServer(("127.0.0.1", port), Control)
-    serving = threading.Thread(target=control.serve_forever)
-    serving.start()
-    try:
-        yield asked
-    finally:
-        control.shutdown()
-        serving.join()
-        control.server_close()
 
 
 @pytest.mark.parametrize("flag", ["port", "health-port", "metrics-port"])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,37 @@ def at_work(data: Path, control: str = NOBODY, settings: RunSettings = RULES) ->
         p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)
         assert p.pull(0)[0] == 1.0
         yield p
+
+
+@contextmanager
+def control_plane(port: int) -> Iterator[dict[str, list[bytes]]]:
+    """A control plane that knows one run; what it was asked, and with which bodies."""
+    asked: dict[str, list[bytes]] = {}
+
+    class Control(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            said = self.rfile.read(int(self.headers.get("content-length") or 0))
+            asked.setdefault(f"{self.command} {self.path.split('?')[0]}", []).append(said)
+            body = membership().model_dump_json().encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = answer
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    control = ThreadingHTTPServer(("127.0.0.1", port), Control)
+    serving = threading.Thread(target=control.serve_forever)
+    serving.start()
+    try:
+        yield asked
+    finally:
+        control.shutdown()
+        serving.join()
+        control.server_close()
 
 
 def one_sentence(said: str) -> str:

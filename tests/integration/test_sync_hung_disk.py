@@ -1,0 +1,131 @@
+"""A disk that answers no more: the sync service ends all the same, though threads wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import grpc
+import numpy as np
+import pytest
+
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_proto.v1 import sync_pb2_grpc
+from syncline_sync import host, process
+from syncline_sync.host import DiskHangs
+from syncline_sync.settings import SyncSettings
+from syncline_testing.cluster import free_ports
+from syncline_testing.service import RUN, service
+from syncline_testing.sync_process import LAYOUT, RULES, SIZE, control_plane, known_run
+
+OTHERS = RULES.model_copy(update={"min_replicas": 1})
+
+
+@contextmanager
+def hung(path: Path, mode: int) -> Iterator[None]:
+    """Who opens this file waits for its other end, which comes with the end of the block."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    try:
+        yield
+    finally:
+        os.close(os.open(path, mode | os.O_NONBLOCK))
+
+
+async def until_in(function: str) -> None:
+    """Until a thread is at work in a function of this name, and stays there."""
+
+    def are_in() -> set[int]:
+        stacks = {t: traceback.extract_stack(f) for t, f in sys._current_frames().items()}
+        return {t for t, stack in stacks.items() if any(one.name == function for one in stack)}
+
+    before = are_in()
+    while not (before & (now := are_in())):
+        before = now
+        await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def served(data: Path, control: int = 9) -> AsyncIterator[Any]:
+    """What calls a whole service; SIGTERM ends that, and is found to be right to."""
+    url, (port, health, metrics) = f"http://127.0.0.1:{control}", free_ports(3)
+    settings = SyncSettings(
+        data=data, control=url, port=port, health_port=health, metrics_port=metrics
+    )
+    serving = asyncio.create_task(process.serve(settings))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await channel.channel_ready()
+        yield sync_pb2_grpc.SyncServiceStub(channel)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(DiskHangs, match=r"^The disk of .* nothing that was published is lost"):
+            await serving
+
+
+async def two_revisions(data: Path) -> None:
+    """Leave a run that has so many, and the word of a control plane that is away."""
+    async with service(data, RULES) as s:
+        await s.members({"a": 1, "b": 1})
+        await s.open(LAYOUT, "a")
+        await s.offer(np.ones(SIZE, np.float32), "a")
+        for replica in ("a", "b"):
+            await s.push(np.ones(SIZE, np.float32), replica, base_revision=0)
+        await s.pull(revision=1)
+    known_run(data, OTHERS)
+
+
+@pytest.fixture(autouse=True)
+def _ends_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """And the store's lock, which the process keeps to its last breath, is let go of here."""
+    for module in (process, host):
+        monkeypatch.setattr(module, "STOP_S", 0.3)
+    locks: list[IO[bytes]] = []
+    take_up = process._taken_up
+
+    def noted(settings: SyncSettings) -> IO[bytes]:
+        locks.append(take_up(settings))
+        return locks[-1]
+
+    monkeypatch.setattr(process, "_taken_up", noted)
+    yield
+    for lock in locks:
+        lock.close()
+
+
+@pytest.mark.parametrize("name", ["membership.json", f"runs/{RUN}/run.json"])
+def test_what_the_control_plane_has_said_is_being_kept(tmp_path: Path, name: str) -> None:
+    """Its call is taken back before the thread is."""
+
+    async def scenario() -> None:
+        await two_revisions(tmp_path)
+        (port,) = free_ports(1)
+        async with served(tmp_path, port):
+            stack.enter_context(hung(tmp_path / f"{name}.new", os.O_RDONLY))
+            with control_plane(port):
+                await until_in("replace_file")
+
+    with contextlib.ExitStack() as stack:
+        asyncio.run(scenario())
+
+
+def test_an_older_revision_is_being_read(tmp_path: Path) -> None:
+    """By a pull that has been cut."""
+
+    async def scenario() -> None:
+        await two_revisions(tmp_path)
+        async with served(tmp_path) as stub:
+            (older,) = tmp_path.rglob("r00000000*")
+            stack.enter_context(hung(older, os.O_WRONLY))
+            pull = stub.Pull(pb.PullRequest(run=RUN, revision=0))
+            await pull.read()
+            await until_in("hold")
+
+    with contextlib.ExitStack() as stack:
+        asyncio.run(scenario())
