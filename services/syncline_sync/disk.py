@@ -20,6 +20,9 @@ from syncline_sync.pool import P, T, compute
 DISK_THREADS = 4
 """Fragments and runs that are written, or read whole, at a time; others wait for their turn."""
 
+READERS = 4
+"""Chunks of older revisions that are read for pulls at a time."""
+
 
 class Disk:
     """What is done at it is done in threads of its own, and counts only if the store is there."""
@@ -28,6 +31,8 @@ class Disk:
         self._threads = ThreadPoolExecutor(DISK_THREADS, "disk")
         self._brief = ThreadPoolExecutor(1, "disk-brief")
         """What is short does not stand in line behind fragments."""
+        self.readers = ThreadPoolExecutor(READERS, "disk-readers")
+        """For what pulls read of files: whoever pulls an old revision holds up no commit."""
         self._look: Callable[[], None] = lambda: None
 
     def watch(self, look: Callable[[], None]) -> None:
@@ -49,7 +54,7 @@ class Disk:
     @property
     def pools(self) -> tuple[ThreadPoolExecutor, ...]:
         """Whoever ends the process ends these."""
-        return self._threads, self._brief
+        return self._threads, self._brief, self.readers
 
     def shutdown(self) -> None:
         """Wait for what is under way; what has not begun never does."""

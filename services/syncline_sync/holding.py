@@ -326,7 +326,7 @@ class Holding:
     async def _hold(self, shelf: Shelf) -> None:
         """A commit removes the oldest file: whoever reads that goes on to."""
         for _, value in shelf.values:
-            await value.hold(self._pool)
+            await value.hold(self._disk.readers)
 
     async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await compute(self._pool, work, *args, **kwargs)

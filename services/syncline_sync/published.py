@@ -65,7 +65,7 @@ class Published:
         self.sums: dict[tuple[bool, int, int], int] = {}
         """By whether it is of the difference, and the span that was cut out."""
         self._reads: set[asyncio.Future[Bytes]] = set()
-        """Those under way in the pool; they may be of a source before this one."""
+        """Those under way in threads; they may be of a source before this one."""
         self._loans = 0
         self._is_dropped = False
 
@@ -100,9 +100,12 @@ class Published:
         """The spans of each chunk of a shard, in payload order; as heavy as ``chunk_spans``."""
         return chunk_spans(where, chunk_elements(self.codec, PULLED_BYTES_MAX))
 
-    async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> Bytes:
+    async def read(
+        self, spans: Spans, pool: ThreadPoolExecutor, readers: ThreadPoolExecutor
+    ) -> Bytes:
         """The bytes of some spans; in the pool, where that takes longer than to copy them.
 
+        By ``readers`` where it may wait for the disk, and would hold up others' arithmetic.
         They may lie in the value: a reader is done with them before it waits for anything.
 
         Raises:
@@ -111,7 +114,8 @@ class Published:
         """
         if self._source.is_light and len(spans) <= FEW_SPANS:
             return self._source.read(spans)
-        reading = asyncio.ensure_future(compute(pool, self._source.read, spans))
+        where = readers if self._source.is_at_disk else pool
+        reading = asyncio.ensure_future(compute(where, self._source.read, spans))
         self._reads.add(reading)
         reading.add_done_callback(self._read)
         return await asyncio.shield(reading)  # a call that goes leaves the thread
@@ -123,14 +127,14 @@ class Published:
             await asyncio.wait(set(self._reads))
         before.close()
 
-    async def hold(self, pool: ThreadPoolExecutor) -> None:
+    async def hold(self, readers: ThreadPoolExecutor) -> None:
         """Let whoever reads it go on reading, although its file is about to be removed.
 
         Where the file cannot be held, the reader is told so at its next read.
         """
         if self._loans:
             with contextlib.suppress(RevisionGone, StoreDamaged):
-                await compute(pool, self._source.hold)
+                await compute(readers, self._source.hold)
 
     def lend(self) -> None:
         """Somebody begins to read it; ``give_back`` is to follow."""

@@ -65,8 +65,10 @@ class Sending:
         if spans is None:
             return False
         self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
-        part, size = self._sealed(spans, await self.loan.read(spans, self.shared.pool))
-        del spans  # the reader may take long
+        shared = self.shared
+        data = await self.loan.read(spans, shared.pool, shared.disk.readers)
+        part, size = self._sealed(spans, data)
+        del spans, data  # the reader may take long
         self.shared.lull.moved()
         its.begin()
         await self.write(part)

@@ -171,7 +171,9 @@ class Loan:
             return chunk_spans(where, LONG_DIFFERENCE_ELEMENTS if few else DIFFERENCE_ELEMENTS)
         return self.value.cuts(where)
 
-    async def read(self, spans: Spans, pool: ThreadPoolExecutor) -> Bytes:
+    async def read(
+        self, spans: Spans, pool: ThreadPoolExecutor, readers: ThreadPoolExecutor
+    ) -> Bytes:
         """The bytes of some spans; as ``Published.read``.
 
         Raises:
@@ -184,7 +186,7 @@ class Loan:
                 if len(spans) <= FEW_CUT_SPANS:
                     return self._difference.read(spans)
                 return await compute(pool, self._difference.read, spans)
-            return await self.value.read(spans, pool)
+            return await self.value.read(spans, pool, readers)
         except RevisionGone:
             raise self._shelf.gone(self._number) from None
 

@@ -41,6 +41,8 @@ class Source(Protocol):
 
     is_light: bool = False
     """A few spans of it are read as fast as they are copied."""
+    is_at_disk: bool = False
+    """To read it may wait for the disk."""
 
     def read(self, spans: Spans) -> Bytes:
         """The encoded elements of these spans, one after another. Heavy, but for ``is_light``.
@@ -50,7 +52,7 @@ class Source(Protocol):
         ...
 
     def hold(self) -> None:
-        """Be able to go on giving it, whatever becomes of its file; call it in the pool."""
+        """Be able to go on giving it, whatever becomes of its file; it may wait for the disk."""
 
     def close(self) -> None:
         """Nobody will read any more."""
@@ -117,6 +119,8 @@ class Filed(Source):
 
     It is opened when it is first read, or held; from then on it may be removed.
     """
+
+    is_at_disk = True
 
     def __init__(
         self, path: Path, size: int, crc32c: int, array: str, codec: pb.Codec.ValueType

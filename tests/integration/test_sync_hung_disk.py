@@ -1,4 +1,4 @@
-"""A disk that answers no more: the sync service ends all the same, though threads wait for it."""
+"""A disk that answers no more: who reads there holds up no push, and nobody the end."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from syncline_sync import host, process
 from syncline_sync.host import DiskHangs
 from syncline_sync.settings import SyncSettings
 from syncline_testing.cluster import free_ports
-from syncline_testing.service import RUN, service
+from syncline_testing.service import RUN, Service, service
 from syncline_testing.sync_process import LAYOUT, RULES, SIZE, control_plane, known_run
 
+ONES = np.ones(SIZE, np.float32)
 OTHERS = RULES.model_copy(update={"min_replicas": 1})
 
 
@@ -69,15 +70,19 @@ async def served(data: Path, control: int = 9) -> AsyncIterator[Any]:
             await serving
 
 
-async def two_revisions(data: Path) -> None:
-    """Leave a run that has so many, and the word of a control plane that is away."""
+async def two_revisions(s: Service) -> None:
+    await s.members({"a": 1, "b": 1})
+    await s.open(LAYOUT, "a")
+    await s.offer(ONES, "a")
+    for replica in ("a", "b"):
+        await s.push(ONES, replica, base_revision=0)
+    await s.pull(revision=1)
+
+
+async def left_behind(data: Path) -> None:
+    """A run that has two revisions, and the word of a control plane that is away."""
     async with service(data, RULES) as s:
-        await s.members({"a": 1, "b": 1})
-        await s.open(LAYOUT, "a")
-        await s.offer(np.ones(SIZE, np.float32), "a")
-        for replica in ("a", "b"):
-            await s.push(np.ones(SIZE, np.float32), replica, base_revision=0)
-        await s.pull(revision=1)
+        await two_revisions(s)
     known_run(data, OTHERS)
 
 
@@ -104,7 +109,7 @@ def test_what_the_control_plane_has_said_is_being_kept(tmp_path: Path, name: str
     """Its call is taken back before the thread is."""
 
     async def scenario() -> None:
-        await two_revisions(tmp_path)
+        await left_behind(tmp_path)
         (port,) = free_ports(1)
         async with served(tmp_path, port):
             stack.enter_context(hung(tmp_path / f"{name}.new", os.O_RDONLY))
@@ -119,7 +124,7 @@ def test_an_older_revision_is_being_read(tmp_path: Path) -> None:
     """By a pull that has been cut."""
 
     async def scenario() -> None:
-        await two_revisions(tmp_path)
+        await left_behind(tmp_path)
         async with served(tmp_path) as stub:
             (older,) = tmp_path.rglob("r00000000*")
             stack.enter_context(hung(older, os.O_WRONLY))
@@ -129,3 +134,23 @@ def test_an_older_revision_is_being_read(tmp_path: Path) -> None:
 
     with contextlib.ExitStack() as stack:
         asyncio.run(scenario())
+
+
+def test_pulls_of_an_older_revision_hold_up_no_push(tmp_path: Path) -> None:
+    """As many as there are threads for arithmetic."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, RULES) as s:
+            await two_revisions(s)
+            (older,) = tmp_path.rglob("r00000000*")
+            with hung(older, os.O_WRONLY):
+                pulls = [s.stub.Pull(pb.PullRequest(run=RUN, revision=0)) for _ in range(2)]
+                for pull in pulls:
+                    await pull.read()
+                await until_in("read")
+                answer = await s.push(ONES, "a", base_revision=1)
+                assert answer.verdict == pb.VERDICT_ACCEPTED
+                for pull in pulls:
+                    pull.cancel()
+
+    asyncio.run(scenario())

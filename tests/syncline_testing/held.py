@@ -77,7 +77,7 @@ class Fragment:
     async def read(self, revision: int | None, spans: Spans = WHOLE) -> bytes:
         value = await self.holding.revisions.get(revision)
         with Loan(self.holding.revisions, value.saved.revision, value) as loan:
-            return bytes(await loan.read(spans, self.pool))
+            return bytes(await loan.read(spans, self.pool, self.pool))
 
     async def _finish(self, kind: Kind, total: float, **saved: Any) -> None:
         self.revision += kind is not Kind.GRADIENT

@@ -258,7 +258,7 @@ def test_what_is_pulled_lies_in_what_is_published_and_is_copied_into_its_message
     async def read() -> None:
         with ThreadPoolExecutor(1) as pool:
             for spans in loan.cuts(where):
-                data = await loan.read(spans, pool)
+                data = await loan.read(spans, pool, pool)
                 assert np.shares_memory(np.frombuffer(data, np.uint8), memory)
 
     async def write(message: bytes) -> None:
@@ -266,7 +266,7 @@ def test_what_is_pulled_lies_in_what_is_published_and_is_copied_into_its_message
 
     def send() -> None:
         metrics = SimpleNamespace(moved=lambda *_: None)
-        shared: Any = SimpleNamespace(lull=Lull(), pool=None)
+        shared: Any = SimpleNamespace(lull=Lull(), pool=None, disk=SimpleNamespace(readers=None))
         run: Any = SimpleNamespace(settings=RunSettings(), name="run", metrics=metrics)
         sending = Sending(shared=shared, run=run, loan=loan, write=write)
         asyncio.run(sending.send(b"", where, Senders(1, 1)))

@@ -196,7 +196,7 @@ def test_who_reads_a_value_goes_on_although_its_file_is_removed(tmp_path: Path) 
             await f.round(values(4))
             names = {path.name for path in f.store.folder.iterdir()}
             assert names == {"head.json", "r00000002.safetensors", "r00000003.safetensors"}
-            assert await loan.read(WHOLE, f.pool) == expected
+            assert await loan.read(WHOLE, f.pool, f.pool) == expected
         with pytest.raises(RevisionGone):
             await f.read(0)
 
@@ -229,10 +229,10 @@ def test_mean_gradients_are_served_from_memory_and_then_from_their_file(tmp_path
             await f.gradient(step, given)
             value = await f.holding.gradients.get(step)
             assert value.codec == pb.CODEC_FP32
-            told.append(bytes(await value.read(WHOLE, f.pool)))
+            told.append(bytes(await value.read(WHOLE, f.pool, f.pool)))
             assert told[-1] == (given / np.float32(2)).tobytes()
         before = await f.holding.gradients.get(2)
-        assert await before.read(WHOLE, f.pool) == told[1]
+        assert await before.read(WHOLE, f.pool, f.pool) == told[1]
         with pytest.raises(RevisionGone):
             await f.holding.gradients.get(1)
         assert await f.read(0) == bytes(encode(values(1), pb.CODEC_BF16))

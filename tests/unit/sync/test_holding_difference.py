@@ -56,7 +56,7 @@ class Fragment(kept.Fragment):
         value = await self.holding.revisions.get(self.revision if revision is None else revision)
         assert value.codec == pb.CODEC_BF16
         with Loan(self.holding.revisions, value.saved.revision, value) as loan:
-            return np.frombuffer(bytes(await loan.read(spans, self.pool)), np.uint16)
+            return np.frombuffer(bytes(await loan.read(spans, self.pool, self.pool)), np.uint16)
 
     async def difference(self) -> Difference | None:
         """The newest one, for who holds the revision before."""
@@ -70,7 +70,9 @@ class Fragment(kept.Fragment):
         follower = Follower(held, WHOLE)
         with Loan(self.holding.revisions, self.revision, value, difference) as loan:
             for spans in loan.cuts(ALL):
-                filled += follower.follow(await loan.read(spans, self.pool), out[filled:])
+                filled += follower.follow(
+                    await loan.read(spans, self.pool, self.pool), out[filled:]
+                )
         assert filled == NUMEL
         return out
 
@@ -192,13 +194,16 @@ def test_who_reads_a_value_or_a_difference_goes_on_while_the_next_is_made(tmp_pa
         assert difference is not None
         with Loan(shelf, 1, value) as whole, Loan(shelf, 1, value, difference) as change:
             some: Spans = np.array([[100, 700], [3, 9]], np.int64)
-            told = await whole.read(some, f.pool), await change.read(some, f.pool)
+            told = await whole.read(some, f.pool, f.pool), await change.read(some, f.pool, f.pool)
             await f.round(values(3, 0.01))
-            assert (await whole.read(some, f.pool), await change.read(some, f.pool)) == told
+            assert (
+                await whole.read(some, f.pool, f.pool),
+                await change.read(some, f.pool, f.pool),
+            ) == told
             change.check(now_s=0.0, still_s=10.0)
             await f.round(values(4, 0.01))
             whole.check(now_s=0.0, still_s=10.0)
-            assert await whole.read(some, f.pool) == told[0]
+            assert await whole.read(some, f.pool, f.pool) == told[0]
             with pytest.raises(RevisionGone, match="revision 1 is gone; the newest is 3"):
                 change.check(now_s=0.0, still_s=10.0)
 

@@ -68,6 +68,6 @@ def test_a_file_that_is_lost_before_it_is_held_is_its_readers_matter(tmp_path: P
             value.lend()
             await value.hold(pool)
             with pytest.raises(RevisionGone):
-                await value.read(ALL, pool)
+                await value.read(ALL, pool, pool)
 
     asyncio.run(held())
