@@ -30,8 +30,8 @@ LARGE = 1 << 20
 BOXES = [box.to_proto() for box in LAYOUT.fragments[0].boxes]
 CHUNK = pb.PushRequest(chunk=pb.Chunk(data=bytes(LARGE), crc32c=crc32c(bytes(LARGE))))
 PART = Box(0, (0,), (LARGE // 4,)).to_proto()
-HEAVY = (1_040_000, 24_960)
-"""Bytes of two chunks in int8 that make a fragment."""
+HEAVY = (294_912, 294_912)
+"""Bytes of two chunks in int4 that make a fragment; the pool looks at them."""
 PUSH, OPEN = (f"/syncline.sync.v1.SyncService/{method}" for method in ("Push", "OpenRun"))
 
 Call = Callable[[Service, grpc.aio.Channel], Awaitable[Any]]
@@ -80,7 +80,7 @@ CALLS: dict[str, tuple[Call, str]] = {
                 kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
                 base_revision=0,
                 inner_steps=1,
-                codec=pb.CODEC_INT8,
+                codec=pb.CODEC_INT4,
             ),
             *(pb.PushRequest(chunk=pb.Chunk(data=bytes(size), crc32c=1)) for size in HEAVY),
         ),
