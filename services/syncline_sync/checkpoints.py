@@ -7,8 +7,8 @@ at work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -65,7 +65,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         with self._copies.call(f"the checkpoint {request.url} is not sealed"):
             manifest = await self._copies.do(_manifest, request.manifest)
             await self._copies.do(_seal, await self._depot(request.url), manifest)
-            if self._host.knows(manifest.run):
+            if await self._host.knows(manifest.run):
                 said = f"Revision {manifest.revision} is kept as {request.url}."
                 self._shared.report(manifest.run, EventIn(kind="checkpoint.saved", message=said))
         return pb.SealCheckpointResponse()
@@ -82,8 +82,8 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         self, request: pb.RestoreFragmentsRequest, context: Context
     ) -> AsyncIterator[pb.RestoreFragmentsResponse]:
         said = f"run {request.run} is not restored from {request.url}"
-        with self._copies.call(said), self._alone(request.run):
-            async with aclosing(self._restore(request)) as answers:
+        with self._copies.call(said):
+            async with self._alone(request.run), aclosing(self._restore(request)) as answers:
                 async for answer in answers:
                     yield answer
 
@@ -153,8 +153,8 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         """
         return await self._copies.do(_depot_beside, self._shared.root, url)
 
-    @contextmanager
-    def _alone(self, run: str) -> Generator[None]:
+    @asynccontextmanager
+    async def _alone(self, run: str) -> AsyncGenerator[None]:
         """Keep a new run's name for one restore.
 
         Raises:
@@ -164,10 +164,10 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
             raise RunConflict(
                 f"A restore under the name {run} is under way; wait for its end, or take another."
             )
-        if self._host.knows(run):
-            raise RunConflict(f"There is a run {run} already; restore under another name.")
         self._restoring.add(run)
         try:
+            if await self._host.knows(run):
+                raise RunConflict(f"There is a run {run} already; restore under another name.")
             yield
         finally:
             self._restoring.discard(run)

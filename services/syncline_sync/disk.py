@@ -32,7 +32,7 @@ class Disk:
         self._brief = ThreadPoolExecutor(1, "disk-brief")
         """What is short does not stand in line behind fragments."""
         self.readers = ThreadPoolExecutor(READERS, "disk-readers")
-        """For what pulls read of files: whoever pulls an old revision holds up no commit."""
+        """For what pulls read of files, and what is looked up: that holds up no commit."""
         self._look: Callable[[], None] = lambda: None
 
     def watch(self, look: Callable[[], None]) -> None:
@@ -50,6 +50,10 @@ class Disk:
     async def do_briefly(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """As ``do``, what is short."""
         return await compute(self._brief, self._looked_after, lambda: work(*args, **kwargs))
+
+    async def find(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run what only looks something up, and return its result; nothing hangs on that."""
+        return await compute(self.readers, work, *args, **kwargs)
 
     @property
     def pools(self) -> tuple[ThreadPoolExecutor, ...]:

@@ -119,14 +119,11 @@ class Host:
             await asyncio.gather(*(self._prepare(r) for r in waiting))
         self._adopt(membership)
 
-    def knows(self, name: str) -> bool:
+    async def knows(self, name: str) -> bool:
         """Whether there is anything of a run here, in memory or in the store."""
-        return (
-            name in self._runs
-            or name in self._loads
-            or name in self._damaged
-            or RunStore(self._shared.root, name).folder.exists()
-        )
+        if name in self._runs or name in self._loads or name in self._damaged:
+            return True
+        return await self._shared.disk.find(RunStore(self._shared.root, name).folder.exists)
 
     @property
     def fragments(self) -> int:
@@ -260,10 +257,10 @@ class Host:
         self._check(name)
         host = self._runs.get(name)
         if host is None:
-            store = RunStore(self._shared.root, name)
-            if not store.exists or not store.has_settings:
+            if not await self._shared.disk.find(RunStore(self._shared.root, name).can_be_opened):
                 raise RunUnknown(f"There is no run {name} here.")
-            host = await self._loaded(name, None)
+            self._check(name)  # and whoever else asked meanwhile may have loaded it
+            host = self._runs.get(name) or await self._loaded(name, None)
             await self._put_away()
         host.asked_at_s = time.monotonic()
         return host

@@ -52,12 +52,12 @@ class RunStore:
         self.folder = root / "runs" / run
 
     @property
-    def exists(self) -> bool:
-        return (self.folder / "layout.json").exists()
-
-    @property
     def has_settings(self) -> bool:
         return (self.folder / "run.json").exists()
+
+    def can_be_opened(self) -> bool:
+        """Whether a layout and settings are there, whole or not."""
+        return (self.folder / "layout.json").exists() and self.has_settings
 
     def begin(self) -> None:
         """Make the run's folder, once, below a root that is there; nothing else ever does.

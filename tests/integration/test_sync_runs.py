@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import threading
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -22,6 +24,7 @@ from syncline_proto.rest import (
     RunState,
 )
 from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import checkpoints_pb2
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import host
 from syncline_sync.host import DiskHangs
@@ -339,3 +342,31 @@ def test_a_disk_that_never_answers_does_not_hold_up_the_end(
                 await asyncio.gather(opening, return_exceptions=True)
 
     asyncio.run(scenario())
+
+
+def test_the_loop_does_not_ask_the_disk_which_runs_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may name a run that is not in memory, and a disk may take long to answer."""
+    asked: list[threading.Thread] = []
+    stat = os.stat
+
+    def noted(path: Any, *given: Any, **named: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "runs")):
+            asked.append(threading.current_thread())
+        return stat(path, *given, **named)
+
+    async def scenario() -> None:
+        await left_behind(tmp_path)
+        monkeypatch.setattr(os, "stat", noted)
+        async with service(tmp_path, ALONE) as s:
+            for run in (RUN, "other"):
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await s.stub.GetRunStatus(pb.GetRunStatusRequest(run=run), timeout=20)
+            request = checkpoints_pb2.RestoreFragmentsRequest(run=RUN, url=str(tmp_path / "none"))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await s.checkpoints.RestoreFragments(request, timeout=20).read()
+            assert code_of(refused.value) == "RUN_CONFLICT"
+
+    asyncio.run(scenario())
+    assert asked and threading.main_thread() not in asked
