@@ -50,8 +50,9 @@ class PenaltySettings(Section):
     """EDiT's pseudo-gradient penalty (2412.07210): who counts, and for how much."""
 
     enabled: bool = True
-    ema: float = Field(default=0.02, gt=0, le=1)
-    """alpha: the weight of a new norm in the running mean and variance."""
+    ema: float = Field(default=0.02, ge=1e-9, le=1)
+    """alpha: the weight of a new norm in the running mean and variance. Of one much smaller the
+    bias that is corrected, (1 - alpha)^k, would round to 1."""
     z_max: float = Field(default=3.0, gt=0)
     """delta: a z-score above it is an anomaly, if the norm is also over ``ratio_min`` means."""
     ratio_min: float = Field(default=2.0, ge=1)

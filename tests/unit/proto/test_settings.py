@@ -103,6 +103,7 @@ def test_live_settings_exist() -> None:
         {"outer": {"clip": math.inf}},
         {"penalty": {"ratio_max": math.inf}},
         {"penalty": {"ema": 0}},
+        {"penalty": {"ema": 1e-17}},
         {"codec": {"up": "int2"}},
         {"codec": {"down": "int4"}},
         {"codec": {"down": "topk"}},
