@@ -2,7 +2,8 @@
 
 A folder that is moved, removed or unmounted while we run is never made anew. What is written where
 it was is found by nobody: when it comes back, the run stands at an older revision than replicas
-have seen, and says nothing of that. So all that is done at the disk begins and ends with a look.
+have seen, and says nothing of that. So all that is done at the disk begins and ends with a look,
+but for what pulls read and what is only looked up.
 """
 
 from __future__ import annotations
