@@ -20,11 +20,15 @@ from pydantic import TypeAdapter, ValidationError
 from syncline_proto.codec import CODEC_BY_NAME
 from syncline_proto.reports import RoundReport
 from syncline_proto.stretches import are_apart
+from syncline_sync.core.detector import NORM_LIMIT
 from syncline_sync.core.record import Saved
 from syncline_sync.files import VERSION
 
 COUNT_MAX = 1 << 62
 """Of what is counted: as much again still fits 64 bits."""
+
+NORM_MAX = 2 * NORM_LIMIT
+"""Of a norm that was weighed, and of means of such: rounding may lead beyond the limit itself."""
 
 _SAVED = TypeAdapter(Saved)
 _REPORTS = TypeAdapter(list[RoundReport])
@@ -67,11 +71,15 @@ def check_numbers(saved: Saved) -> None:
     if not all(0 <= count <= COUNT_MAX for count in _counts(kept)):
         raise ValueError("what it remembers has a count that no run comes to")
     statistics, window = saved.statistics, saved.window
-    averages = (statistics.pooled, statistics.norms, *(r.ema for r in statistics.replicas.values()))
-    numbers = [*(x for one in averages for x in (one.first, one.second)), window.age]
-    numbers += [norm for norm, _ in window.recent]
+    replicas = statistics.replicas.values()
+    averages = (statistics.pooled, statistics.norms, *(r.ema for r in replicas))
+    norms = [*(one.first for one in averages), *(x for r in replicas for x in r.excluded)]
+    norms += [norm for norm, _ in window.recent]
+    # Squares of what is larger leave the range of floats, which Python refuses.
+    are_norms = all(0.0 <= x <= NORM_MAX for x in norms)
+    are_norms = are_norms and all(0.0 <= one.second <= NORM_MAX**2 for one in averages)
     has_average = all(0.0 <= one.bias < 1.0 or not one.count for one in averages)
-    if not has_average or not all(math.isfinite(x) and x >= 0.0 for x in numbers):
+    if not (are_norms and has_average and 0.0 <= window.age < math.inf):
         raise ValueError("what it remembers of norms is no average")
     if window.done and window.done >= window.size or not all(n for _, n in window.recent):
         raise ValueError("what it remembers of pushes is no window")
