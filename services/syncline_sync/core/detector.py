@@ -150,7 +150,8 @@ def inspect(
     own = statistics.of(replica)
     x, mean = scaled(norm, inner_steps), own.ema.mean
     floor = max(own.ema.deviation, DEVIATION_FLOOR * mean)
-    z = (x - mean) / floor if floor > 0.0 else 0.0
+    # After hundreds of norms of 0 a mean is 0 before the squares' is: who deviates, nobody knows.
+    z = (x - mean) / floor if mean > 0.0 and floor > 0.0 else 0.0
     if not rules.enabled:
         return Finding(False, z)
     if rules.norm_max is not None and norm > rules.norm_max:

@@ -43,6 +43,15 @@ def is_bad(statistics: Statistics, norm: float, rules: PenaltySettings = RULES, 
     return inspect(statistics, rules, "a", norm, n).bad
 
 
+def test_after_norms_of_nothing_any_norm_will_do() -> None:
+    rules = PenaltySettings(ema=0.75)
+    statistics, _ = closed(Statistics(), rules, [good("a", 1e9)])
+    while statistics.of("a").ema.mean > 0.0:
+        statistics, _ = closed(statistics, rules, [good("a", 0.0)])
+    assert statistics.of("a").ema.deviation > 0.0
+    assert not is_bad(statistics, 1.0, rules)
+
+
 def bad(replica: str, norm: float, n: int = 1) -> Seen:
     return Seen(replica, norm, n, True)
 
