@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from syncline_proto.codec import CODEC_BY_NAME
 from syncline_proto.reports import RoundReport
 from syncline_proto.stretches import are_apart
-from syncline_sync.core.detector import NORM_LIMIT
+from syncline_sync.core.detector import NORM_LIMIT, Ema
 from syncline_sync.core.record import Saved
 from syncline_sync.files import VERSION
 
@@ -78,7 +78,7 @@ def check_numbers(saved: Saved) -> None:
     # Squares of what is larger leave the range of floats, which Python refuses.
     are_norms = all(0.0 <= x <= NORM_MAX for x in norms)
     are_norms = are_norms and all(0.0 <= one.second <= NORM_MAX**2 for one in averages)
-    has_average = all(0.0 <= one.bias < 1.0 or not one.count for one in averages)
+    has_average = all(0.0 <= e.bias < 1.0 if e.count else e == Ema() for e in averages)
     if not (are_norms and has_average and 0.0 <= window.age < math.inf):
         raise ValueError("what it remembers of norms is no average")
     if window.done and window.done >= window.size or not all(n for _, n in window.recent):

@@ -133,6 +133,10 @@ REPLICAS = st.builds(
     statistics=Statistics(pooled=Ema(1, 1e200, 1e200, 0.5), norms=Ema(), rounds=1, replicas={}),
     norms=[1.0],
 )
+@example(
+    statistics=Statistics(replicas={"a": ReplicaNorms(Ema(0, 0.0, 1e-300, 0.0), rounds=9)}),
+    norms=[0.0, 1e-30],
+)
 def test_a_run_from_a_checkpoint_whose_numbers_are_taken_goes_on(
     statistics: Statistics, norms: list[float]
 ) -> None:
