@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -91,13 +92,19 @@ SIZES = {"small": SMALL, "large": LARGE}
 
 
 def main() -> None:
+    # Else a replica, which is in this process, would take it as a wish to leave.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     given = asked(sys.argv[1:])
     if given.control:
         return tell_as_rank(given)
-    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
-        if given.ranks > 1:
-            sys.exit(in_ranks(cluster.control_url, given))
-        result = measured(cluster.control_url, given.steps, given.device, given.care, given.model)
+    try:
+        with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
+            url = cluster.control_url
+            if given.ranks > 1:
+                sys.exit(in_ranks(url, given))
+            result = measured(url, given.steps, given.device, given.care, given.model)
+    except KeyboardInterrupt:
+        sys.exit("Interrupted; nothing of it is left.")
     print(json.dumps(result))
     sys.exit(shortfall(result))
 
