@@ -124,7 +124,8 @@ def run(
     Exit codes (all of them: syncline exit-codes):
       0 told to end (SIGTERM), 130 Ctrl+C, 1 a fault of ours, 2 wrong usage, 10 a setting
       is wrong, 11 a port is in use, 15 no such run to --fall-back, 19 the control plane's
-      token is another, 40 the disk refuses or hangs, 60 one of --shards dies again and again
+      token is another, 40 the disk refuses or hangs, 60 one of --shards dies again and again,
+      or does not end
     """
     # Numbers have come as text: the settings say what is wrong with one, be it the environment's.
     settings = _settings({key: value for key, value in locals().items() if value is not None})

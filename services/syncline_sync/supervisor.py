@@ -2,7 +2,8 @@
 
 Starts them, ends them together, and starts one again that died, on its own ports and store: what it
 owns stalls meanwhile, and the others go on. One that a restart would not mend (its settings, its
-disk) ends all, with its exit code. Being killed ends all, too: each child looks after its parent.
+disk) ends all, with its exit code; so does what one says when it is told to end, and then cannot
+write the last of its rounds. Being killed ends all, too: each child looks after its parent.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import structlog
 
 from syncline_proto.errors import ConfigError, ProcessFailed, StoreError
 from syncline_proto.locks import only_owner
+from syncline_sync.durability import NOTHING_LOST
 from syncline_sync.seating import data_folder, folder_of, take_seat
 from syncline_sync.settings import SyncSettings
 
@@ -84,7 +86,8 @@ async def supervise(settings: SyncSettings) -> signal.Signals:
     Raises:
         ConfigError: the folder is another's, or in use; ports are too many.
         StoreError: nothing can be written there.
-        ChildFailed: one ended with what a restart does not mend, or again and again.
+        ChildFailed: one ended with what a restart does not mend, or again and again; or it did not
+            end well when it was told to.
     """
     children = [settings_of(settings, index) for index in range(settings.shards)]
     data = data_folder(settings.data)
@@ -102,10 +105,11 @@ async def supervise(settings: SyncSettings) -> signal.Signals:
         try:
             await asyncio.wait([end, *keeping], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            first = [task.exception() for task in keeping if task.done()]
             for task in keeping:
                 task.cancel()
             outcomes = await asyncio.gather(*keeping, return_exceptions=True)
-    for outcome in outcomes:
+    for outcome in (*first, *outcomes):  # what ended all comes before what came of that
         if isinstance(outcome, Exception):
             raise outcome
     return await end
@@ -123,7 +127,8 @@ async def _keep(settings: SyncSettings) -> None:
     """Keep one service at work, until cancelled.
 
     Raises:
-        ChildFailed: it ended with what a restart does not mend, or again and again.
+        ChildFailed: it ended with what a restart does not mend, or again and again; or, cancelled,
+            not well.
     """
     name, deaths = settings.own_name, deque[float](maxlen=DEATHS_MAX)
     now_s = asyncio.get_running_loop().time
@@ -144,7 +149,11 @@ async def _keep(settings: SyncSettings) -> None:
 
 
 async def _one_life(settings: SyncSettings) -> int:
-    """Run a service to its end; cancelled, end it and see it out."""
+    """Run a service to its end; cancelled, end it and see it out.
+
+    Raises:
+        ChildFailed: cancelled, it ended with an error, or not at all.
+    """
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -156,15 +165,32 @@ async def _one_life(settings: SyncSettings) -> int:
     log.info("started", service=settings.own_name, pid=child.pid)
     try:
         return await child.wait()
-    finally:
+    except asyncio.CancelledError:
         if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.terminate()
-            try:
-                await asyncio.wait_for(child.wait(), STOP_S)
-            except TimeoutError:
-                child.kill()
-                await child.wait()
+            await _end(child, settings.own_name)
+        raise
+
+
+async def _end(child: asyncio.subprocess.Process, name: str) -> None:
+    """Tell a service to end, and see that it does.
+
+    Raises:
+        ChildFailed: it ended with an error, or had to be killed.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        child.terminate()
+    try:
+        code = await asyncio.wait_for(child.wait(), STOP_S)
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        raise ChildFailed(
+            f"{name} did not end within {STOP_S:g} s, and was killed. See its log, then "
+            f"{NOTHING_LOST}",
+            ProcessFailed.exit_code,
+        ) from None
+    if code > 0:  # below: a signal, such as ours before it could heed any
+        raise ChildFailed(f"{name} ended with exit code {code}; its words are above.", code)
 
 
 async def outlived(parent: int) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +58,56 @@ def test_deaths_that_lie_further_apart_do_not(
     monkeypatch.setattr(supervisor, "DEATHS_WITHIN_S", 0.0)
     assert failed(tmp_path).ended_with == StoreError.exit_code
     assert lives == ["sync-0", *["sync-1"] * 12, "end"]
+
+
+def told_to_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *ends: str
+) -> signal.Signals | ChildFailed:
+    """What comes of SIGTERM once two services are up, the first of which does this at its own."""
+    child = folder / "child"
+    child.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$SYNCLINE_SYNC_INDEX" = 0 ]; then trap "{" ".join(ends)}" TERM; fi\n'
+        'touch "$SYNCLINE_SYNC_DATA.up"\n'
+        "while :; do sleep 0.05; done\n"
+    )
+    child.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(child))
+
+    async def ended() -> signal.Signals:
+        (folder / "data").mkdir()
+        keeping = asyncio.create_task(supervise(SyncSettings(data=folder / "data", shards=2)))
+        while not keeping.done() and len([*(folder / "data").glob("*.up")]) < 2:
+            await asyncio.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await keeping
+
+    try:
+        return asyncio.run(ended())
+    except ChildFailed as failure:
+        return failure
+
+
+def test_services_that_end_well_end_the_command_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert told_to_end(tmp_path, monkeypatch, "exit", "0") is signal.SIGTERM
+
+
+def test_what_a_service_says_at_its_end_is_the_commands_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = told_to_end(tmp_path, monkeypatch, "exit", str(StoreError.exit_code))
+    assert isinstance(failure, ChildFailed)
+    assert failure.message == "sync-0 ended with exit code 40; its words are above."
+    assert failure.ended_with == StoreError.exit_code
+
+
+def test_a_service_that_does_not_end_is_killed_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "STOP_S", 0.5)
+    failure = told_to_end(tmp_path, monkeypatch, ":")
+    assert isinstance(failure, ChildFailed)
+    assert failure.message.startswith("sync-0 did not end within 0.5 s, and was killed.")
+    assert failure.ended_with == ProcessFailed.exit_code
