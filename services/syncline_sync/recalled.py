@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from syncline_proto.errors import StoreDamaged
 from syncline_proto.layout import Layout
 from syncline_proto.owners import Seat
+from syncline_sync.files import MEND
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.store import RunStore
 from syncline_sync.stored import Stored
@@ -43,13 +45,32 @@ class Recalled:
             return cls(None, {}, epoch)
         fragments = store.fragments(layout, seat.owned(layout))
         behind = [fragment for fragment in fragments if fragment.is_behind]
+        found = read_fragments(fragments, epoch + bool(behind))
+        _check_epoch(store, epoch, found)
         epoch += bool(behind)
-        recalled = cls(layout, read_fragments(fragments, epoch), epoch, bool(behind))
+        recalled = cls(layout, found, epoch, bool(behind))
         if behind:
             store.save_epoch(epoch)
             for fragment in behind:
                 fragment.catch_up()
         return recalled
+
+
+def _check_epoch(store: RunStore, epoch: int, found: Mapping[int, Stored]) -> None:
+    """See that the epoch on the disk is no older than what was committed in it.
+
+    Without this a lost file would let an epoch begin a second time, and what replicas hold of its
+    first time, which the run has gone back from, would be taken for what is there.
+
+    Raises:
+        StoreDamaged: it is lost, or an older copy.
+    """
+    for number, one in found.items():
+        if one.committed_in > epoch:
+            raise StoreDamaged(
+                f"{store.epoch_file} is missing or an older one: it says epoch {epoch}, and "
+                f"fragment {number} was committed in epoch {one.committed_in}. {MEND}"
+            )
 
 
 def read_fragments(fragments: Sequence[FragmentStore], epoch: int) -> dict[int, Stored]:

@@ -59,6 +59,10 @@ class RunStore:
         """Whether a layout and settings are there, whole or not."""
         return (self.folder / "layout.json").exists() and self.has_settings
 
+    @property
+    def epoch_file(self) -> Path:
+        return self.folder / "epoch.json"
+
     def begin(self) -> None:
         """Make the run's folder, once, below a root that is there; nothing else ever does.
 
@@ -109,7 +113,7 @@ class RunStore:
 
     def load_epoch(self) -> int:
         """How often the run's revisions went back, and 1."""
-        path = self.folder / "epoch.json"
+        path = self.epoch_file
         if not path.exists():
             return 1
         with understood(path):
@@ -119,7 +123,7 @@ class RunStore:
             return epoch
 
     def save_epoch(self, epoch: int) -> None:
-        self._save("epoch.json", json.dumps({"epoch": epoch}))
+        self._save(self.epoch_file.name, json.dumps({"epoch": epoch}))
 
     def fragments(
         self, layout: Layout, numbers: Sequence[int] | None = None

@@ -37,6 +37,8 @@ class Stored:
     revisions: tuple[Published, ...]
     gradients: tuple[Published, ...]
     epoch: int = 1
+    committed_in: int = 1
+    """The epoch that its files know of: the run's is this, or a later one."""
     offer: tuple[Saved, Float32] | None = None
     """Parameters that wait for those of other fragments, at the end of the synchronous phase."""
     reports: tuple[RoundReport, ...] = ()
@@ -83,6 +85,7 @@ class Stored:
             revisions=tuple(revisions),
             gradients=tuple(gradients),
             epoch=epoch,
+            committed_in=loaded.saved.epoch,
             offer=offer,
             reports=loaded.reports,
         )

@@ -182,6 +182,23 @@ def test_a_layout_that_is_lost_or_another_is_told(tmp_path: Path) -> None:
         store.load_layout()
 
 
+def test_an_epoch_that_is_lost_does_not_begin_again(tmp_path: Path) -> None:
+    store = three_fragments(tmp_path)
+    layout = store.load_layout()
+    assert layout is not None
+    for epoch, one in ((3, 1), (2, 0)):
+        store.save_epoch(epoch)
+        store.fragments(layout)[one].commit(Saved(revision=1, epoch=epoch), values(0), values(1))
+    with pytest.raises(StoreDamaged, match=r"epoch\.json .* epoch 2, and fragment 1 .* epoch 3\."):
+        Recalled.read(store)  # an older copy
+    store.save_epoch(3)
+    assert Recalled.read(store).epoch == 3
+    store.fragments(layout)[0].fall_behind()  # what a kill left does not hide it
+    store.epoch_file.unlink()
+    with pytest.raises(StoreDamaged, match=r"epoch\.json is missing"):
+        Recalled.read(store)
+
+
 def test_a_file_of_another_size_than_the_layout_says_is_told(tmp_path: Path) -> None:
     revision(0)(fragment(tmp_path / "f"))
     small = Place(run="run", fragment=0, layout="00ff", numel=SIZE + 1)
