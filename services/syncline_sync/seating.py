@@ -16,6 +16,9 @@ from syncline_sync.files import SEAL, read, replace_file, understood
 
 MARK = "seat.json"
 
+SINGLE = (0, 1)
+"""Whose a folder without a mark is: a service's that has every fragment."""
+
 
 def data_folder(path: Path) -> Path:
     """Make the folder where stores are to be, and see that it can be written.
@@ -63,24 +66,50 @@ def take_seat(data: Path, index: int | None, shards: int) -> None:
         StoreDamaged: what it remembers cannot be read.
         StoreError: the disk refuses.
     """
-    mark, mine = data / MARK, (index, shards)
-    there = (0, 1)  # a store that says nothing is a single service's
-    if mark.exists():
-        with understood(mark):
-            told = json.loads(SEAL.open(read(mark)))
-            there = (told["index"], told["shards"])
-    if there == mine:
-        return
-    if any((*data.glob("runs/*"), *data.glob("sync-*/runs/*"))):
+    mark, mine = _of(data / MARK), (index, shards)
+    there = mark or _of_others(data) or SINGLE
+    if there != mine and any((*data.glob("runs/*"), *data.glob("sync-*/runs/*"))):
         raise ConfigError(_other(data, *there))
-    replace_file(mark, SEAL.close(json.dumps({"index": index, "shards": shards})))
+    if (mark or SINGLE) != mine:
+        replace_file(data / MARK, SEAL.close(json.dumps({"index": index, "shards": shards})))
+
+
+def _of(mark: Path) -> tuple[int | None, int] | None:
+    """What a mark remembers; None if there is none.
+
+    Raises:
+        StoreDamaged: it cannot be read.
+    """
+    if not mark.exists():
+        return None
+    with understood(mark):
+        told = json.loads(SEAL.open(read(mark)))
+        return told["index"], told["shards"]
+
+
+def _of_others(data: Path) -> tuple[int | None, int] | None:
+    """What is known of a folder that has lost its mark, from the marks above and below it.
+
+    To take it for a single service's would be to begin the fragments anew that it has not.
+
+    Raises:
+        StoreDamaged: one of them cannot be read.
+    """
+    if above := _of(data.parent / MARK):
+        for number in range(above[1]):
+            if data == folder_of(data.parent, number):
+                return number, above[1]
+    for below in data.glob(f"sync-*/{MARK}"):
+        if seat := _of(below):
+            return None, seat[1]
+    return None
 
 
 def _other(data: Path, index: int | None, shards: int) -> str:
     if shards == 1:
         return (
-            f"{data} is the store of a service that has every fragment; start it without --shards, "
-            "or choose another folder with --data."
+            f"{data} is the store of a service that has every fragment, or its {MARK} is lost; "
+            "start it without --shards, or bring that back, or choose another folder with --data."
         )
     if index is None:
         what, how = f"holds the stores of {shards} sync services", f"--shards {shards}"

@@ -46,6 +46,28 @@ def test_a_folder_of_several_stores_is_not_taken_for_an_empty_one(tmp_path: Path
             take_seat(tmp_path, *other)
 
 
+def test_a_folder_that_has_lost_its_mark_is_no_single_services(tmp_path: Path) -> None:
+    take_seat(tmp_path, None, 2)
+    one = folder_of(tmp_path, 1)
+    take_seat(begun(one), 1, 2)
+    (one / MARK).unlink()
+    take_seat(one, 1, 2)
+    with pytest.raises(ConfigError, match=r"1 of 2; start it with --shards 2 --index 1,"):
+        take_seat(one, 0, 1)
+    take_seat(begun(folder_of(tmp_path, 0)), 0, 2)
+    (tmp_path / MARK).unlink()
+    take_seat(tmp_path, None, 2)
+    for other in [(0, 1), (None, 3)]:
+        with pytest.raises(ConfigError, match=r"of 2 sync services; start it with --shards 2,"):
+            take_seat(tmp_path, *other)
+
+
+def test_a_lost_mark_that_nobody_else_tells_of_is_said_to_be_one(tmp_path: Path) -> None:
+    take_seat(begun(tmp_path / "sync-1"), 0, 1)
+    with pytest.raises(ConfigError, match=rf"or its {MARK} is lost"):
+        take_seat(tmp_path / "sync-1", 1, 2)
+
+
 def test_a_seat_that_cannot_be_read_is_not_guessed(tmp_path: Path) -> None:
     take_seat(tmp_path, 0, 2)
     (tmp_path / MARK).write_bytes(b"{}")
