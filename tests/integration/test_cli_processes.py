@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ time.sleep(600)
 """
 STUBBORN = """
 import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -51,10 +50,14 @@ def command(folder: Path, script: str, name: str = "child", **how: object) -> Co
 
 
 def until_ready(*outs: Path, ranks: int = 1) -> None:
-    def are_ready() -> bool:
-        return all(out.exists() and out.read_text().count("ready") == ranks for out in outs)
+    until_said("ready", *outs, times=ranks)
 
-    wait_until(are_ready, WAIT_S, "all are ready")
+
+def until_said(word: str, *outs: Path, times: int = 1) -> None:
+    def have_said() -> bool:
+        return all(out.exists() and out.read_text().count(word) == times for out in outs)
+
+    wait_until(have_said, WAIT_S, f"all say {word}")
 
 
 def until_ended(process: Process) -> None:
@@ -142,7 +145,7 @@ def test_a_second_ctrl_c_cuts_the_graces_short(tmp_path: Path) -> None:
         try:
             until_ready(*(tmp_path / f"c{n}.out" for n in range(2)))
             launcher.send_signal(signal.SIGINT)
-            time.sleep(0.3)
+            until_said("asked", tmp_path / "c1.out")
             assert launcher.poll() is None  # in the grace of 30 s
             launcher.send_signal(signal.SIGINT)
             assert launcher.wait(WAIT_S) == 130
@@ -287,10 +290,23 @@ def test_ranks_know_their_places_and_end_with_0(tmp_path: Path) -> None:
     assert len({port for _, port in told}) == 1
 
 
+# The others end once the launcher has seen that rank 1 has: until then it is there, as a zombie.
+AFTER_RANK_1 = """
+from pathlib import Path
+first = Path(sys.argv[1]) / "first"
+if rank == 1:
+    first.with_suffix(".new").write_text(str(os.getpid()))
+    first.with_suffix(".new").rename(first)
+    sys.exit(12)
+while not first.exists() or Path(f"/proc/{first.read_text()}").exists():
+    time.sleep(0.01)
+sys.exit({0: 9, 2: 0}[rank])
+"""
+
+
 def test_the_first_rank_that_fails_gives_the_exit_code(tmp_path: Path) -> None:
-    script = "time.sleep(0.3 * (rank != 1)); sys.exit({0: 9, 1: 12, 2: 0}[rank])"
     with Crew() as crew:
-        process = crew.start(ranked(tmp_path, script))
+        process = crew.start(ranked(tmp_path, AFTER_RANK_1))
         until_ended(process)
         assert process.exit_code == 12
 
