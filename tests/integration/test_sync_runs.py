@@ -325,21 +325,17 @@ def test_a_disk_that_never_answers_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "STOP_S", 0.2)
-    never = tmp_path / "runs" / RUN / "layout.json.new"
 
     async def scenario() -> None:
         async with service(tmp_path, ALONE) as s:
             await s.members({"a": 1})
-            os.mkfifo(never)  # to open it for writing waits for a reader
-            opening = asyncio.ensure_future(s.open(LAYOUT, "a"))
-            try:
-                await asyncio.sleep(0.2)
+            with SlowDisk(monkeypatch, "layout.json") as disk:
+                opening = asyncio.ensure_future(s.open(LAYOUT, "a"))
+                await disk.until(lambda disk: bool(disk.at_once))
                 with pytest.raises(DiskHangs, match=r"has not answered for 0\.2 s"):
                     await s.host.stop()
-            finally:
-                os.close(os.open(never, os.O_RDONLY | os.O_NONBLOCK))
-                opening.cancel()
-                await asyncio.gather(opening, return_exceptions=True)
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
 
     asyncio.run(scenario())
 
