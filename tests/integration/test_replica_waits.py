@@ -12,10 +12,10 @@ import torch
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from syncline import council
+from syncline import council, outage
 from syncline.crowd import cores
 from syncline_testing.cluster import Cluster
-from syncline_testing.replicas import QUICK, Trial, joined, together
+from syncline_testing.replicas import QUICK, Trial, joined, states_of, together
 from syncline_testing.victim import victim, wide_model
 from syncline_testing.waiting import wait_until
 
@@ -79,7 +79,7 @@ def test_what_is_waited_for_with_too_few_replicas_counts_as_a_pause(cluster: Clu
     def come() -> None:
         wait_until(lambda: a.replica.phase == "waiting", 30, "it has pushed")
         wait_until(lambda: bool(cluster.get("/runs/few")["waits_for"]), 30, "it waits for another")
-        time.sleep(2.5)  # its next heartbeat hears of it
+        wait_until(lambda: a.replica.stats.paused_s > 0, 30, "a heartbeat has told it")
         with joined(b):
             b.step(5).replica.finish()
 
@@ -100,10 +100,16 @@ def test_below_its_minimum_a_run_stands_still_and_goes_on_with_who_comes(
     def revisions() -> list[int]:
         return [one["revision"] for one in cluster.get(f"/runs/{run}/rounds?limit=1000")]
 
+    def stands_still() -> bool:
+        """Of each open round nobody else's push is in, and all before it is told."""
+        states = states_of(cluster.sync_address, run)
+        is_alone = all([*state.arrived] == [a.replica.name] for state in states)
+        made = sum(1 + state.revision for state in states)  # from revision 0 on
+        return is_alone and len(revisions()) == made
+
     def another_comes() -> None:
         wait_until(lambda: bool(cluster.get(f"/runs/{run}")["waits_for"]), 30, "too few are there")
-        wait_until(lambda: a.replica.phase == "waiting", 30, "it has pushed")
-        time.sleep(1.0)  # by then all is told
+        wait_until(stands_still, 30, "it has pushed, and all is told")
         before = revisions()
         time.sleep(2 * DEADLINE_S)
         assert revisions() == before, "no round closes"
@@ -149,7 +155,7 @@ def test_a_long_wait_in_a_later_round_names_who_is_missing(
 def test_nobody_else_is_blamed_while_the_sync_service_is_away(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(council, "LONG_S", 1.5)
+    monkeypatch.setattr(council, "LONG_S", outage.SAY_AFTER_S - 0.5)
     logs = logs_of_an_outage(cluster, "blame")
     assert not [log for log in logs if log["event"] == "round.waits"]
 

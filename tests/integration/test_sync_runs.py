@@ -324,12 +324,11 @@ def test_an_ended_run_with_damaged_settings_is_refused_too(tmp_path: Path) -> No
 def test_a_disk_that_never_answers_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "STOP_S", 0.2)
-
     async def scenario() -> None:
         async with service(tmp_path, ALONE) as s:
             await s.members({"a": 1})
-            with SlowDisk(monkeypatch, "layout.json") as disk:
+            with SlowDisk(monkeypatch, "layout.json") as disk, monkeypatch.context() as soon:
+                soon.setattr(host, "STOP_S", 0.2)
                 opening = asyncio.ensure_future(s.open(LAYOUT, "a"))
                 await disk.until(lambda disk: bool(disk.at_once))
                 with pytest.raises(DiskHangs, match=r"has not answered for 0\.2 s"):

@@ -203,15 +203,16 @@ def published(address: str, run: str) -> tuple[dict[str, Float32], int]:
 
 def arrived(address: str, run: str) -> list[set[str]]:
     """For each fragment whose push is in its open round: accepted, and not yet durable."""
-    return [set(state.arrived) for state in _states(address, run)]
+    return [set(state.arrived) for state in states_of(address, run)]
 
 
 def phases(address: str, run: str) -> set[int]:
     """The numbers of the synchronous phases that the fragments are in, or were in last."""
-    return {state.phase for state in _states(address, run)}
+    return {state.phase for state in states_of(address, run)}
 
 
-def _states(address: str, run: str) -> list[pb.FragmentState]:
+def states_of(address: str, run: str) -> list[pb.FragmentState]:
+    """Where each fragment stands."""
     with grpc.insecure_channel(address) as channel:
         stub = sync_pb2_grpc.SyncServiceStub(channel)
         return list(stub.GetRunStatus(pb.GetRunStatusRequest(run=run), timeout=10).fragments)
