@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.receiving import TOGETHER
+from syncline_sync.staging import Staging
 from syncline_testing.service import Service, code_of, flat_layout, iter_push, rank_header, service
 
 SIZE = 5000
@@ -58,18 +60,40 @@ def test_replicas_of_one_two_and_four_ranks_agree(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_rank_that_missed_the_answer_gets_it_again(tmp_path: Path) -> None:
+def test_a_rank_that_missed_the_answer_gets_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its call ends while another rank is waited for; what it has sent stays in."""
+    seen = Counter[str]()
+
+    def noted(name: str) -> None:
+        real = getattr(Staging, name)
+
+        def note(staging: Staging, *given: Any) -> Any:
+            seen[name] += 1
+            return real(staging, *given)
+
+        monkeypatch.setattr(Staging, name, note)
+
+    async def until(name: str, count: int) -> None:
+        async with asyncio.timeout(20):
+            while seen[name] < count:
+                await asyncio.sleep(0.005)
+
     async def scenario() -> None:
         async with service(tmp_path, AVERAGE) as s:
             await started(s, "a", "b")
             whole = s.header(vector(1), "a", base_revision=0)
             first = rank_header(whole, 0, 2, 0, 100)
-            with pytest.raises(grpc.aio.AioRpcError) as late:
-                await s.send(*iter_push(first, vector(1)[:100]), timeout=0.3)
-            assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            for name in ("join", "leave"):
+                noted(name)
+            missed = asyncio.ensure_future(s.send(*iter_push(first, vector(1)[:100])))
+            await _in(s, 0)
+            missed.cancel()
+            await until("leave", 1)
             assert s.shared.budget.used == 4 * SIZE, "rank 0 is in and stays in"
             again = asyncio.ensure_future(s.send(*iter_push(first, vector(1)[:100])))
-            await asyncio.sleep(0.1)
+            await until("join", 2)
             second = rank_header(whole, 1, 2, 100, SIZE)
             answers = [await s.send(*iter_push(second, vector(1)[100:])), await again]
             assert {a.verdict for a in answers} == {pb.VERDICT_ACCEPTED}
@@ -143,6 +167,15 @@ async def _digested(s: Service, elements: int) -> None:
             elements
         ]:
             await asyncio.sleep(0.01)
+
+
+async def _in(s: Service, rank: int) -> None:
+    """Wait until all of this rank's shard of the one push is in."""
+    staging = (await s.host.run(s.run)).staging
+    assert staging is not None
+    async with asyncio.timeout(20):
+        while [[*one.shards] for one in staging._staged.values()] != [[rank]]:
+            await asyncio.sleep(0.005)
 
 
 async def _refused(older: Any) -> None:
