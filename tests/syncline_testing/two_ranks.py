@@ -7,6 +7,9 @@ from pathlib import Path
 
 from syncline_testing.warm import warm
 
+LIMIT_S = 300.0
+"""A test that is not long has ended before."""
+
 HEAD = """
 import sys
 from datetime import timedelta
@@ -39,6 +42,6 @@ def two_ranks(folder: Path, act: str) -> list[str]:
         processes = [
             started.enter_context(warm("-c", program, store, str(rank))) for rank in range(2)
         ]
-        ends = [process.communicate(timeout=90) for process in processes]
+        ends = [process.communicate(timeout=LIMIT_S) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], ends
     return [out.strip() for out, _ in ends]
