@@ -148,7 +148,7 @@ def test_a_push_that_fails_keeps_nothing_of_what_it_sent(code: str) -> None:
         sent, future = pushed(made)
         outcome = future.result(60)
         assert outcome.answer is (Answer.FENCED if code == "LEASE_LOST" else Answer.FAILED)
-        wait_until(lambda: sent() is None, 5, "the memory of the push is free")
+        wait_until(lambda: sent() is None, 30, "the memory of the push is free")
 
 
 @pytest.mark.parametrize("code", ["INVALID_REQUEST", "LEASE_LOST", "UNREACHABLE", ""])
