@@ -161,7 +161,7 @@ def test_a_pull_that_fails_keeps_nothing_of_what_came(code: str) -> None:
         assert scratch.taken
         wait_until(
             lambda: not any(memory() is not None for memory in scratch.taken),
-            5,
+            30,
             "the memory of the pulls is free",
             lambda: sum(memory() is not None for memory in scratch.taken),
         )
