@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,10 +18,12 @@ import pytest
 
 from syncline_proto.codec import chunks, encode
 from syncline_proto.parts import write_chunk
+from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
+from syncline_sync.slabs import SLAB_BYTES
 from syncline_testing.cluster import Cluster
-from syncline_testing.service import RUN, flat_layout
+from syncline_testing.service import RUN, flat_layout, service
 
 FRAGMENTS, NUMEL, ROUNDS = 2, 1 << 23, 2
 LAYOUT = flat_layout(NUMEL, FRAGMENTS)
@@ -124,6 +128,41 @@ def peak_bytes(folder: Path, count: int) -> int:
     found = re.search(r"^VmHWM:\s+(\d+) kB$", told, flags=re.MULTILINE)
     assert found
     return int(found[1]) << 10
+
+
+def test_a_push_leaves_nothing_in_memory_once_it_is_answered(tmp_path: Path) -> None:
+    """While its round is open: what that holds after 2 of 8 pushes it holds after 7."""
+    push = np.full(3 * SLAB_BYTES // 8, 1e-3, np.float32)  # one slab, and half of another
+    names = [f"r{i}" for i in range(8)]
+    settings = RunSettings.model_validate(
+        {"strategy": "local-sgd", "min_replicas": 8, "codec": {"up": "fp32", "down": "fp32"}}
+    )
+    idle, held = list[int](), list[int]()
+
+    async def scenario() -> None:
+        async with service(tmp_path, settings) as s:
+            await s.members(dict.fromkeys(names, 1))
+            await s.open(flat_layout(push.size), names[0])
+            await s.offer(np.zeros_like(push), names[0])
+            await s.pull(revision=0)
+            for base in range(2):
+                for name in names:
+                    await s.push(push, name, base_revision=base)
+                    assert s.shared.budget.used == 0
+                    if base == 1:
+                        gc.collect()
+                        idle.append(s.shared.slabs.idle)
+                        held.append(tracemalloc.get_traced_memory()[0])
+                await s.pull(revision=base + 1)
+                tracemalloc.start()  # what comes once has come with the first round
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        tracemalloc.stop()
+    assert set(idle) == {SLAB_BYTES}
+    # What the last push left may go with the next one; of five more nothing stays.
+    assert held[6] - held[1] < 2 * push.nbytes, [size >> 20 for size in held]
 
 
 @pytest.mark.long
