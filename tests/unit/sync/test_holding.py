@@ -186,10 +186,12 @@ def test_a_round_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_who_reads_a_value_goes_on_although_its_file_is_removed(tmp_path: Path) -> None:
+    """Whoever has borrowed it, though nobody has read anything from that file before."""
+
     async def scenario(f: Fragment) -> None:
         await f.offer(values(1))
-        await f.round(values(2))
         shelf, expected = f.holding.revisions, await f.read(0)
+        await f.round(values(2))
         value = await shelf.get(0)
         with Loan(shelf, 0, value) as loan:
             await f.round(values(3))
