@@ -9,6 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from fuzz import flood
 from syncline import exchange, heartbeat, stalled
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD
 from syncline.outage import SAY_AFTER_S
@@ -181,6 +182,10 @@ LAN_CALLS_S, WAN_CALLS_S = (UNANSWERED_S + 2 * one.connect_s for one in (LAN, WA
 """Of a replica that leaves; and a last heartbeat has twice half a lease."""
 
 OPERATIONS = [
+    f"{SMALL[flood.HOGS]} of these at a time: at most {mib(flood.CONSTANT + flood.PIECES_LONG)} "
+    "beside the budget",
+    f"short form of the suite at most {(flood.CONSTANT + flood.PIECES) >> 20},",
+    f"at most {mib(flood.GROWTH)} more than after the first time",
     f"for each call that waits, {UNDER_WAY_MAX:,} at a time",
     f"each {SWEEP_S:g} s they go back, once they are {mib(LEFT_BYTES)} more than before",
     f"for up to {PENDING_MAX:,} calls that the service has not taken up yet, {CALLS_MAX:,} of one",
