@@ -13,10 +13,13 @@ before there was a run, over the fp32 bytes of the parameters: the median of all
 peak is not the same twice. `growth` is `ratio_8` over `ratio_2`.
 
     python benchmarks/memory.py [--repeats 3] [--fragments 8] [--elements 8388608] [--rounds 4]
+                                [--staging-bytes BYTES]
+
+`--staging-bytes` is the service's room for pushes, by default a 16th of the parameters.
 
 On Linux. As it is a ratio must be 3.5 at most, and the growth 1.05; a sentence and exit code 1 say
-so if one is not. With other sizes nothing is asked of the figures: what a service holds besides
-the parameters weighs more where fragments are small.
+so if one is not. With other sizes, or other room, nothing is asked of the figures: what a service
+holds besides the parameters weighs more where fragments are small, and what has room may be held.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from typing import Any
 
 from asked import at_least
 from services import Cluster
+from syncline_sync.settings import STAGING_MIN
 from wire_client import DURABILITY, Client, folder, layout_of, messages_of, run_of
 
 RATIO_MAX, GROWTH_MAX = 3.5, 1.05
@@ -54,7 +58,7 @@ def main() -> None:
         small = f"{given.elements} elements in a fragment are fewer than the usual {ELEMENTS}"
         print(f"{small}: the smaller the fragments, the larger the ratios.", file=sys.stderr)
     parameter_bytes = given.fragments * given.elements * 4
-    staging_bytes = max(parameter_bytes // STAGING_SHARE, 1 << 20)
+    staging_bytes = given.staging_bytes or max(parameter_bytes // STAGING_SHARE, STAGING_MIN)
     found: dict[int, list[tuple[int, int]]] = {count: [] for count in COUNTS}
     for _ in range(given.repeats):
         for count, its in found.items():
@@ -73,7 +77,8 @@ def main() -> None:
     }
     print(json.dumps(result))
     usual = all(
-        getattr(given, name) == parser.get_default(name) for name in ("fragments", "elements")
+        getattr(given, name) == parser.get_default(name)
+        for name in ("fragments", "elements", "staging_bytes")
     )
     missed = shortfall(result) if usual else None
     if missed:
@@ -90,6 +95,12 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--fragments", type=at_least(1), default=8)
     parser.add_argument("--elements", type=at_least(1), default=ELEMENTS, help="of a fragment")
     parser.add_argument("--rounds", type=at_least(1), default=4)
+    parser.add_argument(
+        "--staging-bytes",
+        type=at_least(STAGING_MIN),
+        metavar="BYTES",
+        help=f"room for pushes in flight; by default 1/{STAGING_SHARE} of the parameters",
+    )
     return parser
 
 

@@ -84,9 +84,10 @@ def test_too_much_memory_or_growth_is_a_shortfall(
         ("--rounds=1", True),
         ("--elements=9", False),
         ("--fragments=9", False),
+        ("--staging-bytes=2147483648", False),
     ],
 )
-def test_a_shortfall_ends_it_with_a_sentence_where_the_model_is_the_usual_one(
+def test_a_shortfall_ends_it_with_a_sentence_where_model_and_room_are_the_usual_ones(
     option: str, is_asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "peaks", lambda *_: (0, 1 << 40))
