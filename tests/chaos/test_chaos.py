@@ -18,6 +18,9 @@ ROOT = Path(__file__).parents[2]
 SEED = 7
 KILLS, ASYNC_KILLS, FEW_KILLS = 6, 4, 3
 
+pytestmark = pytest.mark.timeout(300)
+"""Beyond what a storm allows itself, which knows better what it was at."""
+
 
 def test_the_long_form_kills_fifty_times_at_least() -> None:
     """As `make chaos` begins it, with nothing said."""
