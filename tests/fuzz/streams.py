@@ -248,7 +248,7 @@ def _renew(one: Draft) -> None:
 
 
 def broken_rules() -> Iterator[tuple[Stream, ...]]:
-    """One valid push of two ranks for each rule of a header, with just that rule broken.
+    """One valid push of two ranks for each rule of headers and chunks, with just that one broken.
 
     What is drawn meets most rules seldom; these meet every one, each time.
     """
@@ -277,6 +277,13 @@ def broken_rules() -> Iterator[tuple[Stream, ...]]:
     yield Stream((*first.messages, first.messages[-1]), "end"), second  # one takes its place
     yield _two_ranks({}, {}, shift=-1)
     yield _two_ranks({}, {}, shift=1)
+    first, second = _two_ranks({}, {})
+    *before, last = first.messages
+    data = pb.PushRequest.FromString(last).chunk.data
+    for wrong in (chunk(data, 1), chunk(data + b"\0"), chunk(data + data), chunk(data[:-2])):
+        yield Stream((*before, wrong.SerializeToString()), "end"), second
+    yield Stream((*first.messages, last), "end"), second
+    yield Stream((*first.messages, before[0]), "end"), second
 
 
 def _two_ranks(
