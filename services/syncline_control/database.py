@@ -26,9 +26,9 @@ def database_url(path_or_url: str) -> str:
         ConfigError: the path is a folder, or it is no file but memory, or a URI of SQLite's own.
         StoreError: its folder cannot be made.
     """
-    if "://" in path_or_url or path_or_url == ":memory:":
-        if path_or_url == ":memory:" or _is_memory(path_or_url):
-            raise ConfigError("database: memory forgets every run at the end; name a file.")
+    if _is_memory(path_or_url):
+        raise ConfigError("database: memory forgets every run at the end; name a file.")
+    if "://" in path_or_url:
         if _is_uri(path_or_url):
             raise ConfigError("database: name a file by its path, not by a file: URI of SQLite.")
         return path_or_url
@@ -46,10 +46,10 @@ def database_url(path_or_url: str) -> str:
 
 
 def _is_memory(text: str) -> bool:
-    """Whether a URL names SQLite without a file."""
+    """Whether a URL names SQLite without a file; or SQLite's own name for that."""
     url = _sqlite(text)
     if url is None:
-        return False
+        return text == ":memory:"
     return ":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"
 
 

@@ -61,11 +61,6 @@ class Disk:
         """Whoever ends the process ends these."""
         return self._threads, self._brief, self.readers
 
-    def shutdown(self) -> None:
-        """Wait for what is under way; what has not begun never does."""
-        for pool in self.pools:
-            pool.shutdown(wait=True, cancel_futures=True)
-
     def _looked_after(self, work: Callable[[], T]) -> T:
         self._look()  # what lies there may be another's: an older copy, say
         try:

@@ -146,11 +146,12 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
             await link.send_last(LAST_REPORTS_S)
     # Of calls that were cut, too, a thread may be at the disk.
     are_back = shut_down((pool, *disk.pools), max(THREADS_S, until_s - time.monotonic()))
+    if are_back:
+        mine.close()  # else a thread may write still, and nobody else is to
     if end.error is not None:
         raise end.error
     if not are_back:
         raise DiskHangs(settings.data)
-    mine.close()
     log.info("ended")
     return end.sign
 

@@ -34,6 +34,7 @@ from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.disk import Disk
 from syncline_sync.host import Host
 from syncline_sync.metrics import Metrics
+from syncline_sync.pool import shut_down
 from syncline_sync.reading import HELD_MAX, Reader
 from syncline_sync.report_queue import Told
 from syncline_sync.run import Shared
@@ -262,5 +263,4 @@ async def service(
         await server.stop(0)
         await checkpoints.close()
         await host.stop()
-        pool.shutdown(wait=True)
-        disk.shutdown()
+        assert shut_down((pool, *disk.pools), 60), "no thread is left"

@@ -13,6 +13,7 @@ from syncline_proto.errors import StoreDamaged, StoreError
 from syncline_proto.locks import owned
 from syncline_sync.disk import Disk, check_is_there
 from syncline_sync.files import make_folder
+from syncline_sync.pool import shut_down
 from syncline_sync.store import RunStore
 from syncline_testing.service import flat_layout
 from syncline_testing.stored import fragment, revision
@@ -80,7 +81,7 @@ def test_what_was_written_while_the_store_went_does_not_count() -> None:
             for _ in range(2):
                 with pytest.raises(StoreError, match=r"^gone\."):
                     await disk.do(write, how)
-        disk.shutdown()
+        assert shut_down(disk.pools, 60)
 
     asyncio.run(scenario())
     assert done == ["well", "lost", "damaged"]
