@@ -13,6 +13,7 @@ each by stage, medians; `gb_per_s` is the parameters in fp32 over the seconds.
     service   stage        the chunks read, checked, kept and measured
               fold_first   into the round's sum, which the first push begins
               fold         a further push
+              fold_both    the first two at once, in place of these
               outer        the outer step, with the next difference where down is int8
               commit       the revision's file, synced, and its head
               publish      what is sent of it (nothing, where it follows by difference)
@@ -108,6 +109,8 @@ class Stages:
         mine = [shard.payload()]
         self._timed("fold_first", lambda: merge.fold(self.sum, mine, 1.0, is_first=True))
         self._timed("fold", lambda: merge.fold(self.sum, mine, 1.0))
+        both = [merge.Weighed(mine, 1.0, 1.0)] * 2
+        self._timed("fold_both", lambda: merge.begin(self.sum, both))
         shard.free()
         difference = self._timed("outer", self._step)
         self.parameters, self.sum = self.sum, self.parameters

@@ -14,7 +14,7 @@ import asyncio
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -75,6 +75,8 @@ class Budget:
         """No size that is waited for is less."""
         self.waiters = 0
         """Reservations that are waited for."""
+        self._spare: list[Callable[[], None]] = []
+        """Who is told, once, when room is waited for."""
 
     def ask(self, run: str, size: int, place: int | None = None, replica: str = "") -> Reservation:
         """Ask for room behind the replica's own that came before, or at a ``place`` held before.
@@ -97,7 +99,24 @@ class Budget:
         # So the lines are not looked through then; there may be thousands.
         if self._has_room(reservation):
             self._admit()
+        if self.waiters and self._spare:
+            told, self._spare = self._spare, []
+            for give_back in told:
+                give_back()
         return reservation
+
+    def spare(self, give_back: Callable[[], None]) -> bool:
+        """Have ``give_back`` called, once, when anybody waits for room; False: somebody does now.
+
+        For who holds room that could be given back sooner: it is to go on with that.
+        """
+        if not self.waiters:
+            self._spare.append(give_back)
+        return not self.waiters
+
+    def keep(self, give_back: Callable[[], None]) -> None:
+        """Do not call this one any more, if it has not been."""
+        self._spare = [other for other in self._spare if other != give_back]
 
     def is_wanted_beside(self, reservation: Reservation) -> bool:
         """Whether another replica than the one whose this is waits for room."""

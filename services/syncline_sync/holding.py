@@ -3,11 +3,13 @@
 The third array has two lives. Between rounds it holds the parameters as they are sent, so that a
 pull only copies; with a round's first push it becomes the accumulator, and pulls encode what they
 are asked for. The outer step leaves the new parameters in it and the old ones become the third, so
-memory is three times the parameters whatever the number of replicas. With differences as downlink
-what is published follows from what was published before, so it has an array of its own, of bf16,
-and the newest difference is kept: 3.75 times the parameters, and at most 4.25 while slow readers
-have older ones. An older revision is read from its file. Whose push counts, and when a round ends,
-is decided elsewhere.
+memory is three times the parameters whatever the number of replicas. The first two pushes wait for
+each other as they came, and are folded in one pass over the accumulator.
+
+With differences as downlink what is published follows from what was published before, so it has an
+array of its own, of bf16, and the newest difference is kept: 3.75 times the parameters, and at most
+4.25 while slow readers have older ones. An older revision is read from its file. Whose push counts,
+and when a round ends, is decided elsewhere.
 
 A round is on the disk before it is published; or it is written behind that, and the next outer
 step waits for it: parameters and momentum stay as they are while they are written, and only the
@@ -56,6 +58,10 @@ def no_reports(_: merge.Outcome | None) -> Sequence[str]:
     return ()
 
 
+TOGETHER = 2
+"""Pushes that are folded at once, at most."""
+
+
 class Holding:
     """One fragment's. Its methods are called one after another."""
 
@@ -94,6 +100,8 @@ class Holding:
         # The third array is one of these two, according to the life it is in, or not made yet.
         self._spare: Float32 | None = stored.spare
         self._accumulator: Float32 | None = stored.offer[1] if stored.offer else None
+        self._first: list[tuple[merge.Weighed, Callable[[], None]]] = []
+        """The round's first pushes, which are not in the accumulator yet; there is none then."""
         self._radii: Radii | None = None
         """Of the pushes in the accumulator, where it holds their directions."""
         self._sent: UInt16 | None = stored.sent
@@ -111,27 +119,43 @@ class Holding:
         """Keep a revision's file as ``path``, too; from any thread. As ``FragmentStore.pin``."""
         return self._store.pin(revision, path)
 
+    @property
+    def lingers(self) -> bool:
+        """Whether a push waits for ``fold_first``."""
+        return bool(self._first)
+
     async def fold(
-        self,
-        push: Sequence[merge.Payload],
-        weight: float,
-        rescale: float,
-        *,
-        is_radial: bool = False,
+        self, push: merge.Weighed, release: Callable[[], None], *, is_radial: bool = False
     ) -> None:
         """Add a push to the round's sum: rescale what is in it, then add ``weight`` * D.
 
+        ``release`` is called once its bytes are not needed any more. A round's first ones may wait
+        for ``fold_first``, or for what follows, before that.
+
         ``is_radial``, the same for all of a round: or its directions (``core.radial``).
         """
+        if self._accumulator is None and not is_radial and len(self._first) < TOGETHER:
+            self._first.append((push, release))
+            return
+        await self.fold_first()
         is_first = self._accumulator is None
         sum_ = await self._opened()
         if is_first:
-            self._radii = Radii.none(self._edges) if is_radial else None
+            self._radii = Radii.none(self._edges)
         take = self._radii.fold if self._radii else merge.fold
-        await self._compute(take, sum_, push, weight, rescale, is_first=is_first)
+        await self._compute(take, sum_, push.payloads, push.weight, push.rescale, is_first=is_first)
+        release()
+
+    async def fold_first(self) -> None:
+        """Begin the round's sum with the pushes that wait for that, if any do."""
+        if self._first:
+            sum_, self._radii = await self._opened(), None
+            await self._compute(merge.begin, sum_, [push for push, _ in self._first])
+            self._forget_first()
 
     async def place(self, push: Sequence[merge.Payload]) -> None:
         """Put a push in the place of the round's sum: it is the parameters to be."""
+        self._forget_first()
         await self._compute(merge.place, await self._opened(), push)
 
     async def keep_offer(self, saved: Saved) -> None:
@@ -145,6 +169,7 @@ class Holding:
 
     def forget(self) -> None:
         """The round is given up, with all that was folded."""
+        self._forget_first()
         if self._accumulator is not None:
             self._spare, self._accumulator = self._accumulator, None
             self._radii = None
@@ -157,6 +182,7 @@ class Holding:
         Raises:
             StoreError: the disk refuses this round, or the one before; nothing is published.
         """
+        await self.fold_first()
         await self.written()
         if closing.kind is Kind.GRADIENT:
             await self._finish_gradient(closing, reports)
@@ -222,6 +248,11 @@ class Holding:
         error = None if writing.cancelled() else writing.exception()
         if error is not None:
             self._fail(error)
+
+    def _forget_first(self) -> None:
+        first, self._first = self._first, []
+        for _, release in first:
+            release()
 
     async def _opened(self) -> Float32:
         """The accumulator; from now on nothing is sent from it."""

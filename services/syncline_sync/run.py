@@ -276,6 +276,7 @@ class RunHost:
         around = Surroundings(
             run=self.name,
             staging=self.staging,
+            budget=self._shared.budget,
             pool=self._shared.pool,
             disk=self._shared.disk,
             lull=self._shared.lull,

@@ -14,19 +14,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.layout import FragmentSpec
 from syncline_proto.reports import RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.budget import Budget
 from syncline_sync.core.ending import Ending
 from syncline_sync.core.fragment import Fragment
-from syncline_sync.core.merge import Outcome
+from syncline_sync.core.merge import Outcome, Weighed
 from syncline_sync.core.radial import is_radial
 from syncline_sync.core.record import ClosedBy, Judgement
 from syncline_sync.disk import Disk
 from syncline_sync.holding import Holding
+from syncline_sync.lingering import Lingering
 from syncline_sync.lull import Lull
 from syncline_sync.metrics import RunMetrics
 from syncline_sync.pool import P, T, compute
@@ -61,9 +64,12 @@ class Adopt:
 
 
 class Wake(Enum):
-    """Something of the run is new; what, the runner has beside its inbox."""
+    """Something is to be done that the runner has beside its inbox."""
 
     WAKE = auto()
+    """Something of the run is new."""
+    FOLD = auto()
+    """What waits to be folded with more has waited long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class Surroundings:
 
     run: str
     staging: Staging
+    budget: Budget
     pool: ThreadPoolExecutor
     disk: Disk
     lull: Lull
@@ -109,6 +116,9 @@ class Runner:
         )
         self._around = around
         self._inbox: asyncio.Queue[Staged | Wake | None] = asyncio.Queue()
+        enough = partial(self._inbox.put_nowait, Wake.FOLD)
+        self._lingering = Lingering(around.budget, enough)
+        """Of pushes that are judged, and wait to be folded with more."""
         self._change: Adopt | None = None
         """The newest of those that are to be adopted; the inbox has one wake for them all."""
         self._is_woken = False
@@ -185,6 +195,7 @@ class Runner:
         self._is_ending = True
         self._inbox.put_nowait(None)
         await asyncio.gather(self._task, return_exceptions=True)
+        self._give_up()
         await self.holding.end()
         while not self._inbox.empty():
             event = self._inbox.get_nowait()
@@ -208,6 +219,8 @@ class Runner:
                     await self._take(event)
                 elif event is Wake.WAKE:
                     self._look_up()
+                elif event is Wake.FOLD:
+                    await self._fold_first()
                 closed_by = self.core.due(time.monotonic())
                 if closed_by is not None:
                     await self._close(closed_by)
@@ -240,7 +253,7 @@ class Runner:
         told = self.core.adopt(now_s, change.members, change.settings, change.running, change.came)
         self._voice.of_run(told, self.core.saved)
         if not self.core.is_open:
-            self.holding.forget()
+            self._give_up()
         if self.core.saved.phase != self.latest.phase:
             self.latest = self.core.saved
             self.holding.gradients.clear()
@@ -266,27 +279,46 @@ class Runner:
         except InvalidRequest as error:
             self._around.staging.drop(staged, error)
             return
+        staging = self._around.staging
+        release = partial(staging.release, staged)
         if judgement.sets:
             await self.holding.place(staged.payloads())
+            release()
             if (offer := self.core.offer) is not None:
                 await self.holding.keep_offer(offer)
                 self.core.keep_offer()
                 self._around.look()
         elif judgement.weight > 0.0:
             await self.holding.fold(
-                staged.payloads(),
-                judgement.weight,
-                judgement.rescale,
+                Weighed(staged.payloads(), judgement.weight, judgement.rescale),
+                release,
                 # Of the open round: settings change between rounds only.
                 is_radial=is_radial(self.core.settings.outer, self.name, push.kind),
             )
+        else:
+            release()
         self._around.metrics.judged(judgement.verdict)
         self._voice.judged(push, judgement)
-        self._around.staging.settle(staged, judgement)
+        staging.tell(staged, judgement)
+        if not self.holding.lingers:
+            self._lingering.end()
+        elif not self._lingering.begin():
+            await self._fold_first()
+
+    async def _fold_first(self) -> None:
+        """What waits to be folded with more does not wait any more."""
+        self._lingering.end()
+        await self.holding.fold_first()
+
+    def _give_up(self) -> None:
+        """Forget what the open round holds."""
+        self._lingering.end()
+        self.holding.forget()
 
     async def _close(self, closed_by: ClosedBy) -> None:
         """Finish the open round: outer step, store, publish, report."""
         closing, since_s = self.core.close(closed_by), time.monotonic()
+        self._lingering.end()
         self._is_published.clear()
         made: list[RoundReport] = []
 

@@ -168,10 +168,18 @@ class Staging:
 
     def settle(self, staged: Staged, judgement: Judgement) -> None:
         """Answer every rank of a push, and forget its bytes."""
+        self.tell(staged, judgement)
+        self.release(staged)
+
+    def tell(self, staged: Staged, judgement: Judgement) -> None:
+        """Answer every rank of a push; its bytes stay until ``release``."""
         fragment, replica, incarnation, seq = staged.key
         self._answered[fragment, replica] = (incarnation, seq, judgement)
         if not staged.answer.done():
             staged.answer.set_result(judgement)
+
+    def release(self, staged: Staged) -> None:
+        """Forget the bytes of a push that has its answer."""
         if staged.submitted:
             # All of it was in and has been folded. Of one that is cut off a thread may still write.
             for shard in staged.shards.values():

@@ -13,6 +13,7 @@ import numpy as np
 
 from syncline_proto.codec import Float32
 from syncline_proto.merging import OuterSettings
+from syncline_sync.core.merge import Weighed
 from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved
 from syncline_sync.disk import Disk
 from syncline_sync.entries import Place
@@ -68,7 +69,7 @@ class Fragment:
         await self._finish(Kind.PSEUDO_GRADIENT, float(len(pushes)))
 
     async def fold(self, push: Float32) -> None:
-        await self.holding.fold([payload_of(push)], 1.0, 1.0)
+        await self.holding.fold(Weighed([payload_of(push)], 1.0, 1.0), lambda: None)
 
     async def gradient(self, step: int, given: Float32) -> None:
         await self.fold(given)

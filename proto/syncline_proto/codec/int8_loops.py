@@ -140,6 +140,32 @@ def block_add(
 
 
 @inner
+def block_scale_both(
+    blocks: Int8,
+    others: Int8,
+    at: int,
+    count: int,
+    out: Float32,
+    start: int,
+    factor: np.float32,
+    rescale: np.float32,
+    other_factor: np.float32,
+) -> int:
+    """out = rescale * (factor * block) + other_factor * other; return what ``block_check`` finds.
+
+    Both begin at byte ``at``.
+    """
+    scale = np.uint32(scale_at(blocks, at)).view(np.float32)
+    other_scale = np.uint32(scale_at(others, at)).view(np.float32)
+    for i in range(count):
+        first = np.float32(blocks[at + SCALE_BYTES + i]) * scale * factor * rescale
+        second = np.float32(others[at + SCALE_BYTES + i]) * other_scale * other_factor
+        out[start + i] = first + second
+    found = block_check(blocks, at, count)
+    return found if found != FINE else block_check(others, at, count)
+
+
+@inner
 def block_follow(blocks: Int8, at: int, count: int, held: UInt16, out: UInt16, start: int) -> int:
     """out = held + block, rounded to bf16; return what ``block_check`` finds."""
     scale = np.uint32(scale_at(blocks, at)).view(np.float32)
@@ -248,6 +274,33 @@ def add(data: UInt8, out: Float32, factor: np.float32) -> int:
         if found != FINE:
             return found
     return block_add(blocks, full * BLOCK_BYTES, rest, out, full * BLOCK, factor) if rest else FINE
+
+
+@compiled("int64", *(read("uint8"),) * 2, written("float32"), *("float32",) * 3)
+def scale_both(
+    data: UInt8,
+    other: UInt8,
+    out: Float32,
+    factor: np.float32,
+    rescale: np.float32,
+    other_factor: np.float32,
+) -> int:
+    """out = rescale * (factor * blocks) + other_factor * others; as ``scale_into``."""
+    blocks, others = data.view(np.int8), other.view(np.int8)
+    full, rest = out.size // BLOCK, out.size % BLOCK
+    for k in range(full):
+        at, start = k * BLOCK_BYTES, k * BLOCK
+        found = block_scale_both(
+            blocks, others, at, BLOCK, out, start, factor, rescale, other_factor
+        )
+        if found != FINE:
+            return found
+    at, start = full * BLOCK_BYTES, full * BLOCK
+    return (
+        block_scale_both(blocks, others, at, rest, out, start, factor, rescale, other_factor)
+        if rest
+        else FINE
+    )
 
 
 @compiled("int64", read("uint8"), read("uint16"), written("uint16"))

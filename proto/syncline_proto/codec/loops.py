@@ -70,6 +70,20 @@ def add(values: Float32, out: Float32, factor: np.float32) -> None:
         out[i] += values[i] * factor
 
 
+@compiled("void", *(read("float32"),) * 2, written("float32"), *("float32",) * 3)
+def scale_both(
+    values: Float32,
+    others: Float32,
+    out: Float32,
+    factor: np.float32,
+    rescale: np.float32,
+    other_factor: np.float32,
+) -> None:
+    """out = rescale * (factor * values) + other_factor * others."""
+    for i in range(out.size):
+        out[i] = values[i] * factor * rescale + others[i] * other_factor
+
+
 @compiled("void", read("float32"), written("uint16"))
 def bf16_bits(values: Float32, out: UInt16) -> None:
     """Round fp32 to bf16."""
@@ -114,3 +128,17 @@ def bf16_add(bits: UInt16, out: Float32, factor: np.float32) -> None:
     """out += factor * bf16."""
     for i in range(out.size):
         out[i] += widened(bits[i]) * factor
+
+
+@compiled("void", *(read("uint16"),) * 2, written("float32"), *("float32",) * 3)
+def bf16_scale_both(
+    bits: UInt16,
+    others: UInt16,
+    out: Float32,
+    factor: np.float32,
+    rescale: np.float32,
+    other_factor: np.float32,
+) -> None:
+    """out = rescale * (factor * bf16) + other_factor * others."""
+    for i in range(out.size):
+        out[i] = widened(bits[i]) * factor * rescale + widened(others[i]) * other_factor

@@ -19,6 +19,7 @@ class _Raw(NamedTuple):
     copy: Callable[[Any, Any], float]
     scale: Callable[[Any, Float32, np.float32], None]
     add: Callable[[Any, Float32, np.float32], None]
+    scale_both: Callable[[Any, Any, Float32, np.float32, np.float32, np.float32], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +46,18 @@ class Plain(Codec):
     def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
         self.raw.add(data.view(self.raw.dtype), out, factor)
 
+    def _scale_both(
+        self, data: UInt8, other: UInt8, out: Float32, factors: tuple[np.float32, ...]
+    ) -> None:
+        self.raw.scale_both(data.view(self.raw.dtype), other.view(self.raw.dtype), out, *factors)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp32(Plain):
     """4 bytes an element, as it is."""
 
     width: int = 4
-    raw: ClassVar = _Raw(np.float32, loops.copy, loops.scale, loops.add)
+    raw: ClassVar = _Raw(np.float32, loops.copy, loops.scale, loops.add, loops.scale_both)
 
     def encode(self, values: Float32) -> memoryview:
         return values.data.cast("B")
@@ -68,7 +74,9 @@ class Bf16(Plain):
     """2 bytes an element: its upper half, rounded. NaN stays NaN (quiet), infinities stay."""
 
     width: int = 2
-    raw: ClassVar = _Raw(np.uint16, loops.bf16_copy, loops.bf16_scale, loops.bf16_add)
+    raw: ClassVar = _Raw(
+        np.uint16, loops.bf16_copy, loops.bf16_scale, loops.bf16_add, loops.bf16_scale_both
+    )
 
     def _write(self, values: Float32, out: UInt8) -> None:
         bf16_bits(values, out.view(np.uint16))

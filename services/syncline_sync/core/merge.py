@@ -7,7 +7,7 @@ is the only memory a round needs, whatever the number of replicas.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,23 @@ class Payload:
     parts: tuple[Bytes, ...]
     """One after another they are the payload; cut at the codec's grain."""
     extent: Extent
+
+    def is_cut_as(self, other: Payload) -> bool:
+        """Whether each part of it has the same elements in the same places as the other's."""
+        return (
+            self.codec == other.codec
+            and list(map(len, self.parts)) == list(map(len, other.parts))
+            and self.extent.is_like(other.extent)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A push as it is folded: its shards, and the numbers that ``fold`` takes."""
+
+    payloads: Sequence[Payload]
+    weight: float
+    rescale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +93,30 @@ def fold(
         into = accumulator[part.at : part.at + part.elements]
         put = part.codec.scale if is_first else part.codec.add
         put(part.data, into, factor)
+
+
+def begin(accumulator: Float32, pushes: Sequence[Weighed]) -> None:
+    """accumulator = what ``fold`` of these pushes, the first of a round, leaves; bit for bit.
+
+    Of two that are cut alike it is written once: 2.5 times the bytes of fp32 go through memory for
+    two pushes in int8, in place of 4.5.
+    """
+    first, *others = pushes
+    if len(others) == 1 and _are_cut_alike(first.payloads, others[0].payloads):
+        other = others[0]
+        factors = np.float32(first.weight), np.float32(other.rescale), np.float32(other.weight)
+        pairs = zip(_parts(first.payloads), _parts(other.payloads), strict=True)
+        for part, beside in pairs:
+            into = accumulator[part.at : part.at + part.elements]
+            part.codec.scale_both(part.data, beside.data, into, *factors)
+        return
+    fold(accumulator, first.payloads, first.weight, is_first=True)
+    for push in others:
+        fold(accumulator, push.payloads, push.weight, push.rescale)
+
+
+def _are_cut_alike(some: Sequence[Payload], others: Sequence[Payload]) -> bool:
+    return len(some) == len(others) and all(map(Payload.is_cut_as, some, others))
 
 
 def decoded(payloads: Iterable[Payload]) -> Iterator[tuple[int, Float32]]:

@@ -196,3 +196,32 @@ def test_less_is_what_the_codec_writes_of_the_difference(
         less = (anchor << np.uint32(16)).view(np.float32) - values
         assert out[: of.size(count)].tobytes() == bytes(of.encode(less))
     assert is_written == (of.name in ("bf16", "int8"))
+
+
+@every
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 5000, 40_001])
+@pytest.mark.parametrize("rescale", [1.0, 0.37])
+def test_two_are_scaled_at_once_as_one_after_the_other(
+    of: Codec, count: int, rescale: float
+) -> None:
+    one, other = bytes(of.encode(normal(count, 1))), bytes(of.encode(normal(count, 2)))
+    factor, product, other_factor = np.float32([0.3, rescale, 0.7])
+    both, by_turns = np.full((2, count), np.nan, np.float32)
+    of.scale_both(one, other, both, factor, product, other_factor)
+    of.scale(one, by_turns, factor)
+    by_turns *= product
+    of.add(other, by_turns, other_factor)
+    assert np.array_equal(both.view(np.uint32), by_turns.view(np.uint32))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_two_int8_of_which_either_is_none_are_refused(place: int) -> None:
+    of = codec.codec_of(codec.CODEC_BY_NAME["int8"])
+    good = bytes(of.encode(normal(300)))
+    for at, byte in ((4, 0x80), (3, 0x80), (-1, 0x80)):
+        bad = bytearray(good)
+        bad[at] = byte
+        both = [good, good]
+        both[place] = bytes(bad)
+        with pytest.raises(InvalidRequest):
+            of.scale_both(*both, np.empty(300, np.float32), *np.float32([1.0, 1.0, 1.0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,12 @@ import pytest
 from syncline_proto.codec import CODEC_BY_NAME, encode
 from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import merge
+from syncline_sync.core.merge import Weighed
 from syncline_sync.core.record import Saved
 from syncline_sync.entries import Place
 from syncline_sync.fragment_store import FragmentStore
+from syncline_sync.holding import TOGETHER
 from syncline_sync.shelf import Loan
 from syncline_sync.sources import Spans
 from syncline_sync.stored import Stored
@@ -157,11 +161,48 @@ def test_an_open_round_holds_one_sum_however_many_have_pushed(
         await f.round(values(3))
         for pushes in (2, 8, 2):
             for _ in range(pushes):
-                await f.holding.fold([push], 1.0, 0.5)
+                await f.holding.fold(Weighed([push], 1.0, 0.5), lambda: None)
                 assert (arrays - 0.1) * 4 * NUMEL < arrays_bytes() <= arrays * 4 * NUMEL
             await f.round(last)
 
     counted(tmp_path / "f", scenario, down)
+
+
+def test_the_first_two_pushes_of_a_round_wait_for_what_follows(tmp_path: Path) -> None:
+    """And then they are in the sum as if each had been folded when it came."""
+    pushes = [payload_of(values(seed)) for seed in range(3)]
+    weights = [(0.3, 1.0), (0.7, 0.9), (1.1, 0.8)]
+    released: list[int] = []
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(np.zeros(NUMEL, np.float32))
+        sum_ = np.empty(NUMEL, np.float32)
+        for count, (push, (weight, rescale)) in enumerate(zip(pushes, weights, strict=True)):
+            merge.fold(sum_, [push], weight, rescale, is_first=count == 0)
+            release = partial(released.append, count)
+            await f.holding.fold(Weighed([push], weight, rescale), release)
+            assert released == ([] if count < TOGETHER else [0, 1, 2])
+            assert f.holding.lingers == (count < TOGETHER)
+        await f.round(np.zeros(NUMEL, np.float32))
+        assert await f.read(1) == (-sum_).tobytes()
+
+    run(tmp_path, scenario, down="fp32")
+
+
+def test_a_push_that_waited_in_a_round_that_is_given_up_is_released(tmp_path: Path) -> None:
+    released: list[bool] = []
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        push = Weighed([payload_of(values(2))], 1.0, 1.0)
+        await f.holding.fold(push, lambda: released.append(True))
+        f.holding.forget()
+        assert released == [True]
+        assert not f.holding.lingers
+        await f.round(np.zeros(NUMEL, np.float32))
+        assert await f.read(1) == await f.read(0)
+
+    run(tmp_path, scenario)
 
 
 def test_a_round_in_which_nothing_counts_serves_the_same_value_again(tmp_path: Path) -> None:

@@ -76,6 +76,49 @@ def test_a_push_folds_the_same_however_it_is_cut(
         assert np.array_equal(placed, values)
 
 
+STRANGE = [0, 5, 37, 4_101, 70_000, LONG, LONG + 77]
+"""Where spans of strange shards end."""
+
+
+def strange(values: Float32, codec: Codec) -> list[merge.Payload]:
+    """The values as two ranks' shards, the spans of which end anywhere and are in any order."""
+    spans = np.array([[a, b - a] for a, b in pairwise(STRANGE)], np.int64)[[3, 0, 5, 1, 4, 2]]
+    payloads = []
+    for mine in (spans[:4], spans[4:]):
+        flat = np.concatenate([values[at : at + n] for at, n in mine.tolist()])
+        payloads.append(merge.Payload(codec.number, (bytes(codec.encode(flat)),), Extent.of(mine)))
+    return payloads
+
+
+def whole(values: Float32, codec: Codec) -> list[merge.Payload]:
+    where = Extent.of(np.array([[0, values.size]], np.int64))
+    return [merge.Payload(codec.number, (bytes(codec.encode(values)),), where)]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+@pytest.mark.parametrize("rescale", [1.0, 0.3])
+@pytest.mark.parametrize(
+    "ways",
+    [(whole,), (whole, whole), (strange, strange), (whole, strange), (strange, whole, whole)],
+    ids=lambda ways: "-".join(way.__name__ for way in ways),
+)
+def test_a_sum_begun_with_several_pushes_is_that_of_one_after_another(
+    codec: Codec, rescale: float, ways: tuple[Any, ...]
+) -> None:
+    """To the bit, whether they are cut alike or not, and come in one codec or in two."""
+    rng = np.random.default_rng(0)
+    pushes = []
+    for count, way in enumerate(ways):
+        values = rng.standard_normal(LONG + 77).astype(np.float32)
+        of = codec if count < 2 else CODECS[0]
+        pushes.append(merge.Weighed(way(values, of), 0.7 + count, rescale))
+    begun, folded = np.full((2, LONG + 77), np.nan, np.float32)
+    merge.begin(begun, pushes)
+    for count, push in enumerate(pushes):
+        merge.fold(folded, push.payloads, push.weight, push.rescale, is_first=count == 0)
+    assert np.array_equal(begun.view(np.uint32), folded.view(np.uint32))
+
+
 def test_pieces_and_spans_need_not_agree() -> None:
     """A fragment of several pieces, in spans that end anywhere."""
     values = np.random.default_rng(0).standard_normal(LONG + 17).astype(np.float32)
