@@ -51,6 +51,37 @@ def test_a_wrong_job_ends_in_one_sentence(tmp_path: Path, job: Path) -> None:
     assert errors.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "control", "code", "sentence"),
+    [
+        (["--replica", "Bad Name"], "", 10, "The replica name 'Bad Name' must be "),
+        ([], "ftp://one", 10, "The control plane's address 'ftp://one' cannot be used, since "),
+        (["--resume"], "", 10, "--resume needs checkpoint.folder; set it in the job."),
+        (["--resume"], "http://one", 10, "--resume needs checkpoint.folder; set it in the job."),
+        (
+            ["--resume", "--set", "checkpoint.folder=kept"],
+            "",
+            12,
+            "there is no checkpoint in kept/tiny/alone; start without --resume.",
+        ),
+    ],
+)
+def test_who_cannot_take_part_or_go_on_is_told_before_pytorch_is_loaded(
+    job: Path, asked: list[str], control: str, code: int, sentence: str
+) -> None:
+    """There is none here to load: who tries says so instead."""
+    without = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from syncline.train.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    with python("-c", without, str(job), *asked, SYNCLINE_CONTROL=control) as process:
+        ended_with, errors = ended(process)
+    assert errors.startswith(f"error: {sentence}") and errors.count("\n") == 1
+    assert ended_with == code
+
+
 def test_what_only_building_shows_ends_in_one_sentence(tmp_path: Path, job: Path) -> None:
     with command(str(job), "--set", f"data.path={tmp_path}") as process:
         code, errors = ended(process)

@@ -50,13 +50,19 @@ def _train(given: argparse.Namespace, *, first: bool) -> None:
         from syncline.settings import checked_name
         from syncline.train.config import JobConfig
         from syncline.train.logs import configure_logs
+        from syncline.train.steps import check_resumable
+        from syncline.wish import wished
 
     configure_logs(first=first)
     named = []
     if given.run is not None:
         named = [f"run.name={json.dumps(checked_name('run', given.run))}"]
     job = JobConfig.load(given.job, [*given.set, *named])
-    # torch and transformers take seconds to import, and a wrong job should be told at once.
+    # torch and transformers take seconds to import, and what is wrong should be told at once.
+    device = job.train.anchor_device
+    wish = wished(None, job.run.name, given.replica, None, {}, lambda *_: None, device)
+    if given.resume:
+        check_resumable(job, in_run=wish is not None)
     with Loading(), uncollected():
         from syncline.train.loop import Trainer
         from syncline.train.progress import as_fields, listener_for

@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor
 from syncline.disk import to_disk
 from syncline.layout import local_part, saved_buffers
 from syncline.train.ranks import RankGroup
-from syncline.train.steps import BEFORE, checkpoints_in
+from syncline.train.steps import BEFORE, checkpoints_in, none_in
 from syncline_proto.codec import crc32c
-from syncline_proto.errors import ConfigError, FileMissing
+from syncline_proto.errors import ConfigError
 
 FORMAT = 1
 PARAMETER, BUFFER, STATE, RANDOM = "parameter/", "buffer/", "optimizer/", "random/"
@@ -124,7 +124,7 @@ class Checkpoints:
         """
         newest = self.newest
         if newest is None:
-            raise FileMissing(f"there is no checkpoint in {self._folder}; start without --resume.")
+            raise none_in(self._folder)
         position = _read_position(newest / f"rank-{self._ranks.index}.json", newest)
         for what, saved, here in (
             ("run", position.run, run),

@@ -16,7 +16,7 @@ from syncline.train.checkpoint import Checkpoints, Position, told_of_interrupt
 from syncline.train.config import JobConfig
 from syncline.train.inputs import Feed
 from syncline.train.ranks import RankGroup
-from syncline.train.steps import checkpoints_in
+from syncline.train.steps import NO_FOLDER, checkpoints_in
 from syncline.voice import NAMED_MAX
 from syncline_proto.errors import ConfigError
 
@@ -62,7 +62,7 @@ class Keeping:
             ConfigError: the job names no folder; or as ``Checkpoints.load`` does.
         """
         if self._checkpoints is None:
-            raise ConfigError("--resume needs checkpoint.folder; set it in the job.")
+            raise ConfigError(NO_FOLDER)
         if in_run and not self._checkpoints:
             log.info("no checkpoint: the inner optimizer starts anew")
             return None

@@ -41,6 +41,7 @@ from syncline.train.sharding import shard_model
 from syncline.train.signals import Stop, heeding_sigterm
 from syncline.train.sizes import check_budget, tokens_of_step
 from syncline.train.step import WHAT_TO_DO, Gradients, InnerStep
+from syncline.train.steps import ALONE
 from syncline.train.writable import make_folders
 from syncline_proto.errors import LeaseLost
 from syncline_proto.settings import RunSettings
@@ -105,7 +106,7 @@ class Trainer:
         self._evaluator = Evaluator(loss, self._sets, job, ranks)
         # Replicas on one machine, started from one job, must not write into one folder; a name
         # that is made of a process is another on each rank, and rank 0's is the replica's.
-        self._own = ranks.word(self.replica.name) if self.replica.active else "alone"
+        self._own = ranks.word(self.replica.name) if self.replica.active else ALONE
         is_named = replica is not None or env.replica is not None or not self.replica.active
         self._keeping = Keeping(job, self._own, ranks, is_new=not resume, is_named=is_named)
         self._position = None
