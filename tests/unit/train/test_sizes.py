@@ -79,8 +79,14 @@ def test_up_refuses_with_nothing_started(
     other.write_text(to_toml(missing.model_copy(update={"data": section})))
     assert run([*up, "--set", f"train.micro_batch={whole(data) + 1}"]) == ConfigError.exit_code
     assert run([*up, "--set", "run.token_budget=100"]) == ConfigError.exit_code
-    assert run(["up", str(other), "--out", str(tmp_path)]) == DataError.exit_code
+    up[1] = str(other)
+    assert run(up) == DataError.exit_code
+    there = ("--set", f'data.source=["{job}"]')
+    for tokenizer in ("bpe:3", "bpe:many"):
+        wrong = ("--set", f"data.tokenizer={tokenizer}")
+        assert run([*up, *there, *wrong]) == DataError.exit_code
     said = capsys.readouterr().err
     assert "training set" in said and "run.token_budget" in said
     assert "no file matches nowhere/*.txt" in said
+    assert "at least 257 ids, got 3" in said and "bpe:many is no vocabulary size" in said
     assert "Starting" not in said and not list(tmp_path.rglob("*.log"))

@@ -26,14 +26,13 @@ from syncline.data.shards import stored_dtype, verify
 from syncline.data.sources import Source, resolve
 from syncline.data.split import HELD_OUT, TRAIN, split_of, unit_hash
 from syncline.data.summary import Summary, summary_of
-from syncline.data.tokenizer import Tokenizer, load_tokenizer, train_bpe, utf8_bytes
+from syncline.data.tokenizer import Tokenizer, bpe_size_of, load_tokenizer, train_bpe, utf8_bytes
 from syncline.data.writer import SHARD_BYTES_MAX, SplitWriter, token_dtype
 
 BATCH_CHARACTERS = 1 << 20
 BATCH_DOCUMENTS = 1024
 # What a BPE is trained on: more hardly changes the merges, and the trainer's memory grows with it.
 BPE_SAMPLE_BYTES = 64 << 20
-BPE_VOCAB_SIZE = 8192
 
 
 def prepare(
@@ -61,7 +60,7 @@ def prepare(
     started = time.monotonic()
     if not 0.0 <= held_out_fraction < 1.0:
         raise DataError(f"the held-out fraction must be in [0, 1), got {held_out_fraction}.")
-    bpe_size = _bpe_size(tokenizer, vocab_size)
+    bpe_size = bpe_size_of(tokenizer, vocab_size)
     found = resolve(sources, text_field)
     with new_folder(Path(out), overwrite=overwrite) as folder:
         if bpe_size is not None:
@@ -109,20 +108,6 @@ def inspect(folder: str | Path, *, progress: bool = True) -> Summary:
     with meter("checking", total, shown=progress) as line:
         verify(folder, manifest, line.advance)
     return summary_of(folder, manifest, time.monotonic() - started)
-
-
-def _bpe_size(tokenizer: str | Tokenizer, vocab_size: int | None) -> int | None:
-    """The vocabulary of a BPE to train; None where the tokenizer is there already."""
-    kind, _, size = tokenizer.partition(":") if isinstance(tokenizer, str) else ("", "", "")
-    if kind != "bpe":
-        if vocab_size is not None:
-            raise DataError("a vocabulary size is for a tokenizer to be trained: bpe:VOCAB.")
-        return None
-    if not size:
-        return BPE_VOCAB_SIZE if vocab_size is None else vocab_size
-    if not size.isdecimal() or vocab_size not in (None, int(size)):
-        raise DataError(f"{tokenizer} is no vocabulary size; write bpe:8192, say.")
-    return int(size)
 
 
 def _trained(

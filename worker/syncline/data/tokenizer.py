@@ -25,6 +25,7 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 # Files that transformers reads beside tokenizer.json; kept as they came.
 COMPANIONS = (CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
+BPE_VOCAB_SIZE = 8192
 
 
 class Tokenizer(Protocol):
@@ -144,6 +145,23 @@ class FileTokenizer:
         _save(folder, self._json, self._companions)
 
 
+def bpe_size_of(tokenizer: str | Tokenizer, vocab_size: int | None = None) -> int | None:
+    """The vocabulary of a BPE to train; None where the tokenizer is there already.
+
+    Raises:
+        DataError: it is none, or smaller than bytes need; or it is given for another tokenizer.
+    """
+    kind, _, size = tokenizer.partition(":") if isinstance(tokenizer, str) else ("", "", "")
+    if kind != "bpe":
+        if vocab_size is not None:
+            raise DataError("a vocabulary size is for a tokenizer to be trained: bpe:VOCAB.")
+        return None
+    if size and (not size.isdecimal() or vocab_size not in (None, int(size))):
+        raise DataError(f"{tokenizer} is no vocabulary size; write bpe:8192, say.")
+    wanted = int(size) if size else vocab_size
+    return BPE_VOCAB_SIZE if wanted is None else _checked_size(wanted)
+
+
 def train_bpe(texts: Iterable[str], vocab_size: int, *, progress: bool = True) -> FileTokenizer:
     """Train a byte-level BPE of ``vocab_size`` ids, the end of document included, on the texts.
 
@@ -155,10 +173,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, progress: bool = True) -
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    if vocab_size < ByteTokenizer.vocab_size:
-        raise DataError(
-            f"a byte-level BPE needs at least {ByteTokenizer.vocab_size} ids, got {vocab_size}."
-        )
+    _checked_size(vocab_size)
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
@@ -208,6 +223,19 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     if hashlib.sha256(data).hexdigest() == byte_level.fingerprint:
         return byte_level
     return FileTokenizer(data, companions, str(path))
+
+
+def _checked_size(vocab_size: int) -> int:
+    """How many ids a BPE is to have.
+
+    Raises:
+        DataError: fewer than bytes need.
+    """
+    if vocab_size < ByteTokenizer.vocab_size:
+        raise DataError(
+            f"a byte-level BPE needs at least {ByteTokenizer.vocab_size} ids, got {vocab_size}."
+        )
+    return vocab_size
 
 
 def _clean(texts: Iterable[str], stopped: threading.Event) -> Iterator[str]:

@@ -12,6 +12,7 @@ from syncline.data.cache import manifest_at
 from syncline.data.shards import TokenShards
 from syncline.data.sources import resolve
 from syncline.data.split import TRAIN
+from syncline.data.tokenizer import bpe_size_of
 from syncline.train.config import JobConfig
 from syncline.train.factory import OF_DATA, check_call, found
 from syncline.train.sections import DataSection, TrainSection
@@ -44,7 +45,8 @@ def check_data(job: JobConfig, *, ranks: int) -> None:
     """Refuse what can be known of the data before any is prepared.
 
     Raises:
-        DataError: there is no such source, or the prepared folder cannot be read.
+        DataError: there is no such source, its tokenizer cannot be trained, or the prepared folder
+            cannot be read.
         ConfigError: the prepared folder holds too little, or there is no such factory, or it takes
             other arguments.
     """
@@ -56,6 +58,7 @@ def check_data(job: JobConfig, *, ranks: int) -> None:
         manifest_at(job.data.url)
     elif job.data.path is None:
         resolve(job.data.source or [])
+        bpe_size_of(job.data.tokenizer)
     else:
         check_sequences(job, job.data.path, ranks=ranks)
 
