@@ -21,6 +21,8 @@ from syncline_proto.settings import is_loopback
 OF_HOST = "host"
 """Instead of an index: the number at the end of the host's name, as in a StatefulSet."""
 
+PORTS = ("port", "health_port", "metrics_port")
+
 STAGING_MIN = 1 << 20
 
 UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
@@ -140,6 +142,18 @@ class SyncSettings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _each_port_once(self) -> Self:
+        taken: dict[int, str] = {}
+        for name in PORTS:
+            port, flag = getattr(self, name), flag_of(name)
+            if port and (other := taken.setdefault(port, flag)) != flag:
+                raise ValueError(
+                    f"{other} and {flag} are both {port}, and each needs a port of its own; "
+                    "choose another for one of them"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _no_open_doors(self) -> Self:
         if not (self.token or self.insecure or is_loopback(self.host)):
             raise ValueError(
@@ -157,6 +171,11 @@ class SyncSettings(BaseSettings):
                 "--advertise HOST:PORT (or SYNCLINE_SYNC_ADVERTISE) as they reach this service"
             )
         return self
+
+
+def flag_of(key: str) -> str:
+    """What a setting is on the command line."""
+    return "--" + key.replace("_", "-")
 
 
 def _is_wildcard(host: str) -> bool:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections import deque
+from collections.abc import Sequence
 
 import structlog
 
@@ -21,7 +22,7 @@ from syncline_proto.errors import ConfigError, ProcessFailed, StoreError
 from syncline_proto.locks import only_owner
 from syncline_sync.durability import NOTHING_LOST
 from syncline_sync.seating import data_folder, folder_of, take_seat
-from syncline_sync.settings import SyncSettings
+from syncline_sync.settings import PORTS, SyncSettings, flag_of
 
 log = structlog.get_logger()
 
@@ -51,10 +52,7 @@ def settings_of(settings: SyncSettings, index: int) -> SyncSettings:
         ConfigError: there is no such port.
     """
     apart = PORTS_APART * index
-    ports = {
-        key: port + apart if (port := getattr(settings, key)) else 0
-        for key in ("port", "health_port", "metrics_port")
-    }
+    ports = {key: port + apart if (port := getattr(settings, key)) else 0 for key in PORTS}
     host, _, told = settings.advertise.rpartition(":")
     if max(*ports.values(), int(told or 0) + apart) > 65535:
         raise ConfigError(
@@ -71,6 +69,25 @@ def settings_of(settings: SyncSettings, index: int) -> SyncSettings:
     return settings.model_copy(update={**ports, **own})
 
 
+def check_apart(children: Sequence[SyncSettings]) -> None:
+    """Refuse ports of which two services would take the same one.
+
+    Raises:
+        ConfigError: there are such; the message names their flags.
+    """
+    taken: dict[int, str] = {}
+    for child in children:
+        for key in PORTS:
+            whose = f"{flag_of(key)} of {child.own_name}"
+            port = getattr(child, key)
+            if port and (other := taken.setdefault(port, whose)) != whose:
+                raise ConfigError(
+                    f"--shards: {other} and {whose} would both be {port}, since each service takes "
+                    f"the ports {PORTS_APART} above those of the one before it; choose ports that "
+                    f"do not lie a multiple of {PORTS_APART} apart."
+                )
+
+
 def environment(settings: SyncSettings) -> dict[str, str]:
     """Our own, and every setting as a variable: a token is in no list of processes."""
     ours = {
@@ -84,12 +101,13 @@ async def supervise(settings: SyncSettings) -> signal.Signals:
     """Keep one process for each service until SIGTERM or SIGINT, and return which.
 
     Raises:
-        ConfigError: the folder is another's, or in use; ports are too many.
+        ConfigError: the folder is another's, or in use; ports are too many, or two the same.
         StoreError: nothing can be written there.
         ChildFailed: one ended with what a restart does not mend, or again and again; or it did not
             end well when it was told to.
     """
     children = [settings_of(settings, index) for index in range(settings.shards)]
+    check_apart(children)
     data = data_folder(settings.data)
     end: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from syncline_proto.errors import ConfigError, StoreDamaged
 from syncline_sync.seating import MARK, folder_of, take_seat
 from syncline_sync.settings import SyncSettings
-from syncline_sync.supervisor import environment, settings_of
+from syncline_sync.supervisor import environment, settings_of, supervise
 
 
 def begun(data: Path) -> Path:
@@ -86,6 +87,29 @@ def test_each_service_of_one_command_has_ports_a_name_and_a_folder_of_its_own() 
     assert {one.parent for one in ours} == {os.getpid()}
     with pytest.raises(ConfigError, match="lower ports"):
         settings_of(whole.model_copy(update={"metrics_port": 65530}), 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "two"),
+    [
+        ({"port": 50052}, "--port and --health-port are both 50052"),
+        ({"port": 9101}, "--port and --metrics-port are both 9101"),
+        ({"metrics_port": 50052}, "--health-port and --metrics-port are both 50052"),
+    ],
+)
+def test_two_doors_with_one_port_are_told_apart_from_a_port_in_use(
+    given: dict[str, int], two: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"{two}, and each needs a port of its own"):
+        SyncSettings.model_validate(given)
+    assert SyncSettings(port=0, health_port=0, metrics_port=0)
+
+
+def test_services_of_one_command_are_refused_each_others_ports(tmp_path: Path) -> None:
+    both = "--health-port of sync-0 and --port of sync-2 would both be 50071"
+    with pytest.raises(ConfigError, match=both):
+        asyncio.run(supervise(SyncSettings(shards=3, health_port=50071, data=tmp_path / "no")))
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_child_reads_the_very_settings_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,14 @@ def test_an_export_may_not_replace_the_model_that_training_begins_with(tmp_path:
     assert JobConfig.load(write(tmp_path, text), [f"export.folder={base / 'out'}"])
 
 
+def test_two_services_of_one_launch_are_not_given_one_port(tmp_path: Path) -> None:
+    text = SMALLEST + "[up]\ncontrol_port = 8500\n"
+    error = refused(tmp_path, text, "up.sync_port=8500")
+    assert "up: control_port and sync_port are both 8500, and each" in error.message
+    assert JobConfig.load(write(tmp_path, text), ["up.sync_port=8501"])
+    assert JobConfig.load(write(tmp_path, text), ["up.control_port=0"])
+
+
 def test_a_job_survives_the_way_through_json(tmp_path: Path) -> None:
     job = JobConfig.load(write(tmp_path), ["run.outer.lr=0.5", "data.source=['a b', 'c']"])
     assert JobConfig.from_job(job.to_job()) == job

@@ -232,3 +232,12 @@ class UpSection(Section):
     sync_port: int = Field(default=0, ge=0, le=65535)
     page: bool = True
     """Tell the address of the live page."""
+
+    @model_validator(mode="after")
+    def _each_port_once(self) -> Self:
+        if self.control_port and self.control_port == self.sync_port:
+            raise ValueError(
+                f"control_port and sync_port are both {self.sync_port}, and each service needs a "
+                "port of its own; choose another for one of them"
+            )
+        return self
