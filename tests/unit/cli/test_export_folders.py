@@ -8,9 +8,14 @@ import pytest
 import torch
 
 from syncline.cli.app import run
+from syncline.cli.train import check_out
 from syncline.train.exported import PARAMETERS, Origin
 from syncline.train.plain import write_parameters
 from syncline_proto.manifest import MANIFEST
+from syncline_sync.pins import pin_folder
+from syncline_sync.process import _taken_up
+from syncline_sync.settings import SyncSettings
+from syncline_sync.store import RunStore
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -73,6 +78,30 @@ def test_a_checkpoint_takes_no_export(
     (tmp_path / MANIFEST).touch()
     code, text = said(capsys, "export", "my-run", "--out", str(tmp_path), *more)
     assert code == 10 and "is a checkpoint; choose another folder." in text
+
+
+@pytest.mark.parametrize("command", [("export", "my-run"), ("checkpoints", "export", "/k/my-run")])
+@pytest.mark.parametrize("more", [(), ("--overwrite",)])
+def test_a_store_of_a_sync_service_takes_no_export(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+    more: tuple[str, ...],
+) -> None:
+    with _taken_up(SyncSettings(data=tmp_path / "data")):
+        own = RunStore(tmp_path / "data", "my-run").folder
+        pinned = pin_folder(tmp_path / "data")
+        (tmp_path / "link").symlink_to(tmp_path / "data")
+        for place in (own, own.parent, own / "deep" / "er", pinned, tmp_path / "link/runs/new"):
+            code, text = said(capsys, *command, "--out", str(place), *more)
+            assert code == 10 and f"folder {place} is in the store of a sync service;" in text
+        assert not own.parent.exists()
+
+
+def test_folders_named_like_those_of_a_store_may_be_exported_to(tmp_path: Path) -> None:
+    check_out(str(tmp_path / "runs" / "one"), overwrite=False)
+    with _taken_up(SyncSettings(data=tmp_path)):
+        check_out(str(tmp_path / "model"), overwrite=False)
 
 
 def test_where_there_are_no_checkpoints_is_told_whole(

@@ -133,19 +133,20 @@ def export(
 
 
 def check_out(out: str, *, overwrite: bool) -> None:
-    """Refuse a folder to export to that cannot be written, or holds what is to stay.
+    """Refuse a folder to export to that cannot be written, or where others keep what is to stay.
 
     Raises:
         ConfigError: it is one.
     """
     from syncline.train.exported import check_free
-    from syncline.train.writable import check_writable
+    from syncline.train.writable import check_not_stored, check_writable
     from syncline_proto.errors import ConfigError
     from syncline_proto.manifest import MANIFEST
 
     if not out:  # ``Path`` makes it the folder one is in
         raise ConfigError("--out is empty; name a folder.")
     folder = Path(out)
+    check_not_stored(folder)
     check_writable(folder)
     if (folder / MANIFEST).exists():  # who removes the model later would take it along
         raise ConfigError(f"The folder {folder} is a checkpoint; choose another folder.")

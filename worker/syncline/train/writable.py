@@ -13,6 +13,9 @@ from syncline_proto.errors import ConfigError
 if TYPE_CHECKING:
     from syncline.train.config import JobConfig
 
+KEPT = ("runs", "pinned", "restoring")
+"""The folders of a sync service's store, all beside its lock; a start sweeps some of them."""
+
 
 def make_folders(job: JobConfig) -> None:
     """Make the folders for checkpoints and export.
@@ -26,6 +29,20 @@ def make_folders(job: JobConfig) -> None:
     ):
         if folder is not None:
             _make_writable(folder, f"{key}: cannot write to")
+
+
+def check_not_stored(folder: Path) -> None:
+    """Refuse a folder in which a sync service keeps its runs.
+
+    Raises:
+        ConfigError: it is one, or in one, of a store that was ever opened here.
+    """
+    found = Path(os.path.realpath(folder))
+    for above in (found, *found.parents):
+        if above.name in KEPT and (above.parent / "lock").is_file():
+            raise ConfigError(
+                f"The folder {folder} is in the store of a sync service; choose another folder."
+            )
 
 
 def check_writable(folder: Path) -> None:
