@@ -143,7 +143,9 @@ class Host:
             try:
                 await host.keep(run.settings)
             except StoreDamaged as error:
-                self._put_aside(host)
+                there = self._runs.get(run.run)  # it may have been put away meanwhile
+                if there is not None:
+                    self._put_aside(there)
                 self._give_up(run.run, error.message)
 
     def _adopt(self, membership: Membership) -> None:

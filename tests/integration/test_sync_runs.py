@@ -309,6 +309,38 @@ def test_a_run_with_a_folder_for_its_settings_is_refused_and_others_go_on(tmp_pa
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_an_ended_run_that_is_put_away_as_it_proves_damaged_is_refused_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked_for: bool
+) -> None:
+    """It is named again, and while its settings are being written it goes, or comes back anew."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await started(s)
+            lives = [await s.host.run(RUN)]
+            await s.host.follow(Membership(version=99, runs=[]))
+
+            async def put_away_meanwhile(settings: RunSettings) -> None:
+                with monkeypatch.context() as full:
+                    full.setattr(host, "ENDED_MAX", 0)
+                    await s.host._put_away()
+                if is_asked_for:
+                    lives.append(await s.host.run(RUN))
+                raise StoreDamaged("run.json is a folder.")
+
+            monkeypatch.setattr(lives[0], "keeps", lambda settings: False)
+            monkeypatch.setattr(lives[0], "keep", put_away_meanwhile)
+            await s.host.follow(word(RUN, "other"))
+            await refused_for("run.json is a folder", s.status())
+            await asyncio.gather(*s.host._stops.values())
+            assert all(run._is_ending for run in lives)
+            assert await s.host.member("other", "a", 1)
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
 def test_an_ended_run_with_damaged_settings_is_refused_too(tmp_path: Path) -> None:
     async def scenario() -> None:
         await left_behind(tmp_path)
