@@ -93,8 +93,9 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         run = await self._host.run(_name(request.run))
         wanted = None if request.newest else request.revision
         pins, tokens = _pins(run, wanted, request.fragments)
-        for fragment in pins:  # what is published may still be on its way to the disk
-            await run.runners[fragment].holding.written()
+        # What is published may still be on its way to the disk, or wait for a lull: together they
+        # wait once. The disk has few threads, so no more are written at a time than ever.
+        await asyncio.gather(*(run.runners[fragment].holding.written() for fragment in pins))
         folder = pin_folder(self._shared.root)
         taking = asyncio.ensure_future(self._copies.do(pin_all, folder, pins))
         try:

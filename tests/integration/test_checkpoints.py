@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from contextlib import closing
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from syncline_proto.rest import (
 from syncline_proto.settings import changed
 from syncline_proto.v1 import checkpoints_pb2
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync import lull
 from syncline_sync.aside import MARK
 from syncline_testing.keeping import (
     FRAGMENTS,
@@ -105,9 +107,13 @@ def test_a_run_from_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path, down: str) 
         assert np.abs(ours["momentum"]).max() > 0
 
 
+@pytest.mark.parametrize("refusal", [None, OSError(errno.ENOSPC, "No space left on device")])
 def test_what_is_published_before_it_is_written_is_copied_once_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: OSError | None
 ) -> None:
+    """Nobody else hurries it: all fragments are written together, as soon as they are asked for."""
+    monkeypatch.setattr(lull, "QUIET_S", 600.0)
+    monkeypatch.setattr(lull, "LATEST_S", 600.0)
     settings = SETTINGS.model_copy(update={"durability": "async"})
     url = str(tmp_path / "kept" / "first")
 
@@ -116,11 +122,17 @@ def test_what_is_published_before_it_is_written_is_copied_once_it_is(
             await started(s)
             with SlowDisk(monkeypatch, "r00000001.safetensors") as disk:
                 await round_of(s, 0)
-                await disk.until(lambda disk: len(disk.at_once) == len(FRAGMENTS))
+                assert not disk.at_once
                 copying = asyncio.create_task(save(s, LAYOUT, url, 1))
-                await asyncio.sleep(0.1)
+                await disk.until(lambda disk: len(disk.at_once) == len(FRAGMENTS))
                 assert not copying.done()
+                disk.error = refusal
                 disk.open()
+                if refusal is not None:
+                    with pytest.raises(grpc.aio.AioRpcError, match="No space left on device"):
+                        await copying
+                    assert s.faults and not (tmp_path / "kept").exists()
+                    return
                 manifest = await copying
             assert [entry.revision for entry in manifest.entries] == [1, 1]
             assert not s.faults
