@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
+import wire
 from wire import shortfall, summary
 
 
@@ -37,3 +40,30 @@ def test_a_ratio_is_the_median_of_neighbours_and_a_speed_of_all() -> None:
     assert told["pull_ratio"] == 2.0
     assert (told["push"], told["bare_push"]) == (4.0, 4.0)
     assert (told["pull"], told["bare_pull"]) == (3.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("option", "is_asked"),
+    [
+        ("--repeats=1", True),
+        ("--fragments=9", False),
+        ("--elements=9", False),
+        ("--streams=9", False),
+    ],
+)
+def test_whether_its_ratios_count_is_said(
+    option: str,
+    is_asked: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    slow = {"push_ratio": 0.5, "pull_ratio": 0.5}
+    monkeypatch.setattr(wire, "services", lambda: nullcontext((None, None, None)))
+    monkeypatch.setattr(wire, "measured", lambda *_: slow)
+    monkeypatch.setattr("sys.argv", ["wire.py", option])
+    missed = pytest.raises(SystemExit, match="under 0.7") if is_asked else nullcontext()
+    with missed:
+        wire.main()
+    said = capsys.readouterr().err
+    usual = "they count with --fragments 8 --elements 8388608 --streams 4."
+    assert said == ("" if is_asked else f"Nothing is asked of these ratios: {usual}\n")
