@@ -155,6 +155,21 @@ def test_a_push_may_stand_still_for_as_long_as_its_run_allows(
     asyncio.run(scenario())
 
 
+def test_a_push_that_does_not_say_whose_it_is_breaks_a_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "HEADER_WAIT_S", 0.05)
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"no header came within 0\.05 s") as cut:
+                await s.stub.Push(timeout=20)
+            assert code_of(cut.value) == "INVALID_REQUEST"
+            assert not s.faults
+
+    asyncio.run(scenario())
+
+
 def test_who_loses_its_lease_is_told_wherever_its_call_waits(tmp_path: Path) -> None:
     """For other ranks, for chunks, for room: without any deadline of its own."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
@@ -18,14 +20,15 @@ from syncline_control import descriptors, intake, parser, server, state, transac
 from syncline_control.body import DEPTH_MAX, KEYS_MAX
 from syncline_control.operations import points, reports
 from syncline_control.problems import Unauthorized
+from syncline_control.routes.runs import LIVE_CHANGE
 from syncline_control.settings import ControlSettings
 from syncline_proto import codec, counts, layout, spans
 from syncline_proto.codec import difference
-from syncline_proto.errors import SynclineError, TrainingDiverged
+from syncline_proto.errors import InvalidRequest, SynclineError, TrainingDiverged
 from syncline_proto.exporter import REQUEST_S, REQUESTS_MAX
 from syncline_proto.merging import PenaltySettings
 from syncline_proto.names import NAME_PATTERN
-from syncline_proto.rest import WHY_CHARACTERS_MAX
+from syncline_proto.rest import WHY_CHARACTERS_MAX, SyncEndpoint
 from syncline_proto.settings import PRESETS, DownCodecName, RunSettings, TimeoutSettings
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
 from syncline_sync.allocator import LEFT_BYTES
@@ -70,6 +73,11 @@ def mib(size: int) -> str:
     return f"{size >> 20} MiB"
 
 
+def in_words(names: Iterable[str]) -> str:
+    *others, last = (f"`{name}`" for name in names)
+    return f"{', '.join(others)} and {last}"
+
+
 def power(number: int) -> str:
     exponent = number.bit_length() - 1
     assert number == 1 << exponent
@@ -107,6 +115,8 @@ PROTOCOL = [
     f"gRPC, at the sync service (default port {SYNC['port'].default})",
     f"a plain port of its own (default {SYNC['health_port'].default})",
     f"({WHY_CHARACTERS_MAX:,} characters at most)",
+    f"the settings that are named (`{json.dumps(LIVE_CHANGE['outer'].get('value'))}`, say;",
+    f"a list, with no object around it, of objects with {in_words(SyncEndpoint.model_fields)} |",
     f"ours do after {BARREN_MAX} rounds in a row",
     f"A gRPC message has at most {mib(CHANNEL['grpc.max_receive_message_length'])}",
     f"ping every {CHANNEL['grpc.http2.min_ping_interval_without_data_ms'] // 1000} s",
@@ -138,7 +148,7 @@ PROTOCOL = [
     f"more than {power(spans.LOOKS_MAX)} looks",
     # Pushes and pulls.
     f"({LAN.call_s:g} s in the lan profile, {WAN.call_s:g} s in the wan profile) is cut",
-    f"its header must come within {HEADER_WAIT_S:g} s",
+    f"whose header does not come within {HEADER_WAIT_S:g} s is `{InvalidRequest.code}`",
     f"room for the push, and names `{ROOM_HEADER}`",
     f"for as long (or an {SHARES[LOOKS]} more)",
     f"The last {SMALL[record.KEPT]} revisions are kept",
