@@ -57,6 +57,13 @@ def status_of(error: errors.SynclineError) -> grpc.StatusCode:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
+def own_code(error: grpc.RpcError) -> str | None:
+    """Our code of a failed call; None: gRPC has ended it, and nobody of ours has said why."""
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
+    found = (value for key, value in error.trailing_metadata() or () if key == CODE_TRAILER)
+    return next((value for value in found if isinstance(value, str)), None)
+
+
 def from_rpc_error(error: grpc.RpcError, what: str) -> errors.SynclineError:
     """Turn a failed call back into our error.
 
@@ -66,9 +73,8 @@ def from_rpc_error(error: grpc.RpcError, what: str) -> errors.SynclineError:
     """
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     details = error.details() or ""
-    for key, value in error.trailing_metadata() or ():
-        if key == CODE_TRAILER and isinstance(value, str):
-            return errors.from_code(value, details)
+    if (own := own_code(error)) is not None:
+        return errors.from_code(own, details)
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         why = _ADDRESSES.sub("", details) or error.code().name
         return errors.Unreachable(f"{what} does not answer ({why}).")

@@ -195,7 +195,7 @@ def _pins(
     if not wanted or len(set(wanted)) < len(wanted) or not run.runners.keys() >= set(wanted):
         raise InvalidRequest(
             f"fragments: name each once, of the {len(run.runners)} of run {run.name} that are "
-            "this sync service's."
+            "this sync service's; OpenRun says which."
         )
     pins: dict[int, Pin] = {}
     tokens: dict[int, int] = {}

@@ -201,7 +201,10 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             raise InvalidRequest(f"run: {run.name} has no layout yet; call OpenRun first.")
         fragments, seat = run.layout.fragments, self._shared.seat
         if fragment >= len(fragments):
-            raise InvalidRequest(f"fragment: {fragment} where the run has {len(fragments)}.")
+            raise InvalidRequest(
+                f"fragment: {fragment} where the run has {len(fragments)}, counted from 0; OpenRun "
+                "says what a service owns."
+            )
         if fragment not in run.runners:
             owner = owners([one.numel for one in fragments], seat.shards)[fragment]
             raise InvalidRequest(

@@ -102,6 +102,7 @@ def test_what_is_no_place_for_checkpoints_is_refused(tmp_path: Path) -> None:
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await copied(s, str(tmp_path / "kept" / "one"), 0, fragments)
                 assert code(error) == "INVALID_REQUEST"
+                assert "sync service's; OpenRun says which." in str(error.value.details())
             assert not s.faults
             told = [one for one in s.reports if isinstance(one, EventIn)]
             assert not told, "that a save has failed is for who asked all services for it"

@@ -79,5 +79,8 @@ def owners_of(layout: Layout, answers: Mapping[Key, pb.OpenRunResponse]) -> dict
             owners[state.fragment] = key
     for number, fragment in enumerate(layout.fragments):
         if number not in owners:
-            raise Unreachable(f"No sync service that is alive owns fragment {fragment.name}.")
+            raise Unreachable(
+                f"No sync service that is alive owns fragment {fragment.name}; start those that "
+                "lack, each on its own folder (--data)."
+            )
     return owners

@@ -262,5 +262,8 @@ def _begun(services: Sequence[Copier], run: str, fragments: int) -> None:
         if len(owned) == fragments:
             return
         if time.monotonic() > deadline:
-            raise Unreachable(f"the sync services have not loaded it within {BEGIN_S:g} s.")
+            raise Unreachable(
+                f"the sync services have not loaded it within {BEGIN_S:g} s; see that they run, "
+                "and their logs, then restore it under another name."
+            )
         time.sleep(LOOK_S)

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import grpc
+
 from syncline.link import Link
-from syncline_proto.errors import Unreachable
+from syncline_proto.errors import SynclineError, Unreachable
 from syncline_proto.manifest import Manifest, manifest_of
 from syncline_proto.settings import TimeoutSettings
+from syncline_proto.status import own_code
 from syncline_proto.v1 import checkpoints_pb2 as pb
 from syncline_proto.v1 import checkpoints_pb2_grpc
 
@@ -76,3 +79,10 @@ class Copier(Link):
             finally:
                 self._call.cancel()
                 self._call = None
+
+    def _translated(self, error: grpc.RpcError, what: str) -> SynclineError:
+        """Whoever asks is a person, whom nobody asks again for; what we say ourselves says more."""
+        told = super()._translated(error, what)
+        if isinstance(told, Unreachable) and own_code(error) is None:
+            return Unreachable(f"{told.message} See that it runs, then try again.")
+        return told
