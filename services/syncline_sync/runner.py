@@ -297,13 +297,14 @@ class Runner:
             )
         else:
             release()
-        self._around.metrics.judged(judgement.verdict)
-        self._voice.judged(push, judgement)
-        staging.tell(staged, judgement)
         if not self.holding.lingers:
             self._lingering.end()
         elif not self._lingering.begin():
             await self._fold_first()
+        # From here to the round's close nothing else may run: who has an answer pushes the next.
+        self._around.metrics.judged(judgement.verdict)
+        self._voice.judged(push, judgement)
+        staging.tell(staged, judgement)
 
     async def _fold_first(self) -> None:
         """What waits to be folded with more does not wait any more."""

@@ -100,6 +100,9 @@ def test_a_rank_that_missed_the_answer_gets_it_again(
             once_more = await s.send(*iter_push(first, vector(1)[:100]))
             assert once_more.verdict == pb.VERDICT_DUPLICATE
             assert once_more.judged == pb.VERDICT_ACCEPTED
+            assert s.shared.budget.used == 4 * SIZE, "it waits for the other replica's"
+            await s.push(vector(1), "b", base_revision=0)
+            await s.pull(revision=1)
             assert s.shared.budget.used == 0
 
     asyncio.run(scenario())

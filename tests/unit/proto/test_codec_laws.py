@@ -205,7 +205,7 @@ def test_two_are_scaled_at_once_as_one_after_the_other(
     of: Codec, count: int, rescale: float
 ) -> None:
     one, other = bytes(of.encode(normal(count, 1))), bytes(of.encode(normal(count, 2)))
-    factor, product, other_factor = np.float32([0.3, rescale, 0.7])
+    factor, product, other_factor = map(np.float32, (0.3, rescale, 0.7))
     both, by_turns = np.full((2, count), np.nan, np.float32)
     of.scale_both(one, other, both, factor, product, other_factor)
     of.scale(one, by_turns, factor)
@@ -221,7 +221,6 @@ def test_two_int8_of_which_either_is_none_are_refused(place: int) -> None:
     for at, byte in ((4, 0x80), (3, 0x80), (-1, 0x80)):
         bad = bytearray(good)
         bad[at] = byte
-        both = [good, good]
-        both[place] = bytes(bad)
+        one, other = (bytes(bad), good) if place == 0 else (good, bytes(bad))
         with pytest.raises(InvalidRequest):
-            of.scale_both(*both, np.empty(300, np.float32), *np.float32([1.0, 1.0, 1.0]))
+            of.scale_both(one, other, np.empty(300, np.float32), *[np.float32(1.0)] * 3)
