@@ -75,8 +75,8 @@ class Budget:
         """No size that is waited for is less."""
         self.waiters = 0
         """Reservations that are waited for."""
-        self._spare: list[Callable[[], None]] = []
-        """Who is told, once, when room is waited for."""
+        self._spare: dict[Callable[[], None], None] = {}
+        """Who is told, once, when room is waited for; in order, and any number may leave."""
 
     def ask(self, run: str, size: int, place: int | None = None, replica: str = "") -> Reservation:
         """Ask for room behind the replica's own that came before, or at a ``place`` held before.
@@ -100,7 +100,7 @@ class Budget:
         if self._has_room(reservation):
             self._admit()
         if self.waiters and self._spare:
-            told, self._spare = self._spare, []
+            told, self._spare = self._spare, {}
             for give_back in told:
                 give_back()
         return reservation
@@ -111,12 +111,12 @@ class Budget:
         For who holds room that could be given back sooner: it is to go on with that.
         """
         if not self.waiters:
-            self._spare.append(give_back)
+            self._spare[give_back] = None
         return not self.waiters
 
     def keep(self, give_back: Callable[[], None]) -> None:
         """Do not call this one any more, if it has not been."""
-        self._spare = [other for other in self._spare if other != give_back]
+        self._spare.pop(give_back, None)
 
     def is_wanted_beside(self, reservation: Reservation) -> bool:
         """Whether another replica than the one whose this is waits for room."""

@@ -3,7 +3,8 @@
 An actor: a single task takes pushes and membership one after another, so nothing here needs a
 lock. Heavy arithmetic runs in the pool, and what is written in the threads of the disk, while the
 task waits; the order is always
-judge -> fold -> answer -> (due?) close -> outer step -> store -> publish.
+judge -> fold -> answer -> (due?) close -> outer step -> store -> publish. But a round's first push
+may have its answer before it is folded: it waits for the second.
 """
 
 from __future__ import annotations

@@ -172,19 +172,23 @@ class Staging:
         self.release(staged)
 
     def tell(self, staged: Staged, judgement: Judgement) -> None:
-        """Answer every rank of a push; its bytes stay until ``release``."""
+        """Answer every rank of a push; its bytes stay until ``release``.
+
+        It is on its way no more: its replica may send another, be it newer or older.
+        """
         fragment, replica, incarnation, seq = staged.key
         self._answered[fragment, replica] = (incarnation, seq, judgement)
         if not staged.answer.done():
             staged.answer.set_result(judgement)
+        self._unlist(staged)
 
     def release(self, staged: Staged) -> None:
-        """Forget the bytes of a push that has its answer."""
+        """Forget the bytes of a push that is to be answered, or has been."""
         if staged.submitted:
             # All of it was in and has been folded. Of one that is cut off a thread may still write.
             for shard in staged.shards.values():
                 shard.free()
-        self._forget(staged)
+        self._give_back(staged)
 
     def drop(self, staged: Staged, why: SynclineError) -> None:
         """Forget a push and free its room; ranks that wait for its answer get ``why``."""
@@ -282,12 +286,20 @@ class Staging:
         return staged
 
     def _forget(self, staged: Staged) -> None:
+        self._unlist(staged)
+        self._give_back(staged)
+
+    def _unlist(self, staged: Staged) -> None:
         if self._staged.get(staged.key) is staged:
             del self._staged[staged.key]
             theirs = self._by_whose[staged.key[:2]]
             del theirs[staged.key[2:]]
             if not theirs:
                 del self._by_whose[staged.key[:2]]
+
+    def _give_back(self, staged: Staged) -> None:
+        if staged.has_room:
+            staged.has_room = False
             self._budget.give_back(staged.reservation)
             staged.coming, staged.shards, staged.calls = {}, {}, {}
 
