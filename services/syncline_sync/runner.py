@@ -281,23 +281,20 @@ class Runner:
             self._around.staging.drop(staged, error)
             return
         staging = self._around.staging
-        release = partial(staging.release, staged)
+        release, is_folded = partial(staging.release, staged), False
         if judgement.sets:
             await self.holding.place(staged.payloads())
-            release()
             if (offer := self.core.offer) is not None:
                 await self.holding.keep_offer(offer)
                 self.core.keep_offer()
                 self._around.look()
-        elif judgement.weight > 0.0:
+        elif is_folded := judgement.weight > 0.0:
             await self.holding.fold(
                 Weighed(staged.payloads(), judgement.weight, judgement.rescale),
                 release,
                 # Of the open round: settings change between rounds only.
                 is_radial=is_radial(self.core.settings.outer, self.name, push.kind),
             )
-        else:
-            release()
         if not self.holding.lingers:
             self._lingering.end()
         elif not self._lingering.begin():
@@ -306,6 +303,8 @@ class Runner:
         self._around.metrics.judged(judgement.verdict)
         self._voice.judged(push, judgement)
         staging.tell(staged, judgement)
+        if not is_folded:
+            release()
 
     async def _fold_first(self) -> None:
         """What waits to be folded with more does not wait any more."""

@@ -112,22 +112,14 @@ class Codec(ABC):
         """out += factor * D, in fp32: the product is rounded, then the sum. As ``scale``."""
         self._add(self._bytes(data, out.size), out, factor)
 
-    def scale_both(
-        self,
-        data: Bytes,
-        other: Bytes,
-        out: Float32,
-        factor: np.float32,
-        rescale: np.float32,
-        other_factor: np.float32,
-    ) -> None:
+    def scale_both(self, data: Bytes, other: Bytes, out: Float32, factors: Float32) -> None:
         """out = rescale * (factor * D) + other_factor * E, in fp32; E is what ``other`` decodes to.
 
-        Bit for bit what ``scale``, a product with ``rescale`` and ``add`` leave, but gone through
-        once where a codec can.
+        ``factors`` are fp32 [3]: factor, rescale and other_factor. Bit for bit what ``scale``, a
+        product with rescale and ``add`` leave, but gone through once where a codec can.
         """
         read, others = self._bytes(data, out.size), self._bytes(other, out.size)
-        self._scale_both(read, others, out, (factor, rescale, other_factor))
+        self._scale_both(read, others, out, factors)
 
     def pieces(self, data: Bytes, elements: int) -> Iterator[Float32]:
         """What ``data`` decodes to, piece by piece; each is for reading, until the next.
@@ -168,9 +160,7 @@ class Codec(ABC):
             loops.add(piece, out[at : at + piece.size], factor)
             at += piece.size
 
-    def _scale_both(
-        self, data: UInt8, other: UInt8, out: Float32, factors: tuple[np.float32, ...]
-    ) -> None:
+    def _scale_both(self, data: UInt8, other: UInt8, out: Float32, factors: Float32) -> None:
         factor, rescale, other_factor = factors
         self._scale(data, out, factor)
         if rescale != 1.0:

@@ -276,16 +276,10 @@ def add(data: UInt8, out: Float32, factor: np.float32) -> int:
     return block_add(blocks, full * BLOCK_BYTES, rest, out, full * BLOCK, factor) if rest else FINE
 
 
-@compiled("int64", *(read("uint8"),) * 2, written("float32"), *("float32",) * 3)
-def scale_both(
-    data: UInt8,
-    other: UInt8,
-    out: Float32,
-    factor: np.float32,
-    rescale: np.float32,
-    other_factor: np.float32,
-) -> int:
-    """out = rescale * (factor * blocks) + other_factor * others; as ``scale_into``."""
+@compiled("int64", read("uint8"), read("uint8"), written("float32"), read("float32"))
+def scale_both(data: UInt8, other: UInt8, out: Float32, factors: Float32) -> int:
+    """``loops.scale_both`` of blocks; as ``scale_into``."""
+    factor, rescale, other_factor = factors[0], factors[1], factors[2]
     blocks, others = data.view(np.int8), other.view(np.int8)
     full, rest = out.size // BLOCK, out.size % BLOCK
     for k in range(full):

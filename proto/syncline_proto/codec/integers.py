@@ -62,10 +62,8 @@ class Int8(Codec):
     def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
         check_int8(int8_loops.add(data, out, factor))
 
-    def _scale_both(
-        self, data: UInt8, other: UInt8, out: Float32, factors: tuple[np.float32, ...]
-    ) -> None:
-        check_int8(int8_loops.scale_both(data, other, out, *factors))
+    def _scale_both(self, data: UInt8, other: UInt8, out: Float32, factors: Float32) -> None:
+        check_int8(int8_loops.scale_both(data, other, out, factors))
 
 
 def check_int8(found: int) -> None:

@@ -70,16 +70,13 @@ def add(values: Float32, out: Float32, factor: np.float32) -> None:
         out[i] += values[i] * factor
 
 
-@compiled("void", *(read("float32"),) * 2, written("float32"), *("float32",) * 3)
-def scale_both(
-    values: Float32,
-    others: Float32,
-    out: Float32,
-    factor: np.float32,
-    rescale: np.float32,
-    other_factor: np.float32,
-) -> None:
-    """out = rescale * (factor * values) + other_factor * others."""
+@compiled("void", read("float32"), read("float32"), written("float32"), read("float32"))
+def scale_both(values: Float32, others: Float32, out: Float32, factors: Float32) -> None:
+    """out = rescale * (factor * values) + other_factor * others.
+
+    ``factors`` are factor, rescale and other_factor.
+    """
+    factor, rescale, other_factor = factors[0], factors[1], factors[2]
     for i in range(out.size):
         out[i] = values[i] * factor * rescale + others[i] * other_factor
 
@@ -130,15 +127,9 @@ def bf16_add(bits: UInt16, out: Float32, factor: np.float32) -> None:
         out[i] += widened(bits[i]) * factor
 
 
-@compiled("void", *(read("uint16"),) * 2, written("float32"), *("float32",) * 3)
-def bf16_scale_both(
-    bits: UInt16,
-    others: UInt16,
-    out: Float32,
-    factor: np.float32,
-    rescale: np.float32,
-    other_factor: np.float32,
-) -> None:
-    """out = rescale * (factor * bf16) + other_factor * others."""
+@compiled("void", read("uint16"), read("uint16"), written("float32"), read("float32"))
+def bf16_scale_both(bits: UInt16, others: UInt16, out: Float32, factors: Float32) -> None:
+    """``scale_both`` of bf16."""
+    factor, rescale, other_factor = factors[0], factors[1], factors[2]
     for i in range(out.size):
         out[i] = widened(bits[i]) * factor * rescale + widened(others[i]) * other_factor

@@ -19,7 +19,7 @@ class _Raw(NamedTuple):
     copy: Callable[[Any, Any], float]
     scale: Callable[[Any, Float32, np.float32], None]
     add: Callable[[Any, Float32, np.float32], None]
-    scale_both: Callable[[Any, Any, Float32, np.float32, np.float32, np.float32], None]
+    scale_both: Callable[[Any, Any, Float32, Float32], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,8 @@ class Plain(Codec):
     def _add(self, data: UInt8, out: Float32, factor: np.float32) -> None:
         self.raw.add(data.view(self.raw.dtype), out, factor)
 
-    def _scale_both(
-        self, data: UInt8, other: UInt8, out: Float32, factors: tuple[np.float32, ...]
-    ) -> None:
-        self.raw.scale_both(data.view(self.raw.dtype), other.view(self.raw.dtype), out, *factors)
+    def _scale_both(self, data: UInt8, other: UInt8, out: Float32, factors: Float32) -> None:
+        self.raw.scale_both(data.view(self.raw.dtype), other.view(self.raw.dtype), out, factors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,11 +104,11 @@ def begin(accumulator: Float32, pushes: Sequence[Weighed]) -> None:
     first, *others = pushes
     if len(others) == 1 and _are_cut_alike(first.payloads, others[0].payloads):
         other = others[0]
-        factors = np.float32(first.weight), np.float32(other.rescale), np.float32(other.weight)
+        factors = np.array([first.weight, other.rescale, other.weight], np.float32)
         pairs = zip(_parts(first.payloads), _parts(other.payloads), strict=True)
         for part, beside in pairs:
             into = accumulator[part.at : part.at + part.elements]
-            part.codec.scale_both(part.data, beside.data, into, *factors)
+            part.codec.scale_both(part.data, beside.data, into, factors)
         return
     fold(accumulator, first.payloads, first.weight, is_first=True)
     for push in others:

@@ -205,9 +205,10 @@ def test_two_are_scaled_at_once_as_one_after_the_other(
     of: Codec, count: int, rescale: float
 ) -> None:
     one, other = bytes(of.encode(normal(count, 1))), bytes(of.encode(normal(count, 2)))
-    factor, product, other_factor = map(np.float32, (0.3, rescale, 0.7))
+    factors = np.array([0.3, rescale, 0.7], np.float32)
+    factor, product, other_factor = factors
     both, by_turns = np.full((2, count), np.nan, np.float32)
-    of.scale_both(one, other, both, factor, product, other_factor)
+    of.scale_both(one, other, both, factors)
     of.scale(one, by_turns, factor)
     by_turns *= product
     of.add(other, by_turns, other_factor)
@@ -223,4 +224,4 @@ def test_two_int8_of_which_either_is_none_are_refused(place: int) -> None:
         bad[at] = byte
         one, other = (bytes(bad), good) if place == 0 else (good, bytes(bad))
         with pytest.raises(InvalidRequest):
-            of.scale_both(one, other, np.empty(300, np.float32), *[np.float32(1.0)] * 3)
+            of.scale_both(one, other, np.empty(300, np.float32), np.ones(3, np.float32))
