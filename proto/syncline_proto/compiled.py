@@ -22,6 +22,7 @@ from typing import Any, TypeVar, cast
 
 # numba comes without types for most of it; this file is the only one that touches it.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportMissingTypeStubs=false
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +47,21 @@ def inner(function: F) -> F:
     """A function that loops call: it is written into them wherever they do."""
     _inner.add(function)
     return function
+
+
+def fetch_to_read(values: Any, start: int, offset: int) -> None:
+    """Have the processor fetch what lies ``offset`` bytes behind ``values[start]``, in a loop.
+
+    Nothing else comes of it, wherever that is: past the end, too.
+    """
+
+
+def fetch_to_write(values: Any, start: int, offset: int) -> None:
+    """As ``fetch_to_read``, for who writes there."""
+
+
+_FETCHES = {fetch_to_read: 0, fetch_to_write: 1}
+"""What the processor does, not Python: by LLVM's number for it."""
 
 
 def compiled(result: str, *arguments: str, is_sum: bool = False) -> Callable[[F], F]:
@@ -108,9 +124,36 @@ def _with_inner(function: Callable[..., Any]) -> FunctionType:
             called = _with_inner(value)
             known[name] = numba.njit(called, inline="always")
             written_in.append(called.__qualname__)
+        elif isinstance(value, FunctionType) and value in _FETCHES:
+            known[name] = _fetch(_FETCHES[value])
         elif not callable(value) and not isinstance(value, ModuleType):
             written_in.append(f"{type(value).__name__} {value!r}")  # a constant
     found = FunctionType(code, {**function.__globals__, **known}, function.__name__)
     hashed = sha256("\n".join(written_in).encode()).hexdigest()[:12]
     found.__qualname__ = f"{function.__qualname__}-{hashed}"  # what numba names its files by
     return found
+
+
+def _fetch(is_write: int) -> Any:
+    """LLVM's ``prefetch`` as numba can call it."""
+    from llvmlite import ir
+    from numba import types
+    from numba.extending import intrinsic
+
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kept_in_all_caches, of_data = 3, 1
+
+    def written_in(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, given[0])
+        place = builder.bitcast(builder.gep(array.data, [given[1]]), byte)
+        place = builder.gep(place, [given[2]])
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+        hints = [number(hint) for hint in (is_write, kept_in_all_caches, of_data)]
+        builder.call(fetch, [place, *hints])
+        return context.get_dummy_value()
+
+    def fetch(_: Any, values: Any, start: Any, offset: Any) -> Any:
+        return types.void(values, types.intp, types.intp), written_in
+
+    return intrinsic(fetch)

@@ -11,7 +11,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec.loops import INFINITE, MAGNITUDE, Float32, UInt8, UInt16, rounded, widened
+from syncline_proto.codec.loops import (
+    INFINITE,
+    MAGNITUDE,
+    Float32,
+    UInt8,
+    UInt16,
+    rounded,
+    soon_read,
+    soon_written,
+    widened,
+)
 from syncline_proto.compiled import compiled, inner, read, written
 
 Int8 = npt.NDArray[np.int8]
@@ -122,6 +132,7 @@ def block_scale(
     blocks: Int8, at: int, count: int, out: Float32, start: int, factor: np.float32
 ) -> int:
     """out = factor * block; return what ``block_check`` finds."""
+    soon_written(out, start, 4 * count)
     scale = np.uint32(scale_at(blocks, at)).view(np.float32)
     for i in range(count):
         out[start + i] = np.float32(blocks[at + SCALE_BYTES + i]) * scale * factor
@@ -133,6 +144,7 @@ def block_add(
     blocks: Int8, at: int, count: int, out: Float32, start: int, factor: np.float32
 ) -> int:
     """out += factor * block; return what ``block_check`` finds."""
+    soon_written(out, start, 4 * count)
     scale = np.uint32(scale_at(blocks, at)).view(np.float32)
     for i in range(count):
         out[start + i] += np.float32(blocks[at + SCALE_BYTES + i]) * scale * factor
@@ -155,6 +167,7 @@ def block_scale_both(
 
     Both begin at byte ``at``.
     """
+    soon_written(out, start, 4 * count)
     scale = np.uint32(scale_at(blocks, at)).view(np.float32)
     other_scale = np.uint32(scale_at(others, at)).view(np.float32)
     for i in range(count):
@@ -168,6 +181,9 @@ def block_scale_both(
 @inner
 def block_follow(blocks: Int8, at: int, count: int, held: UInt16, out: UInt16, start: int) -> int:
     """out = held + block, rounded to bf16; return what ``block_check`` finds."""
+    soon_read(blocks, at, count)
+    soon_read(held, start, 2 * count)
+    soon_written(out, start, 2 * count)
     scale = np.uint32(scale_at(blocks, at)).view(np.float32)
     for i in range(count):
         change = np.float32(blocks[at + SCALE_BYTES + i]) * scale
@@ -212,6 +228,9 @@ def block_less(
     at: int,
 ) -> None:
     """out = anchor - values, as a block; NaN where something is not finite."""
+    soon_read(anchor, start, 2 * count)
+    soon_read(values, start, 4 * count)
+    soon_written(out, at, count)
     peak = _NONE
     for i in range(count):
         change[i] = widened(anchor[start + i]) - values[start + i]
@@ -316,6 +335,8 @@ def block_advance(
 
     As ``block_follow`` of what ``block_write`` makes, while the integers are in registers.
     """
+    soon_written(held, start, 2 * count)
+    soon_written(out, at, count)
     peak = _NONE
     for i in range(count):
         change[i] = values[start + i] - widened(held[start + i])

@@ -6,7 +6,11 @@ import numpy as np
 
 from syncline_proto.codec.base import Float32, UInt8, UInt16
 from syncline_proto.codec.int8_loops import BLOCK, BLOCK_BYTES, block_advance
-from syncline_proto.compiled import compiled, inner, read, written
+from syncline_proto.codec.loops import AHEAD_BYTES, LINE_BYTES
+from syncline_proto.compiled import compiled, fetch_to_read, fetch_to_write, inner, read, written
+
+PIECE = 1024
+"""Elements of a step by itself that are asked for at a time."""
 
 _NUMBERS = ("float32",) * 4
 """Of an outer step: factor, keep, ahead and lr."""
@@ -25,6 +29,11 @@ def step_of(
     lr: np.float32,
 ) -> None:
     """``step``, of ``count`` elements from ``start`` on."""
+    for i in range(0, count, LINE_BYTES // 4):
+        # In turns: one array after the other they take 7 % more.
+        fetch_to_write(momentum, start + i, AHEAD_BYTES)
+        fetch_to_write(accumulator, start + i, AHEAD_BYTES)
+        fetch_to_read(parameters, start + i, AHEAD_BYTES)
     for i in range(start, start + count):
         d = accumulator[i] * factor
         v = momentum[i] * keep + d
@@ -49,7 +58,10 @@ def step(
     lr: np.float32,
 ) -> None:
     """D = factor * acc; v = keep v + D; acc = theta - lr (ahead v + D)."""
-    step_of(parameters, momentum, accumulator, 0, parameters.size, factor, keep, ahead, lr)
+    full, rest = parameters.size // PIECE, parameters.size % PIECE
+    for k in range(full):
+        step_of(parameters, momentum, accumulator, k * PIECE, PIECE, factor, keep, ahead, lr)
+    step_of(parameters, momentum, accumulator, full * PIECE, rest, factor, keep, ahead, lr)
 
 
 @compiled(
