@@ -13,9 +13,20 @@ import pytest
 from syncline_proto.reports import RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_testing.service import Service, code_of, flat_layout, service
+from syncline_sync.shard import Shard
+from syncline_sync.staged import Staged
+from syncline_sync.staging import Staging
+from syncline_testing.service import (
+    Service,
+    code_of,
+    flat_layout,
+    iter_push,
+    rank_header,
+    service,
+)
+from syncline_testing.slow_disk import SlowDisk
 
-SIZE = 3000
+SIZE, CUT = 3000, 1234
 STEPS = 4
 LAYOUT = flat_layout(SIZE)
 RULES = RunSettings.model_validate(
@@ -277,3 +288,49 @@ def test_offers_count_together_or_not_at_all(tmp_path: Path) -> None:
                 assert np.array_equal(values, np.full(SIZE, 3, np.float32))
 
     asyncio.run(scenario())
+
+
+def test_a_rank_that_goes_while_the_offer_is_written_takes_no_answer_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = RULES.model_copy(update={"min_replicas": 1, "warmup_steps": 1})
+    values = np.full(SIZE, 7, np.float32)
+
+    async def scenario() -> None:
+        async with service(tmp_path, rules) as s:
+            await s.members({"a": 1})
+            await s.open(PAIR, "a")
+            for fragment in (0, 1):
+                await s.offer(np.ones(SIZE, np.float32), "a", fragment=fragment)
+            await one_step(s, 1)
+            given = {"kind": pb.PUSH_KIND_PARAMETERS, "base_revision": 0}
+            whole = s.header(values, "a", **given)
+            with SlowDisk(monkeypatch, "o00000000") as disk:
+                ranks = [
+                    asyncio.create_task(
+                        s.send(*iter_push(rank_header(whole, rank, 2, a, b), values[a:b]))
+                    )
+                    for rank, (a, b) in enumerate(((0, CUT), (CUT, SIZE)))
+                ]
+                await disk.until(lambda d: len(d.at_once) > 0)
+                left = left_calls(monkeypatch)
+                ranks[0].cancel()
+                async with asyncio.timeout(20):
+                    while not left:
+                        await asyncio.sleep(0.002)
+            assert (await ranks[1]).verdict == pb.VERDICT_ACCEPTED
+
+    asyncio.run(scenario())
+
+
+def left_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ranks whose calls have ended at the service from now on."""
+    left: list[int] = []
+    leave = Staging.leave
+
+    def noted(staging: Staging, staged: Staged, shard: Shard) -> None:
+        leave(staging, staged, shard)
+        left.append(shard.header.rank)
+
+    monkeypatch.setattr(Staging, "leave", noted)
+    return left
