@@ -99,3 +99,31 @@ def test_its_room_comes_back_when_its_run_is_put_away(tmp_path: Path) -> None:
             assert s.shared.budget.used == 0
 
     asyncio.run(scenario())
+
+
+def test_its_room_comes_back_when_its_round_is_given_up(tmp_path: Path) -> None:
+    """The steps of a synchronous phase go with the lives that have taken them."""
+    warm = SETTINGS.model_copy(update={"warmup_steps": 4})
+
+    async def step(s: Service, replica: str, number: int, incarnation: int) -> None:
+        given = {"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": number}
+        answer = await s.push(vector(0.5), replica, incarnation=incarnation, **given)
+        assert answer.verdict == pb.VERDICT_ACCEPTED
+
+    async def scenario() -> None:
+        async with service(tmp_path, warm) as s:
+            await started(s)
+            for replica in "ab":
+                await step(s, replica, 1, 1)
+            await s.pull(gradient_step=1)
+            await step(s, "a", 2, 1)
+            assert s.shared.budget.used == 4 * SIZE
+            await s.members({"a": 2, "b": 2})
+            async with asyncio.timeout(20):
+                while s.shared.budget.used:
+                    await asyncio.sleep(0.002)
+            for replica in "ab":
+                await step(s, replica, 1, 2)
+            assert np.array_equal((await s.pull(gradient_step=1))[1], vector(0.5))
+
+    asyncio.run(scenario())
