@@ -45,6 +45,18 @@ def changed(value):
     return {body}
 """
 
+AHEAD = """
+from syncline_proto.compiled import compiled, fetch_to_read, fetch_to_write, written
+
+
+@compiled("void", written("float32"))
+def loop(out):
+    for i in range(out.size):
+        fetch_to_read(out, i, 1 << 40)
+        fetch_to_write(out, i, -(1 << 40))
+        out[i] += 1
+"""
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -93,6 +105,16 @@ def test_a_loop_keeps_its_name_while_nothing_of_it_changes(home: Path) -> None:
     before = kept(home)
     assert come_to(home, "deeper(value)  # in other words") == 11
     assert len(before) == 1 and kept(home) == before
+
+
+def test_what_a_loop_fetches_ahead_may_be_nowhere(home: Path) -> None:
+    (home / "outer_of_a_test.py").write_text(AHEAD)
+    out = np.zeros(5, np.float32)
+    importlib.import_module("outer_of_a_test").loop(out)
+    assert out.tolist() == [1] * 5
+    (made,) = (loop() for loop in compiled._all)
+    (code,) = getattr(made, "inspect_llvm")().values()  # noqa: B009
+    assert code.count("call void @llvm.prefetch") >= 2
 
 
 LOOPS = (
