@@ -99,7 +99,12 @@ def options() -> argparse.ArgumentParser:
         type=at_least(1),
         help="transformer blocks in a fragment, of ours; by default 7 on loopback, else 1",
     )
-    parser.add_argument("--repeats", type=at_least(1), default=7)
+    parser.add_argument(
+        "--repeats",
+        type=at_least(1),
+        default=15,
+        help="rounds of each, after one to warm up; ours find new memory in the first six",
+    )
     parser.add_argument("--parameters", type=at_least(1000), default=PARAMETERS)
     parser.add_argument("--peers-folder", type=Path, default=default_folder(), metavar="FOLDER")
     return parser
