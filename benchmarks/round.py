@@ -50,6 +50,9 @@ PARAMETERS = 50_000_000
 BLOCKS_PER_FRAGMENT = {"loopback": 7, "1gbit": 1, "100mbit": 1}
 """Of the model's 13. Where the processors are the slowest part a fragment's fixed cost counts: 7
 make embedding, two fragments of blocks, and head. On a slower link more of them overlap better."""
+REPEATS = {"loopback": 15, "1gbit": 7, "100mbit": 7}
+"""Ours find new memory in the first six or so, which shows where the processors are the slowest part.
+"""
 LIMIT_S = {"loopback": 300.0, "1gbit": 300.0, "100mbit": 900.0}
 LEASE_S = 60.0
 """A machine so busy that heartbeats are late shows in the seconds; nobody need be lost for it."""
@@ -102,8 +105,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeats",
         type=at_least(1),
-        default=15,
-        help="rounds of each, after one to warm up; ours find new memory in the first six",
+        help="rounds of each, after one to warm up; by default 15 on loopback, else 7",
     )
     parser.add_argument("--parameters", type=at_least(1000), default=PARAMETERS)
     parser.add_argument("--peers-folder", type=Path, default=default_folder(), metavar="FOLDER")
@@ -127,6 +129,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         NetworkUnavailable: the network could not be made.
         RoundFailed: a round of ours failed.
     """
+    repeats = given.repeats or REPEATS[given.network]
     pythons, missing = environments(given.peers, given.peers_folder)
     settings, notes = our_settings(
         given.network,
@@ -149,11 +152,11 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         peers = [name for name in given.peers if name not in missing]
         contest = Contest(scene, crew, referee, given.codec)
         contest.start_ours(settings, given.shards)
-        taken = {peer: contest.beside(peer, given.repeats) for peer in peers}
+        taken = {peer: contest.beside(peer, repeats) for peer in peers}
         if not any(taken.values()):
-            taken[ALONE] = contest.beside(None, given.repeats)
+            taken[ALONE] = contest.beside(None, repeats)
         sizes = bare_disk.round_sizes(folder, DURABLE)
-        disk_s = median(bare_disk.write_s(folder / "bare", sizes) for _ in range(given.repeats))
+        disk_s = median(bare_disk.write_s(folder / "bare", sizes) for _ in range(repeats))
     return {
         **figures(taken, {**missing, **contest.failed}, disk_s),
         "disk_bytes": sum(sizes),
@@ -161,7 +164,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         "replicas": given.replicas,
         "shards": given.shards,
         "parameters": given.parameters,
-        "repeats": given.repeats,
+        "repeats": repeats,
         **notes,
     }
 
