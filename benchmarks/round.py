@@ -51,8 +51,7 @@ BLOCKS_PER_FRAGMENT = {"loopback": 7, "1gbit": 1, "100mbit": 1}
 """Of the model's 13. Where the processors are the slowest part a fragment's fixed cost counts: 7
 make embedding, two fragments of blocks, and head. On a slower link more of them overlap better."""
 REPEATS = {"loopback": 15, "1gbit": 7, "100mbit": 7}
-"""Ours find new memory in the first six or so, which shows where the processors are the slowest part.
-"""
+"""Ours find new memory in the first six or so: it shows where the processors are the slowest."""
 LIMIT_S = {"loopback": 300.0, "1gbit": 300.0, "100mbit": 900.0}
 LEASE_S = 60.0
 """A machine so busy that heartbeats are late shows in the seconds; nobody need be lost for it."""
