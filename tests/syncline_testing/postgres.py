@@ -14,6 +14,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,11 @@ QUICK = {
 }
 
 
+_AS = "import os, sys; os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[2])); "
+_AS += "os.execv(sys.argv[3], sys.argv[3:])"
+"""Not ``user`` of subprocess: that forks, and what gRPC's threads leave in the child may end it."""
+
+
 class NoServer(Exception):
     """Why there is none, in one sentence."""
 
@@ -43,8 +49,10 @@ class NoServer(Exception):
 class Server:
     """A server that runs; each ``database`` is a new one and empty."""
 
-    def __init__(self, programs: Path, folder: Path, who: dict[str, Any]) -> None:
+    def __init__(self, programs: Path, folder: Path, who: list[str]) -> None:
+        """``who``: what to put before a command for it to run as another user."""
         self._programs, self._folder, self._who = programs, folder, who
+        self._place: dict[str, Any] = {"cwd": folder, "env": {"LC_ALL": "C", "TZ": "UTC"}}
         self._process: subprocess.Popen[Any] | None = None
         self._numbers = itertools.count()
         (self.port,) = free_ports(1)
@@ -61,17 +69,23 @@ class Server:
 
     def init(self) -> None:
         flags = ["-U", "syncline", "-A", "trust", "-E", "UTF8", "--locale", "C", "--no-sync"]
-        command = [str(self._programs / "initdb"), "-D", str(self._folder / "data"), *flags]
-        done = subprocess.run(command, capture_output=True, text=True, **self._who)
+        command = [
+            *self._who,
+            str(self._programs / "initdb"),
+            "-D",
+            str(self._folder / "data"),
+            *flags,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, **self._place)
         if done.returncode:
             raise NoServer(f"PostgreSQL's initdb fails: {done.stderr.strip().splitlines()[-1]}.")
 
     def start(self) -> None:
         settings = [f"--{name}={value}" for name, value in QUICK.items()]
-        command = [str(self._programs / "postgres"), "-D", str(self._folder / "data")]
+        command = [*self._who, str(self._programs / "postgres"), "-D", str(self._folder / "data")]
         command += ["-p", str(self.port), *settings]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, **self._who)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, **self._place)
         wait_until(self._answers, START_S, f"PostgreSQL answers; {self._folder}/log says why not")
 
     def stop(self) -> None:
@@ -105,12 +119,12 @@ def server() -> Iterator[Server]:
         NoServer: none is installed, or it does not run here.
     """
     folder = Path(tempfile.mkdtemp(prefix="syncline-postgres-"))
-    who: dict[str, Any] = {"cwd": folder, "env": {"LC_ALL": "C", "TZ": "UTC"}}
+    who: list[str] = []
     programs = _programs()
     try:
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
-            who |= {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            who = [sys.executable, "-c", _AS, str(nobody.pw_gid), str(nobody.pw_uid)]
             shutil.chown(folder, nobody.pw_uid)
             programs = _reachable(programs, folder)
         one = Server(programs, folder, who)
