@@ -63,6 +63,9 @@ def fetch_to_write(values: Any, start: int, offset: int) -> None:
 _FETCHES = {fetch_to_read: 0, fetch_to_write: 1}
 """What the processor does, not Python: by LLVM's number for it."""
 
+_KEPT_IN_ALL_CACHES = 3
+"""LLVM's number for where what is fetched is to stay."""
+
 
 def compiled(result: str, *arguments: str, is_sum: bool = False) -> Callable[[F], F]:
     """A function of numbers and flat arrays, compiled for these types when it is first called.
@@ -126,6 +129,7 @@ def _with_inner(function: Callable[..., Any]) -> FunctionType:
             written_in.append(called.__qualname__)
         elif isinstance(value, FunctionType) and value in _FETCHES:
             known[name] = _fetch(_FETCHES[value])
+            written_in.append(f"{_FETCHES[value]} {_KEPT_IN_ALL_CACHES}")
         elif not callable(value) and not isinstance(value, ModuleType):
             written_in.append(f"{type(value).__name__} {value!r}")  # a constant
     found = FunctionType(code, {**function.__globals__, **known}, function.__name__)
@@ -141,7 +145,7 @@ def _fetch(is_write: int) -> Any:
     from numba.extending import intrinsic
 
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kept_in_all_caches, of_data = 3, 1
+    of_data = 1
 
     def written_in(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, given[0])
@@ -149,7 +153,7 @@ def _fetch(is_write: int) -> Any:
         place = builder.gep(place, [given[2]])
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         fetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
-        hints = [number(hint) for hint in (is_write, kept_in_all_caches, of_data)]
+        hints = [number(hint) for hint in (is_write, _KEPT_IN_ALL_CACHES, of_data)]
         builder.call(fetch, [place, *hints])
         return context.get_dummy_value()
 

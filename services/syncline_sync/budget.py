@@ -101,22 +101,22 @@ class Budget:
             self._admit()
         if self.waiters and self._spare:
             told, self._spare = self._spare, {}
-            for give_back in told:
-                give_back()
+            for wanted in told:
+                wanted()
         return reservation
 
-    def spare(self, give_back: Callable[[], None]) -> bool:
-        """Have ``give_back`` called, once, when anybody waits for room; False: somebody does now.
+    def spare(self, wanted: Callable[[], None]) -> bool:
+        """Have ``wanted`` called, once, when anybody waits for room; False: somebody does now.
 
         For who holds room that could be given back sooner: it is to go on with that.
         """
         if not self.waiters:
-            self._spare[give_back] = None
+            self._spare[wanted] = None
         return not self.waiters
 
-    def keep(self, give_back: Callable[[], None]) -> None:
+    def keep(self, wanted: Callable[[], None]) -> None:
         """Do not call this one any more, if it has not been."""
-        self._spare.pop(give_back, None)
+        self._spare.pop(wanted, None)
 
     def is_wanted_beside(self, reservation: Reservation) -> bool:
         """Whether another replica than the one whose this is waits for room."""

@@ -1,10 +1,10 @@
 """What a fragment holds: parameters, momentum, one more array, its files, and what is published.
 
 The third array has two lives. Between rounds it holds the parameters as they are sent, so that a
-pull only copies; with a round's first push it becomes the accumulator, and pulls encode what they
-are asked for. The outer step leaves the new parameters in it and the old ones become the third, so
-memory is three times the parameters whatever the number of replicas. The first two pushes wait for
-each other as they came, and are folded in one pass over the accumulator.
+pull only copies; once a round's first pushes are folded it is the accumulator, and pulls encode
+what they are asked for. The outer step leaves the new parameters in it and the old ones become the
+third, so memory is three times the parameters whatever the number of replicas. The first two pushes
+wait for each other as they came, and are folded in one pass over the accumulator.
 
 With differences as downlink what is published follows from what was published before, so it has an
 array of its own, of bf16, and the newest difference is kept: 3.75 times the parameters, and at most
@@ -58,7 +58,7 @@ def no_reports(_: merge.Outcome | None) -> Sequence[str]:
     return ()
 
 
-TOGETHER = 2
+PAIR = 2
 """Pushes that are folded at once, at most."""
 
 
@@ -124,6 +124,11 @@ class Holding:
         """Whether a push waits for ``fold_first``."""
         return bool(self._first)
 
+    @property
+    def is_paired(self) -> bool:
+        """Whether as many wait for ``fold_first`` as are folded at once."""
+        return len(self._first) == PAIR
+
     async def fold(
         self, push: merge.Weighed, release: Callable[[], None], *, is_radial: bool = False
     ) -> None:
@@ -134,13 +139,14 @@ class Holding:
 
         ``is_radial``, the same for all of a round: or its directions (``core.radial``).
         """
-        if self._accumulator is None and not is_radial and len(self._first) < TOGETHER:
+        if self._accumulator is None and not is_radial and len(self._first) < PAIR:
             self._first.append((push, release))
             return
         await self.fold_first()
         is_first = self._accumulator is None
         sum_ = await self._opened()
         if is_first:
+            assert is_radial, "others wait for more"
             self._radii = Radii.none(self._edges)
         take = self._radii.fold if self._radii else merge.fold
         await self._compute(take, sum_, push.payloads, push.weight, push.rescale, is_first=is_first)
@@ -155,7 +161,7 @@ class Holding:
 
     async def place(self, push: Sequence[merge.Payload]) -> None:
         """Put a push in the place of the round's sum: it is the parameters to be."""
-        self._forget_first()
+        assert not self._first, "an offer is of a round of its own"
         await self._compute(merge.place, await self._opened(), push)
 
     async def keep_offer(self, saved: Saved) -> None:

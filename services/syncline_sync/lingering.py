@@ -12,15 +12,15 @@ from collections.abc import Callable
 from syncline_sync.budget import Budget
 
 LINGER_S = 1.0
-"""Replicas that push at the same time are within that of each other; of others one is folded while
-nothing else is to be done."""
+"""Replicas that push at the same time are within that of each other. Of those further apart the
+first is folded meanwhile, when nobody waits for that."""
 
 
 class Lingering:
     """One fragment's: between ``begin`` and ``end`` something waits."""
 
     def __init__(self, budget: Budget, enough: Callable[[], None]) -> None:
-        """``enough`` is told when it has waited long enough, and not after ``end``."""
+        """``enough`` is called when it has waited long enough, and not after ``end``."""
         self._budget, self._enough = budget, enough
         self._timer: asyncio.TimerHandle | None = None
 

@@ -68,7 +68,6 @@ class Receiving:
         first = asyncio.ensure_future(anext(parts, None))
         try:
             await _has_room(self._staged.reservation.granted, first)
-            self._shared.metrics.staged.set(self._shared.budget.used)
             if not self._staged.expects(self._shard):
                 # This rank is in already: it sends again because it missed the answer.
                 if await first is not None:

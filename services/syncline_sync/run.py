@@ -87,6 +87,9 @@ class Shared:
     lull: Lull = field(default_factory=Lull)
     """For what need not be done at once."""
 
+    def __post_init__(self) -> None:
+        self.metrics.staged.set_function(lambda: self.budget.used)
+
     async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run heavy work in the pool."""
         return await compute(self.pool, work, *args, **kwargs)
@@ -323,7 +326,6 @@ class RunHost:
                 timeouts = self.settings.timeouts
                 await asyncio.sleep(timeouts.call_s / LOOKS)
                 staging.drop_stalled(time.monotonic(), timeouts.call_s, timeouts.round_deadline_s)
-                self._shared.metrics.staged.set(self._shared.budget.used)
         except Exception as error:  # the outermost loop of this task
             self._shared.fail(error)
 

@@ -3,8 +3,8 @@
 An actor: a single task takes pushes and membership one after another, so nothing here needs a
 lock. Heavy arithmetic runs in the pool, and what is written in the threads of the disk, while the
 task waits; the order is always
-judge -> fold -> answer -> (due?) close -> outer step -> store -> publish. But a round's first push
-may have its answer before it is folded: it waits for the second.
+judge -> fold -> answer -> (due?) close -> outer step -> store -> publish. But a round's first two
+pushes may be answered, and the round closed, before they are folded: in one pass, before the step.
 """
 
 from __future__ import annotations
@@ -225,6 +225,8 @@ class Runner:
                 closed_by = self.core.due(time.monotonic())
                 if closed_by is not None:
                     await self._close(closed_by)
+                elif self.holding.is_paired:  # they wait for nothing more
+                    await self._fold_first()
         except Exception as error:  # the outermost loop of this fragment
             self._around.fail(error)
 
@@ -269,7 +271,7 @@ class Runner:
             self._around.look()
 
     async def _take(self, staged: Staged) -> None:
-        """Judge a whole push, fold it, answer it."""
+        """Judge a whole push and answer it; fold it, or keep it for ``_fold_first``."""
         push = push_of(staged.shards[0].header, staged.norm)
         try:
             if staged.span_count > FEW_SPANS:
@@ -281,14 +283,14 @@ class Runner:
             self._around.staging.drop(staged, error)
             return
         staging = self._around.staging
-        release, is_folded = partial(staging.release, staged), False
+        release, counts = partial(staging.release, staged), False
         if judgement.sets:
             await self.holding.place(staged.payloads())
             if (offer := self.core.offer) is not None:
                 await self.holding.keep_offer(offer)
                 self.core.keep_offer()
                 self._around.look()
-        elif is_folded := judgement.weight > 0.0:
+        elif counts := judgement.weight > 0.0:
             await self.holding.fold(
                 Weighed(staged.payloads(), judgement.weight, judgement.rescale),
                 release,
@@ -303,7 +305,7 @@ class Runner:
         self._around.metrics.judged(judgement.verdict)
         self._voice.judged(push, judgement)
         staging.tell(staged, judgement)
-        if not is_folded:
+        if not counts:
             release()
 
     async def _fold_first(self) -> None:

@@ -131,7 +131,6 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         finally:
             work.cancel()
             staging.leave(staged, shard)
-            self._shared.metrics.staged.set(self._shared.budget.used)
             try:
                 await asyncio.gather(work, return_exceptions=True)
             finally:

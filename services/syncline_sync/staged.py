@@ -55,7 +55,7 @@ class Staged:
     """Spans of both together."""
     submitted: bool = False
     """All ranks are in, and somebody has taken the push to be judged."""
-    has_room: bool = True
+    is_reserved: bool = True
     """Its reservation, be it granted or waited for, has not been given back."""
     granted_s: float = math.inf
     """When it was first seen to have room."""

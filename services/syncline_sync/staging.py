@@ -185,7 +185,7 @@ class Staging:
     def release(self, staged: Staged) -> None:
         """Forget the bytes of a push that is to be answered, or has been."""
         if staged.submitted:
-            # All of it was in and has been folded. Of one that is cut off a thread may still write.
+            # All of it was in, and nobody reads it now. A thread may still write to one cut off.
             for shard in staged.shards.values():
                 shard.free()
         self._give_back(staged)
@@ -298,8 +298,8 @@ class Staging:
                 del self._by_whose[staged.key[:2]]
 
     def _give_back(self, staged: Staged) -> None:
-        if staged.has_room:
-            staged.has_room = False
+        if staged.is_reserved:
+            staged.is_reserved = False
             self._budget.give_back(staged.reservation)
             staged.coming, staged.shards, staged.calls = {}, {}, {}
 

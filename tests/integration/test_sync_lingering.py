@@ -62,6 +62,28 @@ def test_it_is_folded_with_the_second_and_gives_its_room_back(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
+def test_the_second_is_folded_with_it_although_a_third_is_to_come(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, SETTINGS) as s:
+            await started(s)
+            await s.members({"a": 1, "b": 1, "c": 1})
+            await s.open(flat_layout(SIZE, FRAGMENTS), "c")
+            for replica in "ab":
+                await push(s, replica, 0)
+            await s.pull(revision=1)
+            answer = await s.push(vector(0.0), "c", fragment=0, base_revision=1)
+            assert answer.verdict == pb.VERDICT_ACCEPTED
+            assert s.shared.budget.used == 4 * SIZE
+            answer = await s.push(vector(0.0), "b", fragment=0, base_revision=1)
+            assert answer.verdict == pb.VERDICT_ACCEPTED
+            async with asyncio.timeout(20):
+                while s.shared.budget.used:
+                    await asyncio.sleep(0.002)
+            assert (await s.status()).fragments[0].revision == 1, "a is waited for"
+
+    asyncio.run(scenario())
+
+
 def test_it_waits_no_more_once_somebody_else_waits_for_its_room(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with service(tmp_path, SETTINGS, staging_bytes=4 * SIZE) as s:

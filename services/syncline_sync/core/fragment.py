@@ -1,8 +1,8 @@
 """One fragment's rounds: which push is taken, who is waited for, when a round closes.
 
 Pure: callers hand in ``now_s``, seconds on a clock that never runs backward. The caller keeps
-the order judge -> fold -> (due -> close -> outer step -> store -> publish -> ``published``), one at
-a time.
+the order judge -> (due -> close -> outer step -> store -> publish -> ``published``), one at a time,
+and has folded what counts by the outer step.
 
 Invariants:
     - revision and gradient_step only grow (but for a synchronous phase that starts anew);

@@ -18,7 +18,7 @@ from syncline_sync.core.merge import Weighed
 from syncline_sync.core.record import Saved
 from syncline_sync.entries import Place
 from syncline_sync.fragment_store import FragmentStore
-from syncline_sync.holding import TOGETHER
+from syncline_sync.holding import PAIR
 from syncline_sync.shelf import Loan
 from syncline_sync.sources import Spans
 from syncline_sync.stored import Stored
@@ -181,8 +181,9 @@ def test_the_first_two_pushes_of_a_round_wait_for_what_follows(tmp_path: Path) -
             merge.fold(sum_, [push], weight, rescale, is_first=count == 0)
             release = partial(released.append, count)
             await f.holding.fold(Weighed([push], weight, rescale), release)
-            assert released == ([] if count < TOGETHER else [0, 1, 2])
-            assert f.holding.lingers == (count < TOGETHER)
+            assert released == ([] if count < PAIR else [0, 1, 2])
+            assert f.holding.lingers == (count < PAIR)
+            assert f.holding.is_paired == (count == PAIR - 1)
         await f.round(np.zeros(NUMEL, np.float32))
         assert await f.read(1) == (-sum_).tobytes()
 
