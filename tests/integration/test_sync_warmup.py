@@ -241,6 +241,7 @@ def test_who_waits_in_a_phase_that_starts_again_is_told(tmp_path: Path) -> None:
 
 
 PAIR = flat_layout(SIZE, 2)
+ONE_STEP = RULES.model_copy(update={"min_replicas": 1, "warmup_steps": 1})
 
 
 async def one_step(s: Service, incarnation: int) -> None:
@@ -248,6 +249,15 @@ async def one_step(s: Service, incarnation: int) -> None:
         push = {"kind": GRADIENT, "gradient_step": 1, "fragment": fragment}
         await s.push(gradient("a", 1), "a", incarnation=incarnation, **push)
         await s.pull(fragment=fragment, gradient_step=1)
+
+
+async def stepped(s: Service) -> None:
+    """A run of one replica, at the end of its synchronous phase."""
+    await s.members({"a": 1})
+    await s.open(PAIR, "a")
+    for fragment in (0, 1):
+        await s.offer(np.ones(SIZE, np.float32), "a", fragment=fragment)
+    await one_step(s, 1)
 
 
 async def offer(s: Service, fragment: int, value: float, incarnation: int) -> pb.PushResponse:
@@ -261,15 +271,9 @@ async def where(s: Service) -> list[tuple[int, int]]:
 
 
 def test_offers_count_together_or_not_at_all(tmp_path: Path) -> None:
-    rules = RULES.model_copy(update={"min_replicas": 1, "warmup_steps": 1})
-
     async def scenario() -> None:
-        async with service(tmp_path, rules) as s:
-            await s.members({"a": 1})
-            await s.open(PAIR, "a")
-            for fragment in (0, 1):
-                await s.offer(np.ones(SIZE, np.float32), "a", fragment=fragment)
-            await one_step(s, 1)
+        async with service(tmp_path, ONE_STEP) as s:
+            await stepped(s)
             assert (await offer(s, 0, 7.0, 1)).verdict == pb.VERDICT_ACCEPTED
             await s.members({"a": 2})  # it died before it could offer fragment 1
             async with asyncio.timeout(30):
@@ -277,7 +281,7 @@ def test_offers_count_together_or_not_at_all(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
             await one_step(s, 2)
             await offer(s, 1, 3.0, 2)
-        async with service(tmp_path, rules) as s:  # a restart keeps the offer that waits
+        async with service(tmp_path, ONE_STEP) as s:  # a restart keeps the offer that waits
             await s.members({"a": 2})
             s.seqs = {("a", 2, 0): 1, ("a", 2, 1): 1}
             assert await where(s) == [(0, 1), (0, 1)]
@@ -293,16 +297,11 @@ def test_offers_count_together_or_not_at_all(tmp_path: Path) -> None:
 def test_a_rank_that_goes_while_the_offer_is_written_takes_no_answer_from_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = RULES.model_copy(update={"min_replicas": 1, "warmup_steps": 1})
     values = np.full(SIZE, 7, np.float32)
 
     async def scenario() -> None:
-        async with service(tmp_path, rules) as s:
-            await s.members({"a": 1})
-            await s.open(PAIR, "a")
-            for fragment in (0, 1):
-                await s.offer(np.ones(SIZE, np.float32), "a", fragment=fragment)
-            await one_step(s, 1)
+        async with service(tmp_path, ONE_STEP) as s:
+            await stepped(s)
             given = {"kind": pb.PUSH_KIND_PARAMETERS, "base_revision": 0}
             whole = s.header(values, "a", **given)
             with SlowDisk(monkeypatch, "o00000000") as disk:
