@@ -42,13 +42,16 @@ import torch
 
 from asked import at_least
 from syncline.carrier import Direct
+from syncline.change import Change
 from syncline.gathering import Part
-from syncline.pulled import taken
+from syncline.pulled import Incoming
 from syncline.scratch import Scratch
 from syncline_proto.codec import (
     CODEC_BY_NAME,
     Bytes,
+    Float32,
     Follower,
+    UInt16,
     chunk_elements,
     codec_of,
     crc32c,
@@ -76,7 +79,7 @@ class Stages:
 
     def __init__(self, folder: Path, numel: int, up: str, down: str) -> None:
         rng = np.random.default_rng(0)
-        self.up, self.down = CODEC_BY_NAME[up], CODEC_BY_NAME[down]
+        self.numel, self.up, self.down = numel, CODEC_BY_NAME[up], CODEC_BY_NAME[down]
         self.whole = Extent.of(np.array([[0, numel]], np.int64))
         self.parameters = rng.standard_normal(numel, np.float32)
         self.momentum, self.sum = np.zeros((2, numel), np.float32)
@@ -86,8 +89,8 @@ class Stages:
         publish(self.published, self.parameters)
         bits = self.by_difference or down == "bf16"
         self.anchor: Any = self.published.copy() if bits else self.parameters.copy()
-        self.pulled: Any = np.empty(numel, np.uint16 if bits else np.float32)
-        """What the replica holds next: bf16 as its bits, or fp32."""
+        self.pulled: Float32 | UInt16 | Change = self.anchor
+        """What comes next, or how to come there."""
         step = np.float32(1e-3) * rng.standard_normal(numel, np.float32)
         self.model = [torch.from_numpy(self.parameters - step)]
         self.carrier = Direct(Scratch())
@@ -118,8 +121,7 @@ class Stages:
         sent = self._timed("publish", lambda: self._publish(difference))
         pulled = self._sealed("send", sent, self.down, PULLED_BYTES)
         self._timed("take", lambda: self._take(pulled))
-        self._timed("write", lambda: self.carrier.put(self.model, self.pulled))
-        self.anchor, self.pulled = self.pulled, self.anchor
+        self._timed("write", self._write)
 
     def _encode(self) -> None:
         parts = [Part(self.model[0], self.anchor)]
@@ -151,10 +153,22 @@ class Stages:
         return memoryview(sent.read(self.whole.spans()))
 
     def _take(self, messages: Iterable[bytes]) -> None:
-        follower = Follower(self.anchor, self.whole.spans()) if self.by_difference else None
-        done = 0
+        header, follower, change = pb.PullHeader(codec=self.down), None, None
+        if self.by_difference:
+            header.difference_from, where = "the anchor", self.whole.spans()
+            follower, change = Follower(self.anchor, where), Change(self.anchor, where)
+        incoming = Incoming(header, self.numel, self.carrier.scratch, follower, change)
         for message in messages:
-            done += taken(chunk_of(message), self.down, follower, self.pulled[done:])
+            incoming.take(chunk_of(message))
+        self.pulled = incoming.values()
+
+    def _write(self) -> None:
+        if isinstance(self.pulled, Change):
+            self.pulled.land(self.model)
+            return
+        self.carrier.put(self.model, self.pulled)
+        self.carrier.scratch.give_back(self.anchor.view(np.uint8))
+        self.anchor = self.pulled
 
     def _sealed(
         self, stage: str, data: Bytes, codec: pb.Codec.ValueType, size_max: int

@@ -35,6 +35,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import direction, merge
 from syncline_sync.core.radial import Radii
 from syncline_sync.core.record import Closing, Kind, Saved
+from syncline_sync.core.squares import Squares
 from syncline_sync.disk import Disk
 from syncline_sync.entries import Entry
 from syncline_sync.lull import Lull
@@ -102,6 +103,8 @@ class Holding:
         self._accumulator: Float32 | None = stored.offer[1] if stored.offer else None
         self._first: list[tuple[merge.Weighed, Callable[[], None]]] = []
         """The round's first pushes, which are not in the accumulator yet; there is none then."""
+        self._squares: Squares | None = None
+        """The accumulator's, as it is; None: they are to be taken anew."""
         self._radii: Radii | None = None
         """Of the pushes in the accumulator, where it holds their directions."""
         self._sent: UInt16 | None = stored.sent
@@ -148,6 +151,7 @@ class Holding:
         if is_first:
             assert is_radial, "others wait for more"
             self._radii = Radii.none(self._edges)
+        self._squares = None
         take = self._radii.fold if self._radii else merge.fold
         await self._compute(take, sum_, push.payloads, push.weight, push.rescale, is_first=is_first)
         release()
@@ -156,7 +160,8 @@ class Holding:
         """Begin the round's sum with the pushes that wait for that, if any do."""
         if self._first:
             sum_, self._radii = await self._opened(), None
-            await self._compute(merge.begin, sum_, [push for push, _ in self._first])
+            pushes = [push for push, _ in self._first]
+            self._squares = await self._compute(merge.begin, sum_, pushes)
             self._forget_first()
 
     async def place(self, push: Sequence[merge.Payload]) -> None:
@@ -307,11 +312,12 @@ class Holding:
         arrays = self._parameters, self._momentum, accumulator
         weight, outer = closing.total_weight, closing.outer
         cosine = await self._turn(accumulator, closing)
+        carry, squares, self._squares = closing.carry, self._squares, None
         if sent is None:
-            outcome = await self._compute(merge.outer_step, *arrays, weight, outer, closing.carry)
+            outcome = await self._compute(merge.outer_step, *arrays, weight, outer, carry, squares)
         else:
             outcome, told = await self._compute(
-                merge.step_and_advance, *arrays, weight, outer, sent, unread, closing.carry
+                merge.step_and_advance, *arrays, weight, outer, sent, unread, carry, squares
             )
         if outcome.clip:
             self._parameters, self._spare = accumulator, self._parameters
@@ -324,9 +330,11 @@ class Holding:
         radii, self._radii = self._radii, None
         if radii is not None:
             await self._compute(radii.lengthen, accumulator)
+            self._squares = None
         rules, scale = closing.outer.direction, closing.direction_scale
         if scale is None:
             return None
+        self._squares = None
         return await self._compute(
             direction.correct, accumulator, self._momentum, scale, self._edges, rules
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 from syncline_proto.codec import Float32
 from syncline_proto.merging import OuterSettings
-from syncline_sync.core.merge import Weighed
+from syncline_sync.core.merge import Outcome, Weighed
 from syncline_sync.core.record import ClosedBy, Closing, Kind, Saved
 from syncline_sync.disk import Disk
 from syncline_sync.entries import Place
@@ -57,6 +57,10 @@ class Fragment:
             commit_seconds=contextlib.nullcontext,
             fail=self.faults.append,
         )
+        self.outer = AVERAGE
+        self.direction_scale: float | None = None
+        self.outcome: Outcome | None = None
+        """Of the last round's outer step."""
         self.revision = -1 if stored.saved is None else stored.saved.revision
 
     async def offer(self, given: Float32) -> None:
@@ -66,7 +70,11 @@ class Fragment:
     async def round(self, *pushes: Float32) -> None:
         for push in pushes:
             await self.fold(push)
-        await self._finish(Kind.PSEUDO_GRADIENT, float(len(pushes)))
+        await self.close(float(len(pushes)))
+
+    async def close(self, total: float) -> None:
+        """End a round of so much weight."""
+        await self._finish(Kind.PSEUDO_GRADIENT, total)
 
     async def fold(self, push: Float32) -> None:
         await self.holding.fold(Weighed([payload_of(push)], 1.0, 1.0), lambda: None)
@@ -80,6 +88,10 @@ class Fragment:
         with Loan(self.holding.revisions, value.saved.revision, value) as loan:
             return bytes(await loan.read(spans, self.pool, self.pool))
 
+    def _told(self, outcome: Outcome | None) -> list[str]:
+        self.outcome = outcome
+        return []
+
     async def _finish(self, kind: Kind, total: float, **saved: Any) -> None:
         self.revision += kind is not Kind.GRADIENT
         await self.holding.finish(
@@ -87,13 +99,15 @@ class Fragment:
                 kind=kind,
                 closed_by=ClosedBy.EVERYONE,
                 total_weight=total,
-                outer=AVERAGE,
+                outer=self.outer,
                 carry=None,
                 saved=Saved(revision=self.revision, down=self.down, **saved),
                 opened_s=0.0,
                 effective_sample_size=None,
                 behind=self.behind and kind is Kind.PSEUDO_GRADIENT,
-            )
+                direction_scale=self.direction_scale,
+            ),
+            self._told,
         )
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from syncline.carrier import Carrier, Fetched, along, as_tensor, in_fp32
+from syncline.change import Change, takes
 from syncline.core.progress import rebased
 from syncline.gathering import Part
 from syncline.layout import Piece, RankShard, local_part
@@ -31,6 +33,10 @@ from syncline_proto.v1 import sync_pb2 as pb
 _KEEPS_FP32 = (torch.float32, torch.float64)
 _KEEPS_BF16 = (*_KEEPS_FP32, torch.bfloat16)
 """Parameters that hold any value of fp32, of bf16, as it is."""
+
+
+Published: TypeAlias = Float32 | UInt16 | Change
+"""A value, flat: fp32, bf16 as its bits, or what takes the anchor there."""
 
 
 class Anchors:
@@ -71,12 +77,18 @@ class Anchors:
         while self._leaving and self._leaving[0][1].query():
             self.scratch.give_back(self._leaving.popleft()[0])
 
-    def adopt(self, fragment: int, values: Float32 | UInt16, header: pb.PullHeader) -> None:
+    def adopt(self, fragment: int, values: Published, header: pb.PullHeader) -> None:
         """Write a published value (flat; bf16 as its bits) into the model and make it the anchor.
 
         The array is ours from then on: nothing is copied, and the one before goes back to
-        ``scratch``. Whoever has its ``held`` must be done with it.
+        ``scratch``. Whoever has its ``held`` must be done with it. What is a change to the anchor
+        is added to it.
         """
+        if isinstance(values, Change):
+            self._names[fragment] = ""  # if it is broken off, this is no value that has one
+            values.land(self._tensors(fragment))
+            self._see(fragment, header)
+            return
         self._round(fragment, values)
         busy = self._carrier.put(self._tensors(fragment), values, self._rooms[fragment])
         self._keep(fragment, values, header, busy)
@@ -84,7 +96,7 @@ class Anchors:
     def advance(
         self,
         fragment: int,
-        values: Float32 | UInt16,
+        values: Published,
         header: pb.PullHeader,
         start: Fetched,
         mix: float | None = None,
@@ -97,6 +109,7 @@ class Anchors:
         back to ``scratch``.
         """
         tensors, before, room = self._tensors(fragment), start.here(), self._rooms[fragment]
+        values = self._whole(values)
         self._round(fragment, values)
         if mix is None:
             busy = self._carrier.shift(tensors, values, before, room)
@@ -108,7 +121,7 @@ class Anchors:
     def rebase(
         self,
         fragment: int,
-        values: Float32 | UInt16,
+        values: Published,
         header: pb.PullHeader,
         back: Float32 | None = None,
     ) -> None:
@@ -119,6 +132,7 @@ class Anchors:
         current = self.current(fragment).here()
         if back is not None:
             current += back
+        values = self._whole(values)
         self._round(fragment, values)
         moved = rebased(in_fp32(values), self.value(fragment), current)
         self.scratch.give_back(current.view(np.uint8))
@@ -155,15 +169,18 @@ class Anchors:
         """Write values (flat) into the model that are no anchor, and that nobody changes."""
         self._carrier.put(self._tensors(fragment), values)
 
-    def held(self, fragment: int) -> Held | None:
+    def held(self, fragment: int, *, trains_on: bool = False) -> Held | None:
         """The anchor, where it is the published value itself and that is in bf16.
 
         It stays as it is until another is adopted. Of one on a device a copy is kept, or none.
+        ``trains_on``: the parameters will not be the anchor's when the next is.
         """
         values, name = self._values[fragment], self._names[fragment]
         if not (name and values.dtype == np.uint16 and self._holds(fragment, values)):
             return None
-        return Held(name, values.view(np.uint16))
+        tensors = self._tensors(fragment)
+        may_change = not trains_on and self._rooms[fragment] is None and takes(tensors)
+        return Held(name, values.view(np.uint16), len(tensors) if may_change else None)
 
     def pseudo_gradient(self, fragment: int, codec: CodecName = "fp32") -> Encoded:
         """anchor - parameters, of the pieces that this rank sends, in memory from ``scratch``.
@@ -207,6 +224,12 @@ class Anchors:
     def _tensors(self, fragment: int) -> list[Tensor]:
         return [piece.local for piece in self.shards[fragment].pieces]
 
+    def _whole(self, values: Published) -> Float32 | UInt16:
+        """A published value itself; made of a change to the anchor it is from ``scratch``."""
+        if isinstance(values, Change):
+            return values.made(self.scratch.take(values.held.nbytes).view(np.uint16))
+        return values
+
     def _round(self, fragment: int, values: Float32 | UInt16) -> None:
         """Round a published value, in place, as parameters of a lower precision will be.
 
@@ -232,8 +255,11 @@ class Anchors:
             else:
                 self._leaving.append((fresh.view(np.uint8), busy))
             fresh, busy = np.empty(0, np.float32), None
-        self._values[fragment], self._names[fragment] = fresh, header.value
-        self._busy[fragment] = busy
+        self._values[fragment], self._busy[fragment] = fresh, busy
+        self._see(fragment, header)
+
+    def _see(self, fragment: int, header: pb.PullHeader) -> None:
+        self._names[fragment] = header.value
         self.revisions[fragment], self.epochs[fragment] = header.revision, header.epoch
 
 

@@ -18,9 +18,10 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc.experimental import ChannelOptions
 
+from syncline.change import Change
 from syncline.line import Sending
 from syncline.payload import Payload
-from syncline.pulled import Pulled, array_for, taken
+from syncline.pulled import Incoming, Pulled
 from syncline.scratch import Scratch
 from syncline.stalled import Watch, Watched
 from syncline_proto.addresses import bearer_token, sync_address
@@ -173,13 +174,14 @@ class Link:
         elements: int | None,
         scratch: Scratch,
         follower: Follower | None = None,
+        change: Change | None = None,
     ) -> Pulled:
         """Receive ``elements`` values of a revision, as soon as that is published.
 
         Their memory is from ``scratch``, and lost to that where the call fails.
 
         With ``header_only`` in the request ``elements`` is None. ``follower`` holds what the
-        request says is held.
+        request says is held, and ``change`` too, where a difference to it is to stay one.
 
         Raises:
             Stalled: not published within ``call_s``, or the stream stopped.
@@ -195,17 +197,14 @@ class Link:
                 raise InvalidRequest(f"pull: {header.elements} elements came, not {elements}.")
             if header.difference_from not in ("", request.held):
                 raise InvalidRequest("pull: a difference came to a value that is not held.")
-            by_difference = follower if header.difference_from else None
-            values = array_for(header, elements or 0, scratch)
-            filled = 0
+            incoming = Incoming(header, elements or 0, scratch, follower, change)
             for part in stream:
                 watched.moved()
                 chunk = read_chunk(part) or _read(part).chunk
-                filled += taken(chunk, header.codec, by_difference, values[filled:])
+                incoming.take(chunk)
                 with self._lock:
                     self.bytes_down += len(chunk.data)
-        if filled != values.size:
-            raise InvalidRequest(f"pull: {filled} of {values.size} elements came.")
+        values = incoming.values()
         self.instance = header.instance
         return Pulled(header, values, published_s)
 

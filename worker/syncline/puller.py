@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+from syncline.change import Change, is_long
 from syncline.core.agreement import Answer
 from syncline.layout import RankShard
 from syncline.patience import PASSING, Pauses, RoundPatience
@@ -63,12 +64,15 @@ class Puller:
         boxes, name = shard.boxes, held.name if held and wanted.values else ""
         epoch = self._services.epoch(fragment)
         request = request_of(wanted, self._identity, fragment, epoch, boxes, name)
-        follower = None
+        follower, change = None, None
         if held is not None and name:
-            follower = Follower(held.bits, spans(self._layout, fragment, boxes))
+            where = spans(self._layout, fragment, boxes)
+            follower = Follower(held.bits, where)
+            if held.tensors is not None and is_long(shard.numel, len(where) + held.tensors):
+                change = Change(held.bits, where)
         link = self._services.link(fragment)
         elements = shard.numel if wanted.values else None
-        return link.pull(request, elements, self._scratch, follower)
+        return link.pull(request, elements, self._scratch, follower, change)
 
     def kept(self, fragment: int, wanted: Wanted) -> Outcome:
         """Pull it, also from a service that is away for a while; the newest, where it is gone.

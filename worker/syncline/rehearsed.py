@@ -13,6 +13,7 @@ from typing import get_args
 import numpy as np
 import torch
 
+from syncline.change import Change
 from syncline.core.feedback import has_feedback, loss_of
 from syncline.gathering import Part, Window
 from syncline_proto.codec import CODEC_BY_NAME, Follower, codec_of, encode
@@ -42,4 +43,7 @@ def _follow() -> None:
     count = codec_of(number).grain + 1
     bits, spans = np.zeros(count, np.uint16), np.array([[0, count]], np.int64)
     difference = encode(np.zeros(count, np.float32), number)
-    Follower(bits, spans).follow(difference, np.empty_like(bits))
+    change, follower = Change(bits, spans, [difference]), Follower(bits, spans)
+    follower.check(difference)
+    change.made(np.empty_like(bits))
+    change.land([torch.empty(count)])

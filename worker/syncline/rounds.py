@@ -226,7 +226,7 @@ class Rounds:
             first_step=held.first_step,
             last_step=last_step,
             data=held.data[:RANGES_MAX],
-            held=self._anchors.held(fragment),
+            held=self._anchors.held(fragment, trains_on=self._settings.overlap_steps > 0),
         )
 
     def _payload(self, fragment: int, codec: CodecName) -> Payload:

@@ -70,7 +70,7 @@ class WarmUp:
         committed = 0
         for fragment, (_, outcome) in enumerate(ends):
             assert outcome.pulled is not None
-            self._anchors.write_gradients(fragment, outcome.pulled.values)
+            self._anchors.write_gradients(fragment, outcome.pulled.whole())
             committed = outcome.pulled.header.committed_tokens
         taken = [without(d, outcome.lost) for d, (_, outcome) in zip(data, ends, strict=True)]
         return committed, taken

@@ -20,10 +20,12 @@ from syncline_proto.codec.difference import (
     Follower,
     advance,
     advance_by,
+    carry,
     cut,
     is_worth_it,
     publish,
 )
+from syncline_proto.codec.difference_loops import Count
 from syncline_proto.codec.table import (
     CODEC_BY_NAME,
     CODECS,
@@ -40,6 +42,7 @@ __all__ = [
     "CODECS",
     "CODEC_BY_NAME",
     "Codec",
+    "Count",
     "DIFFERENCE_ELEMENTS",
     "Float32",
     "Follower",
@@ -47,6 +50,7 @@ __all__ = [
     "UInt8",
     "advance",
     "advance_by",
+    "carry",
     "check_chunk",
     "check_sum",
     "chunk_count",

@@ -16,16 +16,18 @@ Pure, as all codecs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from syncline_proto.codec import int8_loops
-from syncline_proto.codec.base import Bytes, Float32, UInt8, UInt16, bf16_bits
+from syncline_proto.codec import difference_loops
+from syncline_proto.codec.base import Bytes, Float32, UInt8, UInt16, bf16_bits, bf16_values
+from syncline_proto.codec.difference_loops import Count
 from syncline_proto.codec.int8_loops import BLOCK, BLOCK_BYTES, SCALE_BYTES
 from syncline_proto.codec.integers import Int8, check_int8
 from syncline_proto.errors import InvalidRequest
+from syncline_proto.spans import Spans
 from syncline_proto.v1 import sync_pb2 as pb
 
 _INT8 = Int8(number=pb.CODEC_INT8, name="int8")
@@ -46,13 +48,13 @@ def advance(held: UInt16, values: Float32, unread: memoryview | None = None) -> 
     finite; then the new value is ``values`` rounded to bf16, which only whole can be told.
     ``unread`` is an earlier difference of as many elements that nobody reads: it is written over.
     """
-    return advance_by(lambda out: int8_loops.advance(held, values, out), held, values, unread)
+    return advance_by(lambda out: difference_loops.advance(held, values, out), held, values, unread)
 
 
 def advance_by(
     write: Callable[[UInt8], bool], held: UInt16, values: Float32, unread: memoryview | None
 ) -> memoryview | None:
-    """As ``advance``, by a loop that does more: ``write`` does what ``int8_loops.advance`` does.
+    """As ``advance``, by a loop that does more than ``difference_loops.advance``: ``write``.
 
     ``values`` need not be what they are to be before it has run.
     """
@@ -73,7 +75,7 @@ def is_worth_it(span_count: int, elements: int) -> bool:
     return SPAN_LEAST * span_count <= elements
 
 
-def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> Bytes:
+def cut(difference: memoryview, spans: Spans) -> Bytes:
     """A chunk: what ``advance`` returned, of these spans [k, 2] of the fragment's flat vector.
 
     Where that is one part of it, it is that, and no copy: use it before the difference is written
@@ -106,10 +108,49 @@ def cut(difference: memoryview, spans: npt.NDArray[np.int64]) -> Bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def carry(
+    chunks: Iterable[Bytes],
+    held: UInt16,
+    spans: Spans,
+    outs: Sequence[Float32],
+    done: Count,
+) -> None:
+    """Take ``held`` to the next value, where it lies, and write that to ``outs``, in one pass.
+
+    ``chunks`` are all of a difference, which a ``Follower`` has checked; ``held`` and ``spans`` are
+    as it takes them. ``outs`` are flat, fp32, and one after another as long as ``held``. ``done``
+    is int64 [1], 0 at first: where this is broken off, by a signal say, it may be called again, and
+    adds nothing twice.
+    """
+    edges = np.cumsum([0, *(out.size for out in outs)])
+    follower, number = Follower(held, _split(spans, edges)), 0
+    for chunk in chunks:
+        for at, count, payload in follower.parts(chunk):
+            its = int(np.searchsorted(edges, at, side="right")) - 1
+            out = outs[its][at - edges[its] : at - edges[its] + count]
+            if number >= done[0]:
+                difference_loops.carry(payload, held[at : at + count], out, done)
+            else:
+                bf16_values(held[at : at + count], out)
+            number += 1
+
+
+def _split(spans: Spans, edges: npt.NDArray[np.int64]) -> Spans:
+    """The same elements in spans that end at these places of the shard, too."""
+    ends = np.cumsum(spans[:, 1])
+    begins = ends - spans[:, 1]
+    places = np.unique(np.concatenate([begins, ends, edges]))
+    inside = np.searchsorted(begins, places[:-1], side="right") - 1
+    split = np.empty((len(inside), 2), np.int64)
+    split[:, 0] = spans[inside, 0] + places[:-1] - begins[inside]
+    split[:, 1] = places[1:] - places[:-1]
+    return split
+
+
 class Follower:
     """Who holds a published value, and takes it to the next one as the chunks come in."""
 
-    def __init__(self, held: UInt16, spans: npt.NDArray[np.int64]) -> None:
+    def __init__(self, held: UInt16, spans: Spans) -> None:
         """``held`` is bf16, as bits, of the shard that lies in ``spans``, in payload order."""
         self._held, self._spans = held, spans
         self._span, self._used = 0, 0  # the current one, and how much of it is done
@@ -122,11 +163,35 @@ class Follower:
             InvalidRequest: the chunk holds more than is left, no whole elements, or what no
                 encoder writes.
         """
-        view, at, filled, last, scale = memoryview(data), 0, 0, -1, b""
+        filled = 0
+        for at, count, payload in self.parts(data):
+            held = self._held[at : at + count]
+            check_int8(difference_loops.follow(payload, held, out[filled : filled + count]))
+            filled += count
+        return filled
+
+    def check(self, data: Bytes) -> int:
+        """See that ``follow`` would take the next elements, which then count as taken.
+
+        Their number; raises as that does.
+        """
+        filled = 0
+        for _, count, payload in self.parts(data):
+            check_int8(difference_loops.check(payload, count))
+            filled += count
+        return filled
+
+    def parts(self, data: Bytes) -> Iterator[tuple[int, int, UInt8]]:
+        """The next elements, cut where a span ends: where in the shard, how many, and as blocks.
+
+        Raises:
+            InvalidRequest: the chunk holds more than is left, or no whole elements.
+        """
+        spans, view, at, last, scale = self._spans, memoryview(data), 0, -1, b""
         while at < len(view):
-            if self._span == len(self._spans):
+            if self._span == len(spans):
                 raise InvalidRequest("chunk.data: more elements came than were asked for.")
-            start, length = (int(n) for n in self._spans[self._span])
+            start, length = (int(n) for n in spans[self._span])
             left = length - self._used
             block, within = divmod(start + self._used, BLOCK)
             whole = min(left // BLOCK, (len(view) - at) // BLOCK_BYTES)
@@ -141,15 +206,9 @@ class Follower:
                 if count <= 0:
                     raise InvalidRequest("chunk.data: a scale stands there without an element.")
                 payload, at = b"".join((scale, view[at : at + count])), at + count
-            self._add(payload, out[filled : filled + count])
-            filled += count
+            begin = self._filled
+            self._filled += count
             self._used += count
             if self._used == length:
                 self._span, self._used = self._span + 1, 0
-        return filled
-
-    def _add(self, payload: Bytes, out: UInt16) -> None:
-        held = self._held[self._filled : self._filled + out.size]
-        self._filled += out.size
-        data = np.frombuffer(payload, np.uint8)
-        check_int8(int8_loops.follow(data, held, out))
+            yield begin, count, np.frombuffer(payload, np.uint8)

@@ -17,7 +17,6 @@ from syncline_proto.codec.loops import (
     Float32,
     UInt8,
     UInt16,
-    rounded,
     soon_read,
     soon_written,
     widened,
@@ -35,8 +34,6 @@ FINE, BAD_SCALE, BAD_INTEGER = 0, 1, 2
 
 _LEVELS = np.float32(127.0)
 _NAN = np.uint32(0x7FC00000)
-_INFINITE_ROUNDED = np.uint32(0x7F7F8000)
-"""The least magnitude of fp32 that is infinite when it is rounded to bf16."""
 _SCALE_BITS, _SCALE_MIN = np.uint32(0xFFFFFF80), np.uint32(0x00800000)
 _NONE, _BYTE = np.uint32(0), np.uint32(0xFF)
 
@@ -179,19 +176,6 @@ def block_scale_both(
 
 
 @inner
-def block_follow(blocks: Int8, at: int, count: int, held: UInt16, out: UInt16, start: int) -> int:
-    """out = held + block, rounded to bf16; return what ``block_check`` finds."""
-    soon_read(blocks, at, count)
-    soon_read(held, start, 2 * count)
-    soon_written(out, start, 2 * count)
-    scale = np.uint32(scale_at(blocks, at)).view(np.float32)
-    for i in range(count):
-        change = np.float32(blocks[at + SCALE_BYTES + i]) * scale
-        out[start + i] = rounded(change + widened(held[start + i]))
-    return block_check(blocks, at, count)
-
-
-@inner
 def block_copy(blocks: Int8, at: int, count: int, out: Int8) -> float:
     """out = block, as bytes; return its sum of squares, or minus what ``block_check`` finds."""
     for i in range(SCALE_BYTES + count):
@@ -314,57 +298,3 @@ def scale_both(data: UInt8, other: UInt8, out: Float32, factors: Float32) -> int
         if rest
         else FINE
     )
-
-
-@compiled("int64", read("uint8"), read("uint16"), written("uint16"))
-def follow(data: UInt8, held: UInt16, out: UInt16) -> int:
-    """out = held + blocks, rounded to bf16; as ``scale_into``."""
-    blocks, full, rest = data.view(np.int8), out.size // BLOCK, out.size % BLOCK
-    for k in range(full):
-        found = block_follow(blocks, k * BLOCK_BYTES, BLOCK, held, out, k * BLOCK)
-        if found != FINE:
-            return found
-    return block_follow(blocks, full * BLOCK_BYTES, rest, held, out, full * BLOCK) if rest else FINE
-
-
-@inner
-def block_advance(
-    held: UInt16, values: Float32, start: int, count: int, change: Float32, out: Int8, at: int
-) -> bool:
-    """out = values - held, as a block; held += that block, rounded to bf16.
-
-    As ``block_follow`` of what ``block_write`` makes, while the integers are in registers.
-    """
-    soon_written(held, start, 2 * count)
-    soon_written(out, at, count)
-    peak = _NONE
-    for i in range(count):
-        change[i] = values[start + i] - widened(held[start + i])
-        peak = larger(peak, magnitude(change[i]))
-    if peak >= INFINITE:
-        return False
-    bits = scale_put(peak, out, at)
-    scale, inverse = np.uint32(bits).view(np.float32), inverse_of(bits)
-    largest = _NONE
-    for i in range(count):
-        integer = np.int32(np.rint(change[i] * inverse))
-        out[at + SCALE_BYTES + i] = np.int8(integer)
-        value = np.float32(integer) * scale + widened(held[start + i])
-        largest = larger(largest, magnitude(value))
-        held[start + i] = rounded(value)
-    return bool(largest < _INFINITE_ROUNDED)
-
-
-@compiled("boolean", written("uint16"), read("float32"), written("uint8"))
-def advance(held: UInt16, values: Float32, out: UInt8) -> bool:
-    """Write ``values`` less ``held`` as blocks, and add to ``held`` what those decode to.
-
-    False, and ``held`` and ``out`` are undefined, if something on the way is not finite.
-    """
-    change = np.empty(BLOCK, np.float32)
-    blocks, full, rest = out.view(np.int8), values.size // BLOCK, values.size % BLOCK
-    for k in range(full):
-        if not block_advance(held, values, k * BLOCK, BLOCK, change, blocks, k * BLOCK_BYTES):
-            return False
-    at = full * BLOCK_BYTES
-    return not rest or block_advance(held, values, full * BLOCK, rest, change, blocks, at)

@@ -25,6 +25,9 @@ LINE_BYTES, AHEAD_BYTES = 64, 2048
 """A processor knows by itself what is read next, but not across a page, and not what is written.
 Told of it this far ahead, two processors that share their memory need 7 to 17 % less for a loop."""
 
+_ASKED = 256
+"""Elements that are asked for at a time, where they come in no blocks."""
+
 _QUIET = np.uint32(0x00400000)
 _HALF, _ONE, _16 = np.uint32(0x7FFF), np.uint32(1), np.uint32(16)
 
@@ -119,7 +122,13 @@ def bf16_less(anchor: UInt16, values: Float32, out: UInt16) -> None:
 @compiled("void", read("uint16"), written("float32"))
 def bf16_values(bits: UInt16, out: Float32) -> None:
     """The fp32 values of bf16."""
-    for i in range(out.size):
+    full = out.size // _ASKED
+    for k in range(full):
+        soon_read(bits, k * _ASKED, 2 * _ASKED)
+        soon_written(out, k * _ASKED, 4 * _ASKED)
+        for i in range(k * _ASKED, k * _ASKED + _ASKED):
+            out[i] = widened(bits[i])
+    for i in range(full * _ASKED, out.size):
         out[i] = widened(bits[i])
 
 

@@ -21,13 +21,13 @@ from syncline_proto.codec import (
     advance,
     advance_by,
     codec_of,
-    square_sum,
 )
 from syncline_proto.merging import OuterSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import loops
 from syncline_sync.core.detector import is_finite
+from syncline_sync.core.squares import PIECE, Squares
 from syncline_sync.core.window import Carry
 
 CLIP_EPSILON = 1e-6
@@ -95,24 +95,30 @@ def fold(
         put(part.data, into, factor)
 
 
-def begin(accumulator: Float32, pushes: Sequence[Weighed]) -> None:
+def begin(accumulator: Float32, pushes: Sequence[Weighed]) -> Squares:
     """accumulator = what ``fold`` of these pushes, the first of a round, leaves; bit for bit.
 
     Of two that are cut alike it is written once: 2.5 times the bytes of fp32 go through memory for
-    two pushes in int8, in place of 4.5.
+    two pushes in int8, in place of 4.5. Returns its squares, as far as they were taken on the way.
     """
+    squares, written = Squares(), 0
     first, *others = pushes
     if len(others) == 1 and _are_cut_alike(first.payloads, others[0].payloads):
         other = others[0]
         factors = np.array([first.weight, other.rescale, other.weight], np.float32)
         pairs = zip(_parts(first.payloads), _parts(other.payloads), strict=True)
         for part, beside in pairs:
-            into = accumulator[part.at : part.at + part.elements]
-            part.codec.scale_both(part.data, beside.data, into, factors)
-        return
+            for piece, its in zip(_pieces(part), _pieces(beside), strict=True):
+                end = piece.at + piece.elements
+                into = accumulator[piece.at : end]
+                piece.codec.scale_both(piece.data, its.data, into, factors)
+                written = end if piece.at == written else written
+                squares.take(accumulator, written)
+        return squares
     fold(accumulator, first.payloads, first.weight, is_first=True)
     for push in others:
         fold(accumulator, push.payloads, push.weight, push.rescale)
+    return squares
 
 
 def _are_cut_alike(some: Sequence[Payload], others: Sequence[Payload]) -> bool:
@@ -144,6 +150,7 @@ def outer_step(
     total_weight: float,
     settings: OuterSettings,
     carry: Carry | None = None,
+    squares: Squares | None = None,
 ) -> Outcome:
     """Apply the merged pseudo-gradient; needs a finite ``total_weight`` W > 0.
 
@@ -154,13 +161,14 @@ def outer_step(
 
         D = acc / W ;  D *= min(1, phi / (||D|| + eps)) ;  v = mu v + D ;  theta -= lr (D + mu v)
 
-    ``carry`` says otherwise what each of the two mu is (``window``).
+    ``carry`` says otherwise what each of the two mu is (``window``). ``squares`` are the
+    accumulator's, as far as they were taken.
 
     Source: torch.optim.SGD(nesterov=True) on the merged pseudo-gradient, as DiLoCo (arXiv
     2311.08105); the clip is EDiT's, per fragment. In fp32, in this order: acc times the one factor
     clip / W; mu v; + D; mu v; + D; times lr; theta minus that.
     """
-    outcome = _outcome(accumulator, total_weight, settings)
+    outcome = _outcome(accumulator, total_weight, settings, squares)
     if outcome.clip:
         numbers = _numbers(outcome, total_weight, settings, carry)
         loops.step(parameters, momentum, accumulator, *numbers)
@@ -176,12 +184,13 @@ def step_and_advance(
     published: UInt16,
     unread: memoryview | None = None,
     carry: Carry | None = None,
+    squares: Squares | None = None,
 ) -> tuple[Outcome, memoryview | None]:
     """``outer_step``, then ``codec.advance`` of ``published`` to what that makes, in one pass.
 
     ``published`` is bf16, as bits [numel]; it follows parameters that did not change, too.
     """
-    outcome = _outcome(accumulator, total_weight, settings)
+    outcome = _outcome(accumulator, total_weight, settings, squares)
     if not outcome.clip:
         return outcome, advance(published, parameters, unread)
     numbers = _numbers(outcome, total_weight, settings, carry)
@@ -192,9 +201,11 @@ def step_and_advance(
     return outcome, advance_by(write, published, accumulator, unread)
 
 
-def _outcome(accumulator: Float32, total_weight: float, settings: OuterSettings) -> Outcome:
+def _outcome(
+    accumulator: Float32, total_weight: float, settings: OuterSettings, squares: Squares | None
+) -> Outcome:
     """What the step is to do, by the norm of the merged pseudo-gradient."""
-    norm = math.sqrt(square_sum(accumulator)) / total_weight
+    norm = math.sqrt((squares or Squares()).of(accumulator)) / total_weight
     if not is_finite(norm):
         return Outcome(norm, 0.0)
     clip = 1.0 if settings.clip is None else min(1.0, settings.clip / (norm + CLIP_EPSILON))
@@ -240,6 +251,15 @@ def _parts(payloads: Iterable[Payload]) -> Iterator[_Part]:
                 done, used = done + here, used + here
                 if used == length:
                     span, used = span + 1, 0
+
+
+def _pieces(part: _Part) -> Iterator[_Part]:
+    """A part, cut so that what is made of a piece is in the cache still when it is looked at."""
+    codec = part.codec
+    for begin in range(0, part.elements, PIECE):
+        end = min(part.elements, begin + PIECE)
+        data = part.data[codec.size(begin) : codec.size(end)]
+        yield _Part(codec, part.at + begin, end - begin, data)
 
 
 def _cuttable(payload: Payload) -> Iterator[tuple[Codec, int, Bytes]]:

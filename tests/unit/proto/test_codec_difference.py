@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +19,7 @@ from syncline_proto.codec import (
     Follower,
     UInt16,
     advance,
+    carry,
     cut,
     decode,
     encode,
@@ -99,6 +101,57 @@ def test_any_shard_in_any_chunks_leads_to_the_same_bits(spans: Spans, full: int,
         assert np.array_equal(told, values_of(out[at:filled]))
     assert filled == len(places)
     assert np.array_equal(out, after[places])
+
+
+@FEW
+@given(
+    spans=shards(),
+    full=st.integers(20, 900),
+    seed=st.integers(0, 3),
+    cuts=st.lists(st.integers(0, NUMEL), max_size=6),
+    stops=st.lists(st.integers(0, 30), max_size=3),
+)
+def test_what_is_carried_where_it_lies_is_what_a_follower_writes(
+    spans: Spans, full: int, seed: int, cuts: list[int], stops: list[int]
+) -> None:
+    before, _, difference = step(seed)
+    places = [at for start, length in spans for at in range(start, start + length)]
+    where = np.array(spans, np.int64)
+    told = [
+        bytes(cut(difference, np.array([(place, 1) for place in places[at : at + full]], np.int64)))
+        for at in range(0, len(places), full)
+    ]
+    followed, follower, filled = (
+        np.empty(len(places), np.uint16),
+        Follower(before[places], where),
+        0,
+    )
+    checker = Follower(before[places], where)
+    for chunk in told:
+        taken = follower.follow(chunk, followed[filled:])
+        assert checker.check(chunk) == taken
+        filled += taken
+    edges = [0, *sorted(min(at, len(places)) for at in cuts), len(places)]
+    held, done = before[places], np.zeros(1, np.int64)
+    outs = [np.full(end - begin, np.nan, np.float32) for begin, end in pairwise(edges)]
+
+    class Broken(Exception):
+        pass
+
+    def until(stop: int) -> Iterator[bytes]:
+        for number, chunk in enumerate(told):
+            if number == stop:
+                raise Broken
+            yield chunk
+
+    for stop in stops:
+        with suppress(Broken):
+            carry(until(stop), held, where, outs, done)
+        for out in outs:
+            out[:] = np.nan  # whatever the model holds by then
+    carry(told, held, where, outs, done)
+    assert np.array_equal(held, followed)
+    assert np.array_equal(np.concatenate(outs), values_of(followed))
 
 
 @FEW
@@ -193,6 +246,8 @@ def test_a_chunk_that_no_encoder_writes_is_refused(
     follower, out = Follower(before[10:1_010], spans), np.empty(1_000, np.uint16)
     with pytest.raises(InvalidRequest, match=says):
         follower.follow(damage(bytes(cut(difference, spans))), out)
+    with pytest.raises(InvalidRequest, match=says):
+        Follower(before[10:1_010], spans).check(damage(bytes(cut(difference, spans))))
 
 
 def test_a_difference_is_small_wherever_it_is_sent() -> None:

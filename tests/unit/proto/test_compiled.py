@@ -119,6 +119,7 @@ def test_what_a_loop_fetches_ahead_may_be_nowhere(home: Path) -> None:
 
 LOOPS = (
     "syncline_proto.codec.loops",
+    "syncline_proto.codec.difference_loops",
     "syncline_proto.codec.int8_loops",
     "syncline_sync.core.loops",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 from syncline_proto.codec import CODEC_BY_NAME, encode
 from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core import merge
+from syncline_sync.core import direction, merge, squares
 from syncline_sync.core.merge import Weighed
 from syncline_sync.core.record import Saved
 from syncline_sync.entries import Place
@@ -188,6 +189,39 @@ def test_the_first_two_pushes_of_a_round_wait_for_what_follows(tmp_path: Path) -
         assert await f.read(1) == (-sum_).tobytes()
 
     run(tmp_path, scenario, down="fp32")
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_the_norm_is_of_the_sum_that_the_outer_step_takes(
+    corrected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its squares are taken as it is begun, where nothing comes to it after that."""
+    for module in (merge, squares):
+        monkeypatch.setattr(module, "PIECE", 512)
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        f.outer = f.outer.model_copy(update={"momentum": 0.9})
+        await f.round(values(2))
+        for pushed in (2, 3, 4, 2, 1):
+            if pushed == 3:  # as of a round that was given up
+                await f.fold(values(90))
+                await f.holding.fold_first()
+                f.holding.forget()
+            sum_ = np.empty(NUMEL, np.float32)
+            for count in range(pushed):
+                push = [payload_of(values(10 * pushed + count))]
+                merge.fold(sum_, push, 1.0, 1.0, is_first=count == 0)
+                await f.fold(values(10 * pushed + count))
+            if corrected:
+                f.direction_scale = 0.5
+                rules = f.outer.direction
+                direction.correct(sum_, f.holding._momentum.copy(), 0.5, (0, NUMEL), rules)
+            await f.close(2.0)
+            assert f.outcome is not None
+            assert f.outcome.merged_norm == math.sqrt(squares.Squares().of(sum_)) / 2.0
+
+    run(tmp_path, scenario)
 
 
 def test_a_push_that_waited_in_a_round_that_is_given_up_is_released(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from syncline_proto.merging import OuterSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import merge
+from syncline_sync.core.squares import Squares
 from syncline_testing.pure import payload_of
 
 PLAIN = OuterSettings(lr=1.0, momentum=0.0, clip=None)
@@ -113,10 +114,11 @@ def test_a_sum_begun_with_several_pushes_is_that_of_one_after_another(
         of = codec if count < 2 else CODECS[0]
         pushes.append(merge.Weighed(way(values, of), 0.7 + count, rescale))
     begun, folded = np.full((2, LONG + 77), np.nan, np.float32)
-    merge.begin(begun, pushes)
+    squares = merge.begin(begun, pushes)
     for count, push in enumerate(pushes):
         merge.fold(folded, push.payloads, push.weight, push.rescale, is_first=count == 0)
     assert np.array_equal(begun.view(np.uint32), folded.view(np.uint32))
+    assert squares.of(begun) == Squares().of(folded)
 
 
 def test_pieces_and_spans_need_not_agree() -> None:

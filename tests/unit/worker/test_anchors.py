@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 
 from syncline.anchors import Anchors
 from syncline.carrier import Direct
+from syncline.change import Change
 from syncline.layout import outline
 from syncline.payload import Encoded
 from syncline.ranks import Ranks
 from syncline.scratch import Scratch
-from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt16
+from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt16, advance
 from syncline_proto.settings import CodecName
 from syncline_proto.v1 import sync_pb2 as pb
 
@@ -123,6 +125,79 @@ def test_a_copy_is_held_from_the_first_anchor_on_for_which_it_is_kept() -> None:
         assert (held is not None) == kept
         assert held is None or held.bits.tobytes() == bits(published).tobytes()
         assert anchor.value(0).tolist() == published.float().tolist()
+
+
+def changed(anchor: Anchors, seed: int) -> tuple[Change, UInt16]:
+    """What takes fragment 0's anchor on, and to what."""
+    held = anchor.held(0)
+    assert held is not None and held.tensors == len(anchor.shards[0].pieces)
+    after = held.bits.copy()
+    told = advance(after, torch.from_numpy(values(after.size, seed)).numpy())
+    assert told is not None
+    return Change(held.bits, np.array([[0, after.size]], np.int64), [told]), after
+
+
+def test_a_change_lands_as_the_value_that_it_leads_to() -> None:
+    anchor, other = anchors(torch.float32), anchors(torch.float32)
+    first = torch.from_numpy(values(anchor.shards[0].numel))
+    for one in (anchor, other):
+        one.adopt(0, bits(first), pb.PullHeader(codec=pb.CODEC_BF16, value="a/1/3"))
+    versions = [piece.parameter._version for piece in anchor.shards[0].pieces]
+    for seed in (1, 2):
+        change, after = changed(anchor, seed)
+        header = pb.PullHeader(codec=pb.CODEC_INT8, value=f"a/1/{seed}", revision=seed)
+        anchor.adopt(0, change, header)
+        other.adopt(0, after.copy(), header)
+        held = anchor.held(0)
+        assert held is not None and held.name == f"a/1/{seed}" and anchor.revisions[0] == seed
+        assert np.array_equal(held.bits, after)
+        assert fp32(anchor.parameters(0)).tolist() == fp32(other.parameters(0)).tolist()
+        assert not fp32(anchor.pseudo_gradient(0)).any()
+    now = [piece.parameter._version for piece in anchor.shards[0].pieces]
+    assert all(map(int.__lt__, versions, now)), "autograd is to see that they were written"
+    change, after = changed(anchor, 3)
+    anchor.rebase(0, change, pb.PullHeader(codec=pb.CODEC_INT8, value="a/1/4"))
+    held = anchor.held(0)
+    assert held is not None and np.array_equal(held.bits, after)
+
+
+def test_a_change_that_is_broken_off_lands_whole_the_next_time() -> None:
+    """By a signal, say; meanwhile the anchor is no value that has a name."""
+    anchor = anchors(torch.float32)
+    published = torch.from_numpy(values(anchor.shards[0].numel))
+    anchor.adopt(0, bits(published), pb.PullHeader(codec=pb.CODEC_BF16, value="a/1/3"))
+    change, after = changed(anchor, 1)
+    told = change.chunks
+
+    class Breaks(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            yield from told
+            raise KeyboardInterrupt
+
+    change.chunks = Breaks()
+    header = pb.PullHeader(codec=pb.CODEC_INT8, value="a/1/4", revision=4)
+    with pytest.raises(KeyboardInterrupt):
+        anchor.adopt(0, change, header)
+    assert anchor.held(0) is None and anchor.revisions[0] == 0
+    change.chunks = told
+    anchor.adopt(0, change, header)
+    held = anchor.held(0)
+    assert held is not None and np.array_equal(held.bits, after)
+    assert not fp32(anchor.pseudo_gradient(0)).any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "beside", "trains_on"),
+    [(torch.float64, False, False), (torch.float32, True, False), (torch.float32, False, True)],
+)
+def test_an_anchor_stays_as_it_is_where_a_change_could_not_land_in_it(
+    dtype: torch.dtype, beside: bool, trains_on: bool
+) -> None:
+    anchor = anchors(dtype, beside=beside, keeps_copies=beside)
+    published = torch.from_numpy(values(anchor.shards[0].numel))
+    anchor.adopt(0, bits(published), pb.PullHeader(codec=pb.CODEC_BF16, value="a/1/3"))
+    held = anchor.held(0, trains_on=trains_on)
+    assert held is not None and held.tensors is None
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -96,7 +96,7 @@ def _pulled(view: RunView, layout: Layout, owners: dict[int, Link], revision: in
                 f"The sync service at {owners[number].address} does not send what it has; "
                 "try again."
             ) from None
-        flat.append(in_fp32(pulled.values))
+        flat.append(in_fp32(pulled.whole()))
         committed.append(pulled.header.committed_tokens)
     return Cut(
         tensors=assembled(layout, flat),
