@@ -18,8 +18,8 @@ each by stage, medians; `gb_per_s` is the parameters in fp32 over the seconds.
               commit       the revision's file, synced, and its head
               publish      what is sent of it (nothing, where it follows by difference)
               send         its chunks as messages, with their checksums
-    replica   take         these read, checked, and followed or kept
-              write        into the model
+    replica   take         these read, checked and kept, or decoded
+              write        into anchor and model
 
     python benchmarks/stages.py [--parameters N] [--up CODEC] [--down CODEC] [--repeats N]
 """
