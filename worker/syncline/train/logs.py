@@ -17,5 +17,5 @@ def configure_logs(*, first: bool = True) -> None:
     level = logging.INFO if first else logging.ERROR
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
