@@ -49,6 +49,8 @@ def ending(tokens: int) -> Ending:
         tokens_per_second=5000.0,
         exposed_sync_s=2.0,
         exposed_sync_share=0.02,
+        bytes_up=20_000_000,
+        bytes_down=2000,
         rounds=9,
         revision=9,
         inner_step=100,

@@ -15,6 +15,12 @@ TRAINING = "1,000 tokens/s  MFU 41.2%  loss 3.600 bits/byte  held-out 3.750 bits
 SYNCHRONISATION = "grad norm 1  revision 3  sync 10.0%, 1 s  up 12.3 MB  down 1.23 kB  late 5"
 
 
+LAST = (
+    "5,000 tokens/s  MFU 206.0%  loss 3.600 bits/byte  held-out 2.800 bits/byte",
+    "grad norm 1  revision 9  sync 2.0%, 2 s  up 20 MB  down 2 kB  late 5",
+)
+
+
 @pytest.mark.parametrize(
     ("ended", "share"), [(ending(100), "100%"), (ending(50), "50%"), (None, "30%")]
 )
@@ -42,3 +48,5 @@ def test_the_bar_ends_where_the_training_did(ended: Ending | None, share: str) -
     bars = (line for line in reversed(screen.getvalue().splitlines()) if "━" in line)
     last = next(bars)
     assert share in last.split() and "left" not in last
+    words = tuple(lines[lines.index(last.strip()) + 1 :][:2])
+    assert words == (LAST if ended is not None else (TRAINING, SYNCHRONISATION))

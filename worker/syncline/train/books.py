@@ -173,6 +173,8 @@ class Books:
             tokens_per_second=self._own_tokens / seconds,
             exposed_sync_s=stats.exposed_sync_s,
             exposed_sync_share=stats.exposed_sync_s / seconds,
+            bytes_up=stats.bytes_up,
+            bytes_down=stats.bytes_down,
             rounds=stats.rounds,
             revision=replica.revision,
             inner_step=self.inner_step,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, Protocol, TextIO
 
@@ -109,6 +109,8 @@ class Ending:
     """Of this replica, evaluations and waiting included."""
     exposed_sync_s: float
     exposed_sync_share: float
+    bytes_up: int
+    bytes_down: int
     rounds: int
     """Rounds merged since this replica joined."""
     revision: int
@@ -208,6 +210,7 @@ class BarListener:
             console=console,
         )
         self._task = self._bar.add_task("training", total=None, left="")
+        self._told: Snapshot | None = None
 
     def start(self, start: Start) -> None:
         who = f"{start.run}/{start.replica}" if start.replica else f"{start.run} (alone)"
@@ -217,13 +220,16 @@ class BarListener:
         self._bar.start()
 
     def update(self, now: Snapshot) -> None:
-        self._bar.words = "\n".join("  ".join(line) for line in _lines(now))
+        self._told = now
+        self._bar.words = _words(now)
         self._bar.update(self._task, completed=now.tokens, left=_left(now.eta_s))
 
     def close(self, ending: Ending | None = None) -> None:
         self._bar.update(self._task, left="")
         if ending is not None:
             self._bar.update(self._task, completed=ending.tokens)
+            if self._told is not None:
+                self._bar.words = _words(_at_the_end(self._told, ending))
         if self._bar.live.is_started:
             self._bar.stop()
         if ending is None:
@@ -238,7 +244,29 @@ class BarListener:
         self._console.print(text, highlight=False, soft_wrap=True)
 
 
-def _lines(now: Snapshot) -> list[list[str]]:
+def _at_the_end(told: Snapshot, ending: Ending) -> Snapshot:
+    """The last words: what was told last may be some steps, a round and an evaluation old."""
+    speed, mfu = ending.tokens_per_second, told.mfu
+    if mfu is not None and told.tokens_per_second:
+        mfu *= speed / told.tokens_per_second
+    now = replace(
+        told,
+        phase="training",
+        tokens_per_second=speed,
+        mfu=mfu,
+        revision=ending.revision,
+        exposed_sync_s=ending.exposed_sync_s,
+        exposed_sync_share=ending.exposed_sync_share,
+        bytes_up=ending.bytes_up,
+        bytes_down=ending.bytes_down,
+    )
+    loss, bits = ending.held_out_merged, ending.bits_per_byte_merged
+    if loss is None:
+        return now
+    return replace(now, held_out_loss=loss, held_out_bits_per_byte=bits)
+
+
+def _words(now: Snapshot) -> str:
     """What the bar says beneath itself, in lines that fit 80 columns."""
     training = [f"{now.tokens_per_second:,.0f} tokens/s"]
     if now.mfu is not None:
@@ -258,7 +286,7 @@ def _lines(now: Snapshot) -> list[list[str]]:
         rest.append(f"late {late}")
     if now.phase != "training":
         rest.append(now.phase)
-    return [training, rest]
+    return "\n".join("  ".join(line) for line in (training, rest))
 
 
 def _size(count: float) -> str:
