@@ -31,6 +31,7 @@ from typing import Any, Self
 import numpy as np
 
 from asked import at_least
+from interrupted import interruptible
 from services import Cluster
 from syncline_proto.codec import CODEC_BY_NAME
 from syncline_proto.parts import read_chunk
@@ -121,6 +122,7 @@ def summary(times: dict[int, list[tuple[float, float]]], take: float) -> dict[st
     }
 
 
+@interruptible()
 def main(words: Sequence[str] | None = None) -> None:
     given = options().parse_args(words)
     with folder() as store, Cluster(store) as cluster, ExitStack() as stack:

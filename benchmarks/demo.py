@@ -52,13 +52,11 @@ def measured(arguments: list[str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "syncline.cli", *arguments, "--json"]
     with tempfile.TemporaryDirectory(prefix="syncline-demo-") as folder:
         began = time.monotonic()
-        done = subprocess.run(
-            [*command, "--out", folder], stdout=subprocess.PIPE, text=True, check=False
-        )
+        said, exit_code = ended([*command, "--out", folder])
         seconds = time.monotonic() - began
-    if done.returncode:
-        sys.exit(done.returncode)
-    summary = json.loads(done.stdout)
+    if exit_code:
+        sys.exit(exit_code)
+    summary = json.loads(said)
     return {
         "bits_per_byte_start": summary["bits_per_byte_start"],
         "bits_per_byte_end": summary["bits_per_byte_end"],
@@ -68,6 +66,17 @@ def measured(arguments: list[str]) -> dict[str, Any]:
         "rounds": summary["rounds"],
         "exposed_sync_share": summary["exposed_sync_share"],
     }
+
+
+def ended(command: list[str]) -> tuple[str, int]:
+    """What it printed, and its exit code. Ctrl+C is the command's, which hears it, too."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while True:
+            try:
+                said, _ = process.communicate()
+            except KeyboardInterrupt:
+                continue
+            return said, process.returncode
 
 
 def shortfall(result: dict[str, Any]) -> str | None:

@@ -37,6 +37,7 @@ from statistics import median
 from typing import Any
 
 from asked import at_least
+from interrupted import interruptible
 from services import Cluster
 from syncline_sync.settings import STAGING_MIN
 from wire_client import DURABILITY, Client, folder, layout_of, messages_of, run_of
@@ -51,6 +52,7 @@ STAGING_SHARE = 16
 as much, 2 GiB."""
 
 
+@interruptible()
 def main() -> None:
     parser = options()
     given = parser.parse_args()

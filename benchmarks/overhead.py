@@ -30,7 +30,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -49,6 +48,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asked import at_least
+from interrupted import interruptible
 from services import Cluster
 from syncline import Replica
 from syncline.launch import ranks as rank_runner
@@ -91,20 +91,16 @@ LARGE = Size(hidden=768, intermediate=2048, layers=12, heads=12, batch=32, lengt
 SIZES = {"small": SMALL, "large": LARGE}
 
 
+@interruptible()  # else a replica, in this process, would take SIGTERM as a wish to leave
 def main() -> None:
-    # Else a replica, which is in this process, would take it as a wish to leave.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     given = asked(sys.argv[1:])
     if given.control:
         return tell_as_rank(given)
-    try:
-        with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
-            url = cluster.control_url
-            if given.ranks > 1:
-                sys.exit(in_ranks(url, given))
-            result = measured(url, given.steps, given.device, given.care, given.model)
-    except KeyboardInterrupt:
-        sys.exit("Interrupted; nothing of it is left.")
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
+        url = cluster.control_url
+        if given.ranks > 1:
+            sys.exit(in_ranks(url, given))
+        result = measured(url, given.steps, given.device, given.care, given.model)
     print(json.dumps(result))
     sys.exit(shortfall(result))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from interrupted import interruptible
 from network import NetworkUnavailable
 from syncline.launch.processes import Process, describe_exit
 
@@ -34,15 +34,13 @@ def tell(
 
     Its exit code is 1 if that, or the measurement, failed.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not Path("/proc/self/stat").exists():
         sys.exit("This needs Linux: what processes compute is read from /proc.")
     try:
-        result = measured()
+        with interruptible():
+            result = measured()
     except (NetworkUnavailable, Failed) as error:
         sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted; nothing of it is left.")
     print(json.dumps(result))
     sys.exit(shortfall(result))
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -40,6 +39,7 @@ import bare_disk
 import systems
 from asked import at_least
 from contest import CODECS, DURABLE, OURS, Contest, Rounds
+from interrupted import interruptible
 from network import NETWORKS, NetworkUnavailable, network
 from peers.environments import PINS, CannotInstall, default_folder, python_of
 from syncline.launch.processes import Crew
@@ -63,15 +63,13 @@ RATIOS = {"torchft": "over_torchft_diloco"}
 ALONE = "alone"
 
 
+@interruptible()
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     given = options().parse_args()
     try:
         result = measured(given)
     except (NetworkUnavailable, RoundFailed) as error:
         sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted; nothing of it is left.")
     print(json.dumps(result))
     if missed := shortfall(result):
         sys.exit(missed)

@@ -41,6 +41,7 @@ import numpy as np
 import torch
 
 from asked import at_least
+from interrupted import interruptible
 from syncline.carrier import Direct
 from syncline.change import Change
 from syncline.gathering import Part
@@ -206,6 +207,7 @@ def summary(times: dict[str, list[tuple[float, float]]], numel: int) -> dict[str
     return {"seconds": seconds, "cpu_seconds": cpu, "gb_per_s": speeds}
 
 
+@interruptible()
 def main() -> None:
     given = options().parse_args()
     torch.set_num_threads(1)

@@ -39,6 +39,7 @@ import grpc
 
 from asked import at_least
 from disk import wait_until_written
+from interrupted import interruptible
 from services import Cluster
 from wire_client import DURABILITY, OPTIONS, Client, folder, layout_of, messages_of, run_of
 
@@ -48,6 +49,7 @@ CODECS = ("fp32", "bf16")
 Speeds = dict[str, list[float]]
 
 
+@interruptible()
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Push and pull through the sync service, over a bare gRPC stream.",
@@ -91,7 +93,9 @@ def services() -> Iterator[tuple[Path, Cluster, grpc.Channel]]:
     with (
         folder() as store,
         Cluster(store) as cluster,
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as process,  # Ctrl+C is for us alone
     ):
         try:
             assert process.stdout is not None
