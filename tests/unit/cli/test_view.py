@@ -19,6 +19,7 @@ from syncline_testing.views import NOW, ending, running
 START = Start(
     run="tiny",
     replica="replica-0",
+    tokens=0,
     parameters=1000,
     tokens_total=1_000_000,
     held_out_loss=5.5,

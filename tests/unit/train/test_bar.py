@@ -15,6 +15,15 @@ TRAINING = "1,000 tokens/s  MFU 41.2%  loss 3.600 bits/byte  held-out 3.750 bits
 SYNCHRONISATION = "grad norm 1  revision 3  sync 10.0%, 1 s  up 12.3 MB  down 1.23 kB  late 5"
 
 
+START = Start(
+    run="r",
+    replica=None,
+    parameters=1,
+    tokens=10,
+    tokens_total=100,
+    held_out_loss=5.0,
+    bits_per_byte=8.0,
+)
 LAST = (
     "5,000 tokens/s  MFU 206.0%  loss 3.600 bits/byte  held-out 2.800 bits/byte",
     "grad norm 1  revision 9  sync 2.0%, 2 s  up 20 MB  down 2 kB  late 5",
@@ -28,16 +37,7 @@ def test_the_bar_ends_where_the_training_did(ended: Ending | None, share: str) -
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, color_system=None, width=80)
     bar = BarListener(console)
-    bar.start(
-        Start(
-            run="r",
-            replica=None,
-            parameters=1,
-            tokens_total=100,
-            held_out_loss=5.0,
-            bits_per_byte=8.0,
-        )
-    )
+    bar.start(START)
     bar.update(replace(NOW, tokens=30, eta_s=75.0))
     bar._bar.refresh()
     bar.close(ended)
@@ -50,3 +50,12 @@ def test_the_bar_ends_where_the_training_did(ended: Ending | None, share: str) -
     assert share in last.split() and "left" not in last
     words = tuple(lines[lines.index(last.strip()) + 1 :][:2])
     assert words == (LAST if ended is not None else (TRAINING, SYNCHRONISATION))
+
+
+def test_who_joins_a_run_under_way_begins_where_that_is() -> None:
+    screen = io.StringIO()
+    bar = BarListener(Console(file=screen, force_terminal=True, color_system=None, width=80))
+    bar.start(START)
+    bar.close()
+    last = next(line for line in reversed(screen.getvalue().splitlines()) if "━" in line)
+    assert "10%" in last.split()

@@ -98,6 +98,7 @@ class Books:
                 run=self._job.run.name,
                 replica=replica.name if replica.active else None,
                 parameters=parameters,
+                tokens=run_tokens,
                 tokens_total=budget,
                 held_out_loss=first.loss,
                 bits_per_byte=first.bits_per_byte,

@@ -33,6 +33,8 @@ class Start:
     replica: str | None
     """None when training alone."""
     parameters: int
+    tokens: int
+    """Of the run: who joins one under way begins where that is."""
     tokens_total: int | None
     """The run's token budget; None: no end."""
     held_out_loss: float | None
@@ -216,7 +218,8 @@ class BarListener:
         who = f"{start.run}/{start.replica}" if start.replica else f"{start.run} (alone)"
         first = with_unit(start.held_out_loss, start.bits_per_byte)
         self._say(f"{who}: {start.parameters:,} parameters, held-out {first} at the start")
-        self._bar.update(self._task, description=start.run, total=start.tokens_total)
+        total, done = start.tokens_total, start.tokens
+        self._bar.update(self._task, description=start.run, total=total, completed=done)
         self._bar.start()
 
     def update(self, now: Snapshot) -> None:
