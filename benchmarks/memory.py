@@ -82,8 +82,14 @@ def main() -> None:
         getattr(given, name) == parser.get_default(name)
         for name in ("fragments", "elements", "staging_bytes")
     )
-    missed = shortfall(result) if usual else None
-    if missed:
+    if not usual:
+        sizes = f"--fragments {parser.get_default('fragments')} --elements {ELEMENTS}"
+        print(
+            f"Nothing is asked of these ratios: they count with {sizes}, and without "
+            "--staging-bytes.",
+            file=sys.stderr,
+        )
+    elif missed := shortfall(result):
         sys.exit(missed)
 
 

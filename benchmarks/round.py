@@ -71,6 +71,9 @@ def main() -> None:
     except (NetworkUnavailable, RoundFailed) as error:
         sys.exit(str(error))
     print(json.dumps(result))
+    if not _counts(result):
+        usual = f"--replicas 2 --parameters {PARAMETERS}"
+        print(f"Nothing is asked of these ratios: they count with {usual}.", file=sys.stderr)
     if missed := shortfall(result):
         sys.exit(missed)
 
@@ -236,8 +239,13 @@ def shortfall(result: dict[str, Any]) -> str | None:
     return " ".join(filter(None, [lacks, _too_slow(result)])) or None
 
 
+def _counts(result: dict[str, Any]) -> bool:
+    """Whether anything is asked of its figures."""
+    return result["parameters"] == PARAMETERS and result["replicas"] == 2
+
+
 def _too_slow(result: dict[str, Any]) -> str | None:
-    if result["parameters"] != PARAMETERS or result["replicas"] != 2:
+    if not _counts(result):
         return None
     asked = {"durable_over_slowest": SLOWEST_MAX[result["network"]]}
     both = {result["codec_up"], result["codec_down"]}

@@ -7,7 +7,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,28 @@ def test_a_peer_that_cannot_be_had_is_told_after_the_figures_and_is_no_success(
     with pytest.raises(SystemExit, match="not measured: flower"):
         main()
     assert json.loads(capsys.readouterr().out) == told
+
+
+@pytest.mark.parametrize(
+    ("parameters", "replicas", "is_asked"),
+    [(PARAMETERS, 2, True), (PARAMETERS, 3, False), (1000, 2, False)],
+)
+def test_whether_its_ratios_count_is_said(
+    parameters: int,
+    replicas: int,
+    is_asked: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = {"parameters": parameters, "replicas": replicas, "missing": {}}
+    told |= {"network": "1gbit", "codec_up": "bf16", "codec_down": "bf16"}
+    monkeypatch.setattr("round.measured", lambda _: told | {"durable_over_slowest": 9.0})
+    monkeypatch.setattr("sys.argv", ["round.py"])
+    with pytest.raises(SystemExit, match="too slow") if is_asked else nullcontext():
+        main()
+    usual = "they count with --replicas 2 --parameters 50000000."
+    said = f"Nothing is asked of these ratios: {usual}\n"
+    assert capsys.readouterr().err == ("" if is_asked else said)
 
 
 def test_that_topk_is_not_measured_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
