@@ -25,6 +25,7 @@ from syncline_testing.replicas import Trial
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+IMAGES = ("control", "sync", "worker")
 KEY = re.compile(r"`([a-z_.]+)`")
 BETWEEN_VALUES = re.compile(r", (?![^\[]*\])")
 METRIC = re.compile(r"\bsyncline_[a-z_]+")
@@ -136,3 +137,11 @@ def test_every_module_has_its_place_in_the_house() -> None:
             assert path.name in page or path.stem == "__init__", path
         for path in (ROOT / package / "core").glob("*.py"):
             assert path.stem in words or path.stem == "__init__", path
+
+
+def test_the_first_page_has_the_sizes_of_images_that_their_own_page_has() -> None:
+    table = section("deployment.md", "1. Images")
+    own = [re.search(rf"^\| `{name}` \|.*\| (.+) \|$", table, re.M) for name in IMAGES]
+    assert all(own)
+    sizes = ", ".join(found[1] for found in own if found)
+    assert f"control, sync, CPU worker | {sizes} |" in (ROOT / "README.md").read_text()
