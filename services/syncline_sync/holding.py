@@ -330,7 +330,6 @@ class Holding:
         radii, self._radii = self._radii, None
         if radii is not None:
             await self._compute(radii.lengthen, accumulator)
-            self._squares = None
         rules, scale = closing.outer.direction, closing.direction_scale
         if scale is None:
             return None

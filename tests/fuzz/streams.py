@@ -42,6 +42,14 @@ LATE = st.sampled_from(
 ENDINGS = ("end", "cut", "still")
 """The client half-closes; cancels; or sends nothing more and waits."""
 
+UNWRITTEN = (
+    (pb.CODEC_INT8, 3, 0xBC), (pb.CODEC_INT8, 4, 0x80),
+    (pb.CODEC_INT4, 1, 0xBE), (pb.CODEC_INT4, 2, 0x78), (pb.CODEC_INT4, 2, 0x87),
+    (pb.CODEC_TOPK, 1, 0xBF), (pb.CODEC_TOPK, 4, 0xFF),
+)  # fmt: skip
+"""A codec, a place in its payload, and a byte that none writes there: a scale that is negative, the
+least integer there is, an index after which another is no larger."""
+
 SMALL_FIELDS = ("fragment", "rank", "ranks", "kind", "codec")
 COUNTS = (
     "epoch", "incarnation", "seq", "base_revision", "gradient_step", "inner_steps", "tokens",
@@ -270,6 +278,7 @@ def broken_rules() -> Iterator[tuple[Stream, ...]]:
     }  # fmt: skip
     for name, value in later.items():
         yield _two_ranks({"last_step": 2}, {"last_step": 2, name: value})
+    yield _two_ranks({}, {"rank": 2})
     yield _two_ranks({"kind": 4}, {"kind": 4}, codec=pb.CODEC_FP32)
     gradient = {"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 1}
     yield _two_ranks(gradient, gradient)
@@ -284,6 +293,16 @@ def broken_rules() -> Iterator[tuple[Stream, ...]]:
         yield Stream((*before, wrong.SerializeToString()), "end"), second
     yield Stream((*first.messages, last), "end"), second
     yield Stream((*first.messages, before[0]), "end"), second
+    yield Stream(tuple(before), "end"), second
+    whole = b"".join(pb.PushRequest.FromString(part).chunk.data for part in first.messages[1:])
+    off = (chunk(whole[:-4]), chunk(whole[-4:]))  # the first of them is off the grain
+    yield Stream((before[0], *(part.SerializeToString() for part in off)), "end"), second
+    for codec, at, byte in UNWRITTEN:
+        first, second = _two_ranks({}, {}, codec=codec)
+        *before, last = first.messages
+        data = bytearray(pb.PushRequest.FromString(last).chunk.data)
+        data[at] = byte
+        yield Stream((*before, chunk(bytes(data)).SerializeToString()), "end"), second
 
 
 def _two_ranks(

@@ -7,6 +7,7 @@ Azurite's `azurite-blob`, on the path.
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from syncline.launch.kept import listed
-from syncline_proto.depot import Depot
+from syncline_proto.depot import PART_BYTES, Depot
 from syncline_proto.errors import CheckpointError
 from syncline_proto.settings import RunSettings
 from syncline_testing import buckets
@@ -117,3 +118,23 @@ def test_what_the_store_refuses_is_told_in_a_sentence(bucket: str) -> None:
     with pytest.raises(CheckpointError, match="is not there"):
         Depot(f"{bucket}/none").manifest()
     assert Depot(f"{bucket}/none").sizes() == {}
+
+
+@pytest.mark.parametrize("size", [10, PART_BYTES + 10])
+def test_what_breaks_off_on_its_way_is_no_file_and_changes_none(bucket: str, size: int) -> None:
+    """Be it within the first part of an upload or after that."""
+    depot = Depot(f"{bucket}/half-{size}")
+
+    def breaks_off() -> Iterator[bytes]:
+        yield bytes(size)
+        raise CheckpointError("The disk gives no more.")
+
+    with pytest.raises(CheckpointError, match=r"^The disk gives no more\.$"):
+        depot.put("file", breaks_off())
+    gc.collect()  # what is left of the upload ends with it
+    assert depot.sizes() == {}
+    depot.put("file", [b"whole"])
+    with pytest.raises(CheckpointError, match=r"^The disk gives no more\.$"):
+        depot.put("file", breaks_off())
+    gc.collect()
+    assert b"".join(depot.pieces("file")) == b"whole"

@@ -102,6 +102,7 @@ HELD_BY = {
     "ranks that disagree (on steps, say)": (
         (STAGING, "test_ranks_that_disagree_are_told_in_what"),
         (STAGING, "test_ranks_of_which_one_names_no_base_are_told"),
+        (STAGING, "test_ranks_that_name_two_phases_are_told"),
         (HERE, "test_a_rank_that_disagrees_on_the_steps_is_told_and_the_others_wait_for_it"),
     ),
     "ranks that overlap, or leave something out": (

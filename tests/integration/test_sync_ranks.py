@@ -13,6 +13,7 @@ import pytest
 
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync import runner
 from syncline_sync.receiving import TOGETHER
 from syncline_sync.staging import Staging
 from syncline_testing.service import Service, code_of, flat_layout, iter_push, rank_header, service
@@ -254,7 +255,14 @@ def test_chunks_that_come_before_there_is_room_are_refused(tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
-def test_ranks_that_overlap_are_all_told_and_nothing_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_heavy", [False, True], ids=["at once", "in the pool"])
+def test_ranks_that_overlap_are_all_told_and_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_heavy: bool
+) -> None:
+    """However many spans are to be compared."""
+    if is_heavy:
+        monkeypatch.setattr(runner, "FEW_SPANS", 0)
+
     async def scenario() -> None:
         async with service(tmp_path, AVERAGE) as s:
             await started(s, "a", "b")

@@ -20,6 +20,7 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.keeping import begin, copied, fetch, manifest_of, seal
 from syncline_testing.service import RUN, Service, code_of, flat_layout, service
+from syncline_testing.slow_disk import SlowDisk
 
 SIZE = 600
 LAYOUT = flat_layout(SIZE, fragments=3)
@@ -129,6 +130,25 @@ def test_offers_wait_for_the_word_over_a_restart_with_everybody_gone(tmp_path: P
                 told = [r.revision for r in s.reports if isinstance(r, RoundReport)]
                 stood = told[-2 * len(owned) :]
                 assert stood == [0] * len(owned) + [1] * len(owned), "where it stood, first"
+
+    asyncio.run(scenario())
+
+
+def test_an_offer_is_voted_for_and_answered_once_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a kill could take it back after the others have gone on to revision 1."""
+
+    async def scenario() -> None:
+        async with pair(tmp_path, PHASE) as of:
+            s = of[1]
+            await s.offer(VALUES, "a", fragment=1)
+            with SlowDisk(monkeypatch, "/o00000000") as disk:
+                ending = asyncio.create_task(end_phase(of, 1))
+                await disk.until(lambda disk: len(disk.at_once) == 1)
+                assert s.host.votes() == [] and not ending.done()
+            await ending
+            assert (await vote_of(s)).offered
 
     asyncio.run(scenario())
 

@@ -14,6 +14,7 @@ import pytest
 from fuzz import flood
 from syncline import exchange, heartbeat, stalled
 from syncline.core.barren import BARREN_MAX, BARREN_TOLD
+from syncline.launch.checkpoints import CUTS_MAX
 from syncline.outage import SAY_AFTER_S
 from syncline.setbacks import BACK_AFTER, RETURNS_MAX, SKIPS_MAX
 from syncline_control import descriptors, intake, parser, server, state, transaction
@@ -24,17 +25,29 @@ from syncline_control.routes.runs import LIVE_CHANGE
 from syncline_control.settings import ControlSettings
 from syncline_proto import codec, counts, layout, spans
 from syncline_proto.codec import difference
-from syncline_proto.errors import InvalidRequest, SynclineError, TrainingDiverged
+from syncline_proto.depot import PIECE_BYTES
+from syncline_proto.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    ConfigError,
+    InvalidRequest,
+    RunConflict,
+    SynclineError,
+    TrainingDiverged,
+)
 from syncline_proto.exporter import REQUEST_S, REQUESTS_MAX
 from syncline_proto.merging import PenaltySettings
 from syncline_proto.names import NAME_PATTERN
 from syncline_proto.rest import WHY_CHARACTERS_MAX, SyncEndpoint
 from syncline_proto.settings import PRESETS, DownCodecName, RunSettings, TimeoutSettings
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, ROOM_HEADER, STATUS
+from syncline_sync import aside, copies
 from syncline_sync.allocator import LEFT_BYTES
 from syncline_sync.core import detector, merge, record
 from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX
 from syncline_sync.host import STOP_S, SWEEP_S
+from syncline_sync.lingering import LINGER_S
+from syncline_sync.lull import LATEST_S, QUIET_S
 from syncline_sync.process import LAST_REPORTS_S
 from syncline_sync.reading import (
     HELD_MAX,
@@ -66,6 +79,7 @@ SYNC, CONTROL, RUN = SyncSettings.model_fields, ControlSettings.model_fields, Ru
 CHANNEL, PROBE = dict(CHANNEL_OPTIONS), dict(PROBE_OPTIONS)
 SMALL = dict(enumerate(["no", "one", "two", "three", "four", "five", "six", "seven", "eight"]))
 SHARES = {2: "half", 4: "quarter", 8: "eighth"}
+SECONDS = {0.1: "a tenth of a second", 1.0: "a second", 3600.0: "an hour"}
 
 
 def mib(size: int) -> str:
@@ -276,7 +290,33 @@ TWO_MACHINES = [
     f"replicas wait up to an hour (`lan`: {SMALL[int(LAN.give_up_s / 60)]} minutes)",
 ]
 
+CHECKPOINTS = [
+    f"in pieces of {mib(PIECE_BYTES)}",
+    f"Of each fragment the {SMALL[record.KEPT]} newest revisions are kept",
+    f"the save is tried {CUTS_MAX} times",
+    f"A service does {copies.CALLS_MAX} such calls at a time",
+    f"told to end, that waits {copies.END_S:g} s",
+    f"keeps it for {SECONDS[aside.KEPT_S]}, for the same restore said again",
+    f"says which, and ends with exit code {ConfigError.exit_code}",
+    f"The exit code is {CheckpointDamaged.exit_code} where one of them is damaged, and "
+    f"{CheckpointError.exit_code} where the place itself is not there",
+    f"names it (exit code {CheckpointDamaged.exit_code}, or {CheckpointError.exit_code})",
+    f"of the same name is refused (exit code {RunConflict.exit_code})",
+]
+
+BENCHMARKS = [f"(`fold_both`), where they come within {SECONDS[LINGER_S]} of each other"]
+
+ARCHITECTURE = [
+    f"waits for the second, for {SECONDS[LINGER_S]} at most",
+    f"no values have moved for {SECONDS[QUIET_S]} (`lull.py`), "
+    f"after {SMALL[int(LATEST_S)]} at most",
+    f"The last {SMALL[record.KEPT]} revisions are kept",
+]
+
 PROMISES = {
+    "ARCHITECTURE.md": ARCHITECTURE,
+    "docs/benchmarks.md": BENCHMARKS,
+    "docs/checkpoints.md": CHECKPOINTS,
     "docs/protocol.md": PROTOCOL,
     "docs/operations.md": OPERATIONS,
     "docs/configuration.md": CONFIGURATION,

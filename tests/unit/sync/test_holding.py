@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import tracemalloc
+import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -62,9 +64,12 @@ def test_a_revision_is_the_same_bytes_in_all_its_lives(tmp_path: Path, down: str
     async def scenario(f: Fragment) -> None:
         await f.offer(first)
         sent = await f.read(0), await f.read(0, part)
+        assert sent[0] == expected
         await f.fold(push)
         assert (await f.read(0), await f.read(0, part)) == sent
-        assert sent[0] == expected
+        await f.holding.fold_first()  # where the value lay that was sent, there is a sum now
+        assert f.holding._accumulator is not None
+        assert (await f.read(0), await f.read(0, part)) == sent
         await f.round(push)  # two pushes in all; what is averaged does not matter here
         assert (await f.read(0), await f.read(0, part)) == sent
         newest = await f.read(1)
@@ -191,6 +196,44 @@ def test_the_first_two_pushes_of_a_round_wait_for_what_follows(tmp_path: Path) -
     run(tmp_path, scenario, down="fp32")
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_nothing_of_a_push_is_kept_once_it_is_folded(tmp_path: Path, count: int) -> None:
+    """Be it the round's only one, one of two that waited for each other, or one that came later."""
+    whole = payload_of(values(1)).extent
+    parts = list[weakref.ref[memoryview]]()
+
+    async def folded(f: Fragment, seed: int) -> None:
+        part = encode(values(seed), pb.CODEC_FP32)
+        parts.append(weakref.ref(part))
+        push = Weighed([merge.Payload(pb.CODEC_FP32, (part,), whole)], 1.0, 1.0)
+        await f.holding.fold(push, lambda: None)
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        for seed in range(count):
+            await folded(f, seed)
+        assert count > PAIR or all(part() is not None for part in parts)
+        await f.holding.fold_first()
+        async with asyncio.timeout(20):  # the thread that did it may hold it for a moment
+            while any(part() is not None for part in parts):
+                await asyncio.sleep(0.002)
+
+    run(tmp_path, scenario)
+
+
+def test_a_push_whose_direction_is_averaged_waits_for_nothing(tmp_path: Path) -> None:
+    released: list[bool] = []
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        push = Weighed([payload_of(values(2))], 1.0, 1.0)
+        await f.holding.fold(push, lambda: released.append(True), is_radial=True)
+        assert released == [True]
+        assert not f.holding.lingers
+
+    run(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("corrected", [False, True])
 def test_the_norm_is_of_the_sum_that_the_outer_step_takes(
     corrected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -250,10 +293,13 @@ def test_a_round_in_which_nothing_counts_serves_the_same_value_again(tmp_path: P
     run(tmp_path, scenario)
 
 
-def test_a_round_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_round_that_is_given_up_leaves_nothing(tmp_path: Path, is_begun: bool) -> None:
     async def scenario(f: Fragment) -> None:
         await f.offer(values(1))
-        await f.fold(np.full(NUMEL, 1e30, np.float32))
+        await f.fold(np.full(NUMEL, 1e3, np.float32))
+        if is_begun:
+            await f.holding.fold_first()
         f.holding.forget()
         await f.round(np.zeros(NUMEL, np.float32))
         assert await f.read(1) == await f.read(0)

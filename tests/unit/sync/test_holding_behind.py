@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,6 +76,7 @@ def test_all_goes_on_while_a_revision_is_written_but_the_next_outer_step(
             newest = await f.read(1)
             assert newest == bytes(encode(parameters, CODEC_BY_NAME[down]))
             await f.fold(values(3))  # the next round's
+            await f.holding.fold_first()
             assert [await f.read(0), await f.read(1)] == [first, newest]
             closing = asyncio.create_task(f._finish(Kind.PSEUDO_GRADIENT, 1.0))
             await asyncio.sleep(0.05)
@@ -92,6 +94,50 @@ def test_all_goes_on_while_a_revision_is_written_but_the_next_outer_step(
 
     run(tmp_path, scenario, down, behind=True)
     run(tmp_path, after, down)
+
+
+def test_the_store_is_told_once_and_before_anybody_sees_what_it_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a kill in between would lose what was seen, and no new epoch would say so."""
+    seen: list[int | None] = []
+    tell = FragmentStore.fall_behind
+
+    async def scenario(f: Fragment) -> None:
+        def told(store: FragmentStore) -> None:
+            tell(store)
+            assert FragmentStore(store.folder, PLACE).is_behind
+            seen.append(f.holding.revisions.newest)
+
+        monkeypatch.setattr(FragmentStore, "fall_behind", told)
+        await f.offer(values(1))
+        await f.round(values(2))
+        await f.round(values(3))
+        await f.holding.end()
+
+    run(tmp_path, scenario, behind=True)
+    assert seen == [0]
+
+
+def test_a_mean_gradient_is_on_the_disk_before_anybody_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ``durability`` says: a phase that went back would have gone on in some ranks."""
+    seen: list[int | None] = []
+    commit = FragmentStore.commit_gradient
+
+    async def scenario(f: Fragment) -> None:
+        def committed(store: FragmentStore, *what: Any) -> None:
+            commit(store, *what)
+            seen.append(f.holding.gradients.newest)
+
+        monkeypatch.setattr(FragmentStore, "commit_gradient", committed)
+        await f.offer(values(1))
+        for step in (1, 2):
+            await f.gradient(step, values(10 + step))
+
+    run(tmp_path, scenario, behind=True)
+    assert seen == [None, 1]
 
 
 def test_what_was_written_behind_is_what_was_published(tmp_path: Path) -> None:

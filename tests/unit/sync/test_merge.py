@@ -96,11 +96,41 @@ def whole(values: Float32, codec: Codec) -> list[merge.Payload]:
     return [merge.Payload(codec.number, (bytes(codec.encode(values)),), where)]
 
 
+def shared(
+    values: Float32, codec: Codec, order: tuple[int, ...] = (0, 1, 2)
+) -> list[merge.Payload]:
+    """As the shards of three ranks, of which the first two have as many elements."""
+    half = LONG // 2
+    spans = np.array([[0, half], [half, half], [LONG, values.size - LONG]], np.int64)
+    return [
+        merge.Payload(
+            codec.number, (bytes(codec.encode(values[at : at + n])),), Extent.of(spans[[rank]])
+        )
+        for rank, (at, n) in ((rank, spans[rank].tolist()) for rank in order)
+    ]
+
+
+def turned(values: Float32, codec: Codec) -> list[merge.Payload]:
+    """As ``shared``, but that the first two have each what there is the other's."""
+    return shared(values, codec, (1, 0, 2))
+
+
+def parted(values: Float32, codec: Codec) -> list[merge.Payload]:
+    """As ``whole``, in three parts, of which the first two are as long."""
+    (payload,) = whole(values, codec)
+    (data,), size = payload.parts, codec.size(LONG // 2)
+    parts = data[:size], data[size : 2 * size], data[2 * size :]
+    return [merge.Payload(codec.number, parts, payload.extent)]
+
+
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 @pytest.mark.parametrize("rescale", [1.0, 0.3])
 @pytest.mark.parametrize(
     "ways",
-    [(whole,), (whole, whole), (strange, strange), (whole, strange), (strange, whole, whole)],
+    [
+        *((whole,), (whole, whole), (strange, strange), (whole, strange), (strange, whole, whole)),
+        *((shared, shared), (shared, turned), (parted, parted), (parted, whole)),
+    ],
     ids=lambda ways: "-".join(way.__name__ for way in ways),
 )
 def test_a_sum_begun_with_several_pushes_is_that_of_one_after_another(
@@ -119,6 +149,36 @@ def test_a_sum_begun_with_several_pushes_is_that_of_one_after_another(
         merge.fold(folded, push.payloads, push.weight, push.rescale, is_first=count == 0)
     assert np.array_equal(begun.view(np.uint32), folded.view(np.uint32))
     assert squares.of(begun) == Squares().of(folded)
+
+
+@pytest.mark.parametrize("way", [whole, shared, parted, strange])
+def test_of_two_pushes_that_are_cut_alike_the_sum_is_written_once(
+    monkeypatch: pytest.MonkeyPatch, way: Any
+) -> None:
+    values = np.ones(LONG + 77, np.float32)
+    pushes = [merge.Weighed(way(values, codec_of(pb.CODEC_BF16)), 1.0, 1.0) for _ in range(2)]
+
+    def written(*_: Any) -> None:
+        raise AssertionError("one push by itself")
+
+    for name in ("scale", "add"):
+        monkeypatch.setattr(Codec, name, written)
+    begun = np.empty_like(values)
+    merge.begin(begun, pushes)
+    assert np.array_equal(begun, 2 * values)
+
+
+def test_two_pushes_of_as_many_bytes_may_be_of_two_codecs() -> None:
+    """A run's codec may change while one of them is on its way."""
+    one, other = np.array([[1, -2, 3, 4], [0.5, 8, -1, 2]], np.float32)
+    pushes = [
+        merge.Weighed(whole(values, codec_of(number)), 1.0, 1.0)
+        for values, number in ((one, pb.CODEC_BF16), (other, pb.CODEC_INT8))
+    ]
+    assert len({len(push.payloads[0].parts[0]) for push in pushes}) == 1
+    begun = np.empty(4, np.float32)
+    merge.begin(begun, pushes)
+    assert np.array_equal(begun, one + published(other, pb.CODEC_INT8))
 
 
 def test_pieces_and_spans_need_not_agree() -> None:

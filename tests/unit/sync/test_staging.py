@@ -124,6 +124,15 @@ def test_ranks_that_disagree_are_told_in_what(other: dict[str, Any]) -> None:
     run(scenario)
 
 
+def test_ranks_that_name_two_phases_are_told() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        sent(staging, half(0, phase=0))
+        with pytest.raises(InvalidRequest, match=r"^phase: rank 1 says 1 where rank 0 .* said 0\."):
+            joined(staging, half(1, phase=1))
+
+    run(scenario)
+
+
 def test_ranks_of_which_one_names_no_base_are_told() -> None:
     async def scenario(staging: Staging, budget: Budget) -> None:
         sent(staging, half(0, kind=pb.PUSH_KIND_PARAMETERS))
