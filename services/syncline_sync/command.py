@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import structlog
 import typer
@@ -23,6 +23,7 @@ from syncline_proto.errors import ConfigError, SynclineError
 from syncline_proto.loading import INTERRUPTED
 from syncline_proto.words import flag_or_variable, sentence
 from syncline_sync.allocator import keep_freed_memory
+from syncline_sync.lines import Lines, is_out
 from syncline_sync.process import serve
 from syncline_sync.settings import SyncSettings
 from syncline_sync.supervisor import ChildFailed, supervise
@@ -50,7 +51,7 @@ def _configure_logging(as_json: bool, name: str = "") -> None:
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
             ),
         ],
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, Lines(sys.stderr))),
     )
 
 
@@ -180,11 +181,9 @@ def main() -> None:
 def _leave(code: int) -> NoReturn:
     """End the process, and wait for no thread: whoever is left waits for a disk, or a store."""
     left = [one for one in threading.enumerate() if one is not threading.main_thread()]
-    if all(one.daemon for one in left):
+    are_out = [is_out(stream) for stream in (sys.stdout, sys.stderr)]
+    if all(are_out) and all(one.daemon for one in left):
         sys.exit(code)
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
     os._exit(code)
 
 

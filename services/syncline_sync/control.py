@@ -15,13 +15,12 @@ from pathlib import Path
 
 import httpx
 import structlog
-from pydantic import ValidationError
 
 from syncline_proto.errors import Forbidden, StoreError
 from syncline_proto.reports import EventIn, Reports, RoundReport, Settled
 from syncline_proto.rest import Membership, PhaseVote, SyncServiceHello
 from syncline_sync.calling import Caller, code_of
-from syncline_sync.files import replace_file
+from syncline_sync.files import SEAL, replace_file
 from syncline_sync.report_queue import ReportQueue, Told
 
 log = structlog.get_logger()
@@ -80,13 +79,13 @@ class ControlLink:
     async def adopt_snapshot(self) -> None:
         """Go on with the last known membership, until the control plane answers.
 
-        It is a cache: one that cannot be read is passed over.
+        It is a cache: one that cannot be read, or was changed, is passed over.
         """
         if not self._snapshot.exists():
             return
         try:
-            membership = Membership.model_validate_json(self._snapshot.read_bytes())
-        except (OSError, ValidationError) as error:
+            membership = Membership.model_validate_json(SEAL.open(self._snapshot.read_bytes()))
+        except (OSError, ValueError) as error:
             why = str(error).partition("\n")[0]
             log.warning("the last membership is damaged", file=str(self._snapshot), why=why)
             return
@@ -139,7 +138,7 @@ class ControlLink:
                 continue
             version, instance = membership.version, membership.instance
             # Kept before it counts: after a kill nobody whose push was taken may be a stranger.
-            await self._at_disk(replace_file, self._snapshot, answer)
+            await self._at_disk(replace_file, self._snapshot, SEAL.close(answer.decode()))
             await self._adopt(membership)
 
     async def send_last(self, within_s: float) -> None:

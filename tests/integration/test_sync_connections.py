@@ -21,6 +21,7 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync import serving
+from syncline_sync.files import SEAL
 from syncline_testing.cluster import free_ports
 from syncline_testing.doors import doors, health
 from syncline_testing.processes import python
@@ -155,7 +156,7 @@ def test_more_connections_than_descriptors_leave_enough_for_the_store(tmp_path: 
         members=[Member(replica="a", incarnation=1)],
     )
     word = Membership(version=1, runs=[run])
-    (tmp_path / "membership.json").write_text(word.model_dump_json())
+    (tmp_path / "membership.json").write_bytes(SEAL.close(word.model_dump_json()))
     flags = ("port", "health-port", "metrics-port")
     ports = dict(zip(flags, free_ports(3), strict=True))
     given = [word for flag, port in ports.items() for word in (f"--{flag}", str(port))]

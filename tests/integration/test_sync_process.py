@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
@@ -22,6 +21,7 @@ from syncline_proto.rest import (
     Membership,
 )
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.files import SEAL
 from syncline_sync.settings import SyncSettings
 from syncline_testing.cluster import free_ports
 from syncline_testing.service import RUN
@@ -74,6 +74,14 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         code, said = p.ended()
     assert code == 40
     assert "choose another with --data." in one_sentence(said)
+
+
+def test_a_log_that_nobody_takes_stops_nothing(tmp_path: Path) -> None:
+    """Its disk may be full, and that of the store not; or who reads it is gone."""
+    with at_work(tmp_path, stderr=Path("/dev/full")) as p:
+        assert p.push(0.5, "a", seq=2, base_revision=0).verdict == pb.VERDICT_ACCEPTED
+        p.signal(signal.SIGTERM)
+        assert p.ended()[0] == 0
 
 
 @pytest.mark.long
@@ -165,8 +173,8 @@ def test_with_the_control_plane_away_it_serves_and_keeps_trying(tmp_path: Path) 
             assert p.pull(0)[0] == 1.0
             both = {"GET /v1/membership", "PUT /v1/sync-services/sync-0"}
             wait_until(lambda: both <= asked.keys(), 20, "the service has said hello too")
-        kept = json.loads((tmp_path / "membership.json").read_text())
-        assert Membership.model_validate(kept) == membership()
+        kept = SEAL.open((tmp_path / "membership.json").read_bytes())
+        assert Membership.model_validate_json(kept) == membership()
         p.push(0.5, "a", seq=2, base_revision=0)  # and it is away again
         p.push(0.5, "b", base_revision=0)
         assert p.pull(1)[0] == 0.5

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from syncline_proto.rest import Member, Membership, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
+from syncline_sync.files import SEAL
 from syncline_testing.cluster import free_ports
 from syncline_testing.processes import environment
 from syncline_testing.service import RUN, flat_layout, iter_push
@@ -49,15 +50,20 @@ def membership(settings: RunSettings = RULES) -> Membership:
 class Process:
     """A sync service on free ports; its end is waited for, and what it said is read."""
 
-    def __init__(self, data: Path, control: str = NOBODY, **flags: object) -> None:
+    def __init__(
+        self, data: Path, control: str = NOBODY, stderr: Path | None = None, **flags: object
+    ) -> None:
+        """``stderr``: a file that what it says goes to; None: it is read."""
         self.port, health, metrics = free_ports(3)
         given = {"port": self.port, "health-port": health, "metrics-port": metrics, **flags}
         command = [sys.executable, "-m", "syncline_sync", "--data", str(data), "--control", control]
         for flag, value in given.items():
             command += [f"--{flag}", *([str(value)] if value != "" else [])]
-        self._process = subprocess.Popen(
-            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        with ExitStack() as held:
+            said = held.enter_context(stderr.open("w")) if stderr else subprocess.STDOUT
+            self._process = subprocess.Popen(
+                command, env=environment(), stdout=subprocess.PIPE, stderr=said, text=True
+            )
         self._channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
         self.stub: Any = sync_pb2_grpc.SyncServiceStub(self._channel)
 
@@ -101,8 +107,10 @@ class Process:
 
 
 @contextmanager
-def process(data: Path, control: str = NOBODY, **flags: object) -> Iterator[Process]:
-    started = Process(data, control, **flags)
+def process(
+    data: Path, control: str = NOBODY, stderr: Path | None = None, **flags: object
+) -> Iterator[Process]:
+    started = Process(data, control, stderr, **flags)
     try:
         yield started
     finally:
@@ -112,14 +120,19 @@ def process(data: Path, control: str = NOBODY, **flags: object) -> Iterator[Proc
 def known_run(data: Path, settings: RunSettings = RULES) -> None:
     """The last word of a control plane that is away now."""
     data.mkdir(exist_ok=True)
-    (data / "membership.json").write_text(membership(settings).model_dump_json())
+    (data / "membership.json").write_bytes(SEAL.close(membership(settings).model_dump_json()))
 
 
 @contextmanager
-def at_work(data: Path, control: str = NOBODY, settings: RunSettings = RULES) -> Iterator[Process]:
+def at_work(
+    data: Path,
+    control: str = NOBODY,
+    settings: RunSettings = RULES,
+    stderr: Path | None = None,
+) -> Iterator[Process]:
     """A service that knows the run and has published its first offer."""
     known_run(data, settings)
-    with process(data, control) as p:
+    with process(data, control, stderr) as p:
         p.ready()
         p.open()
         p.push(1.0, "a", kind=pb.PUSH_KIND_PARAMETERS)

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from syncline_proto.errors import StoreDamaged
 from syncline_proto.rest import Membership, Problem
 from syncline_sync import control
+from syncline_sync.files import SEAL
 from syncline_testing.linked import link_to, running
 
 
@@ -55,7 +56,7 @@ def test_a_membership_is_kept_before_it_counts(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async def adopt(_: Membership) -> None:
-            kept.put_nowait(snapshot.read_text() if snapshot.exists() else "nothing")
+            kept.put_nowait(SEAL.open(snapshot.read_bytes()) if snapshot.exists() else "nothing")
 
         async with link_to(answer, adopt, snapshot=snapshot) as link, running(link):
             assert await asyncio.wait_for(kept.get(), 60) == word.model_dump_json()
@@ -96,7 +97,12 @@ def test_who_is_refused_is_not_connected(tmp_path: Path, monkeypatch: pytest.Mon
     assert said[-1] == "connected to the control plane"
 
 
-@pytest.mark.parametrize("kept", ["", '{"version": "soon"}', "[" * 100_000, "folder"])
+CHANGED = SEAL.close(Membership(version=1, runs=[]).model_dump_json()).decode()
+"""A bit of it is another: it says what nobody has said."""
+CHANGED = CHANGED.replace('"version":1', '"version":3')
+
+
+@pytest.mark.parametrize("kept", ["", '{"version": "soon"}', "[" * 100_000, CHANGED, "folder"])
 def test_a_damaged_membership_is_passed_over_with_one_line(tmp_path: Path, kept: str) -> None:
     """It is a cache: the control plane knows better. But it must be one that can be written."""
     snapshot = tmp_path / "membership.json"

@@ -13,6 +13,7 @@ from syncline_proto.errors import ConfigError
 from syncline_proto.rest import Membership, SyncServiceHello
 from syncline_sync import calling
 from syncline_sync.control import ControlLink
+from syncline_sync.files import SEAL
 from syncline_sync.report_queue import ReportQueue
 
 HELLO = SyncServiceHello(name="sync-0", address="127.0.0.1:1", instance="i")
@@ -126,7 +127,7 @@ def test_what_is_said_of_it_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_after_a_restart_it_goes_on_with_what_it_knew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "membership.json").write_bytes(word(1).content)
+    (tmp_path / "membership.json").write_bytes(SEAL.close(word(1).text))
     with capture_logs() as logs:
         met(tmp_path, monkeypatch, httpx.ConnectError("refused"), word(9))
     assert logs[0]["event"] == AWAY
@@ -168,7 +169,7 @@ def test_a_control_plane_that_has_been_heard_is_waited_for_whatever_answers(
 def test_it_has_been_heard_over_a_restart_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "membership.json").write_bytes(word(1).content)
+    (tmp_path / "membership.json").write_bytes(SEAL.close(word(1).text))
     assert met(tmp_path, monkeypatch, *STRANGE, word(9)) == [1, 9]
 
 
