@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from syncline_proto.errors import ConfigError, StoreError
+from syncline_sync.durability import NOTHING_LOST
 from syncline_sync.files import SEAL, read, replace_file, understood
 
 MARK = "seat.json"
@@ -32,9 +33,10 @@ def data_folder(path: Path) -> Path:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise StoreError(
-            f"Cannot write to {path}: {error.strerror}; choose another with --data."
-        ) from error
+        why = f"Cannot write to {path}: {error.strerror}"
+        if _may_have_runs(path):  # on another folder we would have none of them
+            raise StoreError(f"{why}. Free the disk or mend it, then {NOTHING_LOST}") from error
+        raise StoreError(f"{why}; choose another with --data.") from error
     return path
 
 
@@ -68,10 +70,23 @@ def take_seat(data: Path, index: int | None, shards: int) -> None:
     """
     mark, mine = _of(data / MARK), (index, shards)
     there = mark or _of_others(data) or SINGLE
-    if there != mine and any((*data.glob("runs/*"), *data.glob("sync-*/runs/*"))):
+    if there != mine and _has_runs(data):
         raise ConfigError(_other(data, *there))
     if (mark or SINGLE) != mine:
         replace_file(data / MARK, SEAL.close(json.dumps({"index": index, "shards": shards})))
+
+
+def _has_runs(data: Path) -> bool:
+    """Whether a run is in one of the stores in a folder."""
+    return any((*data.glob("runs/*"), *data.glob("sync-*/runs/*")))
+
+
+def _may_have_runs(data: Path) -> bool:
+    """The same of a folder that may not even be read."""
+    try:
+        return _has_runs(data)
+    except OSError:
+        return True
 
 
 def _of(mark: Path) -> tuple[int | None, int] | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from syncline_proto.errors import ConfigError, StoreDamaged
-from syncline_sync.seating import MARK, folder_of, take_seat
+from syncline_proto.errors import ConfigError, StoreDamaged, StoreError
+from syncline_sync.seating import MARK, data_folder, folder_of, take_seat
 from syncline_sync.settings import SyncSettings
 from syncline_sync.supervisor import environment, settings_of, supervise
 
@@ -19,6 +19,20 @@ def begun(data: Path) -> Path:
     """A folder in which a run has begun."""
     (data / "runs" / "r").mkdir(parents=True)
     return data
+
+
+@pytest.mark.parametrize("of", [".", "sync-1"])
+def test_a_folder_that_has_runs_and_takes_nothing_is_not_to_be_given_up(
+    tmp_path: Path, of: str
+) -> None:
+    """On another folder a service has none of its runs."""
+    (tmp_path / ".writable").mkdir()
+    with pytest.raises(StoreError, match=r"choose another with --data\.$"):
+        data_folder(tmp_path)
+    begun(tmp_path / of)
+    with pytest.raises(StoreError, match=r"Free the disk or mend it, then start") as told:
+        data_folder(tmp_path)
+    assert "choose" not in told.value.message
 
 
 def test_a_store_is_taken_up_by_its_own_seat_alone(tmp_path: Path) -> None:
