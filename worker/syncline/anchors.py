@@ -82,15 +82,18 @@ class Anchors:
 
         The array is ours from then on: nothing is copied, and the one before goes back to
         ``scratch``. Whoever has its ``held`` must be done with it. What is a change to the anchor
-        is added to it.
+        is added to it, unless the loop has laid out the parameters anew meanwhile.
         """
-        if isinstance(values, Change):
+        tensors = self._tensors(fragment)
+        if isinstance(values, Change) and takes(tensors):
+            self._check_begins_here(fragment, values)
             self._names[fragment] = ""  # if it is broken off, this is no value that has one
-            values.land(self._tensors(fragment))
+            values.land(tensors)
             self._see(fragment, header)
             return
+        values = self._whole(fragment, values)
         self._round(fragment, values)
-        busy = self._carrier.put(self._tensors(fragment), values, self._rooms[fragment])
+        busy = self._carrier.put(tensors, values, self._rooms[fragment])
         self._keep(fragment, values, header, busy)
 
     def advance(
@@ -109,7 +112,7 @@ class Anchors:
         back to ``scratch``.
         """
         tensors, before, room = self._tensors(fragment), start.here(), self._rooms[fragment]
-        values = self._whole(values)
+        values = self._whole(fragment, values)
         self._round(fragment, values)
         if mix is None:
             busy = self._carrier.shift(tensors, values, before, room)
@@ -132,7 +135,7 @@ class Anchors:
         current = self.current(fragment).here()
         if back is not None:
             current += back
-        values = self._whole(values)
+        values = self._whole(fragment, values)
         self._round(fragment, values)
         moved = rebased(in_fp32(values), self.value(fragment), current)
         self.scratch.give_back(current.view(np.uint8))
@@ -224,11 +227,16 @@ class Anchors:
     def _tensors(self, fragment: int) -> list[Tensor]:
         return [piece.local for piece in self.shards[fragment].pieces]
 
-    def _whole(self, values: Published) -> Float32 | UInt16:
+    def _whole(self, fragment: int, values: Published) -> Float32 | UInt16:
         """A published value itself; made of a change to the anchor it is from ``scratch``."""
         if isinstance(values, Change):
+            self._check_begins_here(fragment, values)
             return values.made(self.scratch.take(values.held.nbytes).view(np.uint16))
         return values
+
+    def _check_begins_here(self, fragment: int, change: Change) -> None:
+        is_here = np.may_share_memory(change.held, self._values[fragment])
+        assert is_here, "a change of another anchor"
 
     def _round(self, fragment: int, values: Float32 | UInt16) -> None:
         """Round a published value, in place, as parameters of a lower precision will be.

@@ -186,6 +186,34 @@ def test_a_change_that_is_broken_off_lands_whole_the_next_time() -> None:
     assert not fp32(anchor.pseudo_gradient(0)).any()
 
 
+def test_a_change_lands_in_parameters_that_lie_otherwise_by_then() -> None:
+    """A loop may lay them out anew between push and merge: ``channels_last``, say."""
+    anchor = anchors(torch.float32)
+    published = torch.from_numpy(values(anchor.shards[0].numel))
+    anchor.adopt(0, bits(published), pb.PullHeader(codec=pb.CODEC_BF16, value="a/1/3"))
+    change, after = changed(anchor, 1)
+    for piece in anchor.shards[0].pieces:
+        piece.parameter.data = piece.parameter.data.t().contiguous().t()
+    anchor.adopt(0, change, pb.PullHeader(codec=pb.CODEC_INT8, value="a/1/4"))
+    held = anchor.held(0)
+    assert held is not None and np.array_equal(held.bits, after) and held.tensors is None
+    assert not fp32(anchor.pseudo_gradient(0)).any()
+
+
+@pytest.mark.parametrize("way", ["adopt", "rebase"])
+def test_a_change_to_another_value_than_the_anchor_is_refused(way: str) -> None:
+    anchor = anchors(torch.float32)
+    published = torch.from_numpy(values(anchor.shards[0].numel))
+    header = pb.PullHeader(codec=pb.CODEC_BF16, value="a/1/3")
+    anchor.adopt(0, bits(published), header)
+    change, _ = changed(anchor, 1)
+    anchor.adopt(0, bits(published), header)
+    with pytest.raises(AssertionError, match="of another anchor"):
+        getattr(anchor, way)(0, change, pb.PullHeader(codec=pb.CODEC_INT8, value="a/1/4"))
+    assert anchor.held(0) is not None
+    assert not fp32(anchor.pseudo_gradient(0)).any()
+
+
 @pytest.mark.parametrize(
     ("dtype", "beside", "trains_on"),
     [(torch.float64, False, False), (torch.float32, True, False), (torch.float32, False, True)],
