@@ -253,13 +253,16 @@ def _parts(payloads: Iterable[Payload]) -> Iterator[_Part]:
                     span, used = span + 1, 0
 
 
-def _pieces(part: _Part) -> Iterator[_Part]:
+def _pieces(part: _Part) -> list[_Part]:
     """A part, cut so that what is made of a piece is in the cache still when it is looked at."""
-    codec = part.codec
+    if part.elements <= PIECE:  # most are, of a shard in many spans
+        return [part]
+    codec, pieces = part.codec, list[_Part]()
     for begin in range(0, part.elements, PIECE):
         end = min(part.elements, begin + PIECE)
         data = part.data[codec.size(begin) : codec.size(end)]
-        yield _Part(codec, part.at + begin, end - begin, data)
+        pieces.append(_Part(codec, part.at + begin, end - begin, data))
+    return pieces
 
 
 def _cuttable(payload: Payload) -> Iterator[tuple[Codec, int, Bytes]]:
