@@ -18,8 +18,8 @@ from syncline_proto.codec import Bytes, Count, Follower, UInt16, carry
 from syncline_proto.spans import Spans
 
 LONG = 4096
-"""Elements of a span or tensor, on average, from which on a change is kept: each is gone through by
-itself, and the training thread waits for it."""
+"""Elements of a span, tensor or chunk, on average, from which on a change is kept: each is gone
+through by itself, and the training thread waits for it."""
 
 
 @dataclass(slots=True)
@@ -31,11 +31,11 @@ class Change:
     spans: Spans
     """Where that lies in its fragment."""
     chunks: list[Bytes] = field(default_factory=list[Bytes])
-    """All of the difference; a ``Follower`` has found nothing wrong with them."""
+    """Of the difference, all before it lands; a ``Follower`` has found nothing wrong with them."""
     _done: Count = field(default_factory=lambda: np.zeros(1, np.int64))
 
     def made(self, out: UInt16) -> UInt16:
-        """Write the next value to ``out``, as long as ``held``, which stays as it is."""
+        """Write the next value, as far as it has come, to ``out``; ``held`` stays as it is."""
         follower, filled = Follower(self.held, self.spans), 0
         for chunk in self.chunks:
             filled += follower.follow(chunk, out[filled:])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncline.change import Change
+from syncline.change import Change, is_long
 from syncline.scratch import Scratch
 from syncline_proto.codec import (
     CHUNK_BYTES_MAX,
@@ -40,9 +40,8 @@ class Pulled:
     """When it was, on this process's clock (``time.monotonic``)."""
 
     def whole(self) -> Float32 | UInt16:
-        """The values themselves, of which there may be none yet."""
-        if isinstance(self.values, Change):
-            return self.values.made(np.empty_like(self.values.held))
+        """The values themselves, for who has said that nothing is held: no change comes then."""
+        assert not isinstance(self.values, Change), "a change, and nothing was held"
         return self.values
 
 
@@ -71,8 +70,9 @@ class Incoming:
     ) -> None:
         """``follower`` holds what a difference comes to; ``change``, where it is to stay one, too.
 
-        All else is from ``scratch``.
+        All else is from ``scratch``, and so is what comes of a difference in many short chunks.
         """
+        self._scratch = scratch
         is_difference = bool(header.difference_from)
         self._follower = follower if is_difference else None
         self._change = change if is_difference else None
@@ -80,8 +80,7 @@ class Incoming:
         self._out: Float32 | UInt16 = np.empty(0, np.uint16)
         if self._change is None:
             in_bf16 = is_difference or header.codec == pb.CODEC_BF16
-            out = scratch.take((2 if in_bf16 else 4) * elements)
-            self._out = out.view(np.uint16) if in_bf16 else out.view(np.float32)
+            self._out = self._room(in_bf16=in_bf16)
 
     def take(self, chunk: pb.Chunk | Chunk) -> None:
         """Check and keep the elements that come next.
@@ -102,6 +101,8 @@ class Incoming:
         else:
             self._filled += self._follower.check(chunk.data)
             self._change.chunks.append(chunk.data)
+            if not is_long(self._filled, len(self._change.chunks) - 1):  # the last may be short
+                self._keep_no_more(self._change)
 
     def values(self) -> Float32 | UInt16 | Change:
         """All of them.
@@ -112,6 +113,16 @@ class Incoming:
         if self._filled != self._elements:
             raise InvalidRequest(f"pull: {self._filled} of {self._elements} elements came.")
         return self._out if self._change is None else self._change
+
+    def _keep_no_more(self, change: Change) -> None:
+        """Add what has come of a difference, and what comes, at once."""
+        self._change, self._out = None, self._room(in_bf16=True)
+        change.made(self._out.view(np.uint16))
+        change.chunks.clear()
+
+    def _room(self, *, in_bf16: bool) -> Float32 | UInt16:
+        out = self._scratch.take((2 if in_bf16 else 4) * self._elements)
+        return out.view(np.uint16) if in_bf16 else out.view(np.float32)
 
     def _decoded(self, chunk: pb.Chunk | Chunk) -> int:
         out = self._out[self._filled :]
