@@ -82,16 +82,15 @@ class Anchors:
 
         The array is ours from then on: nothing is copied, and the one before goes back to
         ``scratch``. Whoever has its ``held`` must be done with it. What is a change to the anchor
-        is added to it, unless the loop has laid out the parameters anew meanwhile.
+        is added to it.
         """
         tensors = self._tensors(fragment)
-        if isinstance(values, Change) and takes(tensors):
+        if isinstance(values, Change):
             self._check_begins_here(fragment, values)
             self._names[fragment] = ""  # if it is broken off, this is no value that has one
             values.land(tensors)
             self._see(fragment, header)
             return
-        values = self._whole(fragment, values)
         self._round(fragment, values)
         busy = self._carrier.put(tensors, values, self._rooms[fragment])
         self._keep(fragment, values, header, busy)

@@ -42,14 +42,22 @@ class Change:
         return out
 
     def land(self, tensors: Sequence[Tensor]) -> None:
-        """Make ``held`` the next value, and write that into ``tensors``: see ``takes``.
+        """Make ``held`` the next value, and write that into ``tensors``.
 
-        Where it is broken off, by a signal say, it may be called again.
+        Where it is broken off, by a signal say, it may be called again. Where the loop has laid out
+        a tensor anew meanwhile, so that it is none that ``takes`` takes, it is written after that.
         """
-        outs = [tensor.reshape(-1).numpy() for tensor in tensors]
+        direct = [takes([tensor]) for tensor in tensors]
+        outs = [
+            tensor.reshape(-1).numpy() if is_direct else np.empty(tensor.numel(), np.float32)
+            for tensor, is_direct in zip(tensors, direct, strict=True)
+        ]
         carry(self.chunks, self.held, self.spans, outs, self._done)
-        for tensor in tensors:
-            torch.autograd.graph.increment_version(tensor)
+        for tensor, out, is_direct in zip(tensors, outs, direct, strict=True):
+            if is_direct:
+                torch.autograd.graph.increment_version(tensor)
+            else:
+                tensor.copy_(torch.from_numpy(out).view(tensor.shape))
 
 
 def takes(tensors: Iterable[Tensor]) -> bool:
