@@ -6,6 +6,7 @@ Knows what a round's result may be off by, and nothing of what is made of its se
 from __future__ import annotations
 
 import sys
+from statistics import median
 from typing import Any
 
 import systems
@@ -20,6 +21,8 @@ round of it is no average, since most of it goes into later pushes."""
 CODECS = tuple(OFF_MAX)
 PEER_OFF_MAX = {"gloo": 1e-3, "torchft": 1e-3, "hivemind": 0.05, "flower": 1e-3}
 OURS, DURABLE = "syncline", "syncline-durable"
+SLOW = 2.0
+"""A peer whose rounds take so many times ours is a slow one."""
 Rounds = dict[str, list[Round]]
 """By system."""
 
@@ -60,10 +63,11 @@ class Contest:
             self._give_up(peer, error)
             return False
 
-    def beside(self, peer: str | None, repeats: int) -> Rounds:
+    def beside(self, peer: str | None, repeats: int, enough: int) -> Rounds:
         """Rounds of ours and of a peer in turns, so many each; a first one does not count.
 
-        Nobody but these two is there: what waits for its turn has threads and memory too.
+        ``enough`` are enough beside a slow peer, and of one that goes no further. Nobody but these
+        two is there: what waits for its turn has threads and memory too.
 
         Raises:
             RoundFailed: in a round of ours; a peer's failure is remembered.
@@ -73,19 +77,39 @@ class Contest:
         there = [name for name in self._processes if name in (OURS, DURABLE, peer)]
         rounds: Rounds = {name: [] for name in there}
         for repeat in range(repeats + 1):
-            for system in there:
-                try:
-                    rounds[system].append(self._round(system))
-                except RoundFailed as error:
-                    if system != peer:
-                        raise
-                    self._give_up(system, error)
+            taken = self._turn(there, peer)
+            if isinstance(taken, RoundFailed):
+                assert peer is not None
+                if repeat <= enough:
+                    self._give_up(peer, taken)
                     return {}
-            took = ", ".join(f"{name} {rounds[name][-1].seconds:.2f}" for name in there)
+                _say(f"{peer} goes no further, and its rounds count. {taken}")
+                break
+            for system, its in taken.items():
+                rounds[system].append(its)
+            took = ", ".join(f"{name} {its.seconds:.2f}" for name, its in taken.items())
             _say(f"Round {repeat} of {repeats}, in seconds: {took}")
+            if repeat >= enough and peer is not None and _is_slow(rounds[peer], rounds[OURS]):
+                break
         if peer is not None:
             self._stop(peer)
         return {name: its[1:] for name, its in rounds.items()}
+
+    def _turn(self, there: list[str], peer: str | None) -> dict[str, Round] | RoundFailed:
+        """A round of each; or why the peer did none.
+
+        Raises:
+            RoundFailed: in a round of ours.
+        """
+        taken: dict[str, Round] = {}
+        for system in there:
+            try:
+                taken[system] = self._round(system)
+            except RoundFailed as error:
+                if system != peer:
+                    raise
+                return error
+        return taken
 
     def _round(self, system: str) -> Round:
         done = self._referee.round(system, lambda: self._see_alive(system))
@@ -129,6 +153,12 @@ class Contest:
                     f"{process.name} ended with {describe_exit(process.exit_code)}: "
                     f"{words[0].strip()}"
                 )
+
+
+def _is_slow(peers: list[Round], ours: list[Round]) -> bool:
+    """Whether a peer takes ``SLOW`` times as long, or longer; the first rounds do not count."""
+    theirs_s, ours_s = (median(one.seconds for one in its[1:]) for its in (peers, ours))
+    return theirs_s >= SLOW * ours_s
 
 
 def _say(words: str) -> None:
