@@ -42,7 +42,7 @@ import torch
 
 from asked import at_least
 from interrupted import interruptible
-from syncline.carrier import Direct
+from syncline.carrier import Direct, land
 from syncline.change import Change
 from syncline.gathering import Part
 from syncline.pulled import Incoming
@@ -165,7 +165,7 @@ class Stages:
 
     def _write(self) -> None:
         if isinstance(self.pulled, Change):
-            self.pulled.land(self.model)
+            land(self.pulled, self.model)
             return
         self.carrier.put(self.model, self.pulled)
         self.carrier.scratch.give_back(self.anchor.view(np.uint8))

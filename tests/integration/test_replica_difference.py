@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from syncline import change
-from syncline_proto.codec import codec_of
+from syncline_proto.codec import Float32, codec_of
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_testing.cluster import Cluster
 from syncline_testing.replicas import QUICK, Trial, arrived, joined, published, together
@@ -31,13 +30,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def landed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of each difference that was added to an anchor where that lies, its elements."""
-    land, landed = change.Change.land, list[int]()
+    carry, landed = change.Change.carry, list[int]()
 
-    def seen(its: change.Change, tensors: Sequence[Tensor]) -> None:
-        land(its, tensors)
+    def seen(its: change.Change, outs: Sequence[Float32]) -> None:
+        carry(its, outs)
         landed.append(its.held.size)
 
-    monkeypatch.setattr(change.Change, "land", seen)
+    monkeypatch.setattr(change.Change, "carry", seen)
     return landed
 
 

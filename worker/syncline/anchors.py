@@ -18,8 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from syncline.carrier import Carrier, Fetched, along, as_tensor, in_fp32
-from syncline.change import Change, takes
+from syncline.carrier import (
+    Carrier,
+    Fetched,
+    along,
+    as_tensor,
+    in_fp32,
+    land,
+    takes_change,
+)
+from syncline.change import Change
 from syncline.core.progress import rebased
 from syncline.gathering import Part
 from syncline.layout import Piece, RankShard, local_part
@@ -88,7 +96,7 @@ class Anchors:
         if isinstance(values, Change):
             self._check_begins_here(fragment, values)
             self._names[fragment] = ""  # if it is broken off, this is no value that has one
-            values.land(tensors)
+            land(values, tensors)
             self._see(fragment, header)
             return
         self._round(fragment, values)
@@ -181,7 +189,7 @@ class Anchors:
         if not (name and values.dtype == np.uint16 and self._holds(fragment, values)):
             return None
         tensors = self._tensors(fragment)
-        may_change = not trains_on and self._rooms[fragment] is None and takes(tensors)
+        may_change = not trains_on and self._rooms[fragment] is None and takes_change(tensors)
         return Held(name, values.view(np.uint16), len(tensors) if may_change else None)
 
     def pseudo_gradient(self, fragment: int, codec: CodecName = "fp32") -> Encoded:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from syncline.change import Change
 from syncline.core.progress import corrected
 from syncline.gathering import Part, Window
 from syncline.scratch import Event, Scratch
@@ -189,6 +190,30 @@ class Direct:
         if room is None or self._device is None:
             return flat
         return room.empty(flat, self._device).copy_(flat)
+
+
+def land(change: Change, tensors: Sequence[Tensor]) -> None:
+    """Make what a change is held to the next value, and write that into ``tensors``.
+
+    Where it is broken off it may be called again. Where the loop has laid out a tensor anew
+    meanwhile, so that it is none that ``takes_change`` takes, it is written after that.
+    """
+    direct = [takes_change([tensor]) for tensor in tensors]
+    outs = [
+        tensor.reshape(-1).numpy() if is_direct else np.empty(tensor.numel(), np.float32)
+        for tensor, is_direct in zip(tensors, direct, strict=True)
+    ]
+    change.carry(outs)
+    for tensor, out, is_direct in zip(tensors, outs, direct, strict=True):
+        if is_direct:
+            torch.autograd.graph.increment_version(tensor)
+        else:
+            tensor.copy_(torch.from_numpy(out).view(tensor.shape))
+
+
+def takes_change(tensors: Iterable[Tensor]) -> bool:
+    """Whether a change is carried straight into them: fp32, on the CPU, without gaps."""
+    return all(t.is_cpu and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
 
 
 def along(tensors: Iterable[Tensor], flat: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -2,19 +2,17 @@
 
 It is added where the anchor lies and written into the model in one pass, when that may change: as
 new anchor first and into the model later it goes through memory twice. Knows nothing of calls,
-services or fragments.
+services, fragments or models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from syncline_proto.codec import Bytes, Count, Follower, UInt16, carry
+from syncline_proto.codec import Bytes, Count, Float32, Follower, UInt16, carry
 from syncline_proto.spans import Spans
 
 LONG = 4096
@@ -41,28 +39,12 @@ class Change:
             filled += follower.follow(chunk, out[filled:])
         return out
 
-    def land(self, tensors: Sequence[Tensor]) -> None:
-        """Make ``held`` the next value, and write that into ``tensors``.
+    def carry(self, outs: Sequence[Float32]) -> None:
+        """Make ``held`` the next value, and write that to ``outs`` (flat), one after another.
 
-        Where it is broken off, by a signal say, it may be called again. Where the loop has laid out
-        a tensor anew meanwhile, so that it is none that ``takes`` takes, it is written after that.
+        Where it is broken off, by a signal say, it may be called again.
         """
-        direct = [takes([tensor]) for tensor in tensors]
-        outs = [
-            tensor.reshape(-1).numpy() if is_direct else np.empty(tensor.numel(), np.float32)
-            for tensor, is_direct in zip(tensors, direct, strict=True)
-        ]
         carry(self.chunks, self.held, self.spans, outs, self._done)
-        for tensor, out, is_direct in zip(tensors, outs, direct, strict=True):
-            if is_direct:
-                torch.autograd.graph.increment_version(tensor)
-            else:
-                tensor.copy_(torch.from_numpy(out).view(tensor.shape))
-
-
-def takes(tensors: Iterable[Tensor]) -> bool:
-    """Whether detached tensors lie in memory as ``land`` writes: fp32, on the CPU, without gaps."""
-    return all(t.is_cpu and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
 
 
 def is_long(elements: int, parts: int) -> bool:

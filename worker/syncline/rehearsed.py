@@ -46,4 +46,4 @@ def _follow() -> None:
     change, follower = Change(bits, spans, [difference]), Follower(bits, spans)
     follower.check(difference)
     change.made(np.empty_like(bits))
-    change.land([torch.empty(count, dtype=torch.float32, device="cpu")])
+    change.carry([np.empty(count, np.float32)])

@@ -48,7 +48,7 @@ def test_a_fault_of_ours_is_no_end_of_the_call(monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: object) -> int:
         raise ValueError("operands could not be broadcast")
 
-    monkeypatch.setattr(links, "taken", broken)
+    monkeypatch.setattr(links.Incoming, "take", broken)
     parts = [part.SerializeToString() for part in (HEADER, CHUNK)]
     with answering(*parts) as link, pytest.raises(ValueError, match="broadcast"):
         link.pull(pb.PullRequest(), 1, Scratch())
