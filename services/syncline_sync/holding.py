@@ -104,7 +104,7 @@ class Holding:
         self._first: list[tuple[merge.Weighed, Callable[[], None]]] = []
         """The round's first pushes, which are not in the accumulator yet; there is none then."""
         self._squares: Squares | None = None
-        """The accumulator's, as it is; None: they are to be taken anew."""
+        """The accumulator's, as a round was begun; None where it has changed since."""
         self._radii: Radii | None = None
         """Of the pushes in the accumulator, where it holds their directions."""
         self._sent: UInt16 | None = stored.sent

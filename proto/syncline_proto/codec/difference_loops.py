@@ -53,6 +53,12 @@ def check(data: UInt8, elements: int) -> int:
 
 
 @inner
+def followed(integer: np.int8, scale: np.float32, held: np.uint16) -> np.uint16:
+    """One value of bf16 and what is added to it, rounded: the same bits wherever that is done."""
+    return rounded(np.float32(integer) * scale + widened(held))
+
+
+@inner
 def block_follow(blocks: Int8, at: int, count: int, held: UInt16, out: UInt16, start: int) -> int:
     """out = held + block, rounded to bf16; return what ``block_check`` finds."""
     soon_read(blocks, at, count)
@@ -60,8 +66,7 @@ def block_follow(blocks: Int8, at: int, count: int, held: UInt16, out: UInt16, s
     soon_written(out, start, 2 * count)
     scale = np.uint32(scale_at(blocks, at)).view(np.float32)
     for i in range(count):
-        change = np.float32(blocks[at + SCALE_BYTES + i]) * scale
-        out[start + i] = rounded(change + widened(held[start + i]))
+        out[start + i] = followed(blocks[at + SCALE_BYTES + i], scale, held[start + i])
     return block_check(blocks, at, count)
 
 
@@ -84,8 +89,7 @@ def block_carry(blocks: Int8, at: int, count: int, held: UInt16, out: Float32, s
     soon_written(out, start, 4 * count)
     scale = np.uint32(scale_at(blocks, at)).view(np.float32)
     for i in range(count):
-        change = np.float32(blocks[at + SCALE_BYTES + i]) * scale
-        bits = rounded(change + widened(held[start + i]))
+        bits = followed(blocks[at + SCALE_BYTES + i], scale, held[start + i])
         held[start + i] = bits
         out[start + i] = widened(bits)
 
