@@ -113,7 +113,7 @@ try:
         print("started", flush=True)
         for n, script in enumerate(scripts):
             argv = [sys.executable, "-c", script, str(folder)]
-            crew.start(Command(name=f"c{n}", argv=argv, folder=folder, stage=n, grace_s=30.0))
+            crew.start(Command(name=f"c{n}", argv=argv, folder=folder, stage=n, grace_s=300.0))
         print("complete", flush=True)
         time.sleep(600)
 except KeyboardInterrupt:
@@ -146,9 +146,10 @@ def test_a_second_ctrl_c_cuts_the_graces_short(tmp_path: Path) -> None:
             until_ready(*(tmp_path / f"c{n}.out" for n in range(2)))
             launcher.send_signal(signal.SIGINT)
             until_said("asked", tmp_path / "c1.out")
-            assert launcher.poll() is None  # in the grace of 30 s
+            assert launcher.poll() is None  # in the grace of 300 s
             launcher.send_signal(signal.SIGINT)
-            assert launcher.wait(WAIT_S) == 130
+            # To kill two that were started may take 14 s, on a machine that hardly moves.
+            assert launcher.wait(3 * WAIT_S) == 130
             assert not alive(tmp_path)
         finally:
             launcher.kill()
