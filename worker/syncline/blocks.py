@@ -16,6 +16,9 @@ HEAD = "head"
 WRAPPER_ATTRIBUTES = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Where wrappers keep what they wrap: compile, activation checkpointing, FSDP1."""
 
+_SUSPECTS = frozenset({*WRAPPER_ATTRIBUTES, "module"})
+"""Names without any of these parts, which most are, bear no wrapper's."""
+
 
 class CanonicalNames:
     """Map a raw dotted name of a model to the name without wrapper prefixes."""
@@ -25,6 +28,8 @@ class CanonicalNames:
 
     def __call__(self, raw: str) -> str:
         parts = raw.split(".")
+        if _SUSPECTS.isdisjoint(parts):
+            return raw
         return ".".join(
             part for i, part in enumerate(parts) if not self._wraps(".".join(parts[:i]), part)
         )

@@ -21,10 +21,13 @@ from syncline_proto.codec import Follower
 from syncline_proto.errors import EpochChanged, RevisionGone
 from syncline_proto.layout import Layout
 from syncline_proto.settings import TimeoutSettings
-from syncline_proto.spans import spans
+from syncline_proto.spans import Spans, spans
 
 AGAIN_S = 0.5
 """Before a push or pull that the service broke off comes again."""
+
+KNOWN_BYTES_MAX = 64 << 10
+"""Of a fragment's spans: most shards have few of them, and are looked for once."""
 
 
 class Puller:
@@ -45,6 +48,7 @@ class Puller:
         self._identity, self._layout, self._shards = identity, layout, shards
         self._services, self._timeouts, self._scratch = services, timeouts, scratch
         self._pauses, self._stop = pauses, stop
+        self._known: dict[int, Spans] = {}
 
     def name(self, fragment: int) -> str:
         return self._layout.fragments[fragment].name
@@ -66,7 +70,7 @@ class Puller:
         request = request_of(wanted, self._identity, fragment, epoch, boxes, name)
         follower, change = None, None
         if held is not None and name:
-            where = spans(self._layout, fragment, boxes)
+            where = self._where(fragment)
             follower = Follower(held.bits, where)
             if held.tensors is not None and is_long(shard.numel, len(where) + held.tensors):
                 change = Change(held.bits, where)
@@ -137,3 +141,12 @@ class Puller:
     def patience(self) -> RoundPatience:
         """For a round that is waited for from now on."""
         return RoundPatience(self._timeouts, lambda: self._pauses.seconds)
+
+    def _where(self, fragment: int) -> Spans:
+        """This rank's shard in the fragment's flat vector."""
+        found = self._known.get(fragment)
+        if found is None:
+            found = spans(self._layout, fragment, self._shards[fragment].boxes)
+            if found.nbytes <= KNOWN_BYTES_MAX:
+                self._known[fragment] = found
+        return found

@@ -108,12 +108,13 @@ def begin(accumulator: Float32, pushes: Sequence[Weighed]) -> Squares:
         factors = np.array([first.weight, other.rescale, other.weight], np.float32)
         pairs = zip(_parts(first.payloads), _parts(other.payloads), strict=True)
         for part, beside in pairs:
-            for piece, its in zip(_pieces(part), _pieces(beside), strict=True):
-                end = piece.at + piece.elements
-                into = accumulator[piece.at : end]
-                piece.codec.scale_both(piece.data, its.data, into, factors)
-                written = end if piece.at == written else written
+            at = part.at
+            for data, its in zip(_pieces(part), _pieces(beside), strict=True):
+                end = min(at + PIECE, part.at + part.elements)
+                part.codec.scale_both(data, its, accumulator[at:end], factors)
+                written = end if at == written else written
                 squares.take(accumulator, written)
+                at = end
         return squares
     fold(accumulator, first.payloads, first.weight, is_first=True)
     for push in others:
@@ -253,16 +254,13 @@ def _parts(payloads: Iterable[Payload]) -> Iterator[_Part]:
                     span, used = span + 1, 0
 
 
-def _pieces(part: _Part) -> list[_Part]:
-    """A part, cut so that what is made of a piece is in the cache still when it is looked at."""
-    if part.elements <= PIECE:  # most are, of a shard in many spans
-        return [part]
-    codec, pieces = part.codec, list[_Part]()
-    for begin in range(0, part.elements, PIECE):
-        end = min(part.elements, begin + PIECE)
-        data = part.data[codec.size(begin) : codec.size(end)]
-        pieces.append(_Part(codec, part.at + begin, end - begin, data))
-    return pieces
+def _pieces(part: _Part) -> Iterator[Bytes]:
+    """A part's data, cut so that what a piece becomes is in the cache still when it is looked at.
+
+    Each but the last is of ``PIECE`` elements, a multiple of every codec's grain.
+    """
+    step = part.codec.size(PIECE)
+    return (part.data[at : at + step] for at in range(0, len(part.data), step))
 
 
 def _cuttable(payload: Payload) -> Iterator[tuple[Codec, int, Bytes]]:
