@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import systems
-from disk import NotWritten, wait_until_written
+from disk import NotWritten, wait_until_removed, wait_until_written
 from syncline.launch.ports import free_ports
 from syncline.launch.processes import Crew, Process, describe_exit
 from turns import Referee, Round, RoundFailed
@@ -116,6 +116,7 @@ class Contest:
         off_max = PEER_OFF_MAX.get(system, self._ours_off_max)
         if system == OURS:
             self._ours_done += 1
+        if system in (OURS, DURABLE):
             self._wait_for_the_disk()
         if not done.off <= off_max:
             raise RoundFailed(
@@ -125,14 +126,15 @@ class Contest:
         return done
 
     def _wait_for_the_disk(self) -> None:
-        """What was published first is written in nobody else's round.
+        """What was published first is written, and what is old removed, in nobody else's round.
 
         Raises:
             RoundFailed: it is not.
         """
-        heads = f"store-*/runs/{OURS}/*/head.json"
+        folder = self._scene.folder
         try:
-            wait_until_written(self._scene.folder, heads, self._ours_done)
+            wait_until_written(folder, f"store-*/runs/{OURS}/*/head.json", self._ours_done)
+            wait_until_removed(folder, "store-*/runs/*/*/head.json")
         except NotWritten as error:
             raise RoundFailed(str(error)) from error
 

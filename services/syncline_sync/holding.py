@@ -11,9 +11,10 @@ array of its own, of bf16, and the newest difference is kept: 3.75 times the par
 4.25 while slow readers have older ones. An older revision is read from its file. Whose push counts,
 and when a round ends, is decided elsewhere.
 
-A round is on the disk before it is published; or it is written behind that, and the next outer
-step waits for it: parameters and momentum stay as they are while they are written, and only the
-newest revision is ever without its file. Pushes fold into the third array meanwhile. It is written
+A round is on the disk before it is published: while it is written it is announced, and who pulls it
+has all but its end. Or it is written behind that, and the next outer step waits for it: parameters
+and momentum stay as they are while they are written, and only the newest revision is ever without
+its file. Pushes fold into the third array meanwhile. That is written, and older files are removed,
 once no values move, for a while, or when the next outer step asks for it (``lull``).
 """
 
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +93,7 @@ class Holding:
         self._store, self._pool, self._disk = stored.store, pool, disk
         self._lull, self._commit_seconds, self._fail = lull, commit_seconds, fail
         self._writing: asyncio.Task[None] | None = None
-        """What is written behind, or was last."""
+        """What is done behind at the disk, or was last."""
         self._hurry = asyncio.Event()
         """Of that: somebody waits for it."""
         self._may_be_behind = False
@@ -176,6 +178,7 @@ class Holding:
             StoreError: the disk refuses.
         """
         assert self._accumulator is not None, "nothing was placed"
+        await self.written()
         await self._write(self._store.commit_offer, saved, self._accumulator)
 
     def forget(self) -> None:
@@ -205,18 +208,19 @@ class Holding:
             await self._publish_anew()
         await self._hold(self.revisions)
         kept = reports(outcome)
+        value = await self._made(closing.saved, difference)
         if closing.behind:
             await self._fall_behind()
-            await self._publish(closing.saved, difference)
-            self._hurry = asyncio.Event()
-            self._writing = asyncio.create_task(self._write_behind(closing.saved, kept))
-            self._writing.add_done_callback(self._see_written)
+            self._publish(value)
+            self._do_behind(self._commit_and_sweep, closing.saved, kept)
         else:
+            self.revisions.announce(closing.saved.revision, value)
             await self._write(self._commit, closing.saved, kept)
-            await self._publish(closing.saved, difference)
+            self._publish(value)
+            self._do_behind(self._store.sweep)
 
     async def written(self) -> None:
-        """Wait until everything that is published is on the disk.
+        """Wait until everything that is published is on the disk, and nothing is done there.
 
         Raises:
             StoreError: the disk has refused it.
@@ -240,20 +244,29 @@ class Holding:
             await self._write(self._store.fall_behind)
             self._may_be_behind = True
 
-    async def _write_behind(self, saved: Saved, reports: Sequence[str]) -> None:
-        await self._lull.wait(self._hurry)
-        await self._write(self._commit, saved, reports)
+    def _do_behind(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Do it at the disk in a lull; what comes next waits for it with ``written``."""
+        self._hurry = asyncio.Event()
+        self._writing = asyncio.create_task(self._in_lull(partial(work, *args, **kwargs)))
+        self._writing.add_done_callback(self._see_written)
 
-    async def _publish(self, saved: Saved, difference: Difference | None) -> None:
-        """Put a revision on the shelf; the one before is on the disk."""
+    async def _in_lull(self, work: Callable[[], object]) -> None:
+        await self._lull.wait(self._hurry)
+        await self._write(work)
+
+    async def _made(self, saved: Saved, difference: Difference | None) -> Published:
+        """The new revision as it is to be pulled; the one before is read from its file."""
         codec = codec_of_saved(saved)
         if self._sent is not None:
             source = sent_as_bits(self._sent)
         else:
             await self._read_newest_from_file()
             source, self._spare = await self._compute(sent_of, self._parameters, codec, self._spare)
-        value = Published(saved, codec, source, difference, published_s=time.monotonic())
-        self.revisions.put(saved.revision, value)
+        return Published(saved, codec, source, difference, is_announced=True)
+
+    def _publish(self, value: Published) -> None:
+        value.publish(time.monotonic())
+        self.revisions.put(value.saved.revision, value)
 
     def _see_written(self, writing: asyncio.Task[None]) -> None:
         error = None if writing.cancelled() else writing.exception()
@@ -351,6 +364,10 @@ class Holding:
     def _commit(self, saved: Saved, reports: Sequence[str]) -> None:
         with self._commit_seconds():
             self._store.commit(saved, self._parameters, self._momentum, self._sent, reports)
+
+    def _commit_and_sweep(self, saved: Saved, reports: Sequence[str]) -> None:
+        self._commit(saved, reports)
+        self._store.sweep()
 
     async def _finish_gradient(self, closing: Closing, reports: Reports) -> None:
         gradient, self._accumulator = self._accumulator, None

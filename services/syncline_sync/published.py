@@ -51,14 +51,20 @@ class Published:
         codec: pb.Codec.ValueType,
         source: Source,
         difference: Difference | None = None,
-        published_s: float | None = None,
+        *,
+        is_announced: bool = False,
     ) -> None:
         """``difference`` is the one to the revision before, for who holds that.
 
-        ``published_s``: when that was, on the clock that ``header`` is told; None: nobody knows.
+        ``is_announced``: it is still to be published, and nobody may have it whole until then.
         """
         self.saved, self.codec, self.difference = saved, codec, difference
-        self._published_s = published_s
+        self._published_s: float | None = None
+        """When it was, on the clock that ``header`` is told; None: nobody knows."""
+        self._is_settled = asyncio.Event()
+        """Once it is published, or dropped."""
+        if not is_announced:
+            self._is_settled.set()
         self._source, self._in_memory = source, difference
         """The difference until its memory is given back; ``difference`` is None once nobody may
         begin to read it."""
@@ -95,6 +101,27 @@ class Published:
             difference_from=difference_from,
             published_ago_s=0.0 if self._published_s is None else now_s - self._published_s,
         )
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether it is still to be published."""
+        return not self._is_settled.is_set()
+
+    def publish(self, now_s: float) -> None:
+        """From now on it may be had whole; ``now_s`` is on the clock that ``header`` is told."""
+        self._published_s = now_s
+        self._is_settled.set()
+
+    async def published(self) -> None:
+        """Wait until it may be had whole.
+
+        Raises:
+            RevisionGone: it was dropped before that.
+        """
+        was_announced = self.is_announced
+        await self._is_settled.wait()
+        if was_announced and self._is_dropped:
+            raise RevisionGone("It was dropped before it was published.")
 
     def cuts(self, where: Extent) -> Iterator[Spans]:
         """The spans of each chunk of a shard, in payload order; as heavy as ``chunk_spans``."""
@@ -161,6 +188,7 @@ class Published:
         The difference is in memory alone, where each slow reader would keep another one.
         """
         self._is_dropped = True
+        self._is_settled.set()
         self.difference = None
         if self._in_memory is not None:
             self._in_memory.close()

@@ -1,7 +1,7 @@
 """One pull's value on its way to its reader: cut, sealed and written, chunk by chunk.
 
 A chunk is made when the one before it is taken, and none is kept while others have their turn;
-whose turn it is, ``senders.py`` says.
+whose turn it is, ``senders.py`` says. The last one waits until the value is published.
 """
 
 from __future__ import annotations
@@ -39,31 +39,43 @@ class Sending:
         Raises:
             Overloaded: too many pulls wait already, or too many of the run's cannot end.
             Unreachable: the reader does not take them.
-            RevisionGone: the reader has taken too long.
+            RevisionGone: the reader has taken too long, or the value is not published after all.
         """
-        cuts, heavy, more = self.loan.cuts(where), where.span_count > FEW_SPANS, True
-        wait_s = self.run.settings.timeouts.call_s
+        cuts, wait_s = self.loan.cuts(where), self.run.settings.timeouts.call_s
+        heavy = where.span_count > FEW_SPANS
+        left = where.elements
+        ahead = list[Spans]()  # of the next chunk, and not kept while that goes
+        if not left:
+            await self.loan.published()
         try:
             async with patience(wait_s) as its:
                 its.begin()
                 await self.write(head)
-            while more:
+            while left:
                 async with senders.turn(self.run.name) as end_s, patience(wait_s) as its:
-                    while more and time.monotonic() < end_s:
-                        more = await self._send_next(cuts, its, heavy=heavy)
+                    while left and time.monotonic() < end_s:
+                        ahead = ahead or [await self._next(cuts, heavy=heavy)]
+                        count = int(ahead[0][:, 1].sum())
+                        if count == left and not self.loan.is_to_end:
+                            break
+                        left -= count
+                        await self._send(ahead.pop(), its)
+                if ahead:  # nobody else's turn is taken up by this
+                    await self.loan.published()
         except TimeoutError:
             why = f"pull: nothing was taken for {wait_s:g} s; pull again."
             raise Unreachable(why) from None
 
-    async def _send_next(self, cuts: Iterator[Spans], its: Patience, *, heavy: bool) -> bool:
-        """Send a chunk; False if there was none. ``heavy`` ones are cut in the pool.
+    async def _next(self, cuts: Iterator[Spans], *, heavy: bool) -> Spans:
+        """The spans of the next chunk; ``heavy`` ones are cut in the pool."""
+        return await self.shared.compute(next, cuts) if heavy else next(cuts)
+
+    async def _send(self, spans: Spans, its: Patience) -> None:
+        """Send a chunk.
 
         Raises:
             TimeoutError: the reader has not taken enough of what came before it, for too long.
         """
-        spans = await self.shared.compute(next, cuts, None) if heavy else next(cuts, None)
-        if spans is None:
-            return False
         self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
         shared = self.shared
         data = await self.loan.read(spans, shared.pool, shared.disk.readers)
@@ -74,7 +86,6 @@ class Sending:
         await self.write(part)
         its.end()
         self.run.metrics.moved("down", size)
-        return True
 
     def _sealed(self, spans: Spans, data: Bytes) -> tuple[bytes, int]:
         """The message of a chunk, and its payload's size; that is not kept while it waits."""

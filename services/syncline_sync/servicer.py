@@ -181,12 +181,13 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         difference_from = request.held if difference else ""
         header = value.header(where.elements, whose, time.monotonic(), difference_from)
         head = pb.PullResponse(header=header).SerializeToString()
-        if request.header_only:
-            await write(head)
-            return
         named = value.saved.revision if number is None else number
         # What is lent stays as it is, so from before the header says what comes.
         with Loan(shelf, named, value, difference) as loan:
+            if request.header_only:
+                await loan.published()
+                await write(head)
+                return
             sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
             await sending.send(head, where, self._senders)
 

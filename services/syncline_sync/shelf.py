@@ -1,7 +1,8 @@
 """Which values a replica may pull: a fragment's last two revisions, and how a pull waits for one.
 
 A pull waits for the very revision it names; one older than those that are kept is refused, with the
-newest named. Decides nothing else.
+newest named. One that is announced is had by who names it, but for its end; to all others there is
+no such revision until it is published. Decides nothing else.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Shelf:
     def __init__(self, what: str) -> None:
         self._what = what
         self._values: dict[int, Published] = {}
+        self._announced: tuple[int, Published] | None = None
         self._changed = asyncio.Event()
         self._over: NewestNamed | None = None
         self._phase = 0
@@ -68,21 +70,28 @@ class Shelf:
         """What is kept, with its number, oldest first."""
         return sorted(self._values.items())
 
+    def announce(self, number: int, value: Published) -> None:
+        """Let who names it begin to read what ``put`` will publish, and nothing else be there."""
+        self._announced = number, value
+        self._wake()
+
     def put(self, number: int, value: Published) -> None:
+        self._announced = None
         self._values[number] = value
         for old in sorted(self._values)[:-KEPT]:
             self._values.pop(old).drop()
         self._wake()
 
     def clear(self) -> None:
-        for value in self._values.values():
+        for value in self._all():
             value.drop()
         self._values.clear()
+        self._announced = None
         self._wake()
 
     def keeps(self, value: Published) -> bool:
         """Whether this very value may be had here."""
-        return any(kept is value for kept in self._values.values())
+        return any(kept is value for kept in self._all())
 
     def gone(self, number: int) -> NewestNamed:
         """What to tell who wants a number that is not kept any more."""
@@ -100,7 +109,7 @@ class Shelf:
         return NewestNamed(f"{self._what} {number} is still to come; {there}.", newest or 0)
 
     async def get(self, number: int | None, phase: int | None = None) -> Published:
-        """Wait for exactly this number, or with None for the newest there is.
+        """Wait for exactly this number, announced or published, or with None for the newest.
 
         ``phase``: in that synchronous phase; None: whichever.
 
@@ -115,6 +124,8 @@ class Shelf:
             if phase is not None and phase != self._phase:
                 why = f"{self._what}: the synchronous phase is number {self._phase}, not {phase}."
                 raise NewestNamed(why, newest or 0)
+            if self._announced is not None and number == self._announced[0]:
+                return self._announced[1]
             if newest is not None:
                 if number is None:
                     return self._values[newest]
@@ -123,6 +134,10 @@ class Shelf:
                 if number < newest:
                     raise self.gone(number)
             await self._changed.wait()
+
+    def _all(self) -> list[Published]:
+        announced = [] if self._announced is None else [self._announced[1]]
+        return [*self._values.values(), *announced]
 
     def _wake(self) -> None:
         self._changed.set()
@@ -163,6 +178,22 @@ class Loan:
             self._dropped_s = now_s
         if now_s >= self._dropped_s + still_s:
             raise self._shelf.gone(self._number)
+
+    @property
+    def is_to_end(self) -> bool:
+        """Whether the value's end may be read, too; ``published`` waits for that."""
+        return not self.value.is_announced
+
+    async def published(self) -> None:
+        """Wait until the value may be had whole.
+
+        Raises:
+            RevisionGone: it will not.
+        """
+        try:
+            await self.value.published()
+        except RevisionGone:
+            raise self._shelf.gone(self._number) from None
 
     def cuts(self, where: Extent) -> Iterator[Spans]:
         """The spans of each chunk of a shard, in payload order; as heavy as ``chunk_spans``."""

@@ -35,10 +35,15 @@ Step = Callable[[RunStore, list[FragmentStore]], None]
 
 
 def revision(fragment: int, number: int) -> Step:
-    """Commit a revision that is like no other."""
+    """Commit a revision that is like no other, and remove what it replaces."""
     own = 10 * number + fragment
     saved = Saved(revision=number, committed_tokens=own)
-    return lambda _, stores: stores[fragment].commit(saved, values(own), values(500 + own))
+
+    def step(_: RunStore, stores: list[FragmentStore]) -> None:
+        stores[fragment].commit(saved, values(own), values(500 + own))
+        stores[fragment].sweep()
+
+    return step
 
 
 def gradient(fragment: int, step: int) -> Step:
@@ -51,7 +56,12 @@ def difference(fragment: int, number: int) -> Step:
     own = 10 * number + fragment
     saved = Saved(revision=number, committed_tokens=own, down="int8")
     told = values(700 + own).astype(np.float16).view(np.uint16)
-    return lambda _, stores: stores[fragment].commit(saved, values(own), values(500 + own), told)
+
+    def step(_: RunStore, stores: list[FragmentStore]) -> None:
+        stores[fragment].commit(saved, values(own), values(500 + own), told)
+        stores[fragment].sweep()
+
+    return step
 
 
 def offer(fragment: int, phase: int) -> Step:

@@ -29,7 +29,12 @@ def values(seed: int) -> np.ndarray:
 
 def revision(number: int) -> Commit:
     saved = Saved(revision=number, committed_tokens=number, gradient_step=0)
-    return lambda store: store.commit(saved, values(number), values(100 + number))
+
+    def commit(store: FragmentStore) -> None:
+        store.commit(saved, values(number), values(100 + number))
+        store.sweep()
+
+    return commit
 
 
 def gradient(step: int, life: int = 0) -> Commit:

@@ -318,6 +318,7 @@ def test_who_reads_a_value_goes_on_although_its_file_is_removed(tmp_path: Path) 
         with Loan(shelf, 0, value) as loan:
             await f.round(values(3))
             await f.round(values(4))
+            await f.holding.written()
             names = {path.name for path in f.store.folder.iterdir()}
             assert names == {"head.json", "r00000002.safetensors", "r00000003.safetensors"}
             assert await loan.read(WHOLE, f.pool, f.pool) == expected

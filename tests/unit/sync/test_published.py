@@ -51,6 +51,9 @@ def cut(count: int, skip: int, seed: int) -> np.ndarray:
     return rng.permutation(every[np.arange(count) % skip != 1])
 
 
+SOURCE = Sent(encode(np.ones(8, np.float32), pb.CODEC_FP32), pb.CODEC_FP32)
+
+
 def sent(number: pb.Codec.ValueType) -> Published:
     return Published(Saved(), number, Sent(encode(VALUES, number), number))
 
@@ -183,6 +186,48 @@ def test_a_value_may_be_read_for_a_while_after_its_shelf_has_dropped_it() -> Non
         loan.check(now_s=1011.0, still_s=10.0)
 
 
+def test_what_is_announced_is_there_for_who_names_it_and_ends_with_its_publication() -> None:
+    async def scenario() -> None:
+        shelf = Shelf("revision")
+        shelf.put(0, sent(pb.CODEC_FP32))
+        waiting = asyncio.create_task(shelf.get(1))
+        value = Published(Saved(revision=1), pb.CODEC_FP32, SOURCE, is_announced=True)
+        shelf.announce(1, value)
+        assert await waiting is value is await shelf.get(1)
+        assert (shelf.newest, [number for number, _ in shelf.values]) == (0, [0])
+        assert (await shelf.get(None)).saved.revision == 0, "the newest that is published"
+        loan = Loan(shelf, 1, value)
+        loan.check(now_s=0.0, still_s=0.0)
+        assert not loan.is_to_end
+        ending = asyncio.create_task(loan.published())
+        await asyncio.sleep(0.01)
+        assert not ending.done()
+        value.publish(5.0)
+        shelf.put(1, value)
+        await ending
+        assert loan.is_to_end and shelf.newest == 1
+        shelf.put(2, sent(pb.CODEC_FP32))
+        shelf.put(3, sent(pb.CODEC_FP32))
+        await loan.published()  # it was, and may be read for a while
+
+    asyncio.run(scenario())
+
+
+def test_what_is_announced_and_never_published_has_no_end() -> None:
+    async def scenario() -> None:
+        shelf = Shelf("revision")
+        shelf.put(0, sent(pb.CODEC_FP32))
+        value = Published(Saved(revision=1), pb.CODEC_FP32, SOURCE, is_announced=True)
+        shelf.announce(1, value)
+        ending = asyncio.create_task(Loan(shelf, 1, value).published())
+        await asyncio.sleep(0)
+        shelf.end("put away", 0)
+        with pytest.raises(NewestNamed, match="^put away"):
+            await ending
+
+    asyncio.run(scenario())
+
+
 def test_who_does_not_wait_is_told_whether_a_revision_is_gone_or_yet_to_come() -> None:
     shelf = Shelf("revision")
     assert shelf.missing(0).message == "revision 0 is still to come; there is none yet."
@@ -242,6 +287,8 @@ def test_a_header_tells_how_long_ago_the_revision_was_published_where_that_is_kn
         Whose("instance", "r", 0),
         Sent(encode(VALUES[:8], pb.CODEC_FP32), pb.CODEC_FP32),
     )
-    known = Published(Saved(), pb.CODEC_FP32, source, published_s=100.0)
+    known = Published(Saved(), pb.CODEC_FP32, source, is_announced=True)
+    assert known.header(8, whose, 102.5).published_ago_s == 0.0, "it is still to be"
+    known.publish(100.0)
     assert known.header(8, whose, 102.5).published_ago_s == 2.5
     assert sent(pb.CODEC_BF16).header(8, whose, 102.5).published_ago_s == 0.0

@@ -157,6 +157,7 @@ def test_an_older_head_with_the_files_that_it_names_is_the_older_revision(tmp_pa
     folder = one.folder
     kept = shutil.copytree(folder, tmp_path / "kept")
     one.commit(Saved(revision=5), values(5)[:SIZE], values(105)[:SIZE])
+    one.sweep()
     shutil.copy(kept / "head.json", folder)
     with pytest.raises(StoreDamaged, match="r00000003"):
         store.fragments(layout)[0].load()

@@ -1,0 +1,126 @@
+"""A revision that is being written: its readers have all but its end, and that once it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from syncline_proto.codec import decode
+from syncline_proto.layout import Layout
+from syncline_proto.settings import RunSettings
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.store import RunStore
+from syncline_testing.service import RUN, Service, flat_layout, service
+from syncline_testing.slow_disk import SlowDisk
+
+LONG = flat_layout(1_000_000)
+"""Four chunks of fp32, and none is whole."""
+SHORT = flat_layout(10)
+SETTINGS = RunSettings.model_validate(
+    {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}}
+)
+
+
+def start(layout: Layout) -> np.ndarray:
+    return np.arange(layout.numel, dtype=np.float32)
+
+
+async def pushed(s: Service, layout: Layout) -> None:
+    await s.members({"a": 1})
+    await s.open(layout, "a")
+    await s.push(start(layout), "a", kind=pb.PUSH_KIND_PARAMETERS)
+    change = np.full(layout.numel, 0.5, np.float32)
+    await s.push(change, "a", base_revision=0, tokens=10)
+
+
+class Reader:
+    """A pull of revision 1, message by message."""
+
+    def __init__(self, s: Service, header_only: bool = False) -> None:
+        request = pb.PullRequest(run=RUN, revision=1, header_only=header_only)
+        self.stream = aiter(s.stub.Pull(request, timeout=60))
+        self.header: pb.PullHeader | None = None
+        self.values = np.empty(0, np.float32)
+
+    async def on(self) -> bool:
+        """Read the next message; False at the end."""
+        part = await anext(self.stream, None)
+        if part is None:
+            return False
+        if part.HasField("header"):
+            self.header = part.header
+        else:
+            size = len(part.chunk.data) // 4
+            self.values = np.append(self.values, decode(part.chunk.data, pb.CODEC_FP32, size))
+        return True
+
+    async def until_held_back(self) -> asyncio.Task[bool]:
+        """Read until nothing more comes for a while: the next message, which is waited for."""
+        while True:
+            reading = asyncio.create_task(self.on())
+            if not (await asyncio.wait({reading}, timeout=0.3))[0]:
+                return reading
+            assert await reading, "it has ended"
+
+
+@pytest.mark.parametrize(
+    ("layout", "header_only", "before"),
+    [(LONG, False, 3 * 262_144), (SHORT, False, 0), (LONG, True, None)],
+)
+def test_a_reader_has_all_but_the_end_while_the_disk_is_slow(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: Layout,
+    header_only: bool,
+    before: int | None,
+) -> None:
+    """``before``: elements that come before the end; None: not even the header does."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, SETTINGS) as s:
+            with SlowDisk(monkeypatch, "r00000001") as disk:
+                await pushed(s, layout)
+                await disk.until(lambda d: bool(d.at_once))
+                reader = Reader(s, header_only)
+                end = await reader.until_held_back()
+                assert (None if reader.header is None else reader.values.size) == before
+                newest, _ = await s.pull(newest=True, header_only=True)
+                assert newest.revision == 0, "for all who do not name it there is none"
+                assert [f.revision for f in (await s.status()).fragments] == [0]
+                disk.open()
+                while await end:
+                    end = asyncio.create_task(reader.on())
+            assert reader.header is not None and reader.header.revision == 1
+            expected = start(layout) - np.float32(0.5)
+            assert np.array_equal(reader.values, expected[: 0 if header_only else None])
+
+    asyncio.run(scenario())
+
+
+def test_nobody_has_a_revision_that_the_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, SETTINGS) as s:
+            with SlowDisk(monkeypatch, "r00000001") as disk:
+                await pushed(s, LONG)
+                reader = Reader(s)
+                end = await reader.until_held_back()
+                disk.error = OSError(errno.ENOSPC, "No space left on device")
+                disk.open()
+                async with asyncio.timeout(20):
+                    while not s.faults:
+                        await asyncio.sleep(0.01)
+            assert not end.done()
+            end.cancel()
+            assert reader.values.size < LONG.numel
+        (store,) = RunStore(tmp_path, RUN).fragments(LONG)
+        loaded = store.load()
+        assert loaded is not None and loaded.saved.revision == 0
+        assert np.array_equal(loaded.parameters, start(LONG))
+
+    asyncio.run(scenario())
