@@ -19,6 +19,7 @@ from syncline_testing.slow_disk import SlowDisk
 
 LONG = flat_layout(1_000_000)
 """Four chunks of fp32, and none is whole."""
+MOST = 3 * 262_144
 SHORT = flat_layout(10)
 SETTINGS = RunSettings.model_validate(
     {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}}
@@ -58,18 +59,21 @@ class Reader:
             self.values = np.append(self.values, decode(part.chunk.data, pb.CODEC_FP32, size))
         return True
 
-    async def until_held_back(self) -> asyncio.Task[bool]:
-        """Read until nothing more comes for a while: the next message, which is waited for."""
-        while True:
-            reading = asyncio.create_task(self.on())
-            if not (await asyncio.wait({reading}, timeout=0.3))[0]:
-                return reading
-            assert await reading, "it has ended"
+    async def until_held_back(self, before: int | None) -> asyncio.Task[bool]:
+        """Read so many elements (None: no header), and see that no more comes for a while.
+
+        The next message, which is waited for.
+        """
+        while (None if self.header is None else self.values.size) != before:
+            assert await self.on(), "it has ended"
+        reading = asyncio.create_task(self.on())
+        assert not (await asyncio.wait({reading}, timeout=0.2))[0], "more has come"
+        return reading
 
 
 @pytest.mark.parametrize(
     ("layout", "header_only", "before"),
-    [(LONG, False, 3 * 262_144), (SHORT, False, 0), (LONG, True, None)],
+    [(LONG, False, MOST), (SHORT, False, 0), (LONG, True, None)],
 )
 def test_a_reader_has_all_but_the_end_while_the_disk_is_slow(
     tmp_path: Path,
@@ -86,8 +90,7 @@ def test_a_reader_has_all_but_the_end_while_the_disk_is_slow(
                 await pushed(s, layout)
                 await disk.until(lambda d: bool(d.at_once))
                 reader = Reader(s, header_only)
-                end = await reader.until_held_back()
-                assert (None if reader.header is None else reader.values.size) == before
+                end = await reader.until_held_back(before)
                 newest, _ = await s.pull(newest=True, header_only=True)
                 assert newest.revision == 0, "for all who do not name it there is none"
                 assert [f.revision for f in (await s.status()).fragments] == [0]
@@ -109,7 +112,7 @@ def test_nobody_has_a_revision_that_the_disk_refuses(
             with SlowDisk(monkeypatch, "r00000001") as disk:
                 await pushed(s, LONG)
                 reader = Reader(s)
-                end = await reader.until_held_back()
+                end = await reader.until_held_back(MOST)
                 disk.error = OSError(errno.ENOSPC, "No space left on device")
                 disk.open()
                 async with asyncio.timeout(20):
