@@ -104,7 +104,10 @@ def test_a_round_without_anybody_s_loss_brings_the_least_total_however_long_step
             assert steps >= owed.get(name, 0)
         missing = sum(owed[name] for name in before.keys() - after.keys())
         assert sum(after.values()) >= LEAST - missing
-    assert max(lasted_s) <= PROLONGED_MAX * SECONDS + (overlap + 2) * slowest_s, "nobody hangs"
+    # Who came amid a round, or too late for one, may have fragments that are out of step: those
+    # behind are pushed first, and the last fragment after as long again.
+    longest_s = PROLONGED_MAX * SECONDS * (2 if changes else 1)
+    assert max(lasted_s) <= longest_s + (overlap + 2) * slowest_s, "nobody hangs"
 
 
 @given(st.integers(0, 500), st.lists(st.integers(1, 200), min_size=1, max_size=9))
