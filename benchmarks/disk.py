@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-KEPT = 2
-"""Revisions of a fragment that stay in its folder."""
+from syncline_sync.core.record import KEPT
 
 FILE = re.compile(r"r(\d{8})\.safetensors")
 LIMIT_S, LOOK_S = 60.0, 0.02
@@ -28,23 +28,34 @@ def wait_until_written(folder: Path, heads: str, revision: int) -> None:
     Raises:
         NotWritten: it is not, within a minute.
     """
-    end = time.monotonic() + LIMIT_S
-    while (newest := {_newest(head) for head in folder.glob(heads)}) != {revision}:
-        if time.monotonic() > end:
-            raise NotWritten(f"Fragments were left at {sorted(newest)} on the disk.")
-        time.sleep(LOOK_S)
+
+    def others() -> str:
+        newest = {_newest(head) for head in folder.glob(heads)}
+        return "" if newest == {revision} else f"Fragments were left at {sorted(newest)}."
+
+    _wait_while(others)
 
 
 def wait_until_removed(folder: Path, heads: str) -> None:
-    """Until no fragment has more files than it keeps; ``heads`` is a pattern of theirs.
+    """Until no fragment has more revisions than it keeps; ``heads`` is a pattern of their files.
 
     Raises:
         NotWritten: one has, for a minute.
     """
+
+    def older() -> str:
+        full = [h for h in folder.glob(heads) if len(list(h.parent.glob("r*"))) > KEPT]
+        return f"Older revisions were left beside {full[0]}." if full else ""
+
+    _wait_while(older)
+
+
+def _wait_while(left: Callable[[], str]) -> None:
+    """Until nothing is left to do: what is, in a sentence."""
     end = time.monotonic() + LIMIT_S
-    while any(len(list(head.parent.glob("r*"))) > KEPT for head in folder.glob(heads)):
+    while what := left():
         if time.monotonic() > end:
-            raise NotWritten("Older revisions were left on the disk.")
+            raise NotWritten(what)
         time.sleep(LOOK_S)
 
 

@@ -120,7 +120,7 @@ class Published:
         """
         was_announced = self.is_announced
         await self._is_settled.wait()
-        if was_announced and self._is_dropped:
+        if was_announced and self._published_s is None:
             raise RevisionGone("It was dropped before it was published.")
 
     def cuts(self, where: Extent) -> Iterator[Spans]:
