@@ -22,6 +22,7 @@ from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
 from syncline_proto.seals import Seal
 from syncline_sync.descriptors import opened
 from syncline_sync.durability import NOTHING_LOST
+from syncline_sync.memory import BLOCK, placed
 from syncline_sync.past_cache import write_parts
 
 VERSION = 3
@@ -57,7 +58,7 @@ def write_safetensors(
         header[name] = {"dtype": dtype, "shape": [tensor.size], "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % BLOCK)  # so that tensors begin where a block does
     parts = (len(text).to_bytes(8, "little"), text, *(t.data for t in tensors.values()))
     with writing(path, path), opened(path, lambda: path.open("wb", buffering=0)) as file:
         size, crc = write_parts(file.fileno(), parts)
@@ -104,9 +105,13 @@ def array_of(file: int, array: Array) -> Tensor:
     Raises:
         ValueError: the file ends amid it.
     """
-    values = np.empty(array.size, array.dtype)
+    values: Tensor = (
+        placed(array.size, np.float32, array.at)
+        if array.dtype == np.float32
+        else placed(array.size, np.uint16, array.at)
+    )
     read_exactly(file, values.data.cast("B"), array.at)
-    return cast(Tensor, values)
+    return values
 
 
 def read_exactly(file: int, into: memoryview, at: int) -> None:

@@ -7,10 +7,20 @@ go. What is freed to the allocator it would keep for long.
 from __future__ import annotations
 
 import mmap
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from syncline_proto.codec.base import UInt8
+
+BLOCK = 4096
+"""A multiple of what any disk reads and writes at a time, in memory and in the file."""
+
+FEW_BYTES = 1 << 20
+"""Less is not worth pages of its own."""
+
+T = TypeVar("T", np.float32, np.uint16)
 
 
 def fresh(size: int) -> UInt8:
@@ -20,3 +30,15 @@ def fresh(size: int) -> UInt8:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)
+
+
+def placed(count: int, dtype: type[T], at: int) -> npt.NDArray[T]:
+    """Zeros [count] that lie to a page as byte ``at`` of a file lies to a block.
+
+    So a disk takes from there what is to stand there, without a copy (``past_cache``); few lie
+    anywhere.
+    """
+    size, skipped = count * np.dtype(dtype).itemsize, at % BLOCK
+    if size < FEW_BYTES:
+        return np.zeros(count, dtype)
+    return fresh(skipped + size)[skipped:].view(dtype)

@@ -3,9 +3,9 @@
 What a commit writes is hardly ever read again by this machine. Through the page cache it is copied
 into memory that the kernel has just found, and on a virtual machine fetches from the host first: a
 commit took 0.6 to 1.4 CPU seconds per GB, and takes 0.5; the service 2.0 in a round of
-`benchmarks/round.py`, and 1.7. So pieces are gathered in memory that is used again, summed there
-while they are near, and written from there; what others have in the cache stays, too. Knows
-nothing of what is written.
+`benchmarks/round.py`, and 1.7. So what lies in memory as it is to lie in the file (``placed``) is
+written from there, and what does not is gathered in memory that is used again; what others have in
+the cache stays, too. Knows nothing of what is written.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ import numpy as np
 
 from syncline_proto.codec import Bytes, crc32c
 from syncline_proto.codec.base import UInt8
-from syncline_sync.memory import fresh
+from syncline_sync.memory import BLOCK, FEW_BYTES, fresh
 
 PIECE_BYTES = 4 << 20
 """Written at a time; smaller ones cost more, since each is waited for."""
-
-_BLOCK = 4096
-"""A multiple of what any disk reads and writes at a time, in memory and in the file."""
 
 PAST_CACHE = getattr(os, "O_DIRECT", 0)
 """The flag of a file that is written so; 0: this system has none."""
@@ -44,10 +41,10 @@ def write_parts(file: int, parts: Iterable[Bytes]) -> tuple[int, int]:
     """
     size, crc = 0, 0
     _set_past_cache(file, True)
-    for piece in _gathered(parts, _piece_of_this_thread()):
+    for piece in _pieces(parts, _piece_of_this_thread()):
         crc = crc32c(piece.data, crc)
         size += piece.size
-        whole = piece.size - piece.size % _BLOCK
+        whole = piece.size - piece.size % BLOCK
         _write(file, piece[:whole])
         if whole < piece.size:  # the end of the file
             _set_past_cache(file, False)
@@ -55,20 +52,36 @@ def write_parts(file: int, parts: Iterable[Bytes]) -> tuple[int, int]:
     return size, crc
 
 
-def _gathered(parts: Iterable[Bytes], into: UInt8) -> Generator[UInt8]:
-    """The bytes of ``parts``, through ``into``: all of it each time, but the last."""
+def _pieces(parts: Iterable[Bytes], into: UInt8) -> Generator[UInt8]:
+    """The bytes of ``parts``, where they lie or through ``into``; in whole blocks but the last."""
     used = 0
     for part in parts:
         data = np.frombuffer(part, np.uint8)
-        while data.size:
-            some = data[: into.size - used]
-            into[used : used + some.size] = some
-            used, data = used + some.size, data[some.size :]
-            if used == into.size:
-                yield into
-                used = 0
+        gap = -used % BLOCK
+        end = gap + (data.size - gap) // BLOCK * BLOCK
+        if end >= FEW_BYTES and (data.ctypes.data + gap) % BLOCK == 0:
+            if used:
+                into[used : used + gap] = data[:gap]
+                yield into[: used + gap]
+            yield from (
+                data[at : min(at + PIECE_BYTES, end)] for at in range(gap, end, PIECE_BYTES)
+            )
+            used, data = 0, data[end:]
+        used = yield from _gathered(data, into, used)
     if used:
         yield into[:used]
+
+
+def _gathered(data: UInt8, into: UInt8, used: int) -> Generator[UInt8, None, int]:
+    """All of ``into``, each time it is full; how much of it is used then."""
+    while data.size:
+        some = data[: into.size - used]
+        into[used : used + some.size] = some
+        used, data = used + some.size, data[some.size :]
+        if used == into.size:
+            yield into
+            used = 0
+    return used
 
 
 def _write(file: int, data: UInt8) -> None:

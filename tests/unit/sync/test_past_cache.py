@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline_proto.codec import crc32c
+from syncline_proto.codec import Bytes, crc32c
+from syncline_proto.codec.base import UInt8
 from syncline_sync import past_cache
+from syncline_sync.memory import BLOCK, placed
 from syncline_sync.past_cache import PIECE_BYTES, write_parts
 
 DATA = np.random.default_rng(0).bytes(PIECE_BYTES + 20_000)
@@ -78,6 +80,59 @@ def test_only_what_fills_no_block_goes_through_the_cache(
         fcntl.fcntl(file, fcntl.F_SETFL, 0)
         write_parts(file.fileno(), [DATA])
     assert acts == [(may, PIECE_BYTES), (may, 16_384), (False, 3_616)]
+
+
+def written(parts: list[Bytes], path: Path, monkeypatch: pytest.MonkeyPatch) -> list[UInt8]:
+    """What the disk was given to write ``parts``; they are in the file then, whole."""
+    given: list[UInt8] = []
+
+    def noted(file: int, data: memoryview) -> int:
+        given.append(np.frombuffer(data, np.uint8))
+        return write(file, data)
+
+    with path.open("wb", buffering=0) as file, monkeypatch.context() as patch:
+        patch.setattr(os, "write", noted)
+        done = write_parts(file.fileno(), parts)
+    whole = b"".join(bytes(part) for part in parts)
+    assert done == (len(whole), crc32c(whole))
+    assert path.read_bytes() == whole
+    return given
+
+
+def copied(given: list[UInt8], parts: list[Bytes]) -> int:
+    """How many bytes were not written from where they lie."""
+    arrays = [np.frombuffer(part, np.uint8) for part in parts]
+    return sum(g.size for g in given if not any(np.shares_memory(g, a) for a in arrays))
+
+
+def test_what_lies_as_in_the_file_is_written_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numel, rng = 1_500_007, np.random.default_rng(0)
+    arrays = [placed(numel, np.float32, 0), placed(numel, np.float32, 4 * numel)]
+    for array in arrays:
+        array[:] = rng.standard_normal(numel, np.float32)
+    sent = placed(numel, np.uint16, 8 * numel)
+    sent[:] = rng.integers(0, 1 << 16, numel, np.uint16)
+    parts = [bytes(BLOCK), *(array.data.cast("B") for array in (*arrays, sent))]
+    assert copied(written(parts, tmp_path / "f", monkeypatch), parts) <= 4 * BLOCK
+    shifted = [b"a header of another length", *parts[1:]]
+    assert copied(written(shifted, tmp_path / "g", monkeypatch), shifted) == sum(map(len, shifted))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_is_all_one_to_the_file_how_parts_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng, parts, at = np.random.default_rng(seed), list[Bytes](), 0
+    for _ in range(6):
+        size = int(rng.choice([0, 1, 5000, 1 << 20, PIECE_BYTES, int(rng.integers(1, 6 << 20))]))
+        lies = at if rng.random() < 0.7 else int(rng.integers(BLOCK))
+        array = placed(size // 2, np.uint16, lies)
+        array[:] = rng.integers(0, 1 << 16, array.size, np.uint16)
+        parts.append(array.data.cast("B"))
+        at += 2 * array.size
+    written(parts, tmp_path / "f", monkeypatch)
 
 
 def test_a_disk_that_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
