@@ -14,6 +14,8 @@ from syncline_proto import errors
 
 CODE_TRAILER = "syncline-code"
 NEWEST_TRAILER = "syncline-newest-revision"
+PUBLISHED_TRAILER = "syncline-published-ago-s"
+"""Of a pull that began while its revision was being written: what its header could not say."""
 ROOM_HEADER = "syncline-room"
 """In a push's initial metadata: there is room for its chunks. It is not in that of a refusal."""
 

@@ -99,8 +99,12 @@ class Published:
             instance=whose.instance,
             value=whose.value(self.saved),
             difference_from=difference_from,
-            published_ago_s=0.0 if self._published_s is None else now_s - self._published_s,
+            published_ago_s=self.ago_s(now_s),
         )
+
+    def ago_s(self, now_s: float) -> float:
+        """How long ago it was published; 0 where nobody knows, or it is still to be."""
+        return 0.0 if self._published_s is None else now_s - self._published_s
 
     @property
     def is_announced(self) -> bool:

@@ -26,6 +26,7 @@ from syncline_proto.layout import layout_from_proto
 from syncline_proto.names import NAME_WORDS, valid_name
 from syncline_proto.owners import owners
 from syncline_proto.settings import TimeoutSettings
+from syncline_proto.status import PUBLISHED_TRAILER
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
@@ -141,7 +142,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     ) -> None:
         # Written, not yielded: a generator would keep its last chunk while it waits to send.
         try:
-            await self._pull(request, cast(Write, context.write))
+            await self._pull(request, context)
             return
         except SynclineError as error:
             told = bare(error)
@@ -160,7 +161,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             fragments=run.states(),
         )
 
-    async def _pull(self, request: pb.PullRequest, write: Write) -> None:
+    async def _pull(self, request: pb.PullRequest, context: PullContext) -> None:
         run = await self._host.run(_name("run", request.run))
         runner = self._runner(run, request.fragment)
         if request.replica:
@@ -181,15 +182,22 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         difference_from = request.held if difference else ""
         header = value.header(where.elements, whose, time.monotonic(), difference_from)
         head = pb.PullResponse(header=header).SerializeToString()
-        named = value.saved.revision if number is None else number
+        named, write = (
+            value.saved.revision if number is None else number,
+            cast(Write, context.write),
+        )
+        was_announced = value.is_announced
         # What is lent stays as it is, so from before the header says what comes.
         with Loan(shelf, named, value, difference) as loan:
             if request.header_only:
                 await loan.published()
                 await write(head)
-                return
-            sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
-            await sending.send(head, where, self._senders)
+            else:
+                sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
+                await sending.send(head, where, self._senders)
+        if was_announced:
+            ago_s = value.ago_s(time.monotonic())
+            context.set_trailing_metadata(((PUBLISHED_TRAILER, f"{ago_s:.6f}"),))
 
     def _runner(self, run: RunHost, fragment: int) -> Runner:
         """The runner of one of the run's fragments.

@@ -12,6 +12,7 @@ import pytest
 from syncline_proto.codec import decode
 from syncline_proto.layout import Layout
 from syncline_proto.settings import RunSettings
+from syncline_proto.status import PUBLISHED_TRAILER
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.store import RunStore
 from syncline_testing.service import RUN, Service, flat_layout, service
@@ -43,7 +44,8 @@ class Reader:
 
     def __init__(self, s: Service, header_only: bool = False) -> None:
         request = pb.PullRequest(run=RUN, revision=1, header_only=header_only)
-        self.stream = aiter(s.stub.Pull(request, timeout=60))
+        self.call = s.stub.Pull(request, timeout=60)
+        self.stream = aiter(self.call)
         self.header: pb.PullHeader | None = None
         self.values = np.empty(0, np.float32)
 
@@ -98,6 +100,13 @@ def test_a_reader_has_all_but_the_end_while_the_disk_is_slow(
                 while await end:
                     end = asyncio.create_task(reader.on())
             assert reader.header is not None and reader.header.revision == 1
+            assert reader.header.published_ago_s == 0.0, "it was still to be"
+            trailer = dict(await reader.call.trailing_metadata())
+            assert 0.0 <= float(trailer[PUBLISHED_TRAILER]) < 60.0
+            later = s.stub.Pull(pb.PullRequest(run=RUN, revision=1))
+            assert (await anext(aiter(later))).header.published_ago_s > 0.0
+            assert [part async for part in later], "its chunks"
+            assert PUBLISHED_TRAILER not in dict(await later.trailing_metadata())
             expected = start(layout) - np.float32(0.5)
             assert np.array_equal(reader.values, expected[: 0 if header_only else None])
 

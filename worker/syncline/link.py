@@ -30,7 +30,7 @@ from syncline_proto.errors import InvalidRequest, SynclineError, Unreachable, ba
 from syncline_proto.layout import Layout
 from syncline_proto.parts import read_chunk, write_chunk
 from syncline_proto.settings import TimeoutSettings
-from syncline_proto.status import from_rpc_error
+from syncline_proto.status import PUBLISHED_TRAILER, from_rpc_error
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 
@@ -192,7 +192,7 @@ class Link:
                 stream: Any = self._calls.pull(request, metadata=self._metadata)
             watched.begin(stream)
             header = _read(next(stream)).header
-            published_s = time.monotonic() - min(max(0.0, header.published_ago_s), AGO_S_MAX)
+            published_s = _moment(header.published_ago_s)
             if elements is not None and header.elements != elements:
                 raise InvalidRequest(f"pull: {header.elements} elements came, not {elements}.")
             if header.difference_from not in ("", request.held):
@@ -204,6 +204,9 @@ class Link:
                 incoming.take(chunk)
                 with self._lock:
                     self.bytes_down += len(chunk.data)
+            ago = dict(stream.trailing_metadata() or ()).get(PUBLISHED_TRAILER)
+            if ago is not None:
+                published_s = _moment(_number(ago))
         values = incoming.values()
         self.instance = header.instance
         return Pulled(header, values, published_s)
@@ -250,6 +253,23 @@ class _Calls:
         self.pull = self.channel.unary_stream(
             PULL, request_serializer=pb.PullRequest.SerializeToString
         )
+
+
+def _moment(ago_s: float) -> float:
+    """When something was ``ago_s`` ago, on this process's clock."""
+    return time.monotonic() - min(max(0.0, ago_s), AGO_S_MAX)
+
+
+def _number(told: str) -> float:
+    """What a trailer tells.
+
+    Raises:
+        InvalidRequest: it is no number.
+    """
+    try:
+        return float(told)
+    except ValueError:
+        raise InvalidRequest(f"pull: {PUBLISHED_TRAILER} is {told[:80]!r}, no number.") from None
 
 
 def _read(part: bytes) -> pb.PullResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,19 +13,26 @@ import pytest
 from syncline import link as links
 from syncline.link import Link
 from syncline.scratch import Scratch
+from syncline_proto.codec import crc32c
 from syncline_proto.errors import InvalidRequest, Unreachable
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 
 HEADER = pb.PullResponse(header=pb.PullHeader(elements=1, codec=pb.CODEC_FP32))
-CHUNK = pb.PullResponse(chunk=pb.Chunk(data=bytes(4)))
+CHUNK = pb.PullResponse(chunk=pb.Chunk(data=bytes(4), crc32c=crc32c(bytes(4))))
 
 
 @contextmanager
-def answering(*parts: bytes) -> Iterator[Link]:
-    """A link to who answers every pull with these messages."""
+def answering(*parts: bytes, **trailers: str) -> Iterator[Link]:
+    """A link to who answers every pull with these messages and trailers."""
+
+    def answer(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        told = ((name.replace("_", "-"), value) for name, value in trailers.items())
+        context.set_trailing_metadata(tuple(told))
+        return iter(parts)
+
     server = grpc.server(ThreadPoolExecutor(2))
-    pull = grpc.unary_stream_rpc_method_handler(lambda request, context: iter(parts))
+    pull = grpc.unary_stream_rpc_method_handler(answer)
     handler = grpc.method_handlers_generic_handler("syncline.sync.v1.SyncService", {"Pull": pull})
     server.add_generic_rpc_handlers((handler,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -41,6 +49,29 @@ def answering(*parts: bytes) -> Iterator[Link]:
 def test_what_is_no_message_is_not_what_was_asked_for(before: tuple[bytes, ...]) -> None:
     """No patience changes that, as it would that of a service which ended the call."""
     with answering(*before, b"\xff") as link, pytest.raises(InvalidRequest, match="no message"):
+        link.pull(pb.PullRequest(), 1, Scratch())
+
+
+@pytest.mark.parametrize(
+    ("header_s", "trailer", "ago_s"),
+    [(30.0, None, 30.0), (0.0, None, 0.0), (0.0, "500.5", 500.5), (0.0, "-1", 0.0)],
+)
+def test_the_trailer_tells_when_it_was_where_the_header_came_too_early_for_that(
+    header_s: float, trailer: str | None, ago_s: float
+) -> None:
+    header = pb.PullHeader(elements=1, codec=pb.CODEC_FP32, published_ago_s=header_s)
+    parts = [pb.PullResponse(header=header), CHUNK]
+    told = {} if trailer is None else {"syncline_published_ago_s": trailer}
+    with answering(*(part.SerializeToString() for part in parts), **told) as link:
+        before_s = time.monotonic()
+        pulled = link.pull(pb.PullRequest(), 1, Scratch())
+    assert before_s <= pulled.published_s + ago_s <= time.monotonic()
+
+
+def test_a_trailer_that_is_no_number_is_not_what_was_asked_for() -> None:
+    parts = [part.SerializeToString() for part in (HEADER, CHUNK)]
+    no_number = pytest.raises(InvalidRequest, match="'soon', no number")
+    with answering(*parts, syncline_published_ago_s="soon") as link, no_number:
         link.pull(pb.PullRequest(), 1, Scratch())
 
 
