@@ -36,7 +36,7 @@ _REPORTS = TypeAdapter(list[RoundReport])
 
 def saved_to_json(saved: Saved, reports: Sequence[str] = ()) -> str:
     """``reports`` are JSON already."""
-    memory = json.dumps({"version": VERSION, **asdict(saved)}, separators=(",", ":"))
+    memory = json.dumps({"version": VERSION, **_SAVED.dump_python(saved)}, separators=(",", ":"))
     return f'{memory[:-1]},"reports":[{",".join(reports)}]}}'
 
 
