@@ -212,10 +212,12 @@ class Replica:
         return Instant(self.place.now_s, self.steps[-1], self.step_s)
 
     def due(self) -> int:
-        by_time = self.timed
-        return max(
-            0, self.cadence.due(self.step) if by_time is None else by_time.due(self._instant)
-        )
+        if self.timed is None:
+            return max(0, self.cadence.due(self.step))
+        due = max(0, self.timed.due(self._instant))
+        if self.timed.withholds_last(self._instant):
+            return self.turns.before_last(self.revisions, self._pending, due)
+        return due
 
     def make_way(self, due: int) -> None:
         if self.timed is not None:
@@ -226,9 +228,10 @@ class Replica:
         if self.timed is None:
             self.cadence.pushed(min(len(chosen), due), self.step)
             return
-        last = [FRAGMENTS - 1 in group for group in chosen]
-        after_last = len(chosen) - 1 - last.index(True) if any(last) else None
-        self.timed.pushed(len(chosen), self._instant, after_last)
+        of_interval = [g for g in chosen if not self.turns.are_behind(g, self.revisions)]
+        last = [FRAGMENTS - 1 in group for group in of_interval]
+        after_last = len(of_interval) - 1 - last.index(True) if any(last) else None
+        self.timed.pushed(len(of_interval), self._instant, after_last)
 
     def go_on(self) -> None:
         """Merge, push, and train on, unless something must be waited for."""

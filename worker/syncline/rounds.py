@@ -172,6 +172,14 @@ class Rounds:
         self._push(sorted(fragment for group in chosen for fragment in group), codec)
         return chosen
 
+    def before_last(self, groups: int) -> int:
+        """Of so many groups, how many come in their turn before the last fragment's."""
+        return self._turns.before_last(self._anchors.revisions, self._pending, groups)
+
+    def are_behind(self, fragments: Collection[int]) -> bool:
+        """Whether a push of these alone only catches up (``Turns.are_behind``)."""
+        return self._turns.are_behind(fragments, self._anchors.revisions)
+
     def _push(self, fragments: Collection[int], codec: CodecName) -> None:
         self._turns.pushed(fragments)
         pushes = (self._of_progress(fragment, codec) for fragment in fragments)

@@ -36,7 +36,7 @@ class Trigger:
         """The number of groups that are to be pushed after this inner step."""
         if self._timed is None:
             return max(0, self._cadence.due(self._step))
-        return max(0, self._timed.due(self._seen(self._timed)))
+        return self._due(self._timed)
 
     def due_by(self, settings: RunSettings) -> int:
         """The number that would be due now, had these counted since the last push.
@@ -52,16 +52,21 @@ class Trigger:
         now_s, seconds, least = time.monotonic(), settings.sync_seconds, settings.min_round_steps
         timed = copy(self._timed) if self._timed else Timed(self.groups, seconds, least, now_s)
         timed.adopt(seconds, least, now_s)
-        return max(0, timed.due(self._seen(timed)))
+        return self._due(timed)
 
     def pushed(self, groups: Sequence[Sequence[int]], due: int) -> None:
-        """These were pushed, one after another; ``due`` of them for what was due."""
+        """These were pushed, one after another; ``due`` of them for what was due.
+
+        By time what is behind is pushed beside that: who came amid a round has fragments that are,
+        and if they took the time of others, the last one would come an interval late.
+        """
         if self._timed is None:
             self._cadence.pushed(due, self._step)
             return
         last = self._rounds.fragments[-1]
+        groups = [group for group in groups if not self._rounds.are_behind(group)]
         after_last = next((n for n, group in enumerate(reversed(groups)) if last in group), None)
-        self._timed.pushed(due, self._seen(self._timed), after_last)
+        self._timed.pushed(min(due, len(groups)), self._seen(self._timed), after_last)
 
     def start_over(self) -> None:
         """Nothing is due of what was before."""
@@ -101,6 +106,11 @@ class Trigger:
         timed = Timed(self.groups, settings.sync_seconds, settings.min_round_steps, now_s)
         timed.start_over(now_s, self._rounds.newest)
         return timed
+
+    def _due(self, timed: Timed) -> int:
+        at = self._seen(timed)
+        due = max(0, timed.due(at))
+        return self._rounds.before_last(due) if timed.withholds_last(at) else due
 
     def _seen(self, timed: Timed) -> Instant:
         """Where this replica stands, after ``timed`` has seen what was merged last."""

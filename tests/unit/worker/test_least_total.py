@@ -83,13 +83,12 @@ def test_a_round_without_anybody_s_loss_brings_the_least_total_however_long_step
         Uneven(f"r{number}", step_s, place, groups, overlap, SECONDS)
         for number, step_s in enumerate(steps_s)
     ]
-    joiners = 0
     for number, change in enumerate(changes):
         place.run(place.now_s + change.after_s)
         if change.loses and len(replicas) > 1:
             replicas.pop(place.random.randrange(len(replicas))).die()
         else:
-            name, joiners = f"joiner-{number}", joiners + 1
+            name = f"joiner-{number}"
             replicas.append(Uneven(name, change.step_s, place, groups, overlap, SECONDS))
     place.run(place.now_s + 30.0)
     brought, closed_s = place.brought[-1], [at_s for at_s, _ in place.rounds[-1]]
@@ -105,12 +104,7 @@ def test_a_round_without_anybody_s_loss_brings_the_least_total_however_long_step
             assert steps >= owed.get(name, 0)
         missing = sum(owed[name] for name in before.keys() - after.keys())
         assert sum(after.values()) >= LEAST - missing
-    interval_s = PROLONGED_MAX * SECONDS + (overlap + 2) * slowest_s
-    long_s = [took_s for took_s in lasted_s if took_s > interval_s]
-    # Who came amid a round may have fragments out of step: those behind are pushed first, and the
-    # last one an interval after.
-    assert len(long_s) <= joiners, "nobody hangs"
-    assert max(lasted_s) <= 2 * interval_s, "nor does who waits for a joiner"
+    assert max(lasted_s) <= PROLONGED_MAX * SECONDS + (overlap + 2) * slowest_s, "nobody hangs"
 
 
 @given(st.integers(0, 500), st.lists(st.integers(1, 200), min_size=1, max_size=9))

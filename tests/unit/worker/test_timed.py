@@ -173,13 +173,18 @@ def test_what_the_others_do_meanwhile_is_known_from_the_last_round() -> None:
 def test_nobody_pushes_without_its_part_however_fast_the_others_were() -> None:
     timed = Timed(2, 10.0, 100, 0.0)
     timed.see(Publication(1, 0.0, others=300, in_time=(60, 300), own=0))  # 30 in a second
-    assert timed.due(Instant(10.0, steps=15)) == 1, "the other group is due all the same"
-    assert timed.due(Instant(10.0, steps=16)) == 2, "a sixth of all, of whole steps the fewest"
-    assert timed.due(Instant(10.0 * PROLONGED_MAX, steps=3)) == 2, "and nobody waits longer"
+
+    def withholds(now_s: float, steps: int) -> bool:
+        assert timed.due(Instant(now_s, steps)) == 2, "what is not the last is due all the same"
+        return timed.withholds_last(Instant(now_s, steps))
+
+    assert withholds(10.0, steps=15)
+    assert not withholds(10.0, steps=16), "a sixth of all, of whole steps the fewest"
+    assert not withholds(10.0 * PROLONGED_MAX, steps=3), "and nobody waits longer"
     timed.pushed(2, Instant(10.0, steps=16), 0)
-    assert timed.due(Instant(15.1)) == 1, "it was pushed"
+    assert not timed.withholds_last(Instant(15.1)), "it was pushed"
     timed.start_over(4.0, Publication(2, 0.0, others=300, in_time=(60, 300), own=0))
-    assert timed.due(Instant(10.0, steps=1)) == 2, "who begins anew owes nothing"
+    assert not withholds(10.0, steps=1), "who begins anew owes nothing"
 
 
 def test_what_came_late_tells_how_fast_the_others_are_and_nothing_of_parts() -> None:
@@ -200,8 +205,8 @@ def test_the_forecast_is_for_a_step_more_of_each_of_the_others() -> None:
     assert timed.due(Instant(10.0, steps=71)) == 0
     assert timed.due(Instant(10.0, steps=72)) == 1
     timed.adopt(10.0, 80, 10.0)
-    found = [timed.due(Instant(10.0, steps=steps)) for steps in (66, 67)]
-    assert found == [0, 1], "of another least total from now on; it owes what it owed"
+    withheld = [timed.withholds_last(Instant(10.0, steps=steps)) for steps in (66, 67)]
+    assert withheld == [True, False], "of another least total from now on; it owes what it owed"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,13 @@ class FakeRounds:
     fragments: range = range(4)
     newest: Publication | None = None
     pushed_at: int = 0
+    behind: tuple[list[int], ...] = ()
+
+    def before_last(self, groups: int) -> int:
+        return min(groups, 1)
+
+    def are_behind(self, fragments: list[int]) -> bool:
+        return fragments in self.behind
 
     @property
     def steps_held(self) -> int:
@@ -143,6 +150,29 @@ def test_the_least_total_counts_steps_that_no_push_holds(monkeypatch: pytest.Mon
     assert bench.steps(7) == [0, 0, 0, 0, 0, 1, 0]
     bench.rounds.newest = Publication(1, bench.now_s - 1.0, others=9)  # 3 in a second
     assert bench.steps(1) == [1], "one of ours before, and one since"
+
+
+def test_what_only_catches_up_is_pushed_beside_what_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, sync_seconds=40.0, fragment_groups=2)
+    bench.rounds.newest = Publication(1, bench.now_s)
+    bench.rounds.behind = ([1],)
+    bench.now_s += 40.0
+    assert bench.trigger.due() == 2
+    bench.push(2, [1], [0, 2])
+    assert bench.trigger.due() == 1, "the last one's turn has not come yet"
+    bench.push(1, [1, 3])
+    assert bench.trigger.due() == 0
+
+
+def test_who_owes_steps_pushes_what_comes_before_the_last_fragment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(monkeypatch, sync_seconds=4.0, min_round_steps=100, fragment_groups=4)
+    bench.rounds.newest = Publication(1, bench.now_s, 300, in_time=(7, 300), own=0)
+    bench.now_s += 4.0
+    assert [bench.step(0.01) for _ in range(2)] == [1, 4], "two of a hundred are its part"
 
 
 def test_nothing_is_due_of_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,24 @@ def test_what_is_under_way_may_be_in_the_way_of_the_next_push() -> None:
     assert turns.in_the_way([1, 2, 1, 2, 1], {1, 3}, 2) == [], "the other group is next, twice"
 
 
+def test_how_many_groups_come_before_the_last_fragment_is_seen_as_turns_are() -> None:
+    turns = Turns(5, 4)  # [1], [2], [3] and [0, 4]
+    assert turns.before_last([1, 1, 1, 1, 1], set(), 9) == 3
+    assert turns.before_last([1, 1, 1, 1, 1], set(), 2) == 2, "of so many"
+    assert turns.before_last([1, 1, 1, 1, 1], {1, 2}, 9) == 1
+    assert turns.before_last([1, 2, 1, 1, 1], {2, 3}, 9) == 0, "the first is ahead"
+    assert turns.before_last([1, 1, 1, 1, 1], {0, 1, 2, 3, 4}, 9) == 3, "of the round after it"
+    assert turns.before_last([1, 2, 2, 2, 2], set(), 9) == 4, "the first of all is behind"
+
+
+def test_a_part_of_a_group_that_is_behind_the_last_fragment_only_catches_up() -> None:
+    turns = Turns(5, 2)  # [1, 3] and [0, 2, 4]
+    assert turns.are_behind([1], [2, 1, 2, 2, 2]) and turns.are_behind([0, 2], [1, 2, 1, 2, 2])
+    assert not turns.are_behind([1], [2, 2, 2, 3, 2]), "it is the other that is ahead"
+    assert not turns.are_behind([4], [2, 2, 2, 2, 1]), "what is the last takes an interval"
+    assert not turns.are_behind([1, 3], [2, 1, 2, 1, 2]), "nor is a whole group between others"
+
+
 def test_of_a_group_those_that_are_ahead_sit_one_push_out() -> None:
     assert following([1, 2, 1], set(), 1, 1) == [[0, 2]]
 

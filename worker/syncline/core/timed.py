@@ -126,11 +126,17 @@ class Timed:
             self._start_s, self._taken = min(passed_s, now_s), 0
 
     def due(self, at: Instant) -> int:
-        """The number of groups that are to be pushed now."""
+        """The number of groups that are to be pushed now, but for what ``withholds_last`` says."""
         return min(self._slots(at) - self._taken, self._groups)
+
+    def withholds_last(self, at: Instant) -> bool:
+        """Whether none is pushed from the last fragment's on, since steps are owed for that."""
+        return at.steps < self._owes and self._passed_s(at) < PROLONGED_MAX * self._seconds
 
     def pushed(self, groups: int, at: Instant, after_last: int | None = None) -> None:
         """So many of those due have been; the others stay due, but not twice.
+
+        Pushes that only catch up are none of them (``Turns.are_behind``).
 
         ``after_last``: how many of them after the last group; None: that was not among them.
         """
@@ -139,15 +145,16 @@ class Timed:
         if after_last is not None:
             self._owes = 0
 
+    def _passed_s(self, at: Instant) -> float:
+        """Of the interval, at the end of the next step."""
+        return max(0.0, at.now_s - self._start_s) + at.step_s
+
     def _slots(self, at: Instant) -> int:
-        passed_s = max(0.0, at.now_s - self._start_s) + at.step_s
+        passed_s = self._passed_s(at)
         share = passed_s / self._seconds
         if self._min_steps:
             steps = (at.steps + self._rate * passed_s) / self._aim
-            longest = share / PROLONGED_MAX
-            share = max(min(share, steps), longest)
-            if at.steps < self._owes and longest < 1.0:
-                return min(int(share * self._groups), self._groups - 1)
+            share = max(min(share, steps), share / PROLONGED_MAX)
         return int(share * self._groups)
 
     def _lasted_s(self, newest: Publication) -> float:

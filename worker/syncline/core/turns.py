@@ -17,7 +17,8 @@ Pure. Knows revisions; when a push is due is the cadence's business.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 
 from syncline.core.plan import in_step
 
@@ -62,15 +63,35 @@ class Turns:
         self, revisions: Sequence[int], pending: Collection[int], count: int
     ) -> list[int]:
         """The fragments whose rounds must be over before so many groups can be pushed."""
+        coming = itertools.islice(self._coming(revisions, pending), count)
+        return sorted({f for group, _ in coming for f in group if f in pending})
+
+    def before_last(self, revisions: Sequence[int], pending: Collection[int], count: int) -> int:
+        """Of so many pushes, how many come in their turn before the last fragment's."""
+        last = len(revisions) - 1
+        coming = itertools.islice(self._coming(revisions, pending), count)
+        return sum(1 for _ in itertools.takewhile(lambda turn: last not in turn[1], coming))
+
+    def are_behind(self, members: Collection[int], revisions: Sequence[int]) -> bool:
+        """Whether these, pushed together, are a part of a group that only catches up.
+
+        They stand at an older revision than the last fragment, and the rest of the group does not.
+        """
+        revisions = self._own or revisions
+        is_part = set(members) not in map(set, self.groups)
+        return is_part and max(revisions[fragment] for fragment in members) < revisions[-1]
+
+    def _coming(
+        self, revisions: Sequence[int], pending: Collection[int]
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """The groups whose turns come, and which fragments of each; without end."""
         revisions = self._own or revisions
         stands = [revision + (f in pending) for f, revision in enumerate(revisions)]
-        found: set[int] = set()
-        for _ in range(count):
+        while True:
             group = min(self.groups, key=lambda group: min(stands[f] for f in group))
-            found.update(f for f in group if f in pending)
-            for fragment in in_step(stands, group):
+            yield group, (members := in_step(stands, group))
+            for fragment in members:
                 stands[fragment] += 1
-        return sorted(found)
 
     def following(
         self,
