@@ -59,12 +59,12 @@ class Published:
         ``is_announced``: it is still to be published, and nobody may have it whole until then.
         """
         self.saved, self.codec, self.difference = saved, codec, difference
+        self.is_announced = is_announced
+        """It is still to be published; one that is dropped before that stays so."""
+        self._is_settled = asyncio.Event()
+        """What was announced is published, or dropped."""
         self._published_s: float | None = None
         """When it was, on the clock that ``header`` is told; None: nobody knows."""
-        self._is_settled = asyncio.Event()
-        """Once it is published, or dropped."""
-        if not is_announced:
-            self._is_settled.set()
         self._source, self._in_memory = source, difference
         """The difference until its memory is given back; ``difference`` is None once nobody may
         begin to read it."""
@@ -106,14 +106,9 @@ class Published:
         """How long ago it was published; 0 where nobody knows, or it is still to be."""
         return 0.0 if self._published_s is None else now_s - self._published_s
 
-    @property
-    def is_announced(self) -> bool:
-        """Whether it is still to be published."""
-        return not self._is_settled.is_set()
-
     def publish(self, now_s: float) -> None:
         """From now on it may be had whole; ``now_s`` is on the clock that ``header`` is told."""
-        self._published_s = now_s
+        self.is_announced, self._published_s = False, now_s
         self._is_settled.set()
 
     async def published(self) -> None:
@@ -122,9 +117,9 @@ class Published:
         Raises:
             RevisionGone: it was dropped before that.
         """
-        was_announced = self.is_announced
-        await self._is_settled.wait()
-        if was_announced and self._published_s is None:
+        if self.is_announced:
+            await self._is_settled.wait()
+        if self.is_announced:
             raise RevisionGone("It was dropped before it was published.")
 
     def cuts(self, where: Extent) -> Iterator[Spans]:

@@ -219,11 +219,15 @@ def test_what_is_announced_and_never_published_has_no_end() -> None:
         shelf.put(0, sent(pb.CODEC_FP32))
         value = Published(Saved(revision=1), pb.CODEC_FP32, SOURCE, is_announced=True)
         shelf.announce(1, value)
-        ending = asyncio.create_task(Loan(shelf, 1, value).published())
+        loan = Loan(shelf, 1, value)
+        ending = asyncio.create_task(loan.published())
         await asyncio.sleep(0)
         shelf.end("put away", 0)
         with pytest.raises(NewestNamed, match="^put away"):
             await ending
+        assert not loan.is_to_end, "for who was in the midst of it, and may go on for a while"
+        with pytest.raises(NewestNamed, match="^put away"):
+            await loan.published()
 
     asyncio.run(scenario())
 
