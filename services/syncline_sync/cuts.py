@@ -13,8 +13,20 @@ CUT_SPANS = 1 << 16
 """Of a chunk: with 16 bytes each, 1 MiB for each pull whose turn it is."""
 
 
-def chunk_spans(where: Extent, full: int) -> Iterator[Spans]:
-    """The spans of each chunk of a shard, in payload order: of ``full`` elements but for the last.
+class Cuts(Iterator[Spans]):
+    """The spans of each chunk of a shard, in payload order, made when they are drawn."""
+
+    def __init__(self, elements: int, spans: Iterator[Spans]) -> None:
+        self.elements = elements
+        """Of each chunk but the last, which may have fewer."""
+        self._spans = spans
+
+    def __next__(self) -> Spans:
+        return next(self._spans)
+
+
+def chunk_spans(where: Extent, full: int) -> Cuts:
+    """Cut a shard into chunks of ``full`` elements but for the last.
 
     Of fewer where a shard has loops and its spans are short: see ``CUT_SPANS``. Rows without loops
     count for that only where they are more than ``FEW_SPANS``. Each step may be heavy where all
@@ -24,8 +36,9 @@ def chunk_spans(where: Extent, full: int) -> Iterator[Spans]:
         lengths, looped = where.rows[:, 1], where.depths > 0
         single = looped.size - np.count_nonzero(looped)
         shortest = int((lengths[looped] if single <= FEW_SPANS else lengths).min())
-        return _made(where, min(full, CUT_SPANS * shortest))
-    return _cut(where.spans(), full)
+        elements = min(full, CUT_SPANS * shortest)
+        return Cuts(elements, _made(where, elements))
+    return Cuts(full, _cut(where.spans(), full))
 
 
 def _made(where: Extent, full: int) -> Iterator[Spans]:

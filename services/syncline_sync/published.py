@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from syncline_proto.errors import RevisionGone, StoreDamaged
 from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Saved
-from syncline_sync.cuts import chunk_spans
+from syncline_sync.cuts import Cuts, chunk_spans
 from syncline_sync.pool import compute
 from syncline_sync.report import pushed
 from syncline_sync.sources import FEW_SPANS, Difference, Source
@@ -122,8 +121,8 @@ class Published:
         if self.is_announced:
             raise RevisionGone("It was dropped before it was published.")
 
-    def cuts(self, where: Extent) -> Iterator[Spans]:
-        """The spans of each chunk of a shard, in payload order; as heavy as ``chunk_spans``."""
+    def cuts(self, where: Extent) -> Cuts:
+        """A shard's chunks; as heavy as ``chunk_spans``."""
         return chunk_spans(where, chunk_elements(self.codec, PULLED_BYTES_MAX))
 
     async def read(

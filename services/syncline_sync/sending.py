@@ -7,7 +7,7 @@ whose turn it is, ``senders.py`` says. The last one waits until the value is pub
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ from syncline_proto.codec import Bytes
 from syncline_proto.errors import Unreachable
 from syncline_proto.parts import Chunk, write_chunk
 from syncline_proto.spans import Extent, Spans
+from syncline_sync.cuts import Cuts
 from syncline_sync.patience import Patience, patience
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.senders import Senders
@@ -42,9 +43,7 @@ class Sending:
             RevisionGone: the reader has taken too long, or the value is not published after all.
         """
         cuts, wait_s = self.loan.cuts(where), self.run.settings.timeouts.call_s
-        heavy = where.span_count > FEW_SPANS
-        left = where.elements
-        ahead = list[Spans]()  # of the next chunk, and not kept while that goes
+        left, heavy = where.elements, where.span_count > FEW_SPANS
         if not left:
             await self.loan.published()
         try:
@@ -52,40 +51,36 @@ class Sending:
                 its.begin()
                 await self.write(head)
             while left:
+                if left <= cuts.elements:  # before its turn: nobody else's is taken up by this
+                    await self.loan.published()
                 async with senders.turn(self.run.name) as end_s, patience(wait_s) as its:
                     while left and time.monotonic() < end_s:
-                        ahead = ahead or [await self._next(cuts, heavy=heavy)]
-                        count = int(ahead[0][:, 1].sum())
-                        if count == left and not self.loan.is_to_end:
+                        if left <= cuts.elements and not self.loan.is_to_end:
                             break
-                        left -= count
-                        await self._send(ahead.pop(), its)
-                if ahead:  # nobody else's turn is taken up by this
-                    await self.loan.published()
+                        left -= await self._send_next(cuts, its, heavy=heavy)
         except TimeoutError:
             why = f"pull: nothing was taken for {wait_s:g} s; pull again."
             raise Unreachable(why) from None
 
-    async def _next(self, cuts: Iterator[Spans], *, heavy: bool) -> Spans:
-        """The spans of the next chunk; ``heavy`` ones are cut in the pool."""
-        return await self.shared.compute(next, cuts) if heavy else next(cuts)
-
-    async def _send(self, spans: Spans, its: Patience) -> None:
-        """Send a chunk.
+    async def _send_next(self, cuts: Cuts, its: Patience, *, heavy: bool) -> int:
+        """Send a chunk; return its elements. ``heavy`` ones are cut in the pool.
 
         Raises:
             TimeoutError: the reader has not taken enough of what came before it, for too long.
         """
+        spans = await self.shared.compute(next, cuts) if heavy else next(cuts)
         self.loan.check(time.monotonic(), self.run.settings.timeouts.give_up_s)
         shared = self.shared
         data = await self.loan.read(spans, shared.pool, shared.disk.readers)
         part, size = self._sealed(spans, data)
+        elements = int(spans[:, 1].sum())
         del spans, data  # the reader may take long
         self.shared.lull.moved()
         its.begin()
         await self.write(part)
         its.end()
         self.run.metrics.moved("down", size)
+        return elements
 
     def _sealed(self, spans: Spans, data: Bytes) -> tuple[bytes, int]:
         """The message of a chunk, and its payload's size; that is not kept while it waits."""

@@ -8,7 +8,6 @@ no such revision until it is published. Decides nothing else.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
@@ -16,7 +15,7 @@ from syncline_proto.codec import DIFFERENCE_ELEMENTS, Bytes, crc32c
 from syncline_proto.errors import RevisionGone
 from syncline_proto.spans import Extent, Spans
 from syncline_sync.core.record import KEPT
-from syncline_sync.cuts import chunk_spans
+from syncline_sync.cuts import Cuts, chunk_spans
 from syncline_sync.pool import compute
 from syncline_sync.published import Published
 from syncline_sync.sources import FEW_SPANS, Difference
@@ -195,8 +194,8 @@ class Loan:
         except RevisionGone:
             raise self._shelf.gone(self._number) from None
 
-    def cuts(self, where: Extent) -> Iterator[Spans]:
-        """The spans of each chunk of a shard, in payload order; as heavy as ``chunk_spans``."""
+    def cuts(self, where: Extent) -> Cuts:
+        """A shard's chunks; as heavy as ``chunk_spans``."""
         if self._difference is not None:
             few = where.span_count <= FEW_CUT_SPANS
             return chunk_spans(where, LONG_DIFFERENCE_ELEMENTS if few else DIFFERENCE_ELEMENTS)

@@ -12,8 +12,10 @@ import pytest
 from syncline_proto.codec import decode
 from syncline_proto.layout import Layout
 from syncline_proto.settings import RunSettings
+from syncline_proto.spans import Spans
 from syncline_proto.status import PUBLISHED_TRAILER
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.cuts import Cuts
 from syncline_sync.store import RunStore
 from syncline_testing.service import RUN, Service, flat_layout, service
 from syncline_testing.slow_disk import SlowDisk
@@ -109,6 +111,35 @@ def test_a_reader_has_all_but_the_end_while_the_disk_is_slow(
             assert PUBLISHED_TRAILER not in dict(await later.trailing_metadata())
             expected = start(layout) - np.float32(0.5)
             assert np.array_equal(reader.values, expected[: 0 if header_only else None])
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_cut_for_who_waits_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any number may wait, and the spans of a chunk may be a MiB."""
+    drawn: list[int] = []
+    draw = Cuts.__next__
+
+    def watched(cuts: Cuts) -> Spans:
+        spans = draw(cuts)
+        drawn.append(len(spans))
+        return spans
+
+    async def scenario() -> None:
+        async with service(tmp_path, SETTINGS) as s:
+            with SlowDisk(monkeypatch, "r00000001") as disk:
+                await pushed(s, LONG)
+                await disk.until(lambda d: bool(d.at_once))
+                monkeypatch.setattr(Cuts, "__next__", watched)
+                reader = Reader(s)
+                end = await reader.until_held_back(MOST)
+                assert len(drawn) == 3
+                disk.open()
+                assert await end
+            assert len(drawn) == 4
+            assert not await reader.on()
 
     asyncio.run(scenario())
 
