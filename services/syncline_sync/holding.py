@@ -12,28 +12,26 @@ array of its own, of bf16, and the newest difference is kept: 3.75 times the par
 and when a round ends, is decided elsewhere.
 
 A round is on the disk before it is published: while it is written it is announced, and who pulls it
-has all but its end. Or it is written behind that, and the next outer step waits for it: parameters
-and momentum stay as they are while they are written, and only the newest revision is ever without
-its file. Pushes fold into the third array meanwhile. That is written, and older files are removed,
-once no values move, for a while, or when the next outer step asks for it (``lull``).
+has all but its end. Or it is written behind that (``behind``), and the next outer step waits for
+it: parameters and momentum stay as they are while they are written, and only the newest revision is
+ever without its file. Pushes fold into the third array meanwhile. Older files are removed behind,
+either way.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from syncline_proto.codec import Float32, UInt16, advance, publish
-from syncline_proto.errors import StoreError
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.behind import Behind
 from syncline_sync.core import direction, merge
 from syncline_sync.core.radial import Radii
 from syncline_sync.core.record import Closing, Kind, Saved
@@ -92,13 +90,8 @@ class Holding:
         self.gradients = Shelf(f"fragment {number}: gradient step")
         self._edges, self._numel = edges, edges[-1]
         self._store, self._pool, self._disk = stored.store, pool, disk
-        self._lull, self._commit_seconds, self._fail = lull, commit_seconds, fail
-        self._writing: asyncio.Task[None] | None = None
-        """What is done behind at the disk, or was last."""
-        self._hurry = asyncio.Event()
-        """Of that: somebody waits for it."""
-        self._may_be_behind = False
-        """Whether the store has been told that it may be."""
+        self._behind = Behind(stored.store, disk, lull, fail)
+        self._commit_seconds = commit_seconds
         self._parameters: Float32 = stored.parameters
         self._momentum: Float32 = stored.momentum
         # The third array is one of these two, according to the life it is in, or not made yet.
@@ -211,14 +204,14 @@ class Holding:
         kept = reports(outcome)
         value = await self._made(closing.saved, difference)
         if closing.behind:
-            await self._fall_behind()
+            await self._behind.mark()
             self._publish(value)
-            self._do_behind(self._commit_and_sweep, closing.saved, kept)
+            self._behind.do(self._commit_and_sweep, closing.saved, kept)
         else:
             self.revisions.announce(closing.saved.revision, value)
             await self._write(self._commit, closing.saved, kept)
             self._publish(value)
-            self._do_behind(self._store.sweep)
+            self._behind.do(self._store.sweep)
 
     async def written(self) -> None:
         """Wait until everything that is published is on the disk, and nothing is done there.
@@ -226,34 +219,11 @@ class Holding:
         Raises:
             StoreError: the disk has refused it.
         """
-        if self._writing is not None:
-            self._hurry.set()
-            await asyncio.shield(self._writing)
+        await self._behind.done()
 
     async def end(self) -> None:
         """Nothing more will come: see all on the disk, where it takes it."""
-        if self._writing is not None:
-            self._hurry.set()
-            await asyncio.wait({self._writing})
-            if self._writing.exception() is None:
-                with suppress(StoreError):  # the mark stays, and costs replicas a pull
-                    await self._write(self._store.catch_up)
-
-    async def _fall_behind(self) -> None:
-        """Have it said in the store, once, before anybody sees what the disk has not."""
-        if not self._may_be_behind:
-            await self._write(self._store.fall_behind)
-            self._may_be_behind = True
-
-    def _do_behind(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Do it at the disk in a lull; what comes next waits for it with ``written``."""
-        self._hurry = asyncio.Event()
-        self._writing = asyncio.create_task(self._in_lull(partial(work, *args, **kwargs)))
-        self._writing.add_done_callback(self._see_written)
-
-    async def _in_lull(self, work: Callable[[], object]) -> None:
-        await self._lull.wait(self._hurry)
-        await self._write(work)
+        await self._behind.end()
 
     async def _made(self, saved: Saved, difference: Difference | None) -> Published:
         """The new revision as it is to be pulled; the one before is read from its file."""
@@ -268,11 +238,6 @@ class Holding:
     def _publish(self, value: Published) -> None:
         value.publish(time.monotonic())
         self.revisions.put(value.saved.revision, value)
-
-    def _see_written(self, writing: asyncio.Task[None]) -> None:
-        error = None if writing.cancelled() else writing.exception()
-        if error is not None:
-            self._fail(error)
 
     def _forget_first(self) -> None:
         first, self._first = self._first, []
@@ -388,7 +353,7 @@ class Holding:
         self.gradients.put(closing.saved.gradient_step, value)
 
     async def _hold(self, shelf: Shelf) -> None:
-        """A commit removes the oldest file: whoever reads that goes on to."""
+        """What a commit replaces is removed: whoever reads its file goes on to."""
         for _, value in shelf.values:
             await value.hold(self._disk.readers)
 
