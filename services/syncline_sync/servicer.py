@@ -142,7 +142,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     ) -> None:
         # Written, not yielded: a generator would keep its last chunk while it waits to send.
         try:
-            await self._pull(request, context)
+            ago_s = await self._pull(request, cast(Write, context.write))
+            if ago_s is not None:
+                context.set_trailing_metadata(((PUBLISHED_TRAILER, f"{ago_s:.6f}"),))
             return
         except SynclineError as error:
             told = bare(error)
@@ -161,7 +163,13 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             fragments=run.states(),
         )
 
-    async def _pull(self, request: pb.PullRequest, context: PullContext) -> None:
+    async def _pull(self, request: pb.PullRequest, write: Write) -> float | None:
+        """Answer with ``write``.
+
+        Returns:
+            How long ago (s) the revision was published, where the header could not say: it was
+            still to be. Else None.
+        """
         run = await self._host.run(_name("run", request.run))
         runner = self._runner(run, request.fragment)
         if request.replica:
@@ -182,11 +190,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         difference_from = request.held if difference else ""
         header = value.header(where.elements, whose, time.monotonic(), difference_from)
         head = pb.PullResponse(header=header).SerializeToString()
-        named, write = (
-            value.saved.revision if number is None else number,
-            cast(Write, context.write),
-        )
         was_announced = value.is_announced
+        named = value.saved.revision if number is None else number
         # What is lent stays as it is, so from before the header says what comes.
         with Loan(shelf, named, value, difference) as loan:
             if request.header_only:
@@ -195,9 +200,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             else:
                 sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
                 await sending.send(head, where, self._senders)
-        if was_announced:
-            ago_s = value.ago_s(time.monotonic())
-            context.set_trailing_metadata(((PUBLISHED_TRAILER, f"{ago_s:.6f}"),))
+        return value.ago_s(time.monotonic()) if was_announced else None
 
     def _runner(self, run: RunHost, fragment: int) -> Runner:
         """The runner of one of the run's fragments.
