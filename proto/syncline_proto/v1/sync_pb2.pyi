@@ -803,7 +803,8 @@ class PullHeader(_message.Message):
     """
     published_ago_s: _builtins.float
     """How long ago this revision was published, in seconds of the service's own clock, when the header
-    was made. 0 where nobody knows: another process published it; and for mean gradients.
+    was made. 0 where it was still to be; where nobody knows, as another process published it; and
+    for mean gradients.
     """
     @_builtins.property
     def contributions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Contribution]:

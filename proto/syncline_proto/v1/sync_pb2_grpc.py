@@ -99,7 +99,9 @@ class SyncServiceServicer(object):
     def Pull(self, request, context):
         """Streams one rank's boxes of a published revision: a header, then chunks in order.
 
-        Waits until that revision is published, as long as the call's deadline allows.
+        Waits until that revision is published, as long as the call's deadline allows. All but the last
+        chunk may come while it is still being written: what came counts once the call has ended OK, and
+        the trailer `syncline-published-ago-s` then tells what the header could not.
         Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED), NOT_FOUND
         (RUN_UNKNOWN), PERMISSION_DENIED (LEASE_LOST: a newer incarnation of the replica holds the
         lease), INVALID_ARGUMENT, DEADLINE_EXCEEDED (not published yet: ask again).

@@ -62,7 +62,9 @@ class SyncServiceStub:
     Pull: _grpc.UnaryStreamMultiCallable[_sync_pb2.PullRequest, _sync_pb2.PullResponse]
     """Streams one rank's boxes of a published revision: a header, then chunks in order.
 
-    Waits until that revision is published, as long as the call's deadline allows.
+    Waits until that revision is published, as long as the call's deadline allows. All but the last
+    chunk may come while it is still being written: what came counts once the call has ended OK, and
+    the trailer `syncline-published-ago-s` then tells what the header could not.
     Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED), NOT_FOUND
     (RUN_UNKNOWN), PERMISSION_DENIED (LEASE_LOST: a newer incarnation of the replica holds the
     lease), INVALID_ARGUMENT, DEADLINE_EXCEEDED (not published yet: ask again).
@@ -103,7 +105,9 @@ class SyncServiceAsyncStub(SyncServiceStub):
     Pull: _aio.UnaryStreamMultiCallable[_sync_pb2.PullRequest, _sync_pb2.PullResponse]  # type: ignore[assignment]
     """Streams one rank's boxes of a published revision: a header, then chunks in order.
 
-    Waits until that revision is published, as long as the call's deadline allows.
+    Waits until that revision is published, as long as the call's deadline allows. All but the last
+    chunk may come while it is still being written: what came counts once the call has ended OK, and
+    the trailer `syncline-published-ago-s` then tells what the header could not.
     Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED), NOT_FOUND
     (RUN_UNKNOWN), PERMISSION_DENIED (LEASE_LOST: a newer incarnation of the replica holds the
     lease), INVALID_ARGUMENT, DEADLINE_EXCEEDED (not published yet: ask again).
@@ -159,7 +163,9 @@ class SyncServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_sync_pb2.PullResponse], _abc.AsyncIterator[_sync_pb2.PullResponse]]:
         """Streams one rank's boxes of a published revision: a header, then chunks in order.
 
-        Waits until that revision is published, as long as the call's deadline allows.
+        Waits until that revision is published, as long as the call's deadline allows. All but the last
+        chunk may come while it is still being written: what came counts once the call has ended OK, and
+        the trailer `syncline-published-ago-s` then tells what the header could not.
         Idempotent. Errors: FAILED_PRECONDITION (REVISION_GONE, EPOCH_CHANGED), NOT_FOUND
         (RUN_UNKNOWN), PERMISSION_DENIED (LEASE_LOST: a newer incarnation of the replica holds the
         lease), INVALID_ARGUMENT, DEADLINE_EXCEEDED (not published yet: ask again).
