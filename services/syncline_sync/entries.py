@@ -1,6 +1,7 @@
 """What a fragment's files are, as values: a head's rows, whose they are, what is read of them.
 
-Reads and writes nothing (``fragment_store``), but knows which arrays a file of each kind has.
+Reads and writes nothing (``fragment_store``), but knows which arrays a file of each kind has, and
+makes them anew as they lie in it, from where a commit takes them without a copy (``placed``).
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from syncline_proto.codec import Float32, UInt16
 from syncline_proto.reports import RoundReport
 from syncline_sync.core.record import Saved
 from syncline_sync.files import Array, Tensor
+from syncline_sync.memory import placed
 
 _FILE = re.compile(r"[rgo][0-9]{8,20}(\.[0-9]+)?\.safetensors")
 
@@ -89,6 +93,21 @@ class Loaded:
     def saved(self) -> Saved:
         """What was saved with the last round."""
         return (self.gradients or self.revisions)[-1]
+
+
+def new_parameters(numel: int) -> Float32:
+    """Zeros, fp32 [numel]: the first array of a revision's file."""
+    return placed(numel, np.float32, 0)
+
+
+def new_momentum(numel: int) -> Float32:
+    """Zeros, fp32 [numel]: the array behind the parameters."""
+    return placed(numel, np.float32, 4 * numel)
+
+
+def new_published(numel: int) -> UInt16:
+    """Zeros, bf16 as bits [numel]: the array behind these two, where there is one."""
+    return placed(numel, np.uint16, 8 * numel)
 
 
 def check_arrays(

@@ -37,9 +37,8 @@ from syncline_sync.core.radial import Radii
 from syncline_sync.core.record import Closing, Kind, Saved
 from syncline_sync.core.squares import Squares
 from syncline_sync.disk import Disk
-from syncline_sync.entries import Entry
+from syncline_sync.entries import Entry, new_momentum, new_parameters, new_published
 from syncline_sync.lull import Lull
-from syncline_sync.memory import placed
 from syncline_sync.pool import P, T, compute
 from syncline_sync.published import Published
 from syncline_sync.shelf import Shelf
@@ -251,7 +250,7 @@ class Holding:
                 if not (is_sent_as_it_is(value.codec) or value.saved.is_by_difference):
                     await value.move(Plain(self._parameters, value.codec))
             spare, self._spare = self._spare, None
-            self._accumulator = placed(self._numel, np.float32, 0) if spare is None else spare
+            self._accumulator = new_parameters(self._numel) if spare is None else spare
         return self._accumulator
 
     async def _to_advance(self, closing: Closing) -> tuple[UInt16 | None, memoryview | None]:
@@ -286,7 +285,7 @@ class Holding:
         if closing.kind is Kind.PARAMETERS:
             before = self._parameters
             self._parameters, self._spare = accumulator, before if before.size else None
-            self._momentum = placed(self._numel, np.float32, 4 * self._numel)
+            self._momentum = new_momentum(self._numel)
             return None, None
         arrays = self._parameters, self._momentum, accumulator
         weight, outer = closing.total_weight, closing.outer
@@ -319,9 +318,7 @@ class Holding:
 
     async def _publish_anew(self) -> None:
         """Publish the parameters whole, in memory of their own from now on."""
-        self._sent = (
-            placed(self._numel, np.uint16, 8 * self._numel) if self._sent is None else self._sent
-        )
+        self._sent = new_published(self._numel) if self._sent is None else self._sent
         await self._compute(publish, self._sent, self._parameters)
 
     async def _read_newest_from_file(self) -> None:

@@ -13,8 +13,8 @@ from syncline_proto.codec import CODEC_BY_NAME, Float32, UInt16, codec_of, encod
 from syncline_proto.reports import RoundReport
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Saved
+from syncline_sync.entries import new_parameters
 from syncline_sync.fragment_store import FragmentStore
-from syncline_sync.memory import placed
 from syncline_sync.published import Published
 from syncline_sync.sources import Sent
 
@@ -106,7 +106,7 @@ def sent_of(
     if is_sent_as_it_is(codec):
         return Sent(encode(values, codec), codec), spare
     written = codec_of(codec)
-    spare = placed(values.size, np.float32, 0) if spare is None else spare
+    spare = new_parameters(values.size) if spare is None else spare  # which it may be one day
     into = spare.view(np.uint8)[: written.size(values.size)]
     written.encode_into(values, into)
     return Sent(into.data, codec), spare

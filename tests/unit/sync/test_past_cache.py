@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ import pytest
 from syncline_proto.codec import Bytes, crc32c
 from syncline_proto.codec.base import UInt8
 from syncline_sync import past_cache
+from syncline_sync.core.record import Saved
+from syncline_sync.entries import Place, new_momentum, new_parameters, new_published
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.memory import BLOCK, placed
 from syncline_sync.past_cache import PIECE_BYTES, write_parts
 
@@ -82,16 +86,23 @@ def test_only_what_fills_no_block_goes_through_the_cache(
     assert acts == [(may, PIECE_BYTES), (may, 16_384), (False, 3_616)]
 
 
-def written(parts: list[Bytes], path: Path, monkeypatch: pytest.MonkeyPatch) -> list[UInt8]:
-    """What the disk was given to write ``parts``; they are in the file then, whole."""
+@contextmanager
+def noted(monkeypatch: pytest.MonkeyPatch) -> Generator[list[UInt8]]:
+    """What the disk is given to write, in the block."""
     given: list[UInt8] = []
 
-    def noted(file: int, data: memoryview) -> int:
+    def note(file: int, data: memoryview) -> int:
         given.append(np.frombuffer(data, np.uint8))
         return write(file, data)
 
-    with path.open("wb", buffering=0) as file, monkeypatch.context() as patch:
-        patch.setattr(os, "write", noted)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", note)
+        yield given
+
+
+def written(parts: list[Bytes], path: Path, monkeypatch: pytest.MonkeyPatch) -> list[UInt8]:
+    """What the disk was given to write ``parts``; they are in the file then, whole."""
+    with path.open("wb", buffering=0) as file, noted(monkeypatch) as given:
         done = write_parts(file.fileno(), parts)
     whole = b"".join(bytes(part) for part in parts)
     assert done == (len(whole), crc32c(whole))
@@ -109,15 +120,29 @@ def test_what_lies_as_in_the_file_is_written_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numel, rng = 1_500_007, np.random.default_rng(0)
-    arrays = [placed(numel, np.float32, 0), placed(numel, np.float32, 4 * numel)]
+    arrays = [new_parameters(numel), new_momentum(numel)]
     for array in arrays:
         array[:] = rng.standard_normal(numel, np.float32)
-    sent = placed(numel, np.uint16, 8 * numel)
+    sent = new_published(numel)
     sent[:] = rng.integers(0, 1 << 16, numel, np.uint16)
     parts = [bytes(BLOCK), *(array.data.cast("B") for array in (*arrays, sent))]
     assert copied(written(parts, tmp_path / "f", monkeypatch), parts) <= 4 * BLOCK
     shifted = [b"a header of another length", *parts[1:]]
     assert copied(written(shifted, tmp_path / "g", monkeypatch), shifted) == sum(map(len, shifted))
+
+
+def test_a_commit_copies_no_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that are new, and not those that a start has read."""
+    numel = 1_500_007
+    store = FragmentStore(tmp_path / "f", Place(run="r", fragment=0, layout="l", numel=numel))
+    arrays = new_parameters(numel), new_momentum(numel), new_published(numel)
+    for revision in range(2):
+        with noted(monkeypatch) as given:
+            store.commit(Saved(revision=revision, down="int8"), *arrays)
+        assert copied(given, [array.data.cast("B") for array in arrays]) <= 5 * BLOCK
+        loaded = store.load()
+        assert loaded is not None and loaded.published is not None
+        arrays = loaded.parameters, loaded.momentum, loaded.published
 
 
 @pytest.mark.parametrize("seed", range(20))
