@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import systems
-from disk import NotWritten, wait_until_removed, wait_until_written
+from disk import StillBusy, wait_until_removed, wait_until_written
 from syncline.launch.ports import free_ports
 from syncline.launch.processes import Crew, Process, describe_exit
 from turns import Referee, Round, RoundFailed
@@ -135,7 +135,7 @@ class Contest:
         try:
             wait_until_written(folder, f"store-*/runs/{OURS}/*/head.json", self._ours_done)
             wait_until_removed(folder, "store-*/runs/*/*/head.json")
-        except NotWritten as error:
+        except StillBusy as error:
             raise RoundFailed(str(error)) from error
 
     def _give_up(self, peer: str, error: RoundFailed) -> None:

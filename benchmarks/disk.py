@@ -18,15 +18,15 @@ FILE = re.compile(r"r(\d{8})\.safetensors")
 LIMIT_S, LOOK_S = 60.0, 0.02
 
 
-class NotWritten(Exception):
-    """It took too long."""
+class StillBusy(Exception):
+    """The disk had something to do for too long."""
 
 
 def wait_until_written(folder: Path, heads: str, revision: int) -> None:
     """Until the newest revision of every fragment is this one; ``heads`` is a pattern of files.
 
     Raises:
-        NotWritten: it is not, within a minute.
+        StillBusy: it is not, within a minute.
     """
 
     def others() -> str:
@@ -40,7 +40,7 @@ def wait_until_removed(folder: Path, heads: str) -> None:
     """Until no fragment has more revisions than it keeps; ``heads`` is a pattern of their files.
 
     Raises:
-        NotWritten: one has, for a minute.
+        StillBusy: one has, for a minute.
     """
 
     def older() -> str:
@@ -55,7 +55,7 @@ def _wait_while(left: Callable[[], str]) -> None:
     end = time.monotonic() + LIMIT_S
     while what := left():
         if time.monotonic() > end:
-            raise NotWritten(what)
+            raise StillBusy(what)
         time.sleep(LOOK_S)
 
 

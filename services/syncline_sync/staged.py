@@ -146,7 +146,6 @@ class Staged:
                     f"{name}: rank {theirs.rank} says {getattr(theirs, name)} where rank "
                     f"{ours.rank} of the same push said {getattr(ours, name)}."
                 )
-
         if ours.data != theirs.data:
             raise InvalidRequest(
                 f"data: rank {theirs.rank} names other sequences than rank {ours.rank} did of the "

@@ -30,7 +30,6 @@ statistics start anew, if most replicas, too, were excluded that often in a row.
 DEVIATION_FLOOR = 0.05
 """Smallest deviation, in means: replicas that agree to a hair must not exclude each other."""
 
-
 NORM_LIMIT = 1e20
 """A norm over this is as good as infinite: weighed and summed it could leave fp32's range."""
 
