@@ -46,8 +46,9 @@ log = structlog.get_logger()
 class FragmentStore:
     """The files of one fragment. Not for two writers at once."""
 
-    def __init__(self, folder: Path, place: Place) -> None:
-        self.folder, self.place = folder, place
+    def __init__(self, folder: Path, place: Place, beside: int = 0) -> None:
+        """``beside``: elements of the fragments whose files lie beside it on the disk."""
+        self.folder, self.place, self.beside = folder, place, beside
         self._begun = folder.with_name(folder.name + ".begun")
         self._behind = folder.with_name(folder.name + ".behind")
         self._entries: list[Entry] = []
@@ -80,7 +81,8 @@ class FragmentStore:
 
         ``published`` is for int8 down: bf16 as bits, the value from which the next one follows.
         ``reports`` of rounds are JSON, for a start that has to tell them again. What it replaces
-        is left to ``sweep``: to remove a long file takes a fifth as long as to write one.
+        is left to ``sweep``, where the disk has room meanwhile: to remove a long file takes a fifth
+        as long as to write one.
         """
         name = self._unused(f"r{saved.revision:08d}")
         tensors: dict[str, Tensor] = {"parameters": parameters, "momentum": momentum}
@@ -89,6 +91,8 @@ class FragmentStore:
         # Mean gradients and offers end with the synchronous phase: no later revision names any.
         kept = [e for e in self._entries if not e.alone][: KEPT - 1]
         self._commit(tensors, saved, Entry(name, saved.revision, 0, 0, 0), kept, reports)
+        if not self._has_room():
+            self.sweep()
 
     def commit_gradient(self, saved: Saved, gradient: Float32, reports: Sequence[str] = ()) -> None:
         """Make a mean gradient durable; the parameters' file stays as it is."""
@@ -254,6 +258,15 @@ class FragmentStore:
         entries = [replace(entry, bytes=size, crc32c=crc), *kept]
         self.name(entries)
         make_mark(self._begun)
+
+    def _has_room(self) -> bool:
+        """Whether the disk takes another file of each fragment, before any is removed."""
+        files = 1.0 + self.beside / max(1, self.place.numel)
+        try:
+            disk = os.statvfs(self.folder)
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize >= files * self._entries[0].bytes
 
     def _unused(self, stem: str) -> str:
         """A file name that the head does not name: what counts is never written over.

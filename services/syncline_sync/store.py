@@ -134,7 +134,11 @@ class RunStore:
             Place(run=self.run, fragment=i, layout=fingerprint, numel=layout.fragments[i].numel)
             for i in (range(len(layout.fragments)) if numbers is None else numbers)
         ]
-        return [FragmentStore(self.folder / f"{place.fragment:05d}", place) for place in places]
+        numel = sum(place.numel for place in places)
+        return [
+            FragmentStore(self.folder / f"{place.fragment:05d}", place, numel - place.numel)
+            for place in places
+        ]
 
     def _save(self, name: str, body: str) -> None:
         replace_file(self.folder / name, SEAL.close(body))

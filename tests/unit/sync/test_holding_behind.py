@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from syncline_proto.errors import StoreError
 from syncline_sync import lull
 from syncline_sync.core.record import Kind
 from syncline_sync.fragment_store import FragmentStore
-from syncline_testing.held import PLACE, Fragment, run, values
+from syncline_testing.held import NUMEL, PLACE, Fragment, run, values
 from syncline_testing.slow_disk import SlowDisk
 
 FIRST = "r00000001.safetensors"
@@ -185,3 +187,31 @@ def test_a_disk_that_refuses_is_told_at_once_and_the_store_remembers_it(
         assert on_disk(tmp_path) == [0]
 
     run(tmp_path, scenario, behind=True)
+
+
+@pytest.mark.parametrize(("room", "kept"), [(3.1, 3), (2.9, 2)])
+def test_an_old_file_stays_for_a_while_only_where_all_fragments_have_room_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float, kept: int
+) -> None:
+    """``room`` is free, in files as long as this fragment's; two more are beside it."""
+    folder = tmp_path / "00000"
+
+    def left(_: Path) -> SimpleNamespace:
+        size = max(path.stat().st_size for path in folder.glob("r*"))
+        return SimpleNamespace(f_bavail=int(room * size), f_frsize=1)
+
+    monkeypatch.setattr(os, "statvfs", left)
+    monkeypatch.setattr(lull, "LATEST_S", 600.0)
+    monkeypatch.setattr(lull, "QUIET_S", 600.0)
+
+    async def scenario(f: Fragment) -> None:
+        f.store.beside = 2 * NUMEL
+        await f.offer(values(1))
+        f.lull.moved()
+        for seed in (2, 3):
+            await f.round(values(seed))
+        assert len(list(folder.glob("r*"))) == kept
+        await f.holding.written()
+        assert len(list(folder.glob("r*"))) == 2
+
+    run(tmp_path, scenario)
