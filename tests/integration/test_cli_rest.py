@@ -237,22 +237,22 @@ def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> N
     post(control, "/v1/runs", {"name": "hurt"})
     said = "Run hurt is not served: head.json is damaged."
     reports = "/v1/runs/hurt/reports"
-    before = {
-        "fragment": 0, "fragment_name": "f", "kind": "pseudo-gradient", "revision": 1,
-        "committed_at": time.time() + 600, "seconds": 0.1,
-    }  # fmt: skip
-    post(control, reports, {"rounds": [before]})  # by a clock that is ahead
+    rounds = [
+        {"fragment": fragment, "fragment_name": "f", "kind": "pseudo-gradient", "revision": 1,
+         "committed_at": time.time() + 600, "seconds": 0.1} for fragment in (0, 1)
+    ]  # fmt: skip
+    post(control, reports, {"rounds": rounds})  # by a clock that is ahead
     post(control, reports, {"events": [{"kind": "run.damaged", "message": said}]})
-    later = [{"kind": "some.thing", "message": str(number)} for number in range(501)]
-    post(control, reports, {"events": later})
+    post(control, reports, {"events": [{"kind": "some.thing", "message": "else"}] * 501})
     (event,) = shell.json("status")["damaged"]
     assert (event["run"], event["message"]) == ("hurt", said)
     assert f"{said} That was at" in " ".join(shell("status")[1].split())
-    doctor = shell.json("doctor")
-    assert [one["verdict"] for one in doctor["checks"] if one["what"] == said] == ["warn"]
-    since = {**before, "revision": 2, "committed_at": event["time"] - 600}  # and now behind
-    post(control, reports, {"rounds": [since]})
-    assert shell.json("status")["damaged"] == []
+    checks = shell.json("doctor")["checks"]
+    assert [one["verdict"] for one in checks if one["what"] == said] == ["warn"]
+    since = {"revision": 2, "committed_at": event["time"] - 600}  # and now behind
+    for at, left in ((1, [event]), (0, [])):  # what another service owns, then all
+        post(control, reports, {"rounds": [{**rounds[at], **since}]})
+        assert shell.json("status")["damaged"] == left
     assert said not in shell("doctor")[1]
     shell("runs stop hurt")
 

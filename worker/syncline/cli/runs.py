@@ -289,7 +289,7 @@ def _is_paused(run: RunView) -> bool:
 
 
 def damaged_runs(client: OperatorClient, runs: Sequence[RunView]) -> list[Event]:
-    """What was told of damage to runs that have not ended, and have had no round since then."""
+    """What was told of damage to runs that have not ended, and have not gone on since then."""
     going = {run.name for run in runs if run.ended_at is None}
     events = client.events(None, None, EVENTS_MAX, RUN_DAMAGED)
     newest = {one.run: one for one in events if one.run in going}
@@ -297,9 +297,13 @@ def damaged_runs(client: OperatorClient, runs: Sequence[RunView]) -> list[Event]
 
 
 def _went_on(client: OperatorClient, run: str, event: int) -> bool:
-    """Whether the run has had a round since then; where a fragment was set or stands is none."""
+    """Whether each fragment has had a round since then; where one was set or stands is none.
+
+    Other sync services may close rounds of their fragments while one of them serves none.
+    """
     rounds = client.rounds(run, ROUNDS_MAX)
-    return any(one.after_event >= event and one.kind != "parameters" for one in rounds)
+    since = [one for one in rounds if one.after_event >= event and one.kind != "parameters"]
+    return bool(since) and {one.fragment for one in since} == {one.fragment for one in rounds}
 
 
 def budget_share(run: RunView) -> float | None:

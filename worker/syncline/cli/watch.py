@@ -153,7 +153,7 @@ def _picture(seen: dict[str, Any]) -> RenderableType:
         "",
         replicas.replicas_table(seen["replicas"], _nobody(seen["runs"])),
         *_first_rounds(seen),
-        *(Text(_no_round_since(event)) for event in seen["damaged"]),
+        *(Text(_damage(event)) for event in seen["damaged"]),
         "",
         _services_table(seen["sync_services"]),
         *_away(seen["sync_services"]),
@@ -187,8 +187,9 @@ def _has_come(replica: ReplicaView) -> bool:
     return is_alive or replica.progress.phase != "joining"
 
 
-def _no_round_since(event: Event) -> str:
-    return f"{event.message} That was at {output.clock(event.time)}, and no round has ended since."
+def _damage(event: Event) -> str:
+    at = output.clock(event.time)
+    return f"{event.message} That was at {at}, and not every fragment has had a round since."
 
 
 def _watch(client: OperatorClient, every: float) -> None:
