@@ -196,7 +196,8 @@ async def _end(child: asyncio.subprocess.Process, name: str) -> None:
         ChildFailed: it ended with an error, or had to be killed.
     """
     with contextlib.suppress(ProcessLookupError):
-        child.terminate()
+        # Its own ``terminate`` may find it ended, and then takes its exit code from asyncio.
+        os.kill(child.pid, signal.SIGTERM)
     try:
         code = await asyncio.wait_for(child.wait(), STOP_S)
     except TimeoutError:

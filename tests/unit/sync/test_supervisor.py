@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,25 @@ def test_a_service_that_does_not_end_is_killed_and_named(
     assert isinstance(failure, ChildFailed)
     assert failure.message.startswith("sync-0 did not end within 0.5 s, and was killed.")
     assert failure.ended_with == ProcessFailed.exit_code
+
+
+def test_a_service_that_ended_just_before_it_was_told_to_has_its_own_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever tells it must not take the exit code away from asyncio, which would make it 255."""
+    waitpid, may_look = os.waitpid, threading.Event()
+
+    def late(pid: int, options: int) -> tuple[int, int]:
+        may_look.wait()
+        return waitpid(pid, options)
+
+    monkeypatch.setattr(os, "waitpid", late)
+
+    async def ended() -> int | None:
+        child = await asyncio.create_subprocess_exec("true")
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        asyncio.get_running_loop().call_soon(may_look.set)
+        await supervisor._end(child, "sync-0")
+        return child.returncode
+
+    assert asyncio.run(ended()) == 0
