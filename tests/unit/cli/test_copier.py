@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from syncline.launch.copier import Copier
-from syncline_proto.errors import Unreachable
+from syncline_proto.errors import SynclineError, Unreachable
 from syncline_proto.status import CODE_TRAILER
 
 AGAIN = "See that it runs, then try again."
@@ -56,6 +56,14 @@ def test_what_it_says_itself_is_left_as_it_is() -> None:
     assert told(grpc.StatusCode.UNAVAILABLE, why, ((CODE_TRAILER, "UNREACHABLE"),)) == why
 
 
+@pytest.mark.parametrize("kind", ["CHECKPOINT", "CHECKPOINT_DAMAGED"])
+def test_whose_place_refuses_is_named(kind: str) -> None:
+    """A directory, room or credentials may be there for one of several services alone."""
+    why = "s3://b/one: Unable to locate credentials."
+    said = told(grpc.StatusCode.FAILED_PRECONDITION, why, ((CODE_TRAILER, kind),))
+    assert re.fullmatch(rf"The sync service at 127\.0\.0\.1:\d+ says: {re.escape(why)}", said)
+
+
 def told(code: grpc.StatusCode, details: str, trailer: tuple[tuple[str, str], ...]) -> str:
     """What becomes of a call that a service ends like this."""
 
@@ -72,7 +80,7 @@ def told(code: grpc.StatusCode, details: str, trailer: tuple[tuple[str, str], ..
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
         try:
-            with closing(Copier(address, None)) as copier, pytest.raises(Unreachable) as ended:
+            with closing(Copier(address, None)) as copier, pytest.raises(SynclineError) as ended:
                 copier.manifest("/kept/one")
         finally:
             server.stop(None).wait()

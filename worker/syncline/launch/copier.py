@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 
 from syncline.link import Link
-from syncline_proto.errors import SynclineError, Unreachable
+from syncline_proto.errors import CheckpointError, SynclineError, Unreachable
 from syncline_proto.manifest import Manifest, manifest_of
 from syncline_proto.settings import TimeoutSettings
 from syncline_proto.status import own_code
@@ -81,8 +81,13 @@ class Copier(Link):
                 self._call = None
 
     def _translated(self, error: grpc.RpcError, what: str) -> SynclineError:
-        """Whoever asks is a person, whom nobody asks again for; what we say ourselves says more."""
+        """Whoever asks is a person, whom nobody asks again for; what we say ourselves says more.
+
+        Directories, credentials and room may be there for one service and not for another.
+        """
         told = super()._translated(error, what)
+        if isinstance(told, CheckpointError):
+            return type(told)(f"{what} says: {told.message}")
         if isinstance(told, Unreachable) and own_code(error) is None:
             return Unreachable(f"{told.message} See that it runs, then try again.")
         return told
