@@ -51,6 +51,8 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
     assert f"      syncline {command}" in shown or f"    syncline {command}" in shown
     assert "Example" in shown
     assert "--json" in shown
+    assert " range>" not in shown.partition("Options:\n")[2], "an option's value has a name"
+    assert "[[" not in shown and "...}" not in shown, "brackets and dots are written once"
     assert "Exit codes: " in shown and shown.endswith("syncline exit-codes\n")
 
 

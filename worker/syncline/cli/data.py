@@ -34,7 +34,7 @@ def prepare_data(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...",
+            metavar="SOURCE",
             help="Text, JSON lines or Parquet files, folders or globs of them; "
             "builtin (Python's own source); hf:OWNER/NAME for a Hugging Face dataset.",
         ),
@@ -47,7 +47,10 @@ def prepare_data(
         ),
     ] = "byte",
     held_out: Annotated[
-        float, typer.Option(min=0.0, max=0.99, help="Share of the documents for evaluation.")
+        float,
+        typer.Option(
+            metavar="SHARE", min=0.0, max=0.99, help="Share of the documents for evaluation."
+        ),
     ] = 0.05,
     text_field: Annotated[
         str, typer.Option(metavar="NAME", help="The text's field in JSON lines and Parquet.")

@@ -142,7 +142,7 @@ def scale_run(
     run: RunName,
     replicas: Annotated[
         int | None,
-        typer.Argument(metavar="[REPLICAS]", min=1, max=10_000, help="How many there should be."),
+        typer.Argument(metavar="REPLICAS", min=1, max=10_000, help="How many there should be."),
     ] = None,
     whoever_comes: Annotated[
         bool, typer.Option("--any", help="Nobody says any more: as many as come.")
@@ -175,7 +175,7 @@ def scale_run(
 def change_settings(
     run: RunName,
     changes: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE...", help="Settings and their new values.")
+        list[str], typer.Argument(metavar="KEY=VALUE", help="Settings and their new values.")
     ],
     control: Control = DEFAULT_CONTROL,
     token: Token = None,

@@ -44,7 +44,10 @@ def scaler(
         str, typer.Option("--service", metavar="NAME", help="The Compose service of replicas.")
     ] = "worker",
     every: Annotated[
-        float, typer.Option("--every", min=0.2, max=3600, help="Seconds between two looks.")
+        float,
+        typer.Option(
+            "--every", metavar="SECONDS", min=0.2, max=3600, help="Seconds between two looks."
+        ),
     ] = 5.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, act, and end.")] = False,
     keep: Annotated[

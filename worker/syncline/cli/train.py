@@ -40,7 +40,10 @@ def train(
         typer.Option("--replica", "--name", metavar="NAME", help="This replica's name in the run."),
     ] = None,
     ranks: Annotated[
-        int, typer.Option("--ranks", min=1, max=1024, help="Processes that share this replica.")
+        int,
+        typer.Option(
+            "--ranks", metavar="N", min=1, max=1024, help="Processes that share this replica."
+        ),
     ] = 1,
     overrides: Overrides = None,
     progress: Annotated[
@@ -181,12 +184,18 @@ def sample(
         str, typer.Option("--prompt", metavar="TEXT", help="What the text begins with.")
     ] = "def ",
     tokens: Annotated[
-        int, typer.Option("--tokens", min=1, max=100_000, help="How many tokens to add.")
+        int,
+        typer.Option("--tokens", metavar="N", min=1, max=100_000, help="How many tokens to add."),
     ] = 200,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0, max=10, help="0 takes the likeliest token.")
+        float,
+        typer.Option(
+            "--temperature", metavar="T", min=0, max=10, help="0 takes the likeliest token."
+        ),
     ] = 0.8,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The same seed, the same text.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, help="The same seed, the same text.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Load an exported model with transformers and let it write.

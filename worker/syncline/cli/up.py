@@ -28,7 +28,10 @@ Keep = Annotated[
 SecondsLimit = Annotated[
     float | None,
     typer.Option(
-        "--seconds-limit", min=1, help="End the run for good after this long, loading included."
+        "--seconds-limit",
+        metavar="SECONDS",
+        min=1,
+        help="End the run for good after this long, loading included.",
     ),
 ]
 
@@ -64,14 +67,19 @@ def up(
     job: JobFile,
     replicas: Annotated[
         int | None,
-        typer.Option("--replicas", min=1, max=1024, help="How many, instead of the file's."),
+        typer.Option(
+            "--replicas", metavar="N", min=1, max=1024, help="How many, instead of the file's."
+        ),
     ] = None,
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="DIR", help="RUN's folder goes in here. [./syncline-runs]"),
     ] = None,
     restarts: Annotated[
-        int, typer.Option("--restarts", min=0, max=1000, help="For each process that dies.")
+        int,
+        typer.Option(
+            "--restarts", metavar="N", min=0, max=1000, help="For each process that dies."
+        ),
     ] = 3,
     keep: Keep = False,
     seconds_limit: SecondsLimit = None,

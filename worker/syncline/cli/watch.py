@@ -41,7 +41,10 @@ def status(
         bool, typer.Option("--watch", "-w", help="Show it again and again until Ctrl+C.")
     ] = False,
     every: Annotated[
-        float, typer.Option("--every", min=0.2, max=3600, help="Seconds between two looks.")
+        float,
+        typer.Option(
+            "--every", metavar="SECONDS", min=0.2, max=3600, help="Seconds between two looks."
+        ),
     ] = 1.0,
     control: Control = DEFAULT_CONTROL,
     token: Token = None,
@@ -75,7 +78,10 @@ def events(
         bool, typer.Option("--follow", "-f", help="Go on as they happen, until Ctrl+C.")
     ] = False,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=EVENTS_MAX, help="The newest so many.")
+        int,
+        typer.Option(
+            "--limit", "-n", metavar="N", min=1, max=EVENTS_MAX, help="The newest so many."
+        ),
     ] = 50,
     control: Control = DEFAULT_CONTROL,
     token: Token = None,
@@ -106,7 +112,10 @@ def events(
 def rounds(
     run: RunName,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=ROUNDS_MAX, help="The newest so many.")
+        int,
+        typer.Option(
+            "--limit", "-n", metavar="N", min=1, max=ROUNDS_MAX, help="The newest so many."
+        ),
     ] = 20,
     control: Control = DEFAULT_CONTROL,
     token: Token = None,
