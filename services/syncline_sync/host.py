@@ -336,7 +336,9 @@ class Host:
 
     def _give_up(self, name: str, why: str) -> None:
         """Serve a damaged run to nobody, and tell everybody why: once, until the next start."""
-        self._damaged[name] = f"Run {name} is not served: {why}"
+        seat = self._shared.seat
+        whose = f" by sync service {seat}" if seat.shards > 1 else ""
+        self._damaged[name] = f"Run {name} is not served{whose}: {why}"
         self._shared.metrics.damaged.labels(name).set(1)
         log.error("run damaged", run=name, why=why)
         self._tell(name, RUN_DAMAGED, self._damaged[name])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from syncline_proto.errors import RunUnknown, StoreDamaged, StoreError
+from syncline_proto.owners import Seat
 from syncline_proto.reports import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
@@ -59,6 +60,21 @@ def stands(root: Path) -> tuple[int, list[int]]:
 
 def events(s: Service) -> list[EventIn]:
     return [e for e in s.reports if isinstance(e, EventIn)]
+
+
+def test_of_several_services_the_one_with_the_damaged_file_is_named(tmp_path: Path) -> None:
+    """On machines of their own all may have the same folder."""
+
+    async def scenario() -> None:
+        await trained(tmp_path, 1)
+        path = damage(tmp_path, 0, 1)
+        async with service(tmp_path, ALONE, seat=Seat(0, 2)) as s:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await s.status()
+            named = f"Run {RUN} is not served by sync service 0 of 2: {path} is damaged"
+            assert str(refused.value.details()).startswith(named)
+
+    asyncio.run(scenario())
 
 
 def test_the_run_is_refused_until_the_word_is_given_and_then_goes_on(tmp_path: Path) -> None:
