@@ -217,5 +217,6 @@ def test_where_rounds_need_not_wait_who_is_cut_off_holds_up_nobody_and_brings_in
         c.everyone_is_in()
         assert set(c.states().values()) == {("alive", 1)}
         steps = c.ends()
+        c.takes_in(sum(own[0] for own in steps.values()))
         counted = c.counted()
     assert counted == [{(name, 1): own[0] for name, own in steps.items()}] * len(FRAGMENTS)

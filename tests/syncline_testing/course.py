@@ -19,7 +19,7 @@ from syncline_sync.core.record import Saved
 from syncline_sync.saved import saved_from_json
 from syncline_testing.afar import Afar, afar
 from syncline_testing.apart import Apart
-from syncline_testing.replicas import WIDTH
+from syncline_testing.replicas import STEP_TOKENS, WIDTH
 from syncline_testing.spread import spread
 from syncline_testing.waiting import wait_until
 
@@ -90,6 +90,14 @@ class Course:
         for replica in self.replicas:
             self._apart.post(f"/runs/{self._run}/replicas/{replica.name}/drain")
         return {replica.name: replica.ended() for replica in self.replicas}
+
+    def takes_in(self, steps: int) -> None:
+        """Wait until so many are committed: who left may have been late for its last round.
+
+        Its push counts in the next one, which nobody waits with it for.
+        """
+        everything = [steps * STEP_TOKENS] * len(FRAGMENTS)
+        wait_until(lambda: self._stored() == everything, WAIT_S, "all is in", self._stored)
 
     def counted(self) -> list[Counter[Life]]:
         """By fragment: the inner steps of each life that are in its rounds.
