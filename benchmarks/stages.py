@@ -15,6 +15,8 @@ each by stage, medians; `gb_per_s` is the parameters in fp32 over the seconds.
               fold         a further push
               fold_both    the first two at once, in place of these
               outer        the outer step, with the next difference where down is int8
+              pair         in place of both where all of a round are two in int8: their sum is
+                           never in memory
               commit       the revision's file, synced, and its head
               publish      what is sent of it (nothing, where it follows by difference)
               send         its chunks as messages, with their checksums
@@ -63,7 +65,7 @@ from syncline_proto.parts import Chunk, read_chunk, write_chunk
 from syncline_proto.settings import CodecName, DownCodecName
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.core import merge
+from syncline_sync.core import merge, pair
 from syncline_sync.core.record import Saved
 from syncline_sync.entries import Place
 from syncline_sync.fragment_store import FragmentStore
@@ -85,6 +87,7 @@ class Stages:
         self.parameters = rng.standard_normal(numel, np.float32)
         self.momentum, self.sum = np.zeros((2, numel), np.float32)
         self.spare: Any = None
+        self.beside = self.momentum.copy(), self.sum.copy(), np.zeros(numel, np.uint16)
         self.by_difference = down == "int8"
         self.published = np.empty(numel, np.uint16)
         publish(self.published, self.parameters)
@@ -115,8 +118,10 @@ class Stages:
         self._timed("fold", lambda: merge.fold(self.sum, mine, 1.0))
         both = [merge.Weighed(mine, 1.0, 1.0)] * 2
         self._timed("fold_both", lambda: merge.begin(self.sum, both))
-        shard.free()
         difference = self._timed("outer", self._step)
+        if (two := pair.pair_of(both)) is not None:
+            self._timed("pair", lambda: self._step_both(two))
+        shard.free()
         self.parameters, self.sum = self.sum, self.parameters
         self._timed("commit", self._commit)
         sent = self._timed("publish", lambda: self._publish(difference))
@@ -139,6 +144,15 @@ class Stages:
             merge.outer_step(*arrays, 2.0, OuterSettings())
             return None
         return merge.step_and_advance(*arrays, 2.0, OuterSettings(), self.published)[1]
+
+    def _step_both(self, two: pair.Pair) -> None:
+        """In arrays of its own: the round goes on from what ``outer`` has left."""
+        momentum, out, published = self.beside
+        arrays = self.parameters, momentum, out
+        if self.by_difference:
+            pair.step_and_advance(two, *arrays, 2.0, OuterSettings(), published)
+        else:
+            pair.step(two, *arrays, 2.0, OuterSettings())
 
     def _commit(self) -> None:
         sent = self.published if self.by_difference else None

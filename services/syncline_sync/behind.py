@@ -33,6 +33,11 @@ class Behind:
         """Of that: somebody waits for it."""
         self._is_marked = False
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is done, nor waits to be."""
+        return self._task is None or self._task.done()
+
     async def mark(self) -> None:
         """Have it said in the store, once, that what is published may not be on the disk.
 
@@ -45,7 +50,7 @@ class Behind:
 
     def do(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Do it in a lull; what there was before must be ``done``."""
-        assert self._task is None or self._task.done(), "one thing after another"
+        assert self.is_done, "one thing after another"
         self._hurry = asyncio.Event()
         self._task = asyncio.create_task(self._in_lull(partial(work, *args, **kwargs)))
         self._task.add_done_callback(self._see)

@@ -4,7 +4,8 @@ The third array has two lives. Between rounds it holds the parameters as they ar
 pull only copies; once a round's first pushes are folded it is the accumulator, and pulls encode
 what they are asked for. The outer step leaves the new parameters in it and the old ones become the
 third, so memory is three times the parameters whatever the number of replicas. The first two pushes
-wait for each other as they came, and are folded in one pass over the accumulator.
+wait for each other as they came, and are folded in one pass over the accumulator; or, where they
+are all of a round and come in int8, stepped as they are (``core.pair``).
 
 With differences as downlink what is published follows from what was published before, so it has an
 array of its own, of bf16, and the newest difference is kept: 3.75 times the parameters, and at most
@@ -32,7 +33,7 @@ import numpy as np
 from syncline_proto.codec import Float32, UInt16, advance, publish
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.behind import Behind
-from syncline_sync.core import direction, merge
+from syncline_sync.core import direction, merge, pair
 from syncline_sync.core.radial import Radii
 from syncline_sync.core.record import Closing, Kind, Saved
 from syncline_sync.core.squares import Squares
@@ -189,7 +190,8 @@ class Holding:
         Raises:
             StoreError: the disk refuses this round, or the one before; nothing is published.
         """
-        await self.fold_first()
+        if self._pair(closing) is None:
+            await self.fold_first()
         await self.written()
         if closing.kind is Kind.GRADIENT:
             await self._finish_gradient(closing, reports)
@@ -253,6 +255,16 @@ class Holding:
             self._accumulator = new_parameters(self._numel) if spare is None else spare
         return self._accumulator
 
+    def _pair(self, closing: Closing) -> pair.Pair | None:
+        """The pushes that wait, if they are all of a round and need no sum.
+
+        They hold room: where the disk is to be waited for before the step, they are folded.
+        """
+        of_sum = closing.kind is not Kind.PSEUDO_GRADIENT or closing.direction_scale is not None
+        if of_sum or (closing.behind and not self._behind.is_done):
+            return None
+        return pair.pair_of([push for push, _ in self._first])
+
     async def _to_advance(self, closing: Closing) -> tuple[UInt16 | None, memoryview | None]:
         """The published value, where a difference is to take it on, and memory to tell that in.
 
@@ -279,6 +291,8 @@ class Holding:
         accumulator, self._accumulator = self._accumulator, None
         told: memoryview | None = None
         if accumulator is None:
+            if self._first:
+                return await self._step_both(closing, sent, unread)
             if sent is not None:
                 told = await self._compute(advance, sent, self._parameters, unread)
             return None, told
@@ -297,11 +311,34 @@ class Holding:
             outcome, told = await self._compute(
                 merge.step_and_advance, *arrays, weight, outer, sent, unread, carry, squares
             )
-        if outcome.clip:
-            self._parameters, self._spare = accumulator, self._parameters
-        else:
-            self._spare = accumulator
+        self._keep(outcome, accumulator)
         return replace(outcome, cosine=cosine), told
+
+    async def _step_both(
+        self, closing: Closing, sent: UInt16 | None, unread: memoryview | None
+    ) -> tuple[merge.Outcome, memoryview | None]:
+        """``_step`` of a round that is a pair."""
+        both = pair.pair_of([push for push, _ in self._first])
+        assert both is not None, "what is no pair was folded"
+        out, told, self._accumulator = await self._opened(), None, None
+        arrays = self._parameters, self._momentum, out
+        weight, outer, carry = closing.total_weight, closing.outer, closing.carry
+        if sent is None:
+            outcome = await self._compute(pair.step, both, *arrays, weight, outer, carry)
+        else:
+            outcome, told = await self._compute(
+                pair.step_and_advance, both, *arrays, weight, outer, sent, unread, carry
+            )
+        self._forget_first()
+        self._keep(outcome, out)
+        return outcome, told
+
+    def _keep(self, outcome: merge.Outcome, out: Float32) -> None:
+        """The new parameters are in ``out``, if they changed; the other array is spare."""
+        changed = outcome.clip > 0.0
+        self._parameters, self._spare = (
+            (out, self._parameters) if changed else (self._parameters, out)
+        )
 
     async def _turn(self, accumulator: Float32, closing: Closing) -> float | None:
         """Whatever is done with the sum's length and direction before the outer step."""

@@ -89,7 +89,7 @@ def fold(
     if rescale != 1.0 and not is_first:
         accumulator *= np.float32(rescale)
     factor = np.float32(weight)
-    for part in _parts(payloads):
+    for part in parts_of(payloads):
         into = accumulator[part.at : part.at + part.elements]
         put = part.codec.scale if is_first else part.codec.add
         put(part.data, into, factor)
@@ -103,10 +103,10 @@ def begin(accumulator: Float32, pushes: Sequence[Weighed]) -> Squares:
     """
     squares, written = Squares(), 0
     first, *others = pushes
-    if len(others) == 1 and _are_cut_alike(first.payloads, others[0].payloads):
+    if len(others) == 1 and are_cut_alike(first.payloads, others[0].payloads):
         other = others[0]
         factors = np.array([first.weight, other.rescale, other.weight], np.float32)
-        pairs = zip(_parts(first.payloads), _parts(other.payloads), strict=True)
+        pairs = zip(parts_of(first.payloads), parts_of(other.payloads), strict=True)
         for part, beside in pairs:
             at = part.at
             for data, its in zip(_pieces(part), _pieces(beside), strict=True):
@@ -122,7 +122,8 @@ def begin(accumulator: Float32, pushes: Sequence[Weighed]) -> Squares:
     return squares
 
 
-def _are_cut_alike(some: Sequence[Payload], others: Sequence[Payload]) -> bool:
+def are_cut_alike(some: Sequence[Payload], others: Sequence[Payload]) -> bool:
+    """Whether each shard of a push is cut as that of the other."""
     return len(some) == len(others) and all(map(Payload.is_cut_as, some, others))
 
 
@@ -131,7 +132,7 @@ def decoded(payloads: Iterable[Payload]) -> Iterator[tuple[int, Float32]]:
 
     A piece is the reader's until the next.
     """
-    for part in _parts(payloads):
+    for part in parts_of(payloads):
         at = part.at
         for values in part.codec.pieces(part.data, part.elements):
             yield at, values
@@ -140,7 +141,7 @@ def decoded(payloads: Iterable[Payload]) -> Iterator[tuple[int, Float32]]:
 
 def place(target: Float32, payloads: Iterable[Payload]) -> None:
     """target = D, fp32 [numel]: write the shards of a whole push where they belong."""
-    for part in _parts(payloads):
+    for part in parts_of(payloads):
         part.codec.decode_into(part.data, target[part.at : part.at + part.elements])
 
 
@@ -169,9 +170,10 @@ def outer_step(
     2311.08105); the clip is EDiT's, per fragment. In fp32, in this order: acc times the one factor
     clip / W; mu v; + D; mu v; + D; times lr; theta minus that.
     """
-    outcome = _outcome(accumulator, total_weight, settings, squares)
+    square_sum = (squares or Squares()).of(accumulator)
+    outcome = outcome_of(square_sum, total_weight, settings)
     if outcome.clip:
-        numbers = _numbers(outcome, total_weight, settings, carry)
+        numbers = numbers_of(outcome, total_weight, settings, carry)
         loops.step(parameters, momentum, accumulator, *numbers)
     return outcome
 
@@ -191,10 +193,11 @@ def step_and_advance(
 
     ``published`` is bf16, as bits [numel]; it follows parameters that did not change, too.
     """
-    outcome = _outcome(accumulator, total_weight, settings, squares)
+    square_sum = (squares or Squares()).of(accumulator)
+    outcome = outcome_of(square_sum, total_weight, settings)
     if not outcome.clip:
         return outcome, advance(published, parameters, unread)
-    numbers = _numbers(outcome, total_weight, settings, carry)
+    numbers = numbers_of(outcome, total_weight, settings, carry)
 
     def write(out: UInt8) -> bool:
         return loops.step_and_advance(parameters, momentum, accumulator, *numbers, published, out)
@@ -202,18 +205,16 @@ def step_and_advance(
     return outcome, advance_by(write, published, accumulator, unread)
 
 
-def _outcome(
-    accumulator: Float32, total_weight: float, settings: OuterSettings, squares: Squares | None
-) -> Outcome:
-    """What the step is to do, by the norm of the merged pseudo-gradient."""
-    norm = math.sqrt((squares or Squares()).of(accumulator)) / total_weight
+def outcome_of(square_sum: float, total_weight: float, settings: OuterSettings) -> Outcome:
+    """What the step is to do, by the squares of the round's sum."""
+    norm = math.sqrt(square_sum) / total_weight
     if not is_finite(norm):
         return Outcome(norm, 0.0)
     clip = 1.0 if settings.clip is None else min(1.0, settings.clip / (norm + CLIP_EPSILON))
     return Outcome(norm, clip)
 
 
-def _numbers(
+def numbers_of(
     outcome: Outcome, total_weight: float, settings: OuterSettings, carry: Carry | None
 ) -> tuple[np.float32, np.float32, np.float32, np.float32]:
     """clip / W, the two mu, and lr."""
@@ -228,7 +229,7 @@ def mean(accumulator: Float32, total_weight: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """Encoded values that lie together in the flat vector: ``elements`` from ``at`` on."""
 
     codec: Codec
@@ -237,7 +238,7 @@ class _Part:
     data: Bytes
 
 
-def _parts(payloads: Iterable[Payload]) -> Iterator[_Part]:
+def parts_of(payloads: Iterable[Payload]) -> Iterator[Part]:
     """Shards, cut where their spans end; each part is for reading, until the next."""
     for payload in payloads:
         spans = payload.extent.spans()
@@ -248,13 +249,13 @@ def _parts(payloads: Iterable[Payload]) -> Iterator[_Part]:
                 start, length = (int(n) for n in spans[span])
                 here = min(elements - done, length - used)
                 cut = data[codec.size(done) : codec.size(done + here)]
-                yield _Part(codec, start + used, here, cut)
+                yield Part(codec, start + used, here, cut)
                 done, used = done + here, used + here
                 if used == length:
                     span, used = span + 1, 0
 
 
-def _pieces(part: _Part) -> Iterator[Bytes]:
+def _pieces(part: Part) -> Iterator[Bytes]:
     """A part's data, cut so that what a piece becomes is in the cache still when it is looked at.
 
     Each but the last is of ``PIECE`` elements, a multiple of every codec's grain.

@@ -1,0 +1,344 @@
+"""Two pushes in int8 that are all of a round: stepped as they came, to the bits of their sum."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from syncline_proto.codec import Float32, UInt16, codec_of, encode, publish
+from syncline_proto.merging import OuterSettings
+from syncline_proto.spans import Extent
+from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.core import merge, pair
+from syncline_sync.core.record import Kind
+from syncline_sync.core.squares import PIECE
+from syncline_sync.core.window import Carry
+from syncline_sync.shelf import Loan
+from syncline_testing.held import NUMEL, WHOLE, Fragment, run, values
+from syncline_testing.slow_disk import SlowDisk
+
+BLOCK = 256
+LONG = 2 * PIECE + 3 * BLOCK + 77
+
+
+def payload(given: Float32, start: int, codec: pb.Codec.ValueType, *cuts: int) -> merge.Payload:
+    """A shard of one span, in parts that end at these elements of it."""
+    data, size = bytes(encode(given, codec)), codec_of(codec).size
+    edges = [0, *map(size, cuts), len(data)]
+    parts = tuple(data[a:b] for a, b in zip(edges, edges[1:], strict=False))
+    return merge.Payload(codec, parts, Extent.of(np.array([[start, given.size]], np.int64)))
+
+
+def push(
+    given: Float32,
+    weight: float = 1.0,
+    rescale: float = 1.0,
+    *,
+    codec: pb.Codec.ValueType = pb.CODEC_INT8,
+    ranks: tuple[int, ...] = (),
+    cuts: tuple[int, ...] = (),
+) -> merge.Weighed:
+    """Of ranks that end at these elements; the first one's payload is in parts."""
+    edges = [0, *ranks, given.size]
+    spans = list(zip(edges, edges[1:], strict=False))
+    shards = [payload(given[a:b], a, codec, *(() if a else cuts)) for a, b in spans]
+    return merge.Weighed(shards, weight, rescale)
+
+
+def vector(seed: int, numel: int = LONG, scale: float = 1.0) -> Float32:
+    return (scale * np.random.default_rng(seed).standard_normal(numel)).astype(np.float32)
+
+
+class Here:
+    """A fragment's arrays, and a round of two pushes on them, either way."""
+
+    def __init__(self, numel: int, published: Float32 | None = None) -> None:
+        self.parameters, self.momentum = vector(1, numel), vector(2, numel, 0.1)
+        self.out = np.full(numel, np.nan, np.float32)
+        self.published: UInt16 = np.empty(numel, np.uint16)
+        publish(self.published, self.parameters if published is None else published)
+        self.unread: memoryview | None = None
+
+    def stepped(
+        self, two: list[merge.Weighed], outer: OuterSettings, carry: Carry | None, *, paired: bool
+    ) -> merge.Outcome:
+        arrays = self.parameters, self.momentum, self.out
+        if paired:
+            both = pair.pair_of(two)
+            assert both is not None
+            return pair.step(both, *arrays, 1.7, outer, carry)
+        squares = merge.begin(self.out, two)
+        return merge.outer_step(*arrays, 1.7, outer, carry, squares)
+
+    def advanced(
+        self, two: list[merge.Weighed], outer: OuterSettings, carry: Carry | None, *, paired: bool
+    ) -> tuple[merge.Outcome, bytes | None]:
+        arrays = self.parameters, self.momentum, self.out
+        more = 1.7, outer, self.published, self.unread, carry
+        if paired:
+            both = pair.pair_of(two)
+            assert both is not None
+            outcome, told = pair.step_and_advance(both, *arrays, *more)
+        else:
+            squares = merge.begin(self.out, two)
+            outcome, told = merge.step_and_advance(*arrays, *more, squares)
+        self.unread = told
+        return outcome, None if told is None else bytes(told)
+
+    def bits(self) -> list[bytes]:
+        return [self.momentum.tobytes(), self.published.tobytes()]
+
+
+SHAPES = [
+    pytest.param(dict(), id="one rank"),
+    pytest.param(dict(cuts=(3 * BLOCK, PIECE + BLOCK)), id="in parts"),
+    pytest.param(dict(ranks=(BLOCK, PIECE + 2 * BLOCK)), id="several ranks"),
+    pytest.param(dict(ranks=(PIECE,), cuts=(BLOCK,)), id="ranks and parts"),
+]
+NUMELS = [1, 255, 256, 257, PIECE, LONG]
+
+
+def shaped(
+    numel: int, shape: dict[str, tuple[int, ...]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A shape's ranks and cuts, without what lies behind the last element."""
+    ranks = tuple(at for at in shape.get("ranks", ()) if at < numel)
+    first = ranks[0] if ranks else numel
+    return ranks, tuple(at for at in shape.get("cuts", ()) if at < first)
+
+
+@pytest.mark.parametrize("numel", NUMELS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("carry", [None, Carry(0.3, 0.2)])
+@pytest.mark.parametrize("down", ["bf16", "int8"])
+def test_a_pair_is_stepped_to_the_bits_of_its_sum(
+    numel: int,
+    shape: dict[str, tuple[int, ...]],
+    clip: float | None,
+    carry: Carry | None,
+    down: str,
+) -> None:
+    """Rounds after one another: momentum, the published value and differences, too."""
+    outer, (ranks, cuts) = OuterSettings(clip=clip), shaped(numel, shape)
+    here, there = Here(numel), Here(numel)
+    for seed in (3, 5):
+        two = [
+            push(vector(seed, numel), 0.9, 0.5, ranks=ranks, cuts=cuts),
+            push(vector(seed + 1, numel, 3.0), 0.8, 0.25, ranks=ranks, cuts=cuts),
+        ]
+        if down == "int8":
+            one = here.advanced(two, outer, carry, paired=True)
+            assert one == there.advanced(two, outer, carry, paired=False)
+        else:
+            outcome = here.stepped(two, outer, carry, paired=True)
+            assert outcome == there.stepped(two, outer, carry, paired=False)
+        assert here.out.tobytes() == there.out.tobytes()
+        assert here.bits() == there.bits()
+        for side in (here, there):
+            side.parameters, side.out = side.out, side.parameters
+
+
+def test_what_no_difference_can_tell_is_stepped_whole() -> None:
+    """Be it in the first shard: those behind it are stepped, and the value is published whole."""
+    numel, outer = 8 * BLOCK + 9, OuterSettings(lr=1.0, momentum=0.0, clip=None)
+    far = np.zeros(numel, np.float32)
+    far[3] = 3e38
+    results = []
+    for paired in (True, False):
+        here = Here(numel, published=far)
+        here.parameters[3] = -3e38
+        two = [push(vector(seed, numel), ranks=(2 * BLOCK,)) for seed in (3, 4)]
+        outcome, told = here.advanced(two, outer, None, paired=paired)
+        assert told is None
+        assert outcome.clip == 1.0
+        results.append([here.out.tobytes(), *here.bits()])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("down", ["bf16", "int8"])
+def test_a_sum_that_is_not_finite_changes_nothing(down: str) -> None:
+    numel = 2 * BLOCK
+    here = Here(numel)
+    before = here.parameters.tobytes(), here.momentum.tobytes()
+    two = [push(np.full(numel, 3e38, np.float32)) for _ in range(2)]
+    with np.errstate(over="ignore"):
+        if down == "int8":
+            outcome, _ = here.advanced(two, OuterSettings(), None, paired=True)
+        else:
+            outcome = here.stepped(two, OuterSettings(), None, paired=True)
+    assert outcome.clip == 0.0
+    assert (here.parameters.tobytes(), here.momentum.tobytes()) == before
+
+
+def strange(order: tuple[int, ...]) -> merge.Weighed:
+    """One shard in spans of blocks, in this order."""
+    given = vector(3, len(order) * BLOCK)
+    spans = np.array([[at * BLOCK, BLOCK] for at in order], np.int64)
+    data = bytes(encode(given, pb.CODEC_INT8))
+    return merge.Weighed([merge.Payload(pb.CODEC_INT8, (data,), Extent.of(spans))], 1.0, 1.0)
+
+
+def backwards() -> merge.Weighed:
+    given = vector(3)
+    shards = [payload(given[at:], at, pb.CODEC_INT8) for at in (2 * BLOCK,)]
+    shards.append(payload(given[: 2 * BLOCK], 0, pb.CODEC_INT8))
+    return merge.Weighed(shards, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "pushes",
+    [
+        pytest.param([push(vector(3))], id="one"),
+        pytest.param([push(vector(3))] * 3, id="three"),
+        pytest.param([push(vector(3), codec=pb.CODEC_BF16)] * 2, id="another codec"),
+        pytest.param(
+            [push(vector(3)), push(vector(3), codec=pb.CODEC_BF16)], id="one in another codec"
+        ),
+        pytest.param([push(vector(3)), push(vector(3), ranks=(PIECE,))], id="cut otherwise"),
+        pytest.param([push(vector(3)), push(vector(3), cuts=(PIECE,))], id="in other parts"),
+        pytest.param([push(vector(3), ranks=(BLOCK + 1,))] * 2, id="within a block"),
+        pytest.param([strange((1, 0, 3))] * 2, id="several spans"),
+        pytest.param([backwards()] * 2, id="ranks in another order"),
+    ],
+)
+def test_what_is_no_pair_is_summed(pushes: list[merge.Weighed]) -> None:
+    assert pair.pair_of(pushes) is None
+
+
+def weighed(seed: int, weight: float) -> merge.Weighed:
+    return merge.Weighed([payload(values(seed), 0, pb.CODEC_INT8)], weight, 0.5)
+
+
+def in_rounds(folder: Path, down: str, *, summed: bool, behind: bool = False) -> list[bytes]:
+    """What three rounds of two leave; ``summed``: their sum is made before the round ends."""
+    left: list[bytes] = []
+
+    async def main() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            f = Fragment(folder, pool, down, behind)
+            f.outer = OuterSettings()
+            await f.offer(values(1))
+            for seed in (2, 4, 6):
+                released: list[int] = []
+                for number in range(2):
+                    push = weighed(seed + number, 0.7 + number)
+                    await f.holding.fold(push, partial(released.append, number))
+                assert not released
+                if summed:
+                    await f.holding.fold_first()
+                await f.close(1.7)
+                assert released == [0, 1]
+                await f.holding.written()
+                assert f.outcome is not None
+                left.append(repr(f.outcome).encode())
+                left.append(await f.read(f.revision))
+            await f.holding.end()
+            stored = f.store.load()
+            assert stored is not None
+            for array in (stored.parameters, stored.momentum, stored.published):
+                left.append(b"" if array is None else array.tobytes())
+
+    asyncio.run(main())
+    return left
+
+
+@pytest.mark.parametrize("down", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("behind", [False, True])
+def test_rounds_of_pairs_leave_what_rounds_of_sums_do(
+    down: str, behind: bool, tmp_path: Path
+) -> None:
+    ways = [
+        in_rounds(tmp_path / str(summed), down, summed=summed, behind=behind)
+        for summed in (False, True)
+    ]
+    assert ways[0] == ways[1]
+
+
+def test_a_pair_holds_no_room_while_the_round_before_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pushes are summed then, and what is stepped is the same."""
+    released: list[int] = []
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        with SlowDisk(monkeypatch, "r00000001.safetensors") as disk:
+            await f.round(values(2))
+            await disk.until(lambda d: len(d.at_once) == 1)
+            for number in range(2):
+                await f.holding.fold(weighed(number, 1.0), partial(released.append, number))
+            closing = asyncio.create_task(f.close(1.5))
+            async with asyncio.timeout(20):
+                while not released:
+                    await asyncio.sleep(0.002)
+            assert (released, closing.done()) == ([0, 1], False)
+            disk.open()
+            await closing
+        await f.holding.end()
+
+    run(tmp_path, scenario, behind=True)
+
+
+def test_nothing_of_a_pair_is_kept_while_its_round_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = list[weakref.ref[memoryview]]()
+
+    async def folded(f: Fragment, seed: int) -> None:
+        part = encode(values(seed), pb.CODEC_INT8)
+        parts.append(weakref.ref(part))
+        push = merge.Weighed([merge.Payload(pb.CODEC_INT8, (part,), Extent.of(WHOLE))], 1.0, 1.0)
+        await f.holding.fold(push, lambda: None)
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        with SlowDisk(monkeypatch, "r00000001.safetensors") as disk:
+            await folded(f, 2)
+            await folded(f, 3)
+            closing = asyncio.create_task(f.close(2.0))
+            await disk.until(lambda d: len(d.at_once) == 1)
+            async with asyncio.timeout(20):  # the thread that did it may hold it for a moment
+                while any(part() is not None for part in parts):
+                    await asyncio.sleep(0.002)
+            assert not closing.done()
+            disk.open()
+            await closing
+
+    run(tmp_path, scenario, down="int8")
+
+
+@pytest.mark.parametrize("why", ["direction", "gradient"])
+def test_a_round_that_needs_the_sum_has_it(why: str, tmp_path: Path) -> None:
+    """Where directions are corrected, and where it is the mean that is published."""
+    left: list[bytes] = []
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        f.outer = f.outer.model_copy(update={"momentum": 0.9})
+        if why == "direction":
+            await f.round(values(2))
+        for number in range(2):
+            await f.holding.fold(weighed(number, 1.0), lambda: None)
+        sum_ = np.empty(NUMEL, np.float32)
+        merge.begin(sum_, [weighed(number, 1.0) for number in range(2)])
+        if why == "direction":
+            f.direction_scale = 0.5
+            await f.close(1.5)
+            assert f.outcome is not None
+            assert f.outcome.cosine is not None
+        else:
+            await f._finish(Kind.GRADIENT, 1.5, gradient_step=1)
+            value = await f.holding.gradients.get(1)
+            with Loan(f.holding.gradients, 1, value) as loan:
+                left.append(bytes(await loan.read(WHOLE, f.pool, f.pool)))
+            merge.mean(sum_, 1.5)
+            assert left == [sum_.tobytes()]
+
+    run(tmp_path, scenario)
