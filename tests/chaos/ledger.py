@@ -252,11 +252,11 @@ class Ledger:
             assert row["verdict"] in COUNTED
             if row["verdict"] == pb.VERDICT_ACCEPTED:
                 self.rescaled += row["rescale"] != 1.0
-                if row["folded"] > 0.0:  # or so loud that its weight is no number any more
-                    rounds = max(0, age - self._window + 1) / self._window
-                    kept = (1.0 + rounds) ** -self._settings.late.power
-                    assert line.window is None or row["folded"] <= 2.0 * kept, key
-                    pushes.append(Folded(sent.values(), row["folded"], row["rescale"], kept))
+                assert row["folded"] > 0.0, key
+                rounds = max(0, age - self._window + 1) / self._window
+                kept = (1.0 + rounds) ** -self._settings.late.power
+                assert line.window is None or row["folded"] <= 2.0 * kept, key
+                pushes.append(Folded(sent.values(), row["folded"], row["rescale"], kept))
                 tokens += sent.header.tokens if number else 0
             else:
                 assert (row["folded"], row["rescale"]) == (0.0, 1.0)

@@ -79,7 +79,8 @@ class WholePush:
 class Judgement:
     """The answer to a push, and what is to be done with it.
 
-    ``weight`` > 0: multiply the accumulator by ``rescale``, then fold with ``weight``.
+    ``weight`` > 0, as for every accepted one that does not set: multiply the accumulator by
+    ``rescale``, then fold with ``weight``.
     ``sets``: the push is the parameters themselves.
     """
 

@@ -25,7 +25,7 @@ from syncline_sync.core import weights
 from syncline_sync.core.detector import Finding
 from syncline_sync.core.record import Contribution, Kind, WholePush
 from syncline_sync.core.staleness import age_factor, rounds_late
-from syncline_sync.core.window import WEIGHT_MIN, Window
+from syncline_sync.core.window import Window
 
 
 @dataclass(slots=True)
@@ -95,10 +95,11 @@ class Round:
 
         ``push.norm`` is ||D||, and must be finite unless ``finding.bad``; its replica must not have
         one in the round yet that is timely, or late, like it. In what is returned ``folded`` is
-        the push's weight w * a before any division by W (a: what its ``age`` leaves of it), and
-        ``rescale`` the factor (1: none) by which all earlier weights, and so the accumulator, have
-        shrunk: multiply first, then add ``folded`` * D. W is ``total``, in which age
-        takes nothing from the w: it makes a push count for less, and the others not for more.
+        the push's weight w * a before any division by W (a: what its ``age`` leaves of it), or
+        ``WEIGHT_MIN`` if that is more, and ``rescale`` the factor (1: none) by which all earlier
+        weights, and so the accumulator, have shrunk: multiply first, then add ``folded`` * D. W is
+        ``total``, in which age takes nothing from the w: it makes a push count for less, and the
+        others not for more.
         """
         weight, rescale = 0.0, 1.0
         if not finding.bad:
@@ -109,14 +110,12 @@ class Round:
             size = self.window.size if self.window else 1
             self.total = self.total * rescale + weight if self.window is None else float(size)
             weight *= age_factor(settings.late, rounds_late(age, size), settings.age_max)
-            if self.window is not None:
-                weight = max(weight, WEIGHT_MIN)
         entered = Contribution(
             replica=push.replica,
             incarnation=push.incarnation,
             seq=push.seq,
             verdict=pb.VERDICT_ANOMALOUS if finding.bad else pb.VERDICT_ACCEPTED,
-            folded=weight,
+            folded=0.0 if finding.bad else max(weight, weights.WEIGHT_MIN),
             rescale=rescale,
             weight=weight,
             norm=push.norm,
@@ -138,10 +137,11 @@ class Round:
         """Everything in it, with weights over W.
 
         They sum to 1, or to less where age has taken some; where a push is a round, they are of a
-        window.
+        window. None that counts is less than what is folded at least: of two pushes the louder one
+        never has the larger part, though it came before a quiet one that made it weigh less.
         """
         return tuple(
-            replace(c, weight=c.weight / self.total if self.total else 0.0)
+            replace(c, weight=max(c.weight, weights.WEIGHT_MIN) / self.total if c.folded else 0.0)
             for c in self.entries.values()
         )
 

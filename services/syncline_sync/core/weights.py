@@ -20,6 +20,12 @@ from syncline_sync.core.detector import Statistics
 EXPONENT_MAX = 30.0
 """e**30 is 1e13: far from overflow in fp32, where the accumulator lives."""
 
+WEIGHT_MIN = 2.0**-126
+"""Of a push that counts, whatever its norm and age leave of it; the least that fp32 multiplies by
+in full. So every such push is folded. More than its part of the sum may hang on that: what the sum
+holds shrinks as it comes (``rescale``), and at a window's beginning and end it moves the momentum.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:

@@ -34,10 +34,6 @@ from syncline_sync.core.weights import Scale
 WEIGHT_MAX = 2.0
 """Of a push, where the mean of its window is 1."""
 
-WEIGHT_MIN = 1e-30
-"""Of a push that counts, whatever its norm and age leave of it: so it is folded, and its step made,
-which at a window's beginning and end is more than its part of the sum."""
-
 AGE_EMA = 0.1
 """Of a push's base in the running mean of their age."""
 

@@ -13,6 +13,7 @@ from syncline_proto.codec import square_sum
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.detector import Statistics
+from syncline_sync.core.weights import WEIGHT_MIN
 from syncline_testing.pure import PureFragment, shares
 
 SIZE = 16
@@ -192,3 +193,55 @@ def test_statistics_do_not_depend_on_the_order_of_arrival(drawn: list[float], tu
             fragment.round(pushes, arrival)
         found.append(fragment.core.saved.statistics)
     assert found[0] == found[1]
+
+
+LATE = {
+    "strategy": "edit-paper",  # T is 1, so that weights leave the range with ordinary norms
+    "min_replicas": 1,
+    "quorum": 2,
+    "penalty": {"ratio_max": 1e9, "z_max": 1e9},
+    "outer": {"lr": 1.0, "momentum": 0.0, "clip": None},
+}
+
+
+@pytest.mark.parametrize("rule", ["cosine", "polynomial"])
+@pytest.mark.parametrize("age", [1, 40, 80])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_the_merge_is_the_formula_however_little_age_leaves(
+    rule: str, age: int, order: tuple[int, ...]
+) -> None:
+    """D = sum(w a D_i) / sum(w), in float64; the late push makes all before it weigh less."""
+    late = {"age_max": 100, "rule": rule, "decay": 10.0, "power": 10.0}
+    run = RunSettings.model_validate({**LATE, "late": late})
+    fragment = PureFragment(run, np.zeros(SIZE), dict.fromkeys("abc", 1))
+    for _ in range(age):
+        fragment.round(dict.fromkeys("ab", np.zeros(SIZE, np.float32)))
+    rng = np.random.default_rng(age)
+    pushes = [("a", 44.0, 0), ("b", 45.0, 0), ("c", 1.0, age)]
+    values = {name: of_norm(norm, rng) for name, norm, _ in pushes}
+    newest = fragment.core.saved.revision
+    for name, _, its in (pushes[i] for i in order):
+        pushed = fragment.push(name, values[name], base=newest - its)
+        assert pushed.verdict == pb.VERDICT_ACCEPTED
+        assert pushed.weight >= WEIGHT_MIN
+    weight = {name: math.exp(1.0 - norm) for name, norm, _ in pushes}
+    gate = 0.5 * (1.0 + math.cos(math.pi * age / 101.0))
+    kept = math.exp(-10.0 * age) * gate if rule == "cosine" else (1.0 + age) ** -10.0
+    left = {"a": 1.0, "b": 1.0, "c": kept}
+    total = math.fsum(weight.values())
+    parts = [weight[name] * left[name] / total * values[name].astype(np.float64) for name in left]
+    fragment.close()
+    np.testing.assert_allclose(-fragment.parameters, sum(parts), rtol=1e-5, atol=1e-25)
+
+
+def test_a_late_push_of_no_weight_beside_none_that_counts_moves_nothing() -> None:
+    late = {"age_max": 100, "rule": "cosine", "decay": 10.0}
+    run = RunSettings.model_validate({**LATE, "late": late})
+    fragment = PureFragment(run, np.ones(SIZE), dict.fromkeys("abc", 1))
+    for _ in range(80):
+        fragment.round(dict.fromkeys("ab", np.zeros(SIZE, np.float32)))
+    pushed = fragment.push("c", np.ones(SIZE, np.float32), base=0)
+    assert (pushed.verdict, pushed.weight) == (pb.VERDICT_ACCEPTED, WEIGHT_MIN)
+    closing = fragment.round(dict.fromkeys("ab", np.full(SIZE, np.nan, np.float32)))
+    assert closing.total_weight == 1.0 and shares(closing)["c"] > 0.0
+    np.testing.assert_array_equal(fragment.parameters, np.ones(SIZE))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from syncline_proto.merging import PenaltySettings
 from syncline_sync.core.detector import Ema, Statistics
 from syncline_sync.core.record import ClosedBy, Closing
-from syncline_sync.core.weights import EXPONENT_MAX, Reference, Scale, scale_of, weigh
+from syncline_sync.core.weights import EXPONENT_MAX, WEIGHT_MIN, Reference, Scale, scale_of, weigh
 from syncline_testing.pure import shares
 from syncline_testing.world import World
 
@@ -77,7 +77,7 @@ def test_two_weights_stand_in_the_ratio_that_the_rule_says(
     total = math.fsum(math.exp(log - max(logs)) for log in logs)
     for replica, log in zip(REPLICAS, logs, strict=True):
         expected = math.exp(log - max(logs)) / total
-        assert parts[replica] == pytest.approx(expected, rel=1e-9, abs=1e-300)
+        assert parts[replica] == pytest.approx(expected, rel=1e-9, abs=WEIGHT_MIN)
     assert math.fsum(parts.values()) == pytest.approx(1.0, rel=1e-12)
 
 
