@@ -2,7 +2,8 @@
 
 With durability "async" that is the commit of what was published last; else, older files are
 removed. A mark in the store says, before anybody sees it, that the disk may not have what is
-published. Knows nothing of what is done.
+published; it goes at a clean end, and once nothing more is to be published so. Knows nothing of
+what is done.
 """
 
 from __future__ import annotations
@@ -48,6 +49,17 @@ class Behind:
             await self._disk.do(self._store.fall_behind)
             self._is_marked = True
 
+    def unmark(self) -> None:
+        """Have the mark gone once all is done: what comes is written before it is published.
+
+        Not before: a kill until then may lose what was seen. Where the disk has refused that, the
+        mark stays.
+        """
+        if self._is_marked:
+            self._is_marked = False
+            self._task = asyncio.create_task(self._unmark(self._task))
+            self._task.add_done_callback(self._see)
+
     def do(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Do it in a lull; what there was before must be ``done``."""
         assert self.is_done, "one thing after another"
@@ -78,6 +90,11 @@ class Behind:
     async def _in_lull(self, work: Callable[[], object]) -> None:
         await self._lull.wait(self._hurry)
         await self._disk.do(work)
+
+    async def _unmark(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before
+        await self._disk.do(self._store.catch_up)
 
     def _see(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -222,6 +222,10 @@ class Holding:
         """
         await self._behind.done()
 
+    def catch_up(self) -> None:
+        """Nothing is published before it is on the disk from now on; what is not yet, soon is."""
+        self._behind.unmark()
+
     async def end(self) -> None:
         """Nothing more will come: see all on the disk, where it takes it."""
         await self._behind.end()

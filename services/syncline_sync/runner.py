@@ -255,6 +255,7 @@ class Runner:
         before = ending.phase, ending.vote
         told = self.core.adopt(now_s, change.members, change.settings, change.running, change.came)
         self._voice.of_run(told, self.core.saved)
+        self._catch_up()
         if not self.core.is_open:
             self._give_up()
         if self.core.saved.phase != self.latest.phase:
@@ -318,6 +319,11 @@ class Runner:
         self._lingering.end()
         self.holding.forget()
 
+    def _catch_up(self) -> None:
+        """Where settings have changed, a kill from now on loses nothing, and is to cost nothing."""
+        if self.core.settings.durability == "commit":
+            self.holding.catch_up()
+
     async def _close(self, closed_by: ClosedBy) -> None:
         """Finish the open round: outer step, store, publish, report."""
         closing, since_s = self.core.close(closed_by), time.monotonic()
@@ -333,6 +339,7 @@ class Runner:
         self.latest = closing.saved
         self._is_published.set()
         self.core.published(time.monotonic() - since_s)
+        self._catch_up()
         if self.latest.revision > 0:
             self._end_gradients()
         seconds = time.monotonic() - closing.opened_s

@@ -13,6 +13,7 @@ from syncline_proto.reports import EventIn, RoundReport
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.disk import DISK_THREADS
+from syncline_sync.store import RunStore
 from syncline_testing.service import (
     RUN,
     Service,
@@ -148,3 +149,41 @@ def test_a_revision_that_was_published_and_lost_counts_for_nothing(
 
     for scenario in (before, after, at_last):
         asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["between rounds", "in a round"])
+def test_a_kill_costs_no_epoch_once_the_run_is_written_before_it_is_published(
+    tmp_path: Path, is_open: bool
+) -> None:
+    """Its settings have changed while it runs, and all that it published before is on the disk."""
+
+    async def before() -> None:
+        async with service(tmp_path / "one", settings(2, "async")) as s:
+            await started(s, 1, "a", "b")
+            for replica in ("a", "b"):
+                await s.push(vector(0.25), replica, base_revision=0)
+            await s.pull(revision=1)
+            (store,) = RunStore(tmp_path / "one", RUN).fragments(flat_layout(SIZE, 1))
+            assert store.is_behind
+            if is_open:
+                await s.push(vector(0.25), "a", base_revision=1)
+            s.settings = settings(2, "commit")
+            await s.members({"a": 1, "b": 1})
+            if is_open:
+                await s.status()
+                assert store.is_behind, "this round is still published first"
+                await s.push(vector(0.25), "b", base_revision=1)
+            async with asyncio.timeout(20):
+                while store.is_behind:
+                    await asyncio.sleep(0.005)
+            shutil.copytree(tmp_path / "one", tmp_path / "two")  # what a kill leaves now
+
+    async def after() -> None:
+        async with service(tmp_path / "two", settings(2, "commit")) as s:
+            await s.members({"a": 1, "b": 1})
+            status = await s.status()
+            assert (status.epoch, status.fragments[0].revision) == (1, 1 + is_open)
+            assert not [e for e in s.reports if isinstance(e, EventIn)]
+
+    asyncio.run(before())
+    asyncio.run(after())

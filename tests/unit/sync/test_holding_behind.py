@@ -121,6 +121,56 @@ def test_the_store_is_told_once_and_before_anybody_sees_what_it_has_not(
     assert seen == [0]
 
 
+def test_the_mark_goes_once_all_is_on_the_disk_and_comes_again_before_more_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(f: Fragment) -> None:
+        monkeypatch.setattr(lull, "QUIET_S", 0.0)
+        await f.offer(values(1))
+        f.holding.catch_up()
+        await f.holding.written()
+        with SlowDisk(monkeypatch, FIRST) as disk:
+            await f.round(values(2))
+            f.holding.catch_up()
+            await disk.until(lambda d: len(d.at_once) == 1)
+            assert f.holding.revisions.newest == 1 and on_disk(tmp_path) == [0]
+            assert f.store.is_behind, "a kill would lose what was seen"
+            disk.open()
+            await f.holding.written()
+        assert on_disk(tmp_path) == [0, 1]
+        assert not f.store.is_behind
+        f.behind = False
+        await f.round(values(3))
+        f.holding.catch_up()
+        await f.holding.written()
+        assert not f.store.is_behind
+        f.behind = True
+        with SlowDisk(monkeypatch, "r00000003") as disk:
+            await f.round(values(4))
+            await disk.until(lambda d: len(d.at_once) == 1)
+            assert f.store.is_behind
+
+    run(tmp_path, scenario, behind=True)
+
+
+def test_the_mark_stays_where_the_disk_has_refused_what_was_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        with SlowDisk(monkeypatch, FIRST) as disk:
+            disk.error = OSError(errno.EIO, "Input/output error")
+            await f.round(values(2))
+            f.holding.catch_up()
+            await disk.until(lambda d: len(d.at_once) == 1)
+        with pytest.raises(StoreError, match="Input/output error"):
+            await f.holding.written()
+        await f.holding.end()
+        assert f.store.is_behind and f.holding.revisions.newest == 1
+
+    run(tmp_path, scenario, behind=True)
+
+
 def test_a_mean_gradient_is_on_the_disk_before_anybody_sees_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
