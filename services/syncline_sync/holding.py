@@ -13,10 +13,10 @@ array of its own, of bf16, and the newest difference is kept: 3.75 times the par
 and when a round ends, is decided elsewhere.
 
 A round is on the disk before it is published: while it is written it is announced, and who pulls it
-has all but its end. Or it is written behind that (``behind``), and the next outer step waits for
-it: parameters and momentum stay as they are while they are written, and only the newest revision is
-ever without its file. Pushes fold into the third array meanwhile. Older files are removed behind,
-either way.
+soon has all but its end. Or it is written behind that (``behind``), and the next outer step waits
+for it: parameters and momentum stay as they are while they are written, and only the newest
+revision is ever without its file. Pushes fold into the third array meanwhile. Older files are
+removed behind, either way.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Holding:
             self._publish(value)
             self._behind.do(self._commit_and_sweep, closing.saved, kept)
         else:
-            self.revisions.announce(closing.saved.revision, value)
+            self.revisions.announce(closing.saved.revision, value, time.monotonic())
             await self._write(self._commit, closing.saved, kept)
             self._publish(value)
             self._behind.do(self._store.sweep)

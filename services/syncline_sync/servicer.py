@@ -184,7 +184,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             find = partial(run.places.of, request.fragment, request.boxes)
             where = await self._located(run.name, run.places, request, find)
         shelf, number = _wanted(runner, request)
-        value = await shelf.get(number, _phase(runner, request))
+        value = await shelf.get(number, _phase(runner, request), time.monotonic())
         whose = Whose(self._host.instance, run.name, request.fragment)
         difference = value.difference_to(request.held, whose, where) if request.held else None
         difference_from = request.held if difference else ""

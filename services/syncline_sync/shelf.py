@@ -1,13 +1,14 @@
 """Which values a replica may pull: a fragment's last two revisions, and how a pull waits for one.
 
 A pull waits for the very revision it names; one older than those that are kept is refused, with the
-newest named. One that is announced is had by who names it, but for its end; to all others there is
-no such revision until it is published. Decides nothing else.
+newest named. One that is announced is had by who names it soon, but for its end; to all others
+there is no such revision until it is published. Decides nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
@@ -42,10 +43,17 @@ class NewestNamed(RevisionGone):
 class Shelf:
     """The published values of one kind, by number; only the newest ``KEPT`` stay."""
 
+    # A write mostly ends within a second or two, and so hides what is sent meanwhile. One that goes
+    # on after this may well take longer than a reader lets a call stand still (30 s, lan): it cuts
+    # its call before the end comes, asks again, and would be sent all of it in vain each time.
+    HEAD_START_S = 5.0
+    """Who comes later than this after an announcement waits for the publication, with nothing."""
+
     def __init__(self, what: str) -> None:
         self._what = what
         self._values: dict[int, Published] = {}
-        self._announced: tuple[int, Published] | None = None
+        self._announced: tuple[int, Published, float] | None = None
+        """With when it was, on the clock that ``get`` is told."""
         self._changed = asyncio.Event()
         self._over: NewestNamed | None = None
         self._phase = 0
@@ -69,9 +77,9 @@ class Shelf:
         """What is kept, with its number, oldest first."""
         return sorted(self._values.items())
 
-    def announce(self, number: int, value: Published) -> None:
+    def announce(self, number: int, value: Published, now_s: float) -> None:
         """Let who names it begin to read what ``put`` will publish, and nothing else be there."""
-        self._announced = number, value
+        self._announced = number, value, now_s
         self._wake()
 
     def put(self, number: int, value: Published) -> None:
@@ -107,10 +115,13 @@ class Shelf:
         there = "there is none yet" if newest is None else f"the newest is {newest}"
         return NewestNamed(f"{self._what} {number} is still to come; {there}.", newest or 0)
 
-    async def get(self, number: int | None, phase: int | None = None) -> Published:
+    async def get(
+        self, number: int | None, phase: int | None = None, now_s: float = -math.inf
+    ) -> Published:
         """Wait for exactly this number, announced or published, or with None for the newest.
 
-        ``phase``: in that synchronous phase; None: whichever.
+        ``phase``: in that synchronous phase; None: whichever. ``now_s`` is when it is asked for:
+        what was announced over ``HEAD_START_S`` before is waited for until it is published.
 
         Raises:
             RevisionGone: it is older than the kept ones, or nothing more will come; or of a phase
@@ -124,7 +135,9 @@ class Shelf:
                 why = f"{self._what}: the synchronous phase is number {self._phase}, not {phase}."
                 raise NewestNamed(why, newest or 0)
             if self._announced is not None and number == self._announced[0]:
-                return self._announced[1]
+                _, value, announced_s = self._announced
+                if now_s - announced_s <= self.HEAD_START_S:
+                    return value
             if newest is not None:
                 if number is None:
                     return self._values[newest]

@@ -16,6 +16,7 @@ from syncline_proto.spans import Spans
 from syncline_proto.status import PUBLISHED_TRAILER
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.cuts import Cuts
+from syncline_sync.shelf import Shelf
 from syncline_sync.store import RunStore
 from syncline_testing.service import RUN, Service, flat_layout, service
 from syncline_testing.slow_disk import SlowDisk
@@ -111,6 +112,33 @@ def test_a_reader_has_all_but_the_end_while_the_disk_is_slow(
             assert PUBLISHED_TRAILER not in dict(await later.trailing_metadata())
             expected = start(layout) - np.float32(0.5)
             assert np.array_equal(reader.values, expected[: 0 if header_only else None])
+
+    asyncio.run(scenario())
+
+
+def test_who_comes_late_to_a_slow_disk_has_nothing_before_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be sent all but the end again each time that its reader gives up."""
+
+    async def scenario() -> None:
+        async with service(tmp_path, SETTINGS) as s:
+            with SlowDisk(monkeypatch, "r00000001") as disk:
+                await pushed(s, LONG)
+                await disk.until(lambda d: bool(d.at_once))
+                first = Reader(s)
+                held = await first.until_held_back(MOST)
+                monkeypatch.setattr(Shelf, "HEAD_START_S", 0.0)  # that is over
+                late = Reader(s)
+                end = await late.until_held_back(None)
+                disk.open()
+                for reader, reading in ((first, held), (late, end)):
+                    while await reading:
+                        reading = asyncio.create_task(reader.on())
+                    expected = start(LONG) - np.float32(0.5)
+                    assert np.array_equal(reader.values, expected)
+            assert late.header is not None and late.header.published_ago_s < 60.0
+            assert PUBLISHED_TRAILER not in dict(await late.call.trailing_metadata())
 
     asyncio.run(scenario())
 

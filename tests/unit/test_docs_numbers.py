@@ -72,6 +72,7 @@ from syncline_sync.serving import (
     PROBES_SHARE,
 )
 from syncline_sync.settings import SyncSettings
+from syncline_sync.shelf import Shelf
 
 ROOT = Path(__file__).parents[2]
 LAN, WAN = TimeoutSettings(profile="lan"), TimeoutSettings(profile="wan")
@@ -168,6 +169,7 @@ PROTOCOL = [
     f"The last {SMALL[record.KEPT]} revisions are kept",
     f"The last {SMALL[record.KEPT]} steps are kept",
     f"to {SENDERS_MAX} pulls at a time",
+    f"over {Shelf.HEAD_START_S:g} s after its service began to write it",
     f"of more than {LARGE >> 10} KiB while the calls of {mib(HELD_MAX)} of such have not ended",
     f"one of {MIDDLING >> 10} to {LARGE >> 10} KiB while those of {mib(MIDDLING_MAX)} of such",
     f"each box, tensor and fragment in it counts as {THING_BYTES} bytes at least",

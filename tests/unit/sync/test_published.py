@@ -192,7 +192,7 @@ def test_what_is_announced_is_there_for_who_names_it_and_ends_with_its_publicati
         shelf.put(0, sent(pb.CODEC_FP32))
         waiting = asyncio.create_task(shelf.get(1))
         value = Published(Saved(revision=1), pb.CODEC_FP32, SOURCE, is_announced=True)
-        shelf.announce(1, value)
+        shelf.announce(1, value, 0.0)
         assert await waiting is value is await shelf.get(1)
         assert (shelf.newest, [number for number, _ in shelf.values]) == (0, [0])
         assert (await shelf.get(None)).saved.revision == 0, "the newest that is published"
@@ -213,12 +213,36 @@ def test_what_is_announced_is_there_for_who_names_it_and_ends_with_its_publicati
     asyncio.run(scenario())
 
 
+def test_who_comes_long_after_it_was_announced_waits_until_it_is_published() -> None:
+    async def scenario() -> None:
+        shelf = Shelf("revision")
+        shelf.put(0, sent(pb.CODEC_FP32))
+        early = asyncio.create_task(shelf.get(1, now_s=60.0))
+        await asyncio.sleep(0)
+        value = Published(Saved(revision=1), pb.CODEC_FP32, SOURCE, is_announced=True)
+        shelf.announce(1, value, 100.0)
+        assert await early is value, "however long it has waited"
+        last_s = 100.0 + Shelf.HEAD_START_S
+        assert await shelf.get(1, now_s=last_s) is value
+        late = asyncio.create_task(shelf.get(1, now_s=last_s + 0.1))
+        await asyncio.sleep(0.01)
+        shelf.be_in(0)  # whatever wakes it
+        await asyncio.sleep(0.01)
+        assert not late.done()
+        value.publish(200.0)
+        shelf.put(1, value)
+        assert await late is value
+        assert await shelf.get(1, now_s=300.0) is value
+
+    asyncio.run(scenario())
+
+
 def test_what_is_announced_and_never_published_has_no_end() -> None:
     async def scenario() -> None:
         shelf = Shelf("revision")
         shelf.put(0, sent(pb.CODEC_FP32))
         value = Published(Saved(revision=1), pb.CODEC_FP32, SOURCE, is_announced=True)
-        shelf.announce(1, value)
+        shelf.announce(1, value, 0.0)
         loan = Loan(shelf, 1, value)
         ending = asyncio.create_task(loan.published())
         await asyncio.sleep(0)
