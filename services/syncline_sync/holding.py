@@ -4,8 +4,7 @@ The third array has two lives. Between rounds it holds the parameters as they ar
 pull only copies; once a round's first pushes are folded it is the accumulator, and pulls encode
 what they are asked for. The outer step leaves the new parameters in it and the old ones become the
 third, so memory is three times the parameters whatever the number of replicas. The first two pushes
-wait for each other as they came, and are folded in one pass over the accumulator; or, where they
-are all of a round and come in int8, stepped as they are (``core.pair``).
+wait for each other as they came, and are folded in one pass, or stepped as they are (``core.pair``).
 
 With differences as downlink what is published follows from what was published before, so it has an
 array of its own, of bf16, and the newest difference is kept: 3.75 times the parameters, and at most
@@ -262,7 +261,7 @@ class Holding:
     def _pair(self, closing: Closing) -> pair.Pair | None:
         """The pushes that wait, if they are all of a round and need no sum.
 
-        They hold room: where the disk is to be waited for before the step, they are folded.
+        They hold room: where the step is to wait for the disk, they are folded.
         """
         of_sum = closing.kind is not Kind.PSEUDO_GRADIENT or closing.direction_scale is not None
         if of_sum or (closing.behind and not self._behind.is_done):
@@ -339,10 +338,9 @@ class Holding:
 
     def _keep(self, outcome: merge.Outcome, out: Float32) -> None:
         """The new parameters are in ``out``, if they changed; the other array is spare."""
-        changed = outcome.clip > 0.0
-        self._parameters, self._spare = (
-            (out, self._parameters) if changed else (self._parameters, out)
-        )
+        if outcome.clip:
+            self._parameters, out = out, self._parameters
+        self._spare = out
 
     async def _turn(self, accumulator: Float32, closing: Closing) -> float | None:
         """Whatever is done with the sum's length and direction before the outer step."""
