@@ -4,7 +4,7 @@ The third array has two lives. Between rounds it holds the parameters as they ar
 pull only copies; once a round's first pushes are folded it is the accumulator, and pulls encode
 what they are asked for. The outer step leaves the new parameters in it and the old ones become the
 third, so memory is three times the parameters whatever the number of replicas. The first two pushes
-wait for each other as they came, and are folded in one pass, or stepped as they are (``core.pair``).
+wait for each other as they came, and are folded in one pass; or stepped unfolded (``core.pair``).
 
 With differences as downlink what is published follows from what was published before, so it has an
 array of its own, of bf16, and the newest difference is kept: 3.75 times the parameters, and at most

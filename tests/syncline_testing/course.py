@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from safetensors import safe_open
 
 from syncline_proto.ranges import Range, common, count, joined
 from syncline_sync.core.record import Saved
+from syncline_sync.entries import Place
+from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.saved import saved_from_json
 from syncline_testing.afar import Afar, afar
 from syncline_testing.apart import Apart
@@ -34,6 +36,8 @@ SETTINGS: dict[str, Any] = {
 }
 """No push is excluded, so all that was done must be in."""
 WAIT_S = 40.0
+TRIES = 20
+"""To open a file before it is swept."""
 
 Life = tuple[str, int]
 """A replica and its incarnation."""
@@ -143,18 +147,31 @@ class Course:
         return [saved.committed_tokens for saved in self._saved()]
 
     def _saved(self) -> list[Saved]:
-        found: list[Saved] = []
-        for number in FRAGMENTS:
-            newest = max((self._apart.store / "runs" / self._run / f"{number:05}").glob("r*"))
-            with safe_open(newest, "np") as file:
-                found.append(saved_from_json(file.metadata()["saved"]))
-        return found
+        return [
+            _committed(self._apart.store / "runs" / self._run / f"{number:05}", number)
+            for number in FRAGMENTS
+        ]
 
     def _rounds(self) -> list[dict[str, Any]]:
         return self._get("/rounds?limit=2000")
 
     def _get(self, path: str) -> Any:
         return self._apart.get(f"/runs/{self._run}{path}")
+
+
+def _committed(folder: Path, number: int) -> Saved:
+    """What a fragment's head names as its newest; a newer file may be half written.
+
+    It goes two rounds later, which may be while it is opened.
+    """
+    store = FragmentStore(folder, Place(run="", fragment=number, layout="", numel=0))
+    for _ in range(TRIES):
+        entries = store.head()
+        assert entries is not None, f"{folder} has no head"
+        newest = next(entry for entry in entries if not entry.alone)
+        with suppress(FileNotFoundError), safe_open(folder / newest.file, "np") as file:
+            return saved_from_json(file.metadata()["saved"])
+    raise AssertionError(f"{folder}: no file was there long enough")
 
 
 @contextmanager
