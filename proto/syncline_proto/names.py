@@ -1,4 +1,4 @@
-"""Names of runs, replicas and services, and other short texts: which are valid, and in words.
+"""Names of runs, replicas and services, and other short texts: which are valid, and made so.
 
 A name is lower case, so that it is safe in a path, a URL and a Kubernetes object. Loads nothing,
 so what a command line is to know at once stands here, too.
@@ -38,6 +38,15 @@ IN_WORDS = {
     LINE_PATTERN: "one line without control characters",
     KIND_PATTERN: "words of lower-case letters, digits, _ and -, joined by dots",
 }
+
+
+def in_one_line(text: str, most: int) -> str:
+    """``text`` without what no line, or no UTF-8, can hold; cut behind a word at ``most``."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    if len(line) <= most:
+        return line
+    words, _, _ = line[: most + 1].rpartition(" ")
+    return words or line[:most]
 
 
 def valid_name(name: str) -> bool:

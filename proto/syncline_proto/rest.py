@@ -20,7 +20,7 @@ from syncline_proto.owners import SHARDS_MAX
 from syncline_proto.settings import RunSettings
 
 WHY_CHARACTERS_MAX = 300
-"""Of the words with which a replica leaves; they are part of an address."""
+"""Of the words with which a replica leaves, or a sync service ends; they are part of an address."""
 
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 """Fits the control plane's tables."""

@@ -59,10 +59,15 @@ class Caller:
         if is_taken and self._heard:
             self._answered()
 
-    async def call_once(self, method: str, path: str, query: dict[str, str]) -> None:
-        """Call, and pass over whatever is answered, or that nothing is."""
+    async def call_once(self, method: str, path: str, query: dict[str, str]) -> bool:
+        """Call, and pass over whatever is answered, or that nothing is.
+
+        Returns whether the call was refused as it is (4xx).
+        """
         with contextlib.suppress(httpx.HTTPError, OSError):
-            await self._client.request(method, self._urls[0] + path, params=query)
+            answer = await self._client.request(method, self._urls[0] + path, params=query)
+            return answer.is_client_error
+        return False
 
     async def call(
         self,

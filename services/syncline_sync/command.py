@@ -24,7 +24,7 @@ from syncline_proto.loading import INTERRUPTED
 from syncline_proto.words import flag_or_variable, sentence
 from syncline_sync.allocator import keep_freed_memory
 from syncline_sync.lines import Lines, is_out
-from syncline_sync.process import serve
+from syncline_sync.process import fault, serve
 from syncline_sync.settings import SyncSettings
 from syncline_sync.supervisor import ChildFailed, supervise
 
@@ -174,7 +174,7 @@ def main() -> None:
         _leave(INTERRUPTED)
     except Exception as error:  # the outermost loop of the process
         log.exception("a fault of ours")
-        _say(f"a fault of ours: {type(error).__name__}; see the log.")
+        _say(fault(error))
         _leave(1)
 
 

@@ -17,8 +17,9 @@ import httpx
 import structlog
 
 from syncline_proto.errors import Forbidden, StoreError
+from syncline_proto.names import in_one_line
 from syncline_proto.reports import EventIn, Reports, RoundReport, Settled
-from syncline_proto.rest import Membership, PhaseVote, SyncServiceHello
+from syncline_proto.rest import WHY_CHARACTERS_MAX, Membership, PhaseVote, SyncServiceHello
 from syncline_sync.calling import Caller, code_of
 from syncline_sync.files import SEAL, replace_file
 from syncline_sync.report_queue import ReportQueue, Told
@@ -141,8 +142,11 @@ class ControlLink:
             await self._at_disk(replace_file, self._snapshot, SEAL.close(answer.decode()))
             await self._adopt(membership)
 
-    async def send_last(self, within_s: float) -> None:
+    async def send_last(self, within_s: float, why: str = "") -> None:
         """Send what is queued, and that we end, after ``run`` has been cancelled.
+
+        ``why`` goes with it, in one line, unless it is empty. Where the call is refused with it (by
+        a proxy, for its length), it is made without.
 
         What is not taken by then is lost; that we are gone is then learnt by our silence.
         """
@@ -152,8 +156,11 @@ class ControlLink:
                     await self._send(*await self._reports.batch())
                 me = self._hello
                 # Once: silence says the same a little later.
-                path = f"/v1/sync-services/{me.name}"
-                await self._caller.call_once("DELETE", path, {"instance": me.instance})
+                path, query = f"/v1/sync-services/{me.name}", {"instance": me.instance}
+                line = in_one_line(why, WHY_CHARACTERS_MAX)
+                said = query | {"why": line} if line else query
+                if await self._caller.call_once("DELETE", path, said) and line:
+                    await self._caller.call_once("DELETE", path, query)
         except (TimeoutError, Forbidden):
             if self._reports:
                 log.warning("the last reports were not taken", count=len(self._reports))

@@ -18,6 +18,7 @@ import httpx
 import structlog
 
 from syncline_proto.compiled import compile_all
+from syncline_proto.errors import SynclineError
 from syncline_proto.locks import only_owner
 from syncline_proto.rest import SyncServiceHello
 from syncline_sync.aside import sweep_aside
@@ -59,6 +60,13 @@ class End:
     sign: signal.Signals | None = None
     error: BaseException | None = None
 
+    @property
+    def why(self) -> str:
+        """The first error, for who is told that we end; empty where we were told to."""
+        if self.error is None:
+            return ""
+        return self.error.message if isinstance(self.error, SynclineError) else fault(self.error)
+
     def come(self, error: BaseException | None = None) -> None:
         self.error = self.error or error
         self.came.set()
@@ -72,6 +80,11 @@ class End:
     def _ask(self, sign: signal.Signals) -> None:
         self.sign = self.sign or sign
         self.come()
+
+
+def fault(error: BaseException) -> str:
+    """What is said of an error that nobody raised on purpose."""
+    return f"a fault of ours: {type(error).__name__}; see the log."
 
 
 async def serve(settings: SyncSettings) -> signal.Signals | None:
@@ -120,10 +133,9 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     headers = {"authorization": f"Bearer {settings.token}"} if settings.token else {}
     async with httpx.AsyncClient(headers=headers, trust_env=False) as client:
         snapshot = settings.data / "membership.json"
-        url = settings.control
         link = ControlLink(
-            client, url, hello, host.follow, reports, snapshot, host.votes, host.tell_anew,
-            disk.do_briefly,
+            client, settings.control, hello, host.follow, reports, snapshot, host.votes,
+            host.tell_anew, disk.do_briefly,
         )  # fmt: skip
         if settings.fall_back:
             await host.fall_back(settings.fall_back)
@@ -142,16 +154,17 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         until_s = time.monotonic() + STOP_S
         try:
             await host.stop()
-        finally:
-            await link.send_last(LAST_REPORTS_S)
-    # Of calls that were cut, too, a thread may be at the disk.
-    are_back = shut_down((pool, *disk.pools), max(THREADS_S, until_s - time.monotonic()))
-    if are_back:
-        mine.close()  # else a thread may write still, and nobody else is to
+        except Exception as error:
+            end.come(error)
+        # Of calls that were cut, too, a thread may be at the disk.
+        are_back = shut_down((pool, *disk.pools), max(THREADS_S, until_s - time.monotonic()))
+        if are_back:
+            mine.close()  # else a thread may write still, and nobody else is to
+        else:
+            end.come(DiskHangs(settings.data))
+        await link.send_last(LAST_REPORTS_S, end.why)
     if end.error is not None:
         raise end.error
-    if not are_back:
-        raise DiskHangs(settings.data)
     log.info("ended")
     return end.sign
 

@@ -10,6 +10,7 @@ import pytest
 
 from syncline_control.operations import services
 from syncline_control.state import State
+from syncline_proto.rest import WHY_CHARACTERS_MAX
 from syncline_testing.control import Clock, client_of, on_both, pass_time
 
 pytestmark = [pytest.mark.anyio, on_both]
@@ -102,6 +103,24 @@ async def test_a_sync_service_that_says_it_ends_is_away_at_once(api: httpx.Async
     (ended,) = (await api.get("/v1/events?kind=sync.ended")).json()
     assert ended["message"] == "Sync service sync-0 has ended."
     assert (await api.delete("/v1/sync-services/nobody?instance=x")).status_code == 204
+
+
+async def test_a_sync_service_that_says_why_it_ends_is_quoted(api: httpx.AsyncClient) -> None:
+    where = "/v1/sync-services/sync-0"
+    body = {"name": "sync-0", "address": "127.0.0.1:1", "instance": "one"}
+    await api.put(where, json=body)
+    for odd in ("x" * (WHY_CHARACTERS_MAX + 1), "two\nlines", "\x1b[31m"):
+        refused = await api.delete(where, params={"instance": "one", "why": odd})
+        assert (refused.status_code, refused.json()["code"]) == (422, "INVALID_REQUEST")
+    for why in ("The disk refuses: no space. Make room.", "it was cut in the"):
+        await api.put(where, json=body)
+        gone = await api.delete(where, params={"instance": "one", "why": why})
+        assert gone.status_code == 204
+    told = [one["message"] for one in (await api.get("/v1/events?kind=sync.ended")).json()]
+    assert told == [
+        "Sync service sync-0 has ended: The disk refuses: no space. Make room.",
+        "Sync service sync-0 has ended: it was cut in the.",
+    ]
 
 
 async def test_who_was_replaced_under_its_name_is_refused_while_the_newer_lives(

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import parse_qs
 
 import grpc
 import numpy as np
@@ -106,18 +107,22 @@ def _ends_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ["membership.json", f"runs/{RUN}/run.json"])
 def test_what_the_control_plane_has_said_is_being_kept(tmp_path: Path, name: str) -> None:
-    """Its call is taken back before the thread is."""
+    """Its call is taken back before the thread is; and it is told why the service ends."""
+    told: list[bytes] = []
 
     async def scenario() -> None:
         await left_behind(tmp_path)
         (port,) = free_ports(1)
         async with served(tmp_path, port):
             stack.enter_context(hung(tmp_path / f"{name}.new", os.O_RDONLY))
-            with control_plane(port):
-                await until_in("replace_file")
+            asked = stack.enter_context(control_plane(port))
+            await until_in("replace_file")
+        told.extend(asked["DELETE /v1/sync-services/sync-0"])
 
     with contextlib.ExitStack() as stack:
         asyncio.run(scenario())
+    (query,) = (parse_qs(one.decode()) for one in told)
+    assert query["why"][0].startswith(f"The disk of {tmp_path} has not answered for 0.3 s."), query
 
 
 def test_an_older_revision_is_being_read(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import grpc
 import numpy as np
@@ -196,6 +197,23 @@ def test_the_last_rounds_are_told_before_it_ends(tmp_path: Path) -> None:
     told = [Reports.model_validate_json(said) for said in asked[f"POST /v1/runs/{RUN}/reports"]]
     assert [r.revision for reports in told for r in reports.rounds] == [0, 1]
     assert list(asked)[-1] == "DELETE /v1/sync-services/sync-0", "and last, that it ends"
+    (ending,) = asked["DELETE /v1/sync-services/sync-0"]
+    assert parse_qs(ending.decode()).keys() == {"instance"}, "it was told to: there is no reason"
+
+
+def test_why_it_ends_of_itself_is_told(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    with control_plane(port) as asked, at_work(data, f"http://127.0.0.1:{port}") as p:
+        data.rename(elsewhere)
+        p.push(0.5, "a", seq=2, base_revision=0)
+        p.push(0.5, "b", base_revision=0)
+        code, said = p.ended()
+        assert code == 40, said
+    (ending,) = asked["DELETE /v1/sync-services/sync-0"]
+    (why,) = parse_qs(ending.decode())["why"]
+    assert why.startswith(f"The store's folder {data} was moved, removed or unmounted")
+    assert why in " ".join(said.split()), "its own last words"
 
 
 @pytest.mark.long

@@ -142,13 +142,15 @@ def at_work(
 
 @contextmanager
 def control_plane(port: int) -> Iterator[dict[str, list[bytes]]]:
-    """A control plane that knows one run; what it was asked, and with which bodies."""
+    """A control plane that knows one run; what it was asked, and with which bodies, or query."""
     asked: dict[str, list[bytes]] = {}
 
     class Control(BaseHTTPRequestHandler):
         def answer(self) -> None:
             said = self.rfile.read(int(self.headers.get("content-length") or 0))
-            asked.setdefault(f"{self.command} {self.path.split('?')[0]}", []).append(said)
+            path, _, query = self.path.partition("?")
+            told = query.encode() if self.command == "DELETE" else said
+            asked.setdefault(f"{self.command} {path}", []).append(told)
             body = membership().model_dump_json().encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))

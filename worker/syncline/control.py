@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from syncline.rest import Rest, below_v1
 from syncline_proto.errors import ConfigError, InvalidRequest, Unreachable
 from syncline_proto.leased import DataAsk, DataGrant
+from syncline_proto.names import in_one_line
 from syncline_proto.rest import (
     WHY_CHARACTERS_MAX,
     Heartbeat,
@@ -77,7 +78,7 @@ class ControlClient:
         """
         path = below_v1("runs", run, "replicas", replica)
         query: dict[str, int | str] = {"incarnation": incarnation}
-        line = _in_one_line(why)[:WHY_CHARACTERS_MAX]
+        line = in_one_line(why, WHY_CHARACTERS_MAX)
         if line:
             try:
                 self._rest.send("DELETE", path, query=query | {"why": line})
@@ -115,11 +116,6 @@ def all_alive(services: Iterable[SyncEndpoint], url: str) -> list[SyncEndpoint]:
             f"--index {missing[0]} --data FOLDER"
         )
     return alive
-
-
-def _in_one_line(text: str) -> str:
-    """``text`` without what no line, or no UTF-8, can hold."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _json(body: BaseModel) -> dict[str, Any]:

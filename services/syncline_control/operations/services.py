@@ -58,13 +58,17 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
     return SyncServiceAnswer(lease_s=LEASE_S)
 
 
-def leave(tx: Transaction, name: str, instance: str) -> None:
-    """Write down that the service has ended; nothing happens if another instance has its place."""
+def leave(tx: Transaction, name: str, instance: str, why: str) -> None:
+    """Write down that the service has ended; nothing happens if another instance has its place.
+
+    ``why`` is told with it, unless it is empty.
+    """
     row = tx.session.get(SyncService, name)
     if row is not None and row.instance == instance and row.alive:
         row.alive, row.lease_until = False, tx.now
         row.heard_at = 0.0  # it is not to be heard any more
-        tx.record("sync.ended", f"Sync service {name} has ended.")
+        because = f": {why.removesuffix('.')}" if why else ""
+        tx.record("sync.ended", f"Sync service {name} has ended{because}.")
 
 
 def endpoints(tx: Transaction) -> list[SyncEndpoint]:

@@ -11,7 +11,12 @@ from syncline_control.body import StrictRoute
 from syncline_control.operations import services
 from syncline_control.routes.asking import Control, ServiceName
 from syncline_proto.names import LINE_PATTERN
-from syncline_proto.rest import SyncEndpoint, SyncServiceAnswer, SyncServiceHello
+from syncline_proto.rest import (
+    WHY_CHARACTERS_MAX,
+    SyncEndpoint,
+    SyncServiceAnswer,
+    SyncServiceHello,
+)
 
 router = APIRouter(prefix="/v1/sync-services", tags=["sync services"], route_class=StrictRoute)
 
@@ -54,6 +59,15 @@ async def leave(
     state: Control,
     name: ServiceName,
     instance: Annotated[str, Query(max_length=128, pattern=LINE_PATTERN)],
+    why: Annotated[
+        str,
+        Query(
+            max_length=WHY_CHARACTERS_MAX,
+            pattern=LINE_PATTERN,
+            description="What made it end, if nobody told it to; for the log.",
+            examples=["The disk of /var/lib/syncline has not answered for 20 s."],
+        ),
+    ] = "",
 ) -> None:
     """Say that the service ends. An instance that is not the newest of its name changes nothing."""
-    await state.do(services.leave, name, instance)
+    await state.do(services.leave, name, instance, why)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from syncline_proto.errors import Forbidden
 from syncline_proto.reports import EventIn, FragmentData, Reports, RoundReport, Settled
-from syncline_proto.rest import Membership
+from syncline_proto.rest import WHY_CHARACTERS_MAX, Membership
 from syncline_proto.stretches import Stretch
 from syncline_sync import calling, control, report_queue
 from syncline_sync.report_queue import ReportQueue
@@ -239,6 +239,35 @@ def test_where_more_fragments_stand_than_reports_may_wait_is_told_once(
 
     asyncio.run(scenario())
     assert told == ["run-0"]
+
+
+@pytest.mark.parametrize(
+    ("why", "refusal", "told"),
+    [
+        ("", 204, [None]),
+        ("The disk\r\nrefuses.\x1b[31m", 204, ["The disk refuses. [31m"]),
+        ("word " * 999, 204, [("word " * (WHY_CHARACTERS_MAX // 5)).strip()]),
+        ("The disk refuses.", 414, ["The disk refuses.", None]),
+        ("The disk refuses.", 503, ["The disk refuses."]),
+        ("", 404, [None]),
+    ],
+)
+def test_that_it_ends_is_told_with_its_reason_in_one_line_or_else_without(
+    why: str, refusal: int, told: list[str | None]
+) -> None:
+    asked: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert (request.method, request.url.path) == ("DELETE", "/v1/sync-services/sync-0")
+        asked.append(request.url.params.get("why"))
+        return httpx.Response(refusal)
+
+    async def scenario() -> None:
+        async with link_to(answer) as link:
+            await link.send_last(60, why)
+
+    asyncio.run(scenario())
+    assert asked == told
 
 
 def sent_at_the_end(answer: Answer, *names: str) -> list[str]:

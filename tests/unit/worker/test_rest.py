@@ -166,6 +166,7 @@ GONE = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
         ("Two\r\nlines,\x00 \x1b[31m\u2028and more\n", "Two lines, [31m and more"),
         ("what no \udcff UTF-8 can hold", "what no UTF-8 can hold"),
         ("é" * 9999, "é" * WHY_CHARACTERS_MAX),
+        ("five " * 99, ("five " * (WHY_CHARACTERS_MAX // 5)).strip()),
     ],
 )
 def test_why_a_replica_leaves_is_told_in_one_short_line(why: str, sent: str | None) -> None:
