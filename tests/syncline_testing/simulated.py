@@ -12,6 +12,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from syncline.core.cadence import Cadence
 from syncline.core.goal import goal
@@ -214,10 +215,8 @@ class Replica:
     def due(self) -> int:
         if self.timed is None:
             return max(0, self.cadence.due(self.step))
-        due = max(0, self.timed.due(self._instant))
-        if self.timed.withholds_last(self._instant):
-            return self.turns.before_last(self.revisions, self._pending, due)
-        return due
+        before_last = partial(self.turns.before_last, self.revisions, self._pending)
+        return self.timed.to_push(self._instant, before_last)
 
     def make_way(self, due: int) -> None:
         if self.timed is not None:
@@ -228,10 +227,8 @@ class Replica:
         if self.timed is None:
             self.cadence.pushed(min(len(chosen), due), self.step)
             return
-        of_interval = [g for g in chosen if not self.turns.are_behind(g, self.revisions)]
-        last = [FRAGMENTS - 1 in group for group in of_interval]
-        after_last = len(of_interval) - 1 - last.index(True) if any(last) else None
-        self.timed.pushed(len(of_interval), self._instant, after_last)
+        count, after_last = self.turns.of_interval(chosen, self.revisions)
+        self.timed.pushed(min(due, count), self._instant, after_last)
 
     def go_on(self) -> None:
         """Merge, push, and train on, unless something must be waited for."""

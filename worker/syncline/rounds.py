@@ -176,9 +176,9 @@ class Rounds:
         """Of so many groups, how many come in their turn before the last fragment's."""
         return self._turns.before_last(self._anchors.revisions, self._pending, groups)
 
-    def are_behind(self, fragments: Collection[int]) -> bool:
-        """Whether a push of these alone only catches up (``Turns.are_behind``)."""
-        return self._turns.are_behind(fragments, self._anchors.revisions)
+    def of_interval(self, groups: Sequence[Collection[int]]) -> tuple[int, int | None]:
+        """How many of these pushes do more than catch up (``Turns.of_interval``)."""
+        return self._turns.of_interval(groups, self._anchors.revisions)
 
     def _push(self, fragments: Collection[int], codec: CodecName) -> None:
         self._turns.pushed(fragments)

@@ -55,18 +55,12 @@ class Trigger:
         return self._due(timed)
 
     def pushed(self, groups: Sequence[Sequence[int]], due: int) -> None:
-        """These were pushed, one after another; ``due`` of them for what was due.
-
-        By time what is behind is pushed beside that: who came amid a round has fragments that are,
-        and if they took the time of others, the last one would come an interval late.
-        """
+        """These were pushed, one after another; ``due`` of them for what was due."""
         if self._timed is None:
             self._cadence.pushed(due, self._step)
             return
-        last = self._rounds.fragments[-1]
-        groups = [group for group in groups if not self._rounds.are_behind(group)]
-        after_last = next((n for n, group in enumerate(reversed(groups)) if last in group), None)
-        self._timed.pushed(min(due, len(groups)), self._seen(self._timed), after_last)
+        count, after_last = self._rounds.of_interval(groups)
+        self._timed.pushed(min(due, count), self._seen(self._timed), after_last)
 
     def start_over(self) -> None:
         """Nothing is due of what was before."""
@@ -108,9 +102,7 @@ class Trigger:
         return timed
 
     def _due(self, timed: Timed) -> int:
-        at = self._seen(timed)
-        due = max(0, timed.due(at))
-        return self._rounds.before_last(due) if timed.withholds_last(at) else due
+        return timed.to_push(self._seen(timed), self._rounds.before_last)
 
     def _seen(self, timed: Timed) -> Instant:
         """Where this replica stands, after ``timed`` has seen what was merged last."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from syncline.core.timed import PROLONGED_MAX, parts
@@ -68,6 +68,7 @@ changes = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
+@example(361415, [0.12], 3, 0, [Change(5.468, False, 0.058), Change(1.945, True, 0.032)])
 @given(
     seed=st.integers(0, 10**6),
     steps_s=st.lists(st.floats(0.03, 0.3), min_size=1, max_size=5),
@@ -104,7 +105,11 @@ def test_a_round_without_anybody_s_loss_brings_the_least_total_however_long_step
             assert steps >= owed.get(name, 0)
         missing = sum(owed[name] for name in before.keys() - after.keys())
         assert sum(after.values()) >= LEAST - missing
-    assert max(lasted_s) <= PROLONGED_MAX * SECONDS + (overlap + 2) * slowest_s, "nobody hangs"
+    # Who comes while a group's round is being published is late with it, which takes a turn; and if
+    # the others are lost, nobody pushes the last one before it.
+    turn_s = PROLONGED_MAX * SECONDS / groups if changes else 0.0
+    longest_s = PROLONGED_MAX * SECONDS + turn_s + (overlap + 2) * slowest_s
+    assert max(lasted_s) <= longest_s, "nobody hangs"
 
 
 @given(st.integers(0, 500), st.lists(st.integers(1, 200), min_size=1, max_size=9))

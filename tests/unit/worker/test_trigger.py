@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -28,8 +29,10 @@ class FakeRounds:
     def before_last(self, groups: int) -> int:
         return min(groups, 1)
 
-    def are_behind(self, fragments: list[int]) -> bool:
-        return fragments in self.behind
+    def of_interval(self, groups: Sequence[list[int]]) -> tuple[int, int | None]:
+        its = [group for group in groups if group not in self.behind]
+        last = [self.fragments[-1] in group for group in its]
+        return len(its), last[::-1].index(True) if any(last) else None
 
     @property
     def steps_held(self) -> int:

@@ -59,12 +59,24 @@ def test_how_many_groups_come_before_the_last_fragment_is_seen_as_turns_are() ->
     assert turns.before_last([1, 2, 2, 2, 2], set(), 9) == 4, "the first of all is behind"
 
 
-def test_a_part_of_a_group_that_is_behind_the_last_fragment_only_catches_up() -> None:
+def test_what_is_behind_the_last_fragment_only_catches_up() -> None:
     turns = Turns(5, 2)  # [1, 3] and [0, 2, 4]
-    assert turns.are_behind([1], [2, 1, 2, 2, 2]) and turns.are_behind([0, 2], [1, 2, 1, 2, 2])
-    assert not turns.are_behind([1], [2, 2, 2, 3, 2]), "it is the other that is ahead"
-    assert not turns.are_behind([4], [2, 2, 2, 2, 1]), "what is the last takes an interval"
-    assert not turns.are_behind([1, 3], [2, 1, 2, 1, 2]), "nor is a whole group between others"
+    even = [2, 2, 2, 2, 2]
+    assert turns.of_interval([[1, 3]], even) == (1, None)
+    assert turns.of_interval([[1, 3], [0, 2, 4]], even) == (2, 0)
+    assert turns.of_interval([[0, 2, 4], [1, 3]], even) == (2, 1), "the next interval's"
+    assert turns.of_interval([[1]], [2, 1, 2, 2, 2]) == (0, None), "a part"
+    assert turns.of_interval([[0, 2], [1, 3]], [1, 2, 1, 2, 2]) == (1, None)
+    assert turns.of_interval([[1]], [2, 2, 2, 3, 2]) == (1, None), "it is the other that is ahead"
+    assert turns.of_interval([[4]], [2, 2, 2, 2, 1]) == (1, 0), "what is the last takes a turn"
+    assert turns.of_interval([[1, 3], [0, 2, 4]], [2, 1, 2, 1, 2]) == (1, 0), "a whole group"
+
+
+def test_where_no_round_waits_it_is_seen_by_own_pushes_what_is_behind() -> None:
+    turns = Turns(2, 2, by_revision=False)
+    assert turns.of_interval([[0], [1]], [1, 5]) == (2, 0)
+    turns.landed(1)
+    assert turns.of_interval([[0], [1]], [9, 1]) == (1, 0)
 
 
 def test_of_a_group_those_that_are_ahead_sit_one_push_out() -> None:

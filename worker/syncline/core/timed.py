@@ -19,7 +19,7 @@ Pure. Time comes in as seconds of any clock that never goes back, in float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -126,8 +126,17 @@ class Timed:
             self._start_s, self._taken = min(passed_s, now_s), 0
 
     def due(self, at: Instant) -> int:
-        """The number of groups that are to be pushed now, but for what ``withholds_last`` says."""
+        """The number of groups that are due by now; below 0, some were pushed ahead."""
         return min(self._slots(at) - self._taken, self._groups)
+
+    def to_push(self, at: Instant, before_last: Callable[[int], int]) -> int:
+        """The number of groups that are to be pushed now.
+
+        ``before_last`` tells of so many how many come before the last fragment
+        (``Turns.before_last``).
+        """
+        due = max(0, self.due(at))
+        return before_last(due) if self.withholds_last(at) else due
 
     def withholds_last(self, at: Instant) -> bool:
         """Whether none is pushed from the last fragment's on, since steps are owed for that."""
@@ -136,9 +145,8 @@ class Timed:
     def pushed(self, groups: int, at: Instant, after_last: int | None = None) -> None:
         """So many of those due have been; the others stay due, but not twice.
 
-        Pushes that only catch up are none of them (``Turns.are_behind``).
-
-        ``after_last``: how many of them after the last group; None: that was not among them.
+        Pushes that only catch up are none of them, and ``after_last`` is how many of them came
+        after the last group; None: that was not among them. ``Turns.of_interval`` tells both.
         """
         self._taken = max(self._taken + groups, self._slots(at) - self._groups)
         self._since_last = self._since_last + groups if after_last is None else after_last

@@ -72,14 +72,22 @@ class Turns:
         coming = itertools.islice(self._coming(revisions, pending), count)
         return sum(1 for _ in itertools.takewhile(lambda turn: last not in turn[1], coming))
 
-    def are_behind(self, members: Collection[int], revisions: Sequence[int]) -> bool:
-        """Whether these, pushed together, are a part of a group that only catches up.
+    def of_interval(
+        self, groups: Sequence[Collection[int]], revisions: Sequence[int]
+    ) -> tuple[int, int | None]:
+        """Of groups pushed one after another, each as its fragments, those that a turn is of.
 
-        They stand at an older revision than the last fragment, and the rest of the group does not.
+        How many, and how many of these after the last fragment's; None: that is not among them.
+
+        The others only catch up: they stand at an older revision than the last fragment. Who comes
+        amid a round has such, and who was late for them. If they took the time of others, the last
+        one would come an interval late.
         """
         revisions = self._own or revisions
-        is_part = set(members) not in map(set, self.groups)
-        return is_part and max(revisions[fragment] for fragment in members) < revisions[-1]
+        last = len(revisions) - 1
+        its = [group for group in groups if max(revisions[f] for f in group) >= revisions[last]]
+        after = next((n for n, group in enumerate(reversed(its)) if last in group), None)
+        return len(its), after
 
     def _coming(
         self, revisions: Sequence[int], pending: Collection[int]
