@@ -15,8 +15,8 @@ each by stage, medians; `gb_per_s` is the parameters in fp32 over the seconds.
               fold         a further push
               fold_both    the first two at once, in place of these
               outer        the outer step, with the next difference where down is int8
-              pair         in place of both where all of a round are two in int8: their sum is
-                           never in memory
+              pair         in place of fold_both and outer, where two in int8 are all of a round:
+                           their sum is never in memory
               commit       the revision's file, synced, and its head
               publish      what is sent of it (nothing, where it follows by difference)
               send         its chunks as messages, with their checksums

@@ -1,4 +1,4 @@
-"""Names of runs, replicas and services, and other short texts: which are valid, and made so.
+"""Names of runs, replicas and services, and other short texts: which are valid, in words too.
 
 A name is lower case, so that it is safe in a path, a URL and a Kubernetes object. Loads nothing,
 so what a command line is to know at once stands here, too.
@@ -41,7 +41,10 @@ IN_WORDS = {
 
 
 def in_one_line(text: str, most: int) -> str:
-    """``text`` without what no line, or no UTF-8, can hold; cut behind a word at ``most``."""
+    """``text`` without what no line, or no UTF-8, can hold.
+
+    If it is longer than ``most`` characters, it is cut at the last end of a word.
+    """
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     if len(line) <= most:
         return line

@@ -60,7 +60,7 @@ def no_reports(_: merge.Outcome | None) -> Sequence[str]:
 
 
 PAIR = 2
-"""Pushes that are folded at once, at most."""
+"""Pushes that are folded, or stepped, at once; at most."""
 
 
 class Holding:
@@ -191,6 +191,8 @@ class Holding:
         """
         if self._pair(closing) is None:
             await self.fold_first()
+        else:
+            await self._opened()
         await self.written()
         if closing.kind is Kind.GRADIENT:
             await self._finish_gradient(closing, reports)
@@ -261,7 +263,7 @@ class Holding:
     def _pair(self, closing: Closing) -> pair.Pair | None:
         """The pushes that wait, if they are all of a round and need no sum.
 
-        They hold room: where the step is to wait for the disk, they are folded.
+        They hold room: where the step is to wait for a round's commit, they are folded.
         """
         of_sum = closing.kind is not Kind.PSEUDO_GRADIENT or closing.direction_scale is not None
         if of_sum or (closing.behind and not self._behind.is_done):
@@ -294,8 +296,6 @@ class Holding:
         accumulator, self._accumulator = self._accumulator, None
         told: memoryview | None = None
         if accumulator is None:
-            if self._first:
-                return await self._step_both(closing, sent, unread)
             if sent is not None:
                 told = await self._compute(advance, sent, self._parameters, unread)
             return None, told
@@ -304,6 +304,8 @@ class Holding:
             self._parameters, self._spare = accumulator, before if before.size else None
             self._momentum = new_momentum(self._numel)
             return None, None
+        if self._first:
+            return await self._step_both(accumulator, closing, sent, unread)
         arrays = self._parameters, self._momentum, accumulator
         weight, outer = closing.total_weight, closing.outer
         cosine = await self._turn(accumulator, closing)
@@ -318,13 +320,11 @@ class Holding:
         return replace(outcome, cosine=cosine), told
 
     async def _step_both(
-        self, closing: Closing, sent: UInt16 | None, unread: memoryview | None
+        self, out: Float32, closing: Closing, sent: UInt16 | None, unread: memoryview | None
     ) -> tuple[merge.Outcome, memoryview | None]:
-        """``_step`` of a round that is a pair."""
-        both = pair.pair_of([push for push, _ in self._first])
+        """``_step`` of a round that is a pair, into ``out``."""
+        both, told, arrays = self._pair(closing), None, (self._parameters, self._momentum, out)
         assert both is not None, "what is no pair was folded"
-        out, told, self._accumulator = await self._opened(), None, None
-        arrays = self._parameters, self._momentum, out
         weight, outer, carry = closing.total_weight, closing.outer, closing.carry
         if sent is None:
             outcome = await self._compute(pair.step, both, *arrays, weight, outer, carry)

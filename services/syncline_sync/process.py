@@ -62,7 +62,7 @@ class End:
 
     @property
     def why(self) -> str:
-        """The first error, for who is told that we end; empty where we were told to."""
+        """The first error, for who is told that we end; empty where nothing went wrong."""
         if self.error is None:
             return ""
         return self.error.message if isinstance(self.error, SynclineError) else fault(self.error)
@@ -155,14 +155,16 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         try:
             await host.stop()
         except Exception as error:
+            if end.error is not None:
+                log.warning("the end failed, too", why=str(error))
             end.come(error)
         # Of calls that were cut, too, a thread may be at the disk.
         are_back = shut_down((pool, *disk.pools), max(THREADS_S, until_s - time.monotonic()))
-        if are_back:
-            mine.close()  # else a thread may write still, and nobody else is to
-        else:
+        if not are_back:
             end.come(DiskHangs(settings.data))
         await link.send_last(LAST_REPORTS_S, end.why)
+        if are_back:
+            mine.close()  # else a thread may write still, and nobody else is to
     if end.error is not None:
         raise end.error
     log.info("ended")

@@ -64,7 +64,7 @@ async def leave(
         Query(
             max_length=WHY_CHARACTERS_MAX,
             pattern=LINE_PATTERN,
-            description="What made it end, if nobody told it to; for the log.",
+            description="What went wrong, if anything did; for the log.",
             examples=["The disk of /var/lib/syncline has not answered for 20 s."],
         ),
     ] = "",

@@ -137,8 +137,8 @@ class Round:
         """Everything in it, with weights over W.
 
         They sum to 1, or to less where age has taken some; where a push is a round, they are of a
-        window. None that counts is less than what is folded at least: of two pushes the louder one
-        never has the larger part, though it came before a quiet one that made it weigh less.
+        window. What counts is told as ``WEIGHT_MIN`` at least, also where a quieter push came later
+        and made it weigh less: else a still louder one, folded with that, would seem to have more.
         """
         return tuple(
             replace(c, weight=max(c.weight, weights.WEIGHT_MIN) / self.total if c.folded else 0.0)

@@ -342,3 +342,27 @@ def test_a_round_that_needs_the_sum_has_it(why: str, tmp_path: Path) -> None:
             assert left == [sum_.tobytes()]
 
     run(tmp_path, scenario)
+
+
+def test_what_was_published_before_differences_stays_what_it_was(tmp_path: Path) -> None:
+    """With the first pair that is published by difference, its array becomes a spare one."""
+
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        was = await f.read(0)
+        f.down = "int8"
+        await two(f)
+        await f.close(1.5)
+        first = await f.read(1)
+        await two(f)
+        assert await f.read(0) == was
+        await f.holding.fold_first()
+        assert [await f.read(0), await f.read(1)] == [was, first]
+        await f.close(1.5)
+        assert await f.read(1) == first
+
+    async def two(f: Fragment) -> None:
+        for number in range(2):
+            await f.holding.fold(weighed(number, 1.0), lambda: None)
+
+    run(tmp_path, scenario)

@@ -75,7 +75,7 @@ class Turns:
     def of_interval(
         self, groups: Sequence[Collection[int]], revisions: Sequence[int]
     ) -> tuple[int, int | None]:
-        """Of groups pushed one after another, each as its fragments, those that a turn is of.
+        """Of groups pushed one after another, each as its fragments, those that count as a turn.
 
         How many, and how many of these after the last fragment's; None: that is not among them.
 
