@@ -155,8 +155,6 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         try:
             await host.stop()
         except Exception as error:
-            if end.error is not None:
-                log.warning("the end failed, too", why=str(error))
             end.come(error)
         # Of calls that were cut, too, a thread may be at the disk.
         are_back = shut_down((pool, *disk.pools), max(THREADS_S, until_s - time.monotonic()))
