@@ -4,7 +4,8 @@ A real sync service, fed by a real control plane, takes whole pushes (staged, ch
 judged, folded, answered) and serves pulls; a bare gRPC server takes the same messages and throws
 them away, and sends messages of the same sizes. Each is a process of its own on this machine, and
 so is the client, which has encoded everything beforehand and decodes nothing. The two take turns;
-a ratio is the median of those of neighbours, speeds are medians. The last line is one line of JSON:
+a ratio is the median of those of neighbours, speeds are medians. A single ratio may be 0.6 as well
+as 1.1, whence so many repeats. The last line is one line of JSON:
 
     {"push_ratio", "pull_ratio", "durability", "fp32": {...}, "bf16": {...}}
 
@@ -14,7 +15,7 @@ closed by a second replica, whose pushes are not in the figures, nor is the oute
 writing of what was published. The store is in memory (/dev/shm), so that no disk is measured, and
 `durability` says what the run was set to.
 
-    python benchmarks/wire.py [--repeats 15] [--fragments 8] [--elements 8388608] [--streams 4]
+    python benchmarks/wire.py [--repeats 25] [--fragments 8] [--elements 8388608] [--streams 4]
 
 As it is both must be 0.7 at least; a sentence and exit code 1 say so if they are not. With other
 sizes nothing is asked of the figures, and a sentence says so.
@@ -56,7 +57,7 @@ def main() -> None:
         epilog="example: python benchmarks/wire.py --repeats 5",
     )
     parser.add_argument(
-        "--repeats", type=at_least(1), default=15, help="of each, after one to warm up"
+        "--repeats", type=at_least(1), default=25, help="of each, after one to warm up"
     )
     parser.add_argument("--fragments", type=at_least(1), default=8)
     parser.add_argument("--elements", type=at_least(1), default=1 << 23, help="of a fragment")

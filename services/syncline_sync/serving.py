@@ -75,6 +75,14 @@ hold up later pushes; those of the fragments before them end as the other replic
 all push in the same order.
 """
 
+AHEAD_MAX, AHEAD_SHARE = 4 << 20, 1 / 16
+"""Of each call that sends chunks, what gRPC takes in before it is asked for the next.
+
+So many bytes at most, and no more than this share of the room for pushes. Left to itself gRPC
+measures the line and takes up to 16 MiB of each, which no budget knows of. Four calls at a time, as
+a rank has, moved 173 Mbit/s with 4 MiB over a line of 200 Mbit/s and 100 ms, 177 when left to it.
+"""
+
 PENDING_MAX = 4 * CALLS_MAX
 """Of all connections, what the loop has not taken up yet; gRPC throws the rest away, CANCELLED.
 
@@ -149,7 +157,11 @@ def bind(
     guards = [TokenGuard(settings.token)] if settings.token else []
     server = grpc.aio.server(
         interceptors=[statuses, *guards, Reader()],
-        options=(*CHANNEL_OPTIONS, _at_most(CALLERS_MAX, CALLERS_SHARE)),
+        options=(
+            *CHANNEL_OPTIONS,
+            *read_ahead(settings.staging_bytes),
+            _at_most(CALLERS_MAX, CALLERS_SHARE),
+        ),
     )
     sync_pb2_grpc.add_SyncServiceServicer_to_server(servicer, server)
     checkpoints_pb2_grpc.add_CheckpointServiceServicer_to_server(checkpoints, server)
@@ -169,6 +181,12 @@ def bind(
     except OSError as error:
         raise _refused(error, host, settings.metrics_port, "metrics-port") from error
     return Doors(port, health_port, exporter.server_port, server, probes, status, exporter)
+
+
+def read_ahead(staging_bytes: int) -> tuple[tuple[str, int], ...]:
+    """The options that bound what is taken in of a call beyond the room for pushes."""
+    bound = min(AHEAD_MAX, int(AHEAD_SHARE * staging_bytes))
+    return (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", bound))
 
 
 def _at_most(most: int, share: float) -> tuple[str, int]:

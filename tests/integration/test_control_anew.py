@@ -59,7 +59,7 @@ def test_an_empty_database_hears_where_its_runs_stand_and_who_trained_them_comes
                     file.unlink()
             cluster.control.start()
             wait_until(lambda: trial.step().replica.rejoin(), 20, "it has heard of no run")
-            # Of a push that the loss has cut through, some fragments are in: they wait for the rest.
+            # A push that the loss has cut through has some fragments ahead: this evens them out.
             trial.step(EVERY)
             trial.replica.finish()
             _, revision = published(cluster.sync_address, "one")

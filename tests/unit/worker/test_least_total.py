@@ -68,6 +68,19 @@ changes = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
+@example(
+    123703,
+    [0.034, 0.036, 0.03],
+    4,
+    0,
+    [
+        Change(2.374, False, 0.148),
+        Change(0.542, False, 0.134),
+        Change(1.566, True, 0.1),
+        Change(0.566, True, 0.1),
+        Change(0.514, True, 0.1),
+    ],
+)
 @example(361415, [0.12], 3, 0, [Change(5.468, False, 0.058), Change(1.945, True, 0.032)])
 @given(
     seed=st.integers(0, 10**6),
