@@ -87,10 +87,10 @@ class Stages:
         self.parameters = rng.standard_normal(numel, np.float32)
         self.momentum, self.sum = np.zeros((2, numel), np.float32)
         self.spare: Any = None
-        self.beside = self.momentum.copy(), self.sum.copy(), np.zeros(numel, np.uint16)
         self.by_difference = down == "int8"
         self.published = np.empty(numel, np.uint16)
         publish(self.published, self.parameters)
+        self.beside = [a.copy() for a in (self.momentum, self.sum, self.published)]
         bits = self.by_difference or down == "bf16"
         self.anchor: Any = self.published.copy() if bits else self.parameters.copy()
         self.pulled: Float32 | UInt16 | Change = self.anchor

@@ -43,13 +43,14 @@ IN_WORDS = {
 def in_one_line(text: str, most: int) -> str:
     """``text`` without what no line, or no UTF-8, can hold.
 
-    If it is longer than ``most`` characters, it is cut at the last end of a word.
+    If it is longer than ``most`` characters, it is cut at the last end of a word, or within one
+    that is longer than half of that.
     """
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     if len(line) <= most:
         return line
     words, _, _ = line[: most + 1].rpartition(" ")
-    return words or line[:most]
+    return words if len(words) >= most / 2 else line[:most]
 
 
 def valid_name(name: str) -> bool:

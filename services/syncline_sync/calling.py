@@ -30,6 +30,9 @@ RETRY_S = (0.2, 5.0)
 AWAY = frozenset({408, 429, 502, 503, 504})
 """Statuses that ask for patience; the last three may be a gateway's, with nobody behind it yet."""
 
+UNFIT = frozenset({400, 413, 414, 422, 431})
+"""Statuses that refuse what a call says."""
+
 HUNG_UP = "Server disconnected"
 """So httpx calls an end of the connection before the first byte of an answer."""
 
@@ -62,11 +65,11 @@ class Caller:
     async def call_once(self, method: str, path: str, query: dict[str, str]) -> bool:
         """Call, and pass over whatever is answered, or that nothing is.
 
-        Returns whether the call was refused as it is (4xx).
+        Returns whether the call itself was refused: what it says, or how long that is.
         """
         with contextlib.suppress(httpx.HTTPError, OSError):
             answer = await self._client.request(method, self._urls[0] + path, params=query)
-            return answer.is_client_error
+            return answer.status_code in UNFIT
         return False
 
     async def call(

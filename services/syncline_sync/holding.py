@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -50,6 +51,9 @@ from syncline_sync.stored import (
     sent_as_bits,
     sent_of,
 )
+
+ToAdvance: TypeAlias = tuple[UInt16 | None, memoryview | None]
+"""The published value, where a difference is to take it on, and memory to tell that in."""
 
 Reports = Callable[[merge.Outcome | None], Sequence[str]]
 """What a round's commit keeps for the control plane, once its outcome is known."""
@@ -189,18 +193,16 @@ class Holding:
         Raises:
             StoreError: the disk refuses this round, or the one before; nothing is published.
         """
-        if self._pair(closing) is None:
-            await self.fold_first()
-        else:
-            await self._opened()
+        both = self._pair(closing)
+        await (self.fold_first() if both is None else self._opened())
         await self.written()
         if closing.kind is Kind.GRADIENT:
             await self._finish_gradient(closing, reports)
             return
-        sent, unread = await self._to_advance(closing)
-        outcome, told = await self._step(closing, sent, unread)
+        to_advance = await self._to_advance(closing)
+        outcome, told = await self._step(closing, both, to_advance)
         difference = None if told is None else Difference(told)
-        if closing.saved.is_by_difference and sent is None:
+        if closing.saved.is_by_difference and to_advance[0] is None:
             await self._publish_anew()
         await self._hold(self.revisions)
         kept = reports(outcome)
@@ -263,18 +265,15 @@ class Holding:
     def _pair(self, closing: Closing) -> pair.Pair | None:
         """The pushes that wait, if they are all of a round and need no sum.
 
-        They hold room: where the step is to wait for a round's commit, they are folded.
+        They hold room: where the step is to wait for what is done behind, they are folded.
         """
         of_sum = closing.kind is not Kind.PSEUDO_GRADIENT or closing.direction_scale is not None
-        if of_sum or (closing.behind and not self._behind.is_done):
+        if of_sum or not self._behind.is_done:
             return None
         return pair.pair_of([push for push, _ in self._first])
 
-    async def _to_advance(self, closing: Closing) -> tuple[UInt16 | None, memoryview | None]:
-        """The published value, where a difference is to take it on, and memory to tell that in.
-
-        What was offered, and the first value of all, is published whole: nothing is lost of it.
-        """
+    async def _to_advance(self, closing: Closing) -> ToAdvance:
+        """What was offered, and the first value of all, is published whole: nothing is lost."""
         if not closing.saved.is_by_difference:
             self._sent = None
             return None, None
@@ -286,15 +285,15 @@ class Holding:
         return (None, None) if closing.kind is Kind.PARAMETERS else (self._sent, unread)
 
     async def _step(
-        self, closing: Closing, sent: UInt16 | None, unread: memoryview | None
+        self, closing: Closing, both: pair.Pair | None, to_advance: ToAdvance
     ) -> tuple[merge.Outcome | None, memoryview | None]:
-        """Change parameters and momentum as the round says, and take ``sent`` to them.
+        """Change parameters and momentum as the round says, and take what is published to them.
 
         The outcome is None if the round has no sum. The difference is None where no difference can
         tell what the new values are.
         """
         accumulator, self._accumulator = self._accumulator, None
-        told: memoryview | None = None
+        (sent, unread), told = to_advance, None
         if accumulator is None:
             if sent is not None:
                 told = await self._compute(advance, sent, self._parameters, unread)
@@ -304,8 +303,8 @@ class Holding:
             self._parameters, self._spare = accumulator, before if before.size else None
             self._momentum = new_momentum(self._numel)
             return None, None
-        if self._first:
-            return await self._step_both(accumulator, closing, sent, unread)
+        if both is not None:
+            return await self._step_both(both, accumulator, closing, to_advance)
         arrays = self._parameters, self._momentum, accumulator
         weight, outer = closing.total_weight, closing.outer
         cosine = await self._turn(accumulator, closing)
@@ -320,11 +319,11 @@ class Holding:
         return replace(outcome, cosine=cosine), told
 
     async def _step_both(
-        self, out: Float32, closing: Closing, sent: UInt16 | None, unread: memoryview | None
+        self, both: pair.Pair, out: Float32, closing: Closing, to_advance: ToAdvance
     ) -> tuple[merge.Outcome, memoryview | None]:
         """``_step`` of a round that is a pair, into ``out``."""
-        both, told, arrays = self._pair(closing), None, (self._parameters, self._momentum, out)
-        assert both is not None, "what is no pair was folded"
+        (sent, unread), told = to_advance, None
+        arrays = self._parameters, self._momentum, out
         weight, outer, carry = closing.total_weight, closing.outer, closing.carry
         if sent is None:
             outcome = await self._compute(pair.step, both, *arrays, weight, outer, carry)

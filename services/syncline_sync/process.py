@@ -68,7 +68,10 @@ class End:
         return self.error.message if isinstance(self.error, SynclineError) else fault(self.error)
 
     def come(self, error: BaseException | None = None) -> None:
-        self.error = self.error or error
+        if self.error is None:
+            self.error = error
+        elif error is not None and error is not self.error:
+            log.warning("there is another error; the first one ends it", error=str(error))
         self.came.set()
 
     def heed_signals(self) -> None:

@@ -157,7 +157,7 @@ class Published:
 
         Where the file cannot be held, the reader is told so at its next read.
         """
-        if self._loans:
+        if self._loans and self._source.is_at_disk:
             with contextlib.suppress(RevisionGone, StoreDamaged):
                 await compute(readers, self._source.hold)
 

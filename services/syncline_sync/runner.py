@@ -4,7 +4,8 @@ An actor: a single task takes pushes and membership one after another, so nothin
 lock. Heavy arithmetic runs in the pool, and what is written in the threads of the disk, while the
 task waits; the order is always
 judge -> fold -> answer -> (due?) close -> outer step -> store -> publish. But a round's first two
-pushes may be answered, and the round closed, before they are folded: in one pass, before the step.
+pushes may be answered, and the round closed, before they are folded, in one pass, or stepped as
+they came.
 """
 
 from __future__ import annotations
@@ -320,7 +321,7 @@ class Runner:
         self.holding.forget()
 
     def _catch_up(self) -> None:
-        """Where settings have changed, a kill from now on loses nothing, and is to cost nothing."""
+        """Where settings have changed, a kill loses nothing soon, and is to cost nothing."""
         if self.core.settings.durability == "commit":
             self.holding.catch_up()
 

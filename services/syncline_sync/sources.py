@@ -132,6 +132,8 @@ class Filed(Source):
         self._array: Array | None = None
         """Where it lies; None until the file was found whole."""
         self._lock = threading.Lock()
+        self._finding = threading.Lock()
+        """One thread reads all of it to see that it is whole; others wait for that."""
 
     def hold(self) -> None:
         """Keep the file, whatever becomes of its name.
@@ -162,7 +164,8 @@ class Filed(Source):
         """
         self.hold()
         with readable(self._path), understood(self._path):
-            array = self._array or self._found()
+            with self._finding:
+                array = self._array or self._found()
             width = array.dtype.itemsize
             values = np.empty(int(spans[:, 1].sum()), _LITTLE[width])
             into, at = values.data.cast("B"), 0

@@ -39,7 +39,7 @@ LOOK_S = 1.0
 """Between two looks of a child after its parent."""
 
 STOP_S = 28.0
-"""From the signal to SIGKILL; a service takes 25 s at most, and Kubernetes waits 30."""
+"""From the signal to SIGKILL; a service takes 26 s at most, and Kubernetes waits 30."""
 
 HOPELESS = (*range(10, 20), StoreError.exit_code, StoreError.exit_code + 1)
 """Exit codes of wrong settings and of a disk that refuses."""

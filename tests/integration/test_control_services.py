@@ -123,6 +123,19 @@ async def test_a_sync_service_that_says_why_it_ends_is_quoted(api: httpx.AsyncCl
     ]
 
 
+async def test_why_it_ends_is_quoted_of_a_sync_service_that_hung_for_longer_than_its_lease(
+    api: httpx.AsyncClient, state: State, clock: Clock
+) -> None:
+    assert await says(api, "one") == 200
+    await pass_time(state, clock, services.LEASE_S + 1)
+    assert await where(api) == ("127.0.0.1:one", False)
+    for _ in range(2):  # its call may come twice
+        query = {"instance": "one", "why": "The disk hangs."}
+        assert (await api.delete("/v1/sync-services/sync-0", params=query)).status_code == 204
+    told = [one["message"] for one in (await api.get("/v1/events?kind=sync.ended")).json()]
+    assert told == ["Sync service sync-0 has ended: The disk hangs."]
+
+
 async def test_who_was_replaced_under_its_name_is_refused_while_the_newer_lives(
     api: httpx.AsyncClient, state: State, clock: Clock
 ) -> None:

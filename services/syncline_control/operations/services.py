@@ -61,10 +61,10 @@ def hello(tx: Transaction, name: str, body: SyncServiceHello) -> SyncServiceAnsw
 def leave(tx: Transaction, name: str, instance: str, why: str) -> None:
     """Write down that the service has ended; nothing happens if another instance has its place.
 
-    ``why`` is told with it, unless it is empty.
+    ``why`` is told with it, unless it is empty: one whose disk hangs says so only after its lease.
     """
     row = tx.session.get(SyncService, name)
-    if row is not None and row.instance == instance and row.alive:
+    if row is not None and row.instance == instance and row.heard_at:
         row.alive, row.lease_until = False, tx.now
         row.heard_at = 0.0  # it is not to be heard any more
         because = f": {why.removesuffix('.')}" if why else ""

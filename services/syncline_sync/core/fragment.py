@@ -2,7 +2,7 @@
 
 Pure: callers hand in ``now_s``, seconds on a clock that never runs backward. The caller keeps
 the order judge -> (due -> close -> outer step -> store -> publish -> ``published``), one at a time,
-and has folded what counts by the outer step.
+and has folded what counts by the outer step, or steps it as it came.
 
 Invariants:
     - revision and gradient_step only grow (but for a synchronous phase that starts anew);

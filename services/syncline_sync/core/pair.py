@@ -22,7 +22,6 @@ from syncline_proto.codec import (
     advance,
     advance_by,
     codec_of,
-    square_sum,
 )
 from syncline_proto.codec.int8_loops import BLOCK
 from syncline_proto.merging import OuterSettings
@@ -38,7 +37,7 @@ from syncline_sync.core.merge import (
     outcome_of,
     parts_of,
 )
-from syncline_sync.core.squares import PIECE
+from syncline_sync.core.squares import PIECE, Squares
 from syncline_sync.core.window import Carry
 
 _INT8 = codec_of(pb.CODEC_INT8)
@@ -159,8 +158,8 @@ def _is_in_blocks(payloads: Sequence[Payload]) -> bool:
 
 
 def _square_sum(pair: Pair) -> float:
-    """Of the pair's sum, taken of the same pieces as ``Squares`` takes it of a whole one."""
-    total, factors = 0.0, pair.factors
+    """Of the pair's sum, which is made anew for it, piece by piece."""
+    squares, factors = Squares(), pair.factors
     piece, filled = np.empty(PIECE, np.float32), 0
     for part, other in pair.parts():
         done = 0
@@ -171,8 +170,9 @@ def _square_sum(pair: Pair) -> float:
             _INT8.scale_both(part.data[its], other[its], into, factors)
             done, filled = done + here, filled + here
             if filled == PIECE:
-                total, filled = total + square_sum(piece), 0
-    return total + square_sum(piece[:filled])
+                squares.add(piece)
+                filled = 0
+    return squares.total_with(piece[:filled])
 
 
 def _bytes(data: Bytes) -> UInt8:

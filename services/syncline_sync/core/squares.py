@@ -29,10 +29,18 @@ class Squares:
     def take(self, values: Float32, end: int) -> None:
         """Take what is whole pieces of the first ``end`` values, which will not change."""
         for at in range(self._taken, end - PIECE + 1, PIECE):
-            self._total += square_sum(values[at : at + PIECE])
-            self._taken = at + PIECE
+            self.add(values[at : at + PIECE])
+
+    def add(self, piece: Float32) -> None:
+        """Take the next ``PIECE`` values, or fewer if they are the last."""
+        self._total += square_sum(piece)
+        self._taken += piece.size
 
     def of(self, values: Float32) -> float:
         """Of all of them; NaN and inf pass through."""
         self.take(values, values.size)
-        return self._total + square_sum(values[self._taken :])
+        return self.total_with(values[self._taken :])
+
+    def total_with(self, rest: Float32) -> float:
+        """Of what was taken and these, the last; nothing is taken."""
+        return self._total + square_sum(rest)

@@ -261,10 +261,11 @@ def test_rounds_of_pairs_leave_what_rounds_of_sums_do(
     assert ways[0] == ways[1]
 
 
+@pytest.mark.parametrize("stays_behind", [True, False])
 def test_a_pair_holds_no_room_while_the_round_before_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stays_behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pushes are summed then, and what is stepped is the same."""
+    """Its pushes are summed then, be its own round published before it is written or after."""
     released: list[int] = []
 
     async def scenario(f: Fragment) -> None:
@@ -272,6 +273,7 @@ def test_a_pair_holds_no_room_while_the_round_before_is_written(
         with SlowDisk(monkeypatch, "r00000001.safetensors") as disk:
             await f.round(values(2))
             await disk.until(lambda d: len(d.at_once) == 1)
+            f.behind = stays_behind
             for number in range(2):
                 await f.holding.fold(weighed(number, 1.0), partial(released.append, number))
             closing = asyncio.create_task(f.close(1.5))
