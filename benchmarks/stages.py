@@ -90,7 +90,7 @@ class Stages:
         self.by_difference = down == "int8"
         self.published = np.empty(numel, np.uint16)
         publish(self.published, self.parameters)
-        self.beside = [a.copy() for a in (self.momentum, self.sum, self.published)]
+        self.beside = self.momentum.copy(), self.sum.copy(), self.published.copy()
         bits = self.by_difference or down == "bf16"
         self.anchor: Any = self.published.copy() if bits else self.parameters.copy()
         self.pulled: Float32 | UInt16 | Change = self.anchor

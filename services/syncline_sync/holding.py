@@ -201,6 +201,7 @@ class Holding:
             return
         to_advance = await self._to_advance(closing)
         outcome, told = await self._step(closing, both, to_advance)
+        del both  # its pushes are not to stay while this is written
         difference = None if told is None else Difference(told)
         if closing.saved.is_by_difference and to_advance[0] is None:
             await self._publish_anew()

@@ -225,6 +225,7 @@ def in_rounds(folder: Path, down: str, *, summed: bool, behind: bool = False) ->
             f = Fragment(folder, pool, down, behind)
             f.outer = OuterSettings()
             await f.offer(values(1))
+            await f.holding.written()  # else the first pair is folded
             for seed in (2, 4, 6):
                 released: list[int] = []
                 for number in range(2):
@@ -301,6 +302,7 @@ def test_nothing_of_a_pair_is_kept_while_its_round_is_written(
 
     async def scenario(f: Fragment) -> None:
         await f.offer(values(1))
+        await f.holding.written()  # else they are folded
         with SlowDisk(monkeypatch, "r00000001.safetensors") as disk:
             await folded(f, 2)
             await folded(f, 3)
@@ -364,6 +366,7 @@ def test_what_was_published_before_differences_stays_what_it_was(tmp_path: Path)
         assert await f.read(1) == first
 
     async def two(f: Fragment) -> None:
+        await f.holding.written()  # else they are folded
         for number in range(2):
             await f.holding.fold(weighed(number, 1.0), lambda: None)
 
