@@ -321,7 +321,7 @@ class Runner:
         self.holding.forget()
 
     def _catch_up(self) -> None:
-        """Where settings have changed, a kill loses nothing soon, and is to cost nothing."""
+        """Where settings have changed, a kill soon loses nothing: then it is to cost nothing."""
         if self.core.settings.durability == "commit":
             self.holding.catch_up()
 

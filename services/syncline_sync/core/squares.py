@@ -32,7 +32,7 @@ class Squares:
             self.add(values[at : at + PIECE])
 
     def add(self, piece: Float32) -> None:
-        """Take the next ``PIECE`` values, or fewer if they are the last."""
+        """Take the next ``PIECE`` values."""
         self._total += square_sum(piece)
         self._taken += piece.size
 
