@@ -152,7 +152,7 @@ class Stages:
         if self.by_difference:
             pair.step_and_advance(two, *arrays, 2.0, OuterSettings(), published)
         else:
-            pair.step(two, *arrays, 2.0, OuterSettings())
+            pair.outer_step(two, *arrays, 2.0, OuterSettings())
 
     def _commit(self) -> None:
         sent = self.published if self.by_difference else None

@@ -8,6 +8,7 @@ nothing of runs. All methods wait for a disk or a network: never on an event loo
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import uuid
@@ -198,8 +199,11 @@ class Depot:
 
         Raises:
             FileNotFoundError: it is not there; and whatever else the store raises.
+            NotADirectoryError: it is a file.
         """
         own = self._path.rstrip("/")
+        if self._is_local and os.path.isfile(own):  # which would be listed as what is in it
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         rows = self._files.ls(self._path or "/", detail=True)
         named = [(str(row["name"]).rstrip("/"), row) for row in rows]
         return [

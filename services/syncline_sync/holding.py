@@ -327,7 +327,7 @@ class Holding:
         arrays = self._parameters, self._momentum, out
         weight, outer, carry = closing.total_weight, closing.outer, closing.carry
         if sent is None:
-            outcome = await self._compute(pair.step, both, *arrays, weight, outer, carry)
+            outcome = await self._compute(pair.outer_step, both, *arrays, weight, outer, carry)
         else:
             outcome, told = await self._compute(
                 pair.step_and_advance, both, *arrays, weight, outer, sent, unread, carry

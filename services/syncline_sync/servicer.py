@@ -209,7 +209,10 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             InvalidRequest: there is no such fragment, or another service has it.
         """
         if run.layout is None:
-            raise InvalidRequest(f"run: {run.name} has no layout yet; call OpenRun first.")
+            raise InvalidRequest(
+                f"run: {run.name} has no layout here; call OpenRun first. If it had one, this sync "
+                "service is on another folder than it was: begin it on that one again (--data)."
+            )
         fragments, seat = run.layout.fragments, self._shared.seat
         if fragment >= len(fragments):
             raise InvalidRequest(

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 
 from syncline.cli.app import run
 from syncline.train.exported import PARAMETERS
+from syncline_proto.manifest import MANIFEST
 from syncline_proto.owners import owners
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
@@ -178,9 +179,7 @@ def test_a_run_is_kept_found_and_begun_from(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     place = tmp_path / "kept"
-
     done, refused = commands(capsys)
-
     monkeypatch.setenv("SYNCLINE_CONTROL", cluster.control_url)
     begun(cluster, "first")
     assert refused("save", "nobody", str(place))[0] == 15
@@ -248,8 +247,10 @@ def test_a_run_is_kept_found_and_begun_from(
     assert pulled(cluster, "second", 2) == newest[2]
     assert refused("export", f"{place}/No-Name", "--out", str(tmp_path / "out"))[0] == 10
     assert done("ls", str(cluster.folder / "store")) == []
-    code, said = refused("ls", f"{place}/first-r1")
-    assert code == 42 and f"is a checkpoint itself; list {place}." in said
+    its = {"": f"is a checkpoint itself; list {place}.", f"/{MANIFEST}": "Not a directory"}
+    for below, why in its.items():
+        code, said = refused("ls", f"{place}/first-r1{below}")
+        assert code == 42 and why in said
     assert exported(done("export", f"{place}/first-r1", "--out", str(tmp_path / "o"))) == newest
 
 

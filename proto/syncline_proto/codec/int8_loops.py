@@ -178,6 +178,7 @@ def block_scale_both(
 @inner
 def block_copy(blocks: Int8, at: int, count: int, out: Int8) -> float:
     """out = block, as bytes; return its sum of squares, or minus what ``block_check`` finds."""
+    soon_written(out, at, BLOCK_BYTES)
     for i in range(SCALE_BYTES + count):
         out[at + i] = blocks[at + i]
     found = block_check(blocks, at, count)

@@ -75,7 +75,7 @@ def pair_of(pushes: Sequence[Weighed]) -> Pair | None:
     return Pair(first, second) if fits else None
 
 
-def step(
+def outer_step(
     pair: Pair,
     parameters: Float32,
     momentum: Float32,
@@ -116,7 +116,7 @@ def step_and_advance(
     unread: memoryview | None = None,
     carry: Carry | None = None,
 ) -> tuple[Outcome, memoryview | None]:
-    """``merge.step_and_advance`` with the pair's sum, as ``step``."""
+    """``merge.step_and_advance`` with the pair's sum, as ``outer_step``."""
     outcome = outcome_of(_square_sum(pair), total_weight, settings)
     if not outcome.clip:
         return outcome, advance(published, parameters, unread)

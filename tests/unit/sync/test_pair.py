@@ -72,7 +72,7 @@ class Here:
         if paired:
             both = pair.pair_of(two)
             assert both is not None
-            return pair.step(both, *arrays, 1.7, outer, carry)
+            return pair.outer_step(both, *arrays, 1.7, outer, carry)
         squares = merge.begin(self.out, two)
         return merge.outer_step(*arrays, 1.7, outer, carry, squares)
 
