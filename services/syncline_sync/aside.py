@@ -31,6 +31,7 @@ from syncline_sync.descriptors import opened
 from syncline_sync.entries import check_arrays
 from syncline_sync.files import (
     SEAL,
+    is_there,
     make_folder,
     parse_safetensors,
     read,
@@ -181,7 +182,7 @@ def _mark_of(folder: Path) -> dict[str, Any] | None:
         StoreDamaged: what says so is damaged.
     """
     mark = folder / MARK
-    if not mark.exists():
+    if not is_there(mark):
         return None
     with understood(mark):
         return cast(dict[str, Any], json.loads(SEAL.open(read(mark))))

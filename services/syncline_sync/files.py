@@ -162,10 +162,10 @@ def replace_file(path: Path, data: bytes) -> None:
         StoreError: the disk refuses; ``path`` is as it was.
         StoreDamaged: ``path`` is a folder.
     """
-    if path.is_dir():
-        raise StoreDamaged(f"{path} is a folder; move it away, then start the service again.")
     beside = path.with_name(path.name + ".new")
     with writing(path, beside):
+        if path.is_dir():
+            raise StoreDamaged(f"{path} is a folder; move it away, then start the service again.")
         with opened(beside, lambda: beside.open("wb")) as file:
             file.write(data)
             file.flush()
@@ -180,8 +180,8 @@ def make_folder(path: Path) -> None:
     Raises:
         StoreError: the disk refuses, or the folder that it is to be in is gone.
     """
-    if not path.is_dir():
-        with writing(path):
+    with writing(path):
+        if not path.is_dir():
             path.mkdir(exist_ok=True)
             sync_folder(path.parent)
 
@@ -192,10 +192,20 @@ def make_mark(path: Path) -> None:
     Raises:
         StoreError: the disk refuses.
     """
-    if not path.exists():
-        with writing(path):
+    with writing(path):
+        if not path.exists():
             opened(path, path.touch)
             sync_folder(path.parent)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file or folder.
+
+    Raises:
+        StoreDamaged: that cannot be told, as in a folder that may not be searched.
+    """
+    with readable(path):
+        return path.exists()
 
 
 def read(path: Path) -> bytes:

@@ -29,6 +29,7 @@ from syncline_sync.files import (
     array_of,
     arrays_of,
     checksum_of,
+    is_there,
     make_folder,
     make_mark,
     read,
@@ -58,7 +59,7 @@ class FragmentStore:
     @property
     def is_behind(self) -> bool:
         """Whether somebody has seen, or may have, a revision that was not committed."""
-        return self._behind.exists()
+        return is_there(self._behind)
 
     def fall_behind(self) -> None:
         """Say, for who comes after a kill, that revisions are published before their commit."""
@@ -207,8 +208,8 @@ class FragmentStore:
             StoreDamaged: it is damaged or lost.
         """
         head = self.folder / "head.json"
-        begun = self._begun.exists()
-        if not head.exists():
+        begun = is_there(self._begun)
+        if not is_there(head):
             if begun:
                 raise StoreDamaged(f"{head} is missing, but the fragment has begun. {MEND}")
             return None

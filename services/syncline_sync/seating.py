@@ -13,7 +13,7 @@ from pathlib import Path
 
 from syncline_proto.errors import ConfigError, StoreError
 from syncline_sync.durability import NOTHING_LOST
-from syncline_sync.files import SEAL, read, replace_file, understood
+from syncline_sync.files import SEAL, is_there, read, replace_file, understood
 
 MARK = "seat.json"
 
@@ -95,7 +95,7 @@ def _of(mark: Path) -> tuple[int | None, int] | None:
     Raises:
         StoreDamaged: it cannot be read.
     """
-    if not mark.exists():
+    if not is_there(mark):
         return None
     with understood(mark):
         told = json.loads(SEAL.open(read(mark)))

@@ -34,8 +34,10 @@ from syncline_sync.entries import Place
 from syncline_sync.files import (
     MEND,
     SEAL,
+    is_there,
     make_folder,
     read,
+    readable,
     replace_file,
     sync_folder,
     understood,
@@ -53,11 +55,11 @@ class RunStore:
 
     @property
     def has_settings(self) -> bool:
-        return (self.folder / "run.json").exists()
+        return is_there(self.folder / "run.json")
 
     def can_be_opened(self) -> bool:
         """Whether a layout and settings are there, whole or not."""
-        return (self.folder / "layout.json").exists() and self.has_settings
+        return is_there(self.folder / "layout.json") and self.has_settings
 
     @property
     def epoch_file(self) -> Path:
@@ -80,10 +82,11 @@ class RunStore:
         Raises:
             StoreError: the disk refuses.
         """
-        below = sorted(path for path in self.folder.glob("*") if path.is_dir())
+        with readable(self.folder):
+            below = sorted(path for path in self.folder.glob("*") if path.is_dir())
         for folder in (self.root, self.folder.parent, self.folder, *below):
-            if folder.is_dir():
-                with writing(folder):
+            with writing(folder):
+                if folder.is_dir():
                     sync_folder(folder)
 
     def save_layout(self, layout: Layout) -> None:
@@ -96,7 +99,7 @@ class RunStore:
             StoreDamaged: it is damaged, or lost: there are fragments of it.
         """
         path = self.folder / "layout.json"
-        if not path.exists():
+        if not is_there(path):
             if any(self.folder.glob("*.begun")):
                 raise StoreDamaged(f"{path} is missing, but fragments of the run are there. {MEND}")
             return None
@@ -114,7 +117,7 @@ class RunStore:
     def load_epoch(self) -> int:
         """How often the run's revisions went back, and 1."""
         path = self.epoch_file
-        if not path.exists():
+        if not is_there(path):
             return 1
         with understood(path):
             epoch = json.loads(SEAL.open(read(path)))["epoch"]

@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from syncline_proto.errors import StoreDamaged
+from syncline_proto.errors import StoreDamaged, StoreError
 from syncline_sync.core.record import Saved
 from syncline_sync.core.window import Window
 from syncline_sync.entries import check_arrays
-from syncline_sync.files import array_of, arrays_of, checksum_of, parse_safetensors, reading
+from syncline_sync.files import (
+    array_of,
+    arrays_of,
+    checksum_of,
+    is_there,
+    make_folder,
+    make_mark,
+    parse_safetensors,
+    reading,
+    replace_file,
+)
 from syncline_sync.saved import check_numbers, saved_from_json, saved_to_json
 
 
@@ -68,6 +78,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name in ("folder", "none"):
         with pytest.raises(StoreDamaged, match=name), reading(tmp_path / name) as file:
             checksum_of(file)
+
+
+def test_what_the_disk_does_not_tell_of_is_named_and_not_taken_for_missing(tmp_path: Path) -> None:
+    """As in a folder that may not be searched, which root may."""
+    untold = tmp_path / ("x" * 300)
+    with pytest.raises(StoreDamaged, match=r"Cannot read .*x: File name too long\."):
+        is_there(untold)
+    assert not is_there(tmp_path / "x") and is_there(tmp_path)
+    for write in (make_folder, make_mark, lambda path: replace_file(path, b"")):
+        with pytest.raises(StoreError, match=r"Cannot write .*x: File name too long\."):
+            write(untold)
 
 
 def test_arrays_of_another_kind_are_told_though_they_have_the_bytes() -> None:
