@@ -98,6 +98,8 @@ class Depot:
     def folders(self) -> list[str]:
         """The names of the folders in it, sorted."""
         with self._told():
+            if self._is_local and os.path.isfile(self._path):  # listed as what is in it
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             return sorted(row[0] for row in self._rows() if row[1] == "directory")
 
     def sizes(self) -> dict[str, int]:
@@ -199,11 +201,8 @@ class Depot:
 
         Raises:
             FileNotFoundError: it is not there; and whatever else the store raises.
-            NotADirectoryError: it is a file.
         """
         own = self._path.rstrip("/")
-        if self._is_local and os.path.isfile(own):  # which would be listed as what is in it
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         rows = self._files.ls(self._path or "/", detail=True)
         named = [(str(row["name"]).rstrip("/"), row) for row in rows]
         return [
