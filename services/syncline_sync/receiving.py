@@ -82,6 +82,8 @@ class Receiving:
             first.cancel()
             if self._digesting is not None:
                 self._digesting.cancel()
+                if self._digesting.done() and not self._digesting.cancelled():
+                    self._digesting.exception()  # whatever it is, it has been heard
         if not self._shard.whole:
             raise InvalidRequest(
                 f"push: the stream ended after {self._shard.received} of "
@@ -106,6 +108,8 @@ class Receiving:
                     its.begin()
                     part = await anext(parts, None)
         except TimeoutError:
+            if self._digesting is not None and self._digesting.done():
+                self._digesting.result()  # what is wrong with a chunk says more
             raise Unreachable(f"push: no chunk came within {wait_s:g} s; send it again.") from None
 
     def _hand_on(self, part: Part) -> None:

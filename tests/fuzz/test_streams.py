@@ -17,7 +17,7 @@ from fuzz.flood import GROWTH, drawn, flooded
 from fuzz.rules import counted
 from fuzz.streams import Stream, broken_rules, pushes
 
-EXAMPLES = 300
+EXAMPLES = 100
 SEED = 7
 
 

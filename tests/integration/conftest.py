@@ -9,10 +9,13 @@ import httpx
 import pytest
 
 from syncline_control.state import State
-from syncline_testing.cluster import Cluster
+from syncline_testing import warm
+from syncline_testing.cluster import Cluster, Service
 from syncline_testing.control import SQLITE, Clock, client_of
 from syncline_testing.postgres import NoServer, Server, server
 from syncline_testing.training import tiny_data
+
+Service.begins = staticmethod(warm.begun)
 
 
 @pytest.fixture

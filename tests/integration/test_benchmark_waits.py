@@ -63,7 +63,7 @@ def test_what_hides_a_round_is_measured_in_four_ways(monkeypatch: pytest.MonkeyP
     }
 
 
-@pytest.mark.parametrize("care", [False, True])
+@pytest.mark.parametrize("care", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_hooks_cost_is_measured_beside_steps_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, care: bool
 ) -> None:

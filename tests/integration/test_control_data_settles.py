@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from syncline_control.state import State
-from syncline_testing.control import Clock, on_both, pass_time
+from syncline_testing.control import Clock, on_both_at_length, pass_time
 from syncline_testing.queries import queries_of
 
-pytestmark = [pytest.mark.anyio, on_both]
+pytestmark = [pytest.mark.anyio, on_both_at_length]
 
 LEASE_S, DEADLINE_S = 1.0, 2.0
 SETTLE_S = DEADLINE_S + LEASE_S
@@ -94,7 +94,9 @@ async def test_it_settles_anew_when_somebody_makes_the_minimum(
     assert await given(api, "d", 2, after=1) == [[0, 0, 2]]
 
 
-@pytest.mark.parametrize("order", ["0011", "0101", "0110"])
+@pytest.mark.parametrize(
+    "order", ["0011", *(pytest.param(one, marks=pytest.mark.long) for one in ("0101", "0110"))]
+)
 async def test_what_a_phase_that_starts_again_has_forgotten_settles_in_any_order_of_reports(
     api: httpx.AsyncClient, state: State, clock: Clock, order: str
 ) -> None:

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from syncline_control.state import State
-from syncline_testing.control import Clock, client_of, on_both, pass_time
+from syncline_testing.control import Clock, client_of, on_both_at_length, pass_time
 
-pytestmark = [pytest.mark.anyio, on_both]
+pytestmark = [pytest.mark.anyio, on_both_at_length]
 
 SLOW, FAST = 0.4, 2.0
 LET_GO = {"policy": "let-go", "seconds": 5, "let_go_seconds": 15}

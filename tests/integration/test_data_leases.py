@@ -147,6 +147,7 @@ def test_what_a_lost_replica_did_not_bring_in_others_read(cluster: Cluster) -> N
     assert Counter(brought_in[:SIZE]) == dict.fromkeys(range(SIZE), 1)
 
 
+@pytest.mark.long
 def test_training_goes_on_without_the_control_plane(tmp_path: Path) -> None:
     """First with what is leased, then with examples of its own, which nobody counts."""
     settings = {**QUICK, "timeouts": {"lease": 30.0, "round_deadline": 60.0}}

@@ -160,6 +160,7 @@ def test_who_enters_a_phase_anew_names_there_what_the_old_one_closed_without(
         is_accounted_for(cluster, "anew", named, b.read)
 
 
+@pytest.mark.long
 def test_all_ranks_name_again_what_it_closed_without(cluster: Cluster, tmp_path: Path) -> None:
     """Where one named other data than the others its push would be refused."""
     steps, some = 1 + EVERY, (1, 3)

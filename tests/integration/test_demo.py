@@ -44,6 +44,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_job(tmp_path_factory.mktemp("job"))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_small_job_trains_and_exports(
     job: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]

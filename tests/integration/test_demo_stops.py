@@ -146,7 +146,9 @@ def test_ctrl_c_at_once_leaves_no_process_behind(job: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "sign", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)]
+)
 def test_the_demo_leaves_no_process_behind(tmp_path: Path, sign: signal.Signals) -> None:
     with syncline("demo", "--out", str(tmp_path)) as started:
         logs = "*/logs/replica-1.log"

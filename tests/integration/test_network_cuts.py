@@ -87,6 +87,7 @@ def are_fenced_and_come_back(apart: Apart, c: Course) -> None:
     assert list(c.states().values()) == [("alive", 1), *[("alive", 2)] * 3]
 
 
+@pytest.mark.long
 def test_replicas_cut_from_the_control_plane_are_fenced_and_come_back_as_new_lives(
     apart: Apart, tmp_path: Path
 ) -> None:

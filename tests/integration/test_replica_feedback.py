@@ -144,7 +144,7 @@ def test_a_late_push_is_counted_once_and_its_residual_goes_with_the_next(
             together(early.round, late.round)
 
 
-@pytest.mark.parametrize("codec", ["int4", "topk"])
+@pytest.mark.parametrize("codec", [pytest.param("int4", marks=pytest.mark.long), "topk"])
 @pytest.mark.parametrize("is_forgotten", [False, True], ids=["counts", "is forgotten"])
 def test_what_an_aged_push_lost_is_owed_once_whether_it_counts_or_is_left_out(
     tmp_path: Path, codec: CodecName, is_forgotten: bool

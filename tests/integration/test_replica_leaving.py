@@ -130,7 +130,7 @@ def test_a_value_is_taken_whole_or_not_at_all(cluster: Cluster) -> None:
         assert not torch.equal(before["head.weight"], trial.parameters()["head.weight"])
 
 
-@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_drain_ends_by_itself_where_nobody_answers_what_was_pushed(
     tmp_path: Path, overlap: int
 ) -> None:

@@ -117,6 +117,7 @@ def test_adapters_alone_travel_and_the_base_stays(tmp_path: Path) -> None:
                 assert torch.equal(parameter, base[name]), name
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's own
 def test_of_sharded_ranks_too_adapters_alone_travel(tmp_path: Path) -> None:
     (tmp_path / "services").mkdir()

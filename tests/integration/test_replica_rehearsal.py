@@ -56,7 +56,9 @@ CODECS = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "bf16")
 """Each run begins with one, and goes on with the next."""
 
 
-@pytest.mark.parametrize("at", range(len(CODECS)))
+@pytest.mark.parametrize(
+    "at", [0, *(pytest.param(at, marks=pytest.mark.long) for at in (1, 2, 3)), 4]
+)
 def test_all_that_pushes_and_pulls_need_is_there_before_the_lease(
     cluster: Cluster, at: int
 ) -> None:

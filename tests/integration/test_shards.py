@@ -102,7 +102,10 @@ def test_a_save_that_every_service_refuses_is_told_once(two: Cluster, tmp_path: 
     assert told() == ["checkpoint.failed", "checkpoint.saved"]
 
 
-@pytest.mark.parametrize(("several", "warmup_steps"), [("two", 0), ("two", 3), ("three", 0)])
+@pytest.mark.parametrize(
+    ("several", "warmup_steps"),
+    [("two", 0), ("two", 3), pytest.param("three", 0, marks=pytest.mark.long)],
+)
 def test_several_services_give_what_one_gives_bit_for_bit(
     one: Cluster, several: str, warmup_steps: int, request: pytest.FixtureRequest
 ) -> None:

@@ -45,13 +45,16 @@ def header(**given: Any) -> pb.PushRequest:
     return pb.PushRequest(header=pb.PushHeader(**usual | given))
 
 
-def pushing(*messages: bytes | pb.PushRequest, seconds: float = 20) -> Call:
-    """Send these; with few seconds, say no more then and go away in the midst of the push."""
+def pushing(*messages: bytes | pb.PushRequest, seconds: float = 20, stays: bool = False) -> Call:
+    """Send these; with few seconds, say no more then and go away in the midst of the push.
+
+    ``stays``: say no more then, and wait for what comes of it.
+    """
 
     async def parts() -> AsyncIterator[bytes]:
         for message in messages:
             yield message if isinstance(message, bytes) else message.SerializeToString()
-        if seconds < 1:
+        if stays or seconds < 1:
             await asyncio.Event().wait()
 
     return lambda _, channel: channel.stream_unary(PUSH)(parts(), timeout=seconds)
@@ -64,6 +67,17 @@ def asking(**request: Any) -> Call:
     return pull
 
 
+DAMAGED = (
+    header(
+        kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
+        base_revision=0,
+        inner_steps=1,
+        codec=pb.CODEC_INT4,
+    ),
+    *(pb.PushRequest(chunk=pb.Chunk(data=bytes(size), crc32c=1)) for size in HEAVY),
+)
+"""In the pool."""
+
 CALLS: dict[str, tuple[Call, str]] = {
     "no message": (pushing(b"\xff" * LARGE), "INVALID_REQUEST"),
     "boxes without end": (pushing(header(boxes=[pb.Box()] * 100_001)), "INVALID_REQUEST"),
@@ -74,18 +88,8 @@ CALLS: dict[str, tuple[Call, str]] = {
         pushing(header(), pb.PushRequest(chunk=pb.Chunk(data=bytes(LARGE)))),
         "CHUNK_DAMAGED",
     ),
-    "a checksum in the pool": (
-        pushing(
-            header(
-                kind=pb.PUSH_KIND_PSEUDO_GRADIENT,
-                base_revision=0,
-                inner_steps=1,
-                codec=pb.CODEC_INT4,
-            ),
-            *(pb.PushRequest(chunk=pb.Chunk(data=bytes(size), crc32c=1)) for size in HEAVY),
-        ),
-        "CHUNK_DAMAGED",
-    ),
+    "a checksum in the pool": (pushing(*DAMAGED), "CHUNK_DAMAGED"),
+    "one, and no more is said": (pushing(*DAMAGED, stays=True), "CHUNK_DAMAGED"),
     "a part": (pushing(header(boxes=[PART]), CHUNK), "INVALID_REQUEST"),
     "a rank that does not come": (
         pushing(header(boxes=[PART], ranks=2), CHUNK),

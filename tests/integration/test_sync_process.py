@@ -119,7 +119,7 @@ def test_a_store_has_one_writer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sign", "exit_code"),
-    [(signal.SIGTERM, 0), (signal.SIGINT, 130)],
+    [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)],
     ids=["SIGTERM", "SIGINT"],
 )
 def test_it_ends_well_with_calls_open(tmp_path: Path, sign: signal.Signals, exit_code: int) -> None:

@@ -50,7 +50,7 @@ def run_is_removed(store: Path) -> None:
         pytest.param(store_is_unmounted, RULES, marks=pytest.mark.long),
         pytest.param(store_is_removed, RULES, marks=pytest.mark.long),
         pytest.param(run_is_removed, RULES, marks=pytest.mark.long),
-        (store_is_unmounted, ASYNC),
+        pytest.param(store_is_unmounted, ASYNC, marks=pytest.mark.long),
     ],
 )
 def test_it_ends_and_goes_on_from_its_last_revision_once_the_folder_is_back(

@@ -2,6 +2,7 @@
 
 All listen on free ports of 127.0.0.1 and keep their data under one folder, so each can be
 killed and started again where it was. ``Cluster`` is a context manager that leaves no process.
+Benchmarks use it, too, so nothing here is loaded that they would not have.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import httpx
 
@@ -30,16 +31,40 @@ STOP_S = 10.0
 PORTS_FROM, PORTS_UNTIL, PORTS_EACH = 10_000, 20_000, 100
 
 
+class Process(Protocol):
+    """A child of ours, as ``subprocess`` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def executed(command: Sequence[str], log: Path) -> Process:
+    """Start a program; what it says is added to ``log``."""
+    with log.open("ab") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, env=environment())
+
+
 class Service:
     """One process of ours: its command, its log, and whether it answers."""
+
+    begins: ClassVar[Callable[[Sequence[str], Path], Process]] = staticmethod(executed)
+    """How one is started that is Python and nothing else; see ``warm.begun``."""
 
     def __init__(self, module: str, ready_url: str, args: list[str], log: Path) -> None:
         self.module = module
         self.log = log
         self._ready_url = ready_url
         self._command = [sys.executable, "-m", module, *args]
-        self._process: subprocess.Popen[bytes] | None = None
-        self._file: IO[bytes] | None = None
+        self._begins = Service.begins
+        self._process: Process | None = None
 
     @property
     def pid(self) -> int:
@@ -49,10 +74,12 @@ class Service:
     def limit(self, command: str) -> None:
         """Let a shell run ``command`` (``ulimit -n 256``) in the process before it begins."""
         self._command = ["sh", "-c", f'{command}; exec "$@"', "sh", *self._command]
+        self._begins = executed
 
     def rests(self) -> None:
         """Let it give back what is free of its memory whenever it gets ``at_rest.GIVE_BACK``."""
         self._command[1:2] = ["-P", at_rest.__file__]
+        self._begins = executed
 
     def extend(self, *args: str) -> None:
         """Start the process with these, too, from now on."""
@@ -60,10 +87,7 @@ class Service:
 
     def start(self) -> None:
         """Start the process, and wait until it says that it is ready."""
-        self._file = self.log.open("ab")
-        self._process = subprocess.Popen(
-            self._command, stdout=self._file, stderr=self._file, env=environment()
-        )
+        self._process = self._begins(self._command, self.log)
         wait_until(self._is_ready, START_S, f"{self.module} is ready; {self.log} says why not")
 
     def last_words(self) -> str:
@@ -90,8 +114,6 @@ class Service:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if self._file is not None:
-            self._file.close()
 
     def _is_ready(self) -> bool:
         assert self._process is not None

@@ -26,7 +26,10 @@ from typing import IO
 from syncline_testing.cluster import free_ports
 from syncline_testing.processes import environment
 
-LOADED = ["syncline.train.loop", "torch.distributed.fsdp", "syncline.replica"]
+LOADED = [
+    *("syncline.train.loop", "torch.distributed.fsdp", "syncline.replica"),
+    *("syncline_control.command", "syncline_sync.command", "syncline_testing.compiled"),
+]
 """What every fork begins with."""
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -131,12 +134,17 @@ def warm_ranks(
         yield programs
 
 
+def begun(command: Sequence[str], log: Path) -> Program:
+    """As ``cluster.executed``, but loaded before it begins: a cluster is up in half the time."""
+    return Program(command[1:], environment(), log)
+
+
 def _play(
     arguments: Sequence[str], variables: dict[str, str], to: Sequence[Connection] | Path
 ) -> None:
     """In the fork: be that program."""
     if isinstance(to, Path):
-        with to.open("wb") as log:
+        with to.open("ab") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
     else:
