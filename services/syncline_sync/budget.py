@@ -75,7 +75,7 @@ class Budget:
         """No size that is waited for is less."""
         self.waiters = 0
         """Reservations that are waited for."""
-        self._spare: dict[Callable[[], None], None] = {}
+        self._told: dict[Callable[[], None], None] = {}
         """Who is told, once, when room is waited for; in order, and any number may leave."""
 
     def ask(self, run: str, size: int, place: int | None = None, replica: str = "") -> Reservation:
@@ -99,24 +99,24 @@ class Budget:
         # So the lines are not looked through then; there may be thousands.
         if self._has_room(reservation):
             self._admit()
-        if self.waiters and self._spare:
-            told, self._spare = self._spare, {}
+        if self.waiters and self._told:
+            told, self._told = self._told, {}
             for wanted in told:
                 wanted()
         return reservation
 
-    def spare(self, wanted: Callable[[], None]) -> bool:
+    def when_wanted(self, wanted: Callable[[], None]) -> bool:
         """Have ``wanted`` called, once, when anybody waits for room; False: somebody does now.
 
         For who holds room that could be given back sooner: it is to go on with that.
         """
         if not self.waiters:
-            self._spare[wanted] = None
+            self._told[wanted] = None
         return not self.waiters
 
-    def keep(self, wanted: Callable[[], None]) -> None:
+    def forget_wanted(self, wanted: Callable[[], None]) -> None:
         """Do not call this one any more, if it has not been."""
-        self._spare.pop(wanted, None)
+        self._told.pop(wanted, None)
 
     def is_wanted_beside(self, reservation: Reservation) -> bool:
         """Whether another replica than the one whose this is waits for room."""

@@ -27,7 +27,7 @@ class Lingering:
     def begin(self) -> bool:
         """Wait from now on, if nothing does already; False: it must not."""
         if self._timer is None:
-            if not self._budget.spare(self._enough):
+            if not self._budget.when_wanted(self._enough):
                 return False
             self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._enough)
         return True
@@ -37,4 +37,4 @@ class Lingering:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._budget.keep(self._enough)
+            self._budget.forget_wanted(self._enough)

@@ -58,7 +58,7 @@ def test_it_is_folded_with_the_second_and_gives_its_room_back(tmp_path: Path) ->
             await push(s, "b", 0)
             assert np.array_equal((await s.pull(revision=1))[1], vector(0.5))
             assert s.shared.budget.used == 0
-            assert not s.shared.budget._spare, "nobody is to be told for what waits no more"
+            assert not s.shared.budget._told, "nobody is to be told for what waits no more"
 
     asyncio.run(scenario())
 

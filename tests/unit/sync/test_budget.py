@@ -262,15 +262,15 @@ def test_to_give_back_takes_no_longer_the_more_wait() -> None:
 def test_who_holds_room_to_spare_is_told_once_when_somebody_waits() -> None:
     async def main() -> None:
         budget, told = Budget(10), []
-        assert budget.spare(lambda: told.append("first"))
+        assert budget.when_wanted(lambda: told.append("first"))
         kept = partial(told.append, "kept")
-        assert budget.spare(kept)
-        budget.keep(kept)
+        assert budget.when_wanted(kept)
+        budget.forget_wanted(kept)
         held = budget.ask("run", 6)
         assert told == [], "there is room for it"
         waiting = budget.ask("run", 6)
         assert told == ["first"]
-        assert not budget.spare(lambda: told.append("late")), "somebody waits already"
+        assert not budget.when_wanted(lambda: told.append("late")), "somebody waits already"
         budget.ask("run", 6)
         assert told == ["first"], "once"
         budget.give_back(held)
