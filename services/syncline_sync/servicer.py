@@ -26,6 +26,7 @@ from syncline_proto.layout import layout_from_proto
 from syncline_proto.names import NAME_WORDS, valid_name
 from syncline_proto.owners import owners
 from syncline_proto.settings import TimeoutSettings
+from syncline_proto.spans import NOWHERE
 from syncline_proto.status import PUBLISHED_TRAILER
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
@@ -194,12 +195,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         named = value.saved.revision if number is None else number
         # What is lent stays as it is, so from before the header says what comes.
         with Loan(shelf, named, value, difference) as loan:
-            if request.header_only:
-                await loan.published()
-                await write(head)
-            else:
-                sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
-                await sending.send(head, where, self._senders)
+            sending = Sending(shared=self._shared, run=run, loan=loan, write=write)
+            await sending.send(head, NOWHERE if request.header_only else where, self._senders)
         return value.ago_s(time.monotonic()) if was_announced else None
 
     def _runner(self, run: RunHost, fragment: int) -> Runner:

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from syncline_proto.codec import check_chunk, decode, published
+from syncline_proto.errors import Unreachable
 from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.owners import Seat
-from syncline_proto.settings import RunSettings
+from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import host
 from syncline_sync.core.record import Saved
 from syncline_sync.recalled import Recalled
+from syncline_sync.servicer import SyncServicer
 from syncline_sync.store import RunStore
 from syncline_testing.service import RUN, Service, code_of, service
 
@@ -238,6 +240,32 @@ def test_an_ended_run_is_read_once_off_the_loop_and_few_stay_in_memory(
     asyncio.run(scenario())
     assert [name for name, _ in threads] == ["x", "y", "z", "y"], "y was asked for the longest ago"
     assert threading.main_thread() not in [thread for _, thread in threads]
+
+
+@pytest.mark.parametrize("header_only", [False, True])
+def test_who_does_not_take_the_header_is_cut_and_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header_only: bool
+) -> None:
+    request = pb.PullRequest(run=RUN, revision=0, header_only=header_only)
+    lent: list[int] = []
+
+    async def scenario() -> None:
+        async with service(tmp_path, rules("fp32")) as s:
+            await started(s)
+            monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 0.2))
+            runner = (await s.host.run(RUN)).runners[0]
+            value = await runner.holding.revisions.get(0)
+
+            async def never_taken(_: bytes) -> None:
+                lent.append(value._loans)
+                await asyncio.Event().wait()
+
+            pull = SyncServicer(s.host, s.shared)._pull(request, never_taken)
+            with pytest.raises(Unreachable, match=r"nothing was taken for 0\.2 s"):
+                await asyncio.wait_for(pull, 20)
+            assert (lent, value._loans) == ([1], 0)
+
+    asyncio.run(scenario())
 
 
 def test_an_older_life_of_a_replica_is_told_and_its_newer_one_pulls(tmp_path: Path) -> None:
