@@ -182,7 +182,7 @@ class Holding:
         """The round is given up, with all that was folded."""
         self._forget_first()
         if self._accumulator is not None:
-            self._spare, self._accumulator = self._accumulator, None
+            self._spare, self._accumulator, self._squares = self._accumulator, None, None
             self._radii = None
 
     async def finish(self, closing: Closing, reports: Reports = no_reports) -> None:
@@ -374,7 +374,7 @@ class Holding:
         self._store.sweep()
 
     async def _finish_gradient(self, closing: Closing, reports: Reports) -> None:
-        gradient, self._accumulator = self._accumulator, None
+        gradient, self._accumulator, self._squares = self._accumulator, None, None
         if gradient is None:
             gradient = np.zeros(self._numel, np.float32)
         else:

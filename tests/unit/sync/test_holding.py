@@ -19,7 +19,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import memory
 from syncline_sync.core import direction, merge, squares
 from syncline_sync.core.merge import Weighed
-from syncline_sync.core.record import Saved
+from syncline_sync.core.record import Kind, Saved
 from syncline_sync.entries import Place
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.holding import PAIR
@@ -344,6 +344,22 @@ def test_a_damaged_file_is_told_to_who_reads_it_and_harms_no_newer_revision(
         with pytest.raises(StoreDamaged, match="r00000000.safetensors is damaged"):
             await f.read(0)
         await f.read(1)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("ends", ["given up", "a mean gradient"])
+def test_the_squares_of_a_sum_go_with_it(tmp_path: Path, ends: str) -> None:
+    async def scenario(f: Fragment) -> None:
+        await f.offer(values(1))
+        await f.fold(values(2))
+        await f.holding.fold_first()
+        assert f.holding._squares is not None
+        if ends == "given up":
+            f.holding.forget()
+        else:
+            await f._finish(Kind.GRADIENT, 1.0, gradient_step=1)
+        assert f.holding._squares is None
 
     run(tmp_path, scenario)
 
