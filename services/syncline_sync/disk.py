@@ -31,7 +31,7 @@ class Disk:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(DISK_THREADS, "disk")
         self._brief = ThreadPoolExecutor(1, "disk-brief")
-        """What is short does not stand in line behind fragments."""
+        """What is short does not stand in line behind fragments, nor behind readers."""
         self.readers = ThreadPoolExecutor(READERS, "disk-readers")
         """For what pulls read of files, and what is looked up: that holds up no commit."""
         self._look: Callable[[], None] = lambda: None

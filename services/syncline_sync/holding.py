@@ -391,7 +391,7 @@ class Holding:
     async def _hold(self, shelf: Shelf) -> None:
         """What a commit replaces is removed: whoever reads its file goes on to."""
         for _, value in shelf.values:
-            await value.hold(self._disk.readers)
+            await value.hold(self._disk)
 
     async def _compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await compute(self._pool, work, *args, **kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Thread
 from typing import ParamSpec, TypeVar
 
@@ -35,6 +35,24 @@ async def compute_to_the_end(
     except asyncio.CancelledError:
         await asyncio.gather(computing, return_exceptions=True)
         raise
+
+
+def leave_to(pool: ThreadPoolExecutor, work: Callable[[], object]) -> None:
+    """Have it done in the pool, and wait for nothing; it is done here where the pool has ended.
+
+    A pool that ends before it has begun that does it as it ends.
+    """
+
+    def see(doing: Future[object]) -> None:
+        if doing.cancelled():
+            work()
+
+    try:
+        doing = pool.submit(work)
+    except RuntimeError:
+        work()
+    else:
+        doing.add_done_callback(see)
 
 
 def shut_down(pools: Iterable[ThreadPoolExecutor], within_s: float) -> bool:

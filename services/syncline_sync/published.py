@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from syncline_proto.codec import Bytes, chunk_elements, is_worth_it
-from syncline_proto.errors import RevisionGone, StoreDamaged
+from syncline_proto.errors import RevisionGone, StoreError
 from syncline_proto.spans import Extent, Spans
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.record import Saved
 from syncline_sync.cuts import Cuts, chunk_spans
-from syncline_sync.pool import compute
+from syncline_sync.disk import Disk
+from syncline_sync.pool import compute, leave_to
 from syncline_sync.report import pushed
 from syncline_sync.sources import FEW_SPANS, Difference, Source
 
 PULLED_BYTES_MAX = 1 << 20
 """Of a chunk that is sent: it is in memory several times over for each reader, and chunks of twice
 that save a pull 5 % of its CPU where they save a push 25 %."""
+
+T = TypeVar("T")
 
 
 class Whose(NamedTuple):
@@ -69,8 +73,10 @@ class Published:
         begin to read it."""
         self.sums: dict[tuple[bool, int, int], int] = {}
         """By whether it is of the difference, and the span that was cut out."""
-        self._reads: set[asyncio.Future[Bytes]] = set()
+        self._reads: set[asyncio.Future[Any]] = set()
         """Those under way in threads; they may be of a source before this one."""
+        self._readers: ThreadPoolExecutor | None = None
+        """Those that close its file; None while nobody can have opened one."""
         self._loans = 0
         self._is_dropped = False
 
@@ -136,30 +142,31 @@ class Published:
         Raises:
             RevisionGone: it was dropped, and its file has been removed.
             StoreDamaged: it is read from its file, and that is damaged.
+            StoreError: no file descriptor is left for that.
         """
         if self._source.is_light and len(spans) <= FEW_SPANS:
             return self._source.read(spans)
-        where = readers if self._source.is_at_disk else pool
-        reading = asyncio.ensure_future(compute(where, self._source.read, spans))
-        self._reads.add(reading)
-        reading.add_done_callback(self._read)
-        return await asyncio.shield(reading)  # a call that goes leaves the thread
+        if self._source.is_at_disk:
+            self._readers = pool = readers
+        return await self._done(compute(pool, self._source.read, spans))
 
     async def move(self, source: Source) -> None:
         """Read from another source from now on; nobody reads the one before when this returns."""
         before, self._source = self._source, source
         if self._reads:
             await asyncio.wait(set(self._reads))
-        before.close()
+        self._close(before)
 
-    async def hold(self, readers: ThreadPoolExecutor) -> None:
+    async def hold(self, disk: Disk) -> None:
         """Let whoever reads it go on reading, although its file is about to be removed.
 
-        Where the file cannot be held, the reader is told so at its next read.
+        Where the file cannot be held, the reader is told so at its next read. A commit waits for
+        this, so it does not stand in line behind readers.
         """
         if self._loans and self._source.is_at_disk:
-            with contextlib.suppress(RevisionGone, StoreDamaged):
-                await compute(readers, self._source.hold)
+            self._readers = disk.readers
+            with contextlib.suppress(RevisionGone, StoreError):
+                await self._done(disk.do_briefly(self._source.hold))
 
     def lend(self) -> None:
         """Somebody begins to read it; ``give_back`` is to follow."""
@@ -192,7 +199,14 @@ class Published:
             self._in_memory.close()
         self._close_unread()
 
-    def _read(self, reading: asyncio.Future[Bytes]) -> None:
+    async def _done(self, work: Awaitable[T]) -> T:
+        """Wait for what a thread does with the source, which stays open until it is back."""
+        reading = asyncio.ensure_future(work)
+        self._reads.add(reading)
+        reading.add_done_callback(self._read)
+        return await asyncio.shield(reading)  # a call that goes leaves the thread
+
+    def _read(self, reading: asyncio.Future[Any]) -> None:
         if reading.cancelled():  # as the loop ends: its thread may read on, and has the lock
             return
         self._reads.discard(reading)
@@ -201,4 +215,11 @@ class Published:
 
     def _close_unread(self) -> None:
         if self._is_dropped and not self._loans and not self._reads:
-            self._source.close()
+            self._close(self._source)
+
+    def _close(self, source: Source) -> None:
+        """Off the loop: who is the last to close a removed file frees all that was in it."""
+        if self._readers is None or not source.is_at_disk:
+            source.close()
+        else:
+            leave_to(self._readers, source.close)

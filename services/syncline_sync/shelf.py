@@ -223,6 +223,7 @@ class Loan:
             RevisionGone: the value was dropped, and its file removed before it was held, or its
                 difference freed.
             StoreDamaged: its file is damaged.
+            StoreError: no file descriptor is left for that.
         """
         try:
             if self._difference is not None:

@@ -55,7 +55,7 @@ class Source(Protocol):
         """Be able to go on giving it, whatever becomes of its file; it may wait for the disk."""
 
     def close(self) -> None:
-        """Nobody will read any more."""
+        """Nobody will read any more; it may wait for the disk."""
 
 
 class Sent(Source):
@@ -141,6 +141,7 @@ class Filed(Source):
         Raises:
             RevisionGone: it has been removed.
             StoreDamaged: it cannot be opened.
+            StoreError: no file descriptor is left for it.
         """
         with self._lock, readable(self._path):
             if self._file < 0:
@@ -161,6 +162,7 @@ class Filed(Source):
         Raises:
             RevisionGone: the file has been removed.
             StoreDamaged: its bytes are others, or the disk does not give them.
+            StoreError: no file descriptor is left for it.
         """
         self.hold()
         with readable(self._path), understood(self._path):

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import os
-from concurrent.futures import ThreadPoolExecutor
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from syncline_proto.errors import RevisionGone, StoreDamaged
+from syncline_proto.errors import RevisionGone, StoreDamaged, StoreError
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync import descriptors
 from syncline_sync.core.record import Saved
+from syncline_sync.disk import READERS, Disk
 from syncline_sync.entries import Place
 from syncline_sync.fragment_store import FragmentStore
+from syncline_sync.pool import shut_down
 from syncline_sync.published import Published
 from syncline_sync.sources import Filed
 
 VALUES = np.arange(100_000, dtype=np.float32)
 ALL = np.array([[0, VALUES.size]])
+
+
+@contextmanager
+def disk_threads() -> Iterator[Disk]:
+    disk = Disk()
+    try:
+        yield disk
+    finally:
+        assert shut_down(disk.pools, 60)
 
 
 def filed(folder: Path) -> tuple[Filed, Path]:
@@ -63,11 +78,112 @@ def test_a_file_that_is_lost_before_it_is_held_is_its_readers_matter(tmp_path: P
     path.unlink()
 
     async def held() -> None:
-        with ThreadPoolExecutor(1) as pool:
+        with disk_threads() as disk:
             value = Published(Saved(), pb.CODEC_FP32, source)
             value.lend()
-            await value.hold(pool)
+            await value.hold(disk)
             with pytest.raises(RevisionGone):
-                await value.read(ALL, pool, pool)
+                await value.read(ALL, disk.readers, disk.readers)
 
     asyncio.run(held())
+
+
+def test_a_file_for_which_no_descriptor_is_left_is_its_readers_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For now: it is there, and read as soon as there is one."""
+    monkeypatch.setattr(descriptors, "WAIT_S", 0.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    source, _ = filed(tmp_path)
+
+    async def held() -> None:
+        with disk_threads() as disk:
+            value = Published(Saved(), pb.CODEC_FP32, source)
+            value.lend()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            try:
+                await value.hold(disk)
+                with pytest.raises(StoreError, match="at most 0 are allowed"):
+                    await value.read(ALL, disk.readers, disk.readers)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert await value.read(ALL, disk.readers, disk.readers) == VALUES.tobytes()
+            value.drop()
+            value.give_back()
+
+    asyncio.run(held())
+
+
+def test_what_waits_for_readers_is_held_before_they_are_done(tmp_path: Path) -> None:
+    """A commit waits for that."""
+    source, path = filed(tmp_path)
+    may_end = threading.Event()
+
+    async def held() -> None:
+        with disk_threads() as disk:
+            value = Published(Saved(), pb.CODEC_FP32, source)
+            value.lend()
+            for _ in range(READERS):
+                disk.readers.submit(may_end.wait)
+            try:
+                await asyncio.wait_for(value.hold(disk), 20)
+            finally:
+                may_end.set()
+            path.unlink()
+            assert await value.read(ALL, disk.readers, disk.readers) == VALUES.tobytes()
+            value.drop()
+            value.give_back()
+
+    asyncio.run(held())
+
+
+@pytest.mark.parametrize("ended", ["later", "before it begins", "before it is asked"])
+def test_a_file_that_nobody_reads_any_more_is_closed_off_the_loop(
+    tmp_path: Path, ended: str
+) -> None:
+    """Where the readers' threads have ended it is closed all the same."""
+    source, path = filed(tmp_path)
+    may_end = threading.Event()
+
+    async def scenario() -> None:
+        disk = Disk()
+        value = Published(Saved(), pb.CODEC_FP32, source)
+        value.lend()
+        await value.hold(disk)
+        path.unlink()
+        if ended == "before it is asked":
+            assert shut_down(disk.pools, 60)
+        else:
+            for _ in range(READERS):
+                disk.readers.submit(may_end.wait)
+        value.drop()
+        assert source._file >= 0, "it is read still"
+        value.give_back()
+        assert (source._file >= 0) == (ended != "before it is asked"), "it waits for a thread"
+        if ended == "before it begins":
+            disk.readers.shutdown(wait=False, cancel_futures=True)
+        may_end.set()
+        assert shut_down(disk.pools, 60)
+        assert source._file < 0
+
+    asyncio.run(scenario())
+
+
+def test_a_file_is_not_closed_while_it_is_being_held(tmp_path: Path) -> None:
+    """Else it would be opened after that, and stay so."""
+    source, _ = filed(tmp_path)
+
+    async def scenario() -> None:
+        with disk_threads() as disk:
+            value = Published(Saved(), pb.CODEC_FP32, source)
+            value.lend()
+            with source._lock:  # the thread that is to open it stands there
+                holding = asyncio.create_task(value.hold(disk))
+                await asyncio.sleep(0)
+                value.drop()
+                value.give_back()
+                await asyncio.sleep(0.01)
+            await holding
+        assert source._file < 0
+
+    asyncio.run(scenario())
