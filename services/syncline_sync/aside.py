@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import shutil
+import threading
 import time
 import uuid
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Collection, Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,9 +31,10 @@ from syncline_sync.descriptors import opened
 from syncline_sync.entries import check_arrays
 from syncline_sync.files import (
     SEAL,
+    array_of,
+    arrays_of,
     is_there,
     make_folder,
-    parse_safetensors,
     read,
     replace_file,
     sync_folder,
@@ -61,6 +62,8 @@ class Aside:
         self._store = RunStore(root / "restoring" / checkpoint, run)
         self._place = RunStore(root, run).folder
         self._mark = {"id": checkpoint, "index": seat.index, "shards": seat.shards}
+        self._committing = threading.Lock()
+        """Of what is fetched at a time, one fragment is in memory."""
 
     def keep(self) -> bool:
         """Whether all that is ours has been fetched already; if so, it is kept for longer.
@@ -97,19 +100,17 @@ class Aside:
         fetched = store.folder.with_name(f"{store.folder.name}.fetched")
         where = f"{depot.url}/{entry.file}"
         crc, size = 0, 0
-        with _not_ours(), writing(fetched), opened(fetched, lambda: fetched.open("w+b")) as file:
-            for piece in depot.pieces(entry.file):
-                crc, size = crc32c(piece, crc), size + len(piece)
-                file.write(piece)
-                moved(len(piece))
-            check_file(where, entry, size, crc)
-            if not size:  # nothing that could be mapped
-                raise CheckpointDamaged(f"{where} is no fragment: it is empty.")
-            file.flush()
-            # Mapped, so that nobody holds the whole fragment in memory; let go with its views.
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            _commit(store, entry, data, where)
-        fetched.unlink()
+        with _not_ours(), writing(fetched):
+            with opened(fetched, lambda: fetched.open("w+b")) as file:
+                for piece in depot.pieces(entry.file):
+                    crc, size = crc32c(piece, crc), size + len(piece)
+                    file.write(piece)
+                    moved(len(piece))
+                check_file(where, entry, size, crc)
+                file.flush()
+                with self._committing:
+                    _commit(store, entry, file.fileno(), where)
+            fetched.unlink()
 
     def finish(self) -> None:
         """Say that all is there: from now on the run may begin.
@@ -144,28 +145,40 @@ class Aside:
         return True
 
     def drop(self) -> None:
-        """Remove what is here: out of sight first, since it may be adopted at this moment."""
-        gone = self._store.folder.with_name(f".{uuid.uuid4().hex}")
-        with contextlib.suppress(OSError):  # there is nothing, or it is in its place by now
-            self._store.folder.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
-            _prune(gone)
+        """Remove what is here."""
+        _remove(self._store.folder)
 
 
 def sweep_aside(root: Path, under_way: Collection[str] = ()) -> None:
     """Remove what restores left that were killed, or never came to their run.
 
-    Those of the runs ``under_way`` stay.
+    Those of the runs ``under_way`` stay; whose restore begins meanwhile is to be found there.
     """
-    folders: Iterable[Path] = (root / "restoring").glob("*/runs/*")
+    folders = list[Path]()
+    with contextlib.suppress(OSError):  # gone while we look, or for the next time
+        folders += (root / "restoring").glob("*/runs/*")
     for folder in folders:
-        if folder.name in under_way:
-            continue
-        with contextlib.suppress(OSError):  # somebody else's business, or gone
-            mark = folder / MARK
-            if not mark.exists() or mark.stat().st_mtime < time.time() - KEPT_S:
-                shutil.rmtree(folder, ignore_errors=True)
-        _prune(folder)
+        # Asked again at the last moment: a restore may have begun while we looked at the disk.
+        if folder.name not in under_way and _is_left(folder) and folder.name not in under_way:
+            _remove(folder)
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether a restore has left it, and its run does not come for it."""
+    mark = folder / MARK
+    with contextlib.suppress(OSError):  # somebody else's business, or gone
+        if folder.is_dir():
+            return not mark.exists() or mark.stat().st_mtime < time.time() - KEPT_S
+    return False
+
+
+def _remove(folder: Path) -> None:
+    """Remove a run's folder: out of sight first, since it may be adopted at this moment."""
+    gone = folder.with_name(f".{uuid.uuid4().hex}")
+    with contextlib.suppress(OSError):  # there is nothing, or it is in its place by now
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+        _prune(gone)
 
 
 def _prune(folder: Path) -> None:
@@ -188,21 +201,22 @@ def _mark_of(folder: Path) -> dict[str, Any] | None:
         return cast(dict[str, Any], json.loads(SEAL.open(read(mark))))
 
 
-def _commit(store: FragmentStore, entry: Entry, data: mmap.mmap, where: str) -> None:
-    """Write a fetched file's tensors as the first commit of a fragment of another run.
+def _commit(store: FragmentStore, entry: Entry, file: int, where: str) -> None:
+    """Write an open file's tensors as the first commit of a fragment of another run.
 
     Raises:
         CheckpointDamaged: the file is whole, and not this fragment's.
     """
     place = store.place
     try:
-        tensors, metadata = parse_safetensors(data)
+        arrays, metadata = arrays_of(file)
         saved = saved_from_json(metadata["saved"])
         whose = (metadata["fragment"], metadata["layout"], saved.revision)
         if whose != (str(place.fragment), place.layout, entry.revision):
             raise ValueError("it is of another fragment, revision or layout")
-        check_arrays(tensors, saved, place.numel)
+        check_arrays(arrays, saved, place.numel)
         check_numbers(memory := saved.restored())
+        tensors = {name: array_of(file, array) for name, array in arrays.items()}
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointDamaged(f"{where} is no fragment of this version ({error}).") from error
     parameters, momentum = (cast(Float32, tensors[name]) for name in ("parameters", "momentum"))

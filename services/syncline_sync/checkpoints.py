@@ -118,7 +118,8 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     ) -> AsyncGenerator[pb.RestoreFragmentsResponse]:
         depot = await self._depot(request.url)
         manifest = await self._copies.do(depot.manifest)
-        await self._copies.do(sweep_aside, self._shared.root, set(self._restoring))
+        # The set itself: what begins while the sweep looks about is not to be swept.
+        await self._copies.do(sweep_aside, self._shared.root, self._restoring)
         aside = Aside(self._shared.root, request.run, manifest.id, self._shared.seat)
         mine = self._shared.seat.owned(manifest.parsed_layout)
         total = sum(manifest.entries[f].bytes for f in mine)

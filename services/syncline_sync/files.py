@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -75,18 +74,6 @@ class Array:
     """Elements."""
     at: int
     """Bytes from the file's beginning."""
-
-
-def parse_safetensors(data: bytes | mmap.mmap) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Views (read-only) of the tensors of a file whose checksum is right, and its metadata.
-
-    Raises:
-        ValueError: it is no such file, whatever its checksum.
-    """
-    start = 8 + int.from_bytes(data[:8], "little")
-    arrays, metadata = _header(data[8:start], start, len(data))
-    views = {n: np.frombuffer(data, one.dtype, one.size, one.at) for n, one in arrays.items()}
-    return cast(dict[str, Tensor], views), metadata
 
 
 def arrays_of(file: int) -> tuple[dict[str, Array], dict[str, str]]:
@@ -159,7 +146,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """Write ``data`` beside ``path``, sync, rename it over, sync the folder.
 
     Raises:
-        StoreError: the disk refuses; ``path`` is as it was.
+        StoreError: the disk refuses; ``path`` is as it was, or new.
         StoreDamaged: ``path`` is a folder.
     """
     beside = path.with_name(path.name + ".new")

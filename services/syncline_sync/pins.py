@@ -21,7 +21,7 @@ from syncline_proto.errors import CheckpointError, StoreDamaged, StoreError
 from syncline_proto.manifest import file_name
 from syncline_sync.descriptors import opened
 from syncline_sync.entries import Entry
-from syncline_sync.files import MEND
+from syncline_sync.files import MEND, make_folder
 
 Pin: TypeAlias = Callable[[Path], Entry]
 """Gives a fragment's file a second name, at once, or raises."""
@@ -85,12 +85,13 @@ def pin_all(folder: Path, pins: Mapping[int, Pin]) -> dict[int, Pinned]:
 
     Raises:
         RevisionGone: one of them is not kept any more.
-        CheckpointError: the disk refuses.
+        CheckpointError: the disk refuses, or the root is gone.
     """
     try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise CheckpointError(f"Cannot make {folder}: {error.strerror or error}.") from error
+        for path in (folder.parent, folder):
+            make_folder(path)
+    except StoreError as error:
+        raise CheckpointError(f"Nothing can be pinned. {error.message}") from error
     held: dict[int, Pinned] = {}
     for fragment, pin in pins.items():
         path = folder / f"{fragment:05d}.safetensors"

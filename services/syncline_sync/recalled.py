@@ -29,7 +29,7 @@ class Recalled:
 
     @classmethod
     def read(cls, store: RunStore, seat: Seat = ALONE) -> Recalled:
-        """Heavy where there is something: call it in the pool.
+        """Heavy where there is something: call it in the threads of the disk.
 
         Where a service was killed that published before it wrote, nobody knows what replicas have
         seen: all that they hold is of an epoch that has ended. That is on the disk before anybody

@@ -2,7 +2,7 @@
 
 One loop owns everything here. The fragments start when the layout is known: from the store at
 once, otherwise with the first replica that opens the run. What the store keeps of the run itself
-is written in the pool, before it counts.
+is written in the threads of the disk, before it counts.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Stored:
 
     @classmethod
     def read(cls, store: FragmentStore, epoch: int = 1) -> Stored:
-        """Heavy: call it in the pool.
+        """Heavy: call it in the threads of the disk.
 
         Raises:
             StoreDamaged: a file is missing, short, or fails its checksum; the message names it.

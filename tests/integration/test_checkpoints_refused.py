@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,8 @@ import pytest
 from syncline.launch.kept import listed
 from syncline_proto.reports import EventIn
 from syncline_proto.v1 import checkpoints_pb2
+from syncline_sync import checkpoints
+from syncline_sync.aside import sweep_aside
 from syncline_sync.copies import CALLS_MAX
 from syncline_sync.pins import sweep_pins
 from syncline_sync.seating import folder_of, take_seat
@@ -30,7 +33,7 @@ from syncline_testing.keeping import (
     started,
 )
 from syncline_testing.service import Service, code_of, service
-from syncline_testing.slow_disk import SlowDisk
+from syncline_testing.slow_disk import LIMIT_S, SlowDisk
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -268,6 +271,40 @@ def test_a_second_restore_of_a_name_is_told_of_the_first(
                 assert code(error) == "RUN_CONFLICT"
                 disk.open()
                 assert sorted(await first) == list(FRAGMENTS)
+
+    asyncio.run(scenario())
+
+
+def test_a_restore_is_not_swept_by_another_that_began_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose sweep is slow knows of those that have begun meanwhile."""
+    may_sweep = threading.Event()
+    begun: list[Path] = []
+    swept: list[Path] = []
+
+    def slow(root: Path, under_way: Collection[str]) -> None:
+        begun.append(root)
+        if len(begun) == 1:
+            may_sweep.wait(LIMIT_S)
+        sweep_aside(root, under_way)
+        swept.append(root)
+
+    async def scenario() -> None:
+        async with service(tmp_path / "store", SETTINGS) as s:
+            await started(s)
+            await save(s, LAYOUT, url := str(tmp_path / "kept" / "one"), 0)
+            monkeypatch.setattr(checkpoints, "sweep_aside", slow)
+            with SlowDisk(monkeypatch, "/runs/second/0000") as disk:
+                first = asyncio.create_task(fetch(s, url, "first"))
+                await until(lambda: len(begun) == 1)
+                second = asyncio.create_task(fetch(s, url, "second"))
+                await disk.until(lambda disk: bool(disk.at_once))
+                may_sweep.set()
+                await until(lambda: len(swept) == 2)
+                disk.open()
+                assert sorted(await second) == sorted(await first) == list(FRAGMENTS)
+            assert not s.faults
 
     asyncio.run(scenario())
 

@@ -19,7 +19,7 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.tokens import run_tokens
 from syncline_proto.v1 import checkpoints_pb2 as pb
 from syncline_proto.v1 import sync_pb2
-from syncline_sync.files import Tensor, parse_safetensors
+from syncline_sync.files import Tensor, array_of, arrays_of, reading
 from syncline_testing.service import Service, code_of, flat_layout
 
 SIZE = 3000
@@ -127,7 +127,8 @@ async def begin(s: Service, url: str, manifest: Manifest, members: dict[str, int
 def stored(root: Path, run: str, fragment: int, revision: int) -> dict[str, Tensor]:
     """The arrays of a revision's file."""
     path = root / "runs" / run / f"{fragment:05d}" / f"r{revision:08d}.safetensors"
-    return parse_safetensors(path.read_bytes())[0]
+    with reading(path) as file:
+        return {name: array_of(file, array) for name, array in arrays_of(file)[0].items()}
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:

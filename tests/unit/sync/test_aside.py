@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from syncline_proto.errors import StoreDamaged
+from syncline_proto.depot import Depot, Moved
+from syncline_proto.errors import CheckpointError, StoreDamaged
+from syncline_proto.manifest import Entry
 from syncline_proto.owners import Seat
 from syncline_proto.rest import Origin
 from syncline_sync.aside import KEPT_S, MARK, Aside, sweep_aside
+from syncline_sync.pins import Pinned
 from syncline_sync.store import RunStore
+from syncline_testing.stored import fragment, revision, told
 
 ORIGIN = Origin(checkpoint="/kept/first-r3", id="0" * 32, revision=3)
 NAME = ORIGIN.checkpoint
@@ -93,3 +101,85 @@ def test_what_nobody_comes_for_is_swept(tmp_path: Path) -> None:
     sweep_aside(tmp_path)
     assert [folder.exists() for folder in (busy, new, wanted)] == [False, True, False]
     assert [folder.name for folder in (tmp_path / "restoring").iterdir()] == [ORIGIN.id]
+
+
+class Beginning(set[str]):
+    """Runs that are being restored: of every other, a restore begins when it was asked about."""
+
+    def __contains__(self, run: object) -> bool:
+        was_there = super().__contains__(run)
+        self.add(str(run))
+        return was_there
+
+
+def test_a_restore_that_begins_amid_a_sweep_keeps_its_folder(tmp_path: Path) -> None:
+    folder = aside(tmp_path, "next", ORIGIN, whole=False)
+    sweep_aside(tmp_path, Beginning())
+    assert folder.exists()
+
+
+def test_what_is_swept_is_out_of_sight_before_its_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that begins at this moment has all of its files, or hears that it has none."""
+    old(aside(tmp_path, "next", ORIGIN))
+    removed: list[str] = []
+    remove: Callable[..., None] = shutil.rmtree
+
+    def late(folder: Path, **how: Any) -> None:
+        with pytest.raises(StoreDamaged, match="was not fetched"):
+            held(tmp_path, "next").adopt(NAME)
+        remove(folder, **how)
+        removed.append(folder.name)
+
+    monkeypatch.setattr(shutil, "rmtree", late)
+    sweep_aside(tmp_path)
+    assert len(removed) == 1 and not list((tmp_path / "restoring").iterdir())
+
+
+def test_what_the_disk_does_not_list_is_not_swept_and_ends_nothing(tmp_path: Path) -> None:
+    sweep_aside(tmp_path / ("x" * 300))
+
+
+def fetching(root: Path) -> Callable[[Moved], None]:
+    """A fetch of a fragment that a checkpoint holds, to ``root/00000``."""
+    source = fragment(root / "source")
+    revision(3)(source)
+    depot, kept = Depot(str(root / "kept")), source.pin(3, root / "pin")
+    name = Pinned(root / "pin", kept).copy(0, depot, lambda _: None)
+    entry = Entry(
+        fragment=0,
+        file=name,
+        bytes=kept.bytes,
+        crc32c=kept.crc32c,
+        revision=3,
+        committed_tokens=0,
+    )
+    place = fragment(root / "00000")
+    return lambda moved: held(root, "next").fetch(place, entry, depot, moved)
+
+
+def test_what_is_fetched_is_what_was_kept(tmp_path: Path) -> None:
+    fetching(tmp_path)(lambda _: None)
+    assert told(fragment(tmp_path / "00000")) == told(fragment(tmp_path / "source"))
+    assert not list(tmp_path.glob("*.fetched"))
+
+
+def test_a_fetched_file_that_cannot_be_removed_fails_the_restore_alone(tmp_path: Path) -> None:
+    def taken_away(_: int) -> None:
+        (tmp_path / "00000.fetched").unlink(missing_ok=True)
+
+    with pytest.raises(CheckpointError, match=r"is not restored\. .*00000\.fetched"):
+        fetching(tmp_path)(taken_away)
+
+
+def test_a_fetched_file_that_cannot_be_read_fails_the_restore_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    fetch = fetching(tmp_path)
+    monkeypatch.setattr(os, "preadv", broken)
+    with pytest.raises(CheckpointError, match=r"00000\.fetched: Input/output error"):
+        fetch(lambda _: None)

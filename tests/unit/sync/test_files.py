@@ -21,7 +21,6 @@ from syncline_sync.files import (
     is_there,
     make_folder,
     make_mark,
-    parse_safetensors,
     reading,
     replace_file,
 )
@@ -52,9 +51,7 @@ def row(dtype: str = "F32", begin: Any = 0, end: Any = 8) -> dict[str, Any]:
     ],
 )
 def test_what_is_no_file_of_tensors_is_told(tmp_path: Path, data: bytes) -> None:
-    """In memory, and on the disk before memory is taken for it."""
-    with pytest.raises(ValueError):
-        parse_safetensors(data)
+    """Before memory is taken for it."""
     (tmp_path / "file").write_bytes(data)
     with reading(tmp_path / "file") as file, pytest.raises(ValueError):
         array_of(file, arrays_of(file)[0]["parameters"])
@@ -69,7 +66,7 @@ def test_an_array_may_lie_anywhere_in_its_file(tmp_path: Path) -> None:
         os.truncate(tmp_path / "file", len(data) - 5)
         with pytest.raises(ValueError, match="ends"):
             array_of(file, place)
-    assert read.tolist() == parse_safetensors(data)[0]["parameters"].tolist() == [2.0, 3.0, 4.0]
+    assert read.tolist() == [2.0, 3.0, 4.0]
     read += 1.0  # it is ours
 
 

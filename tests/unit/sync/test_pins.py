@@ -54,6 +54,14 @@ def test_only_what_is_kept_can_be_pinned(tmp_path: Path, number: int) -> None:
         pinned(store, tmp_path, number)
 
 
+def test_a_store_that_was_moved_away_is_not_made_anew(tmp_path: Path) -> None:
+    store = fragment(tmp_path / "f")
+    revision(0)(store)
+    with pytest.raises(CheckpointError, match=r"pinned.*Bring its folder back"):
+        pinned(store, tmp_path / "moved", 0)
+    assert not (tmp_path / "moved").exists()
+
+
 @pytest.mark.parametrize("harm", ["flipped", "cut"])
 def test_a_damaged_file_is_not_copied_as_if_it_were_whole(tmp_path: Path, harm: str) -> None:
     store = fragment(tmp_path / "f")
