@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from syncline_testing.cluster import Cluster
+from syncline_testing.processes import python
 from syncline_testing.replicas import QUICK
-from syncline_testing.warm import warm
 
 TRAINED = """
 import json, sys
@@ -65,7 +65,7 @@ def test_all_that_pushes_and_pulls_need_is_there_before_the_lease(
     first, then = ({"up": up, "down": down} for up, down in (CODECS[at - 1], CODECS[at]))
     settings: dict[str, Any] = QUICK | {"codec": first, "min_replicas": 1}
     given = json.dumps([cluster.control_url, f"from-{first['up']}", settings, then])
-    with warm("-c", TRAINED, given) as program:
+    with python("-c", TRAINED, given) as program:  # no loop is compiled in it before it begins
         out, err = program.communicate(timeout=100)
     assert program.returncode == 0, err
     told, revision = json.loads(out.splitlines()[-1])

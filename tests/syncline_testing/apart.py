@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx
 
 from network import Links, Profile
-from syncline_testing.cluster import START_S, Service
+from syncline_testing.cluster import START_S, Service, executed
 from syncline_testing.waiting import wait_until
 
 CONTROL, SYNC, REPLICAS = 0, 1, 2
@@ -50,6 +50,12 @@ def _enter(namespace: int) -> None:
         raise OSError(ctypes.get_errno(), "setns")
 
 
+class Hosted(Service):
+    """It is where the thread is that starts it."""
+
+    begins = staticmethod(executed)
+
+
 class Apart:
     """A control plane and a sync service on hosts of their own, and hosts for replicas.
 
@@ -63,7 +69,7 @@ class Apart:
         self.control_url = f"http://{self.links.address(CONTROL)}:{CONTROL_PORT}"
         sync = self.links.address(SYNC)
         control_options = ["--host", "0.0.0.0", "--port", str(CONTROL_PORT), "--insecure"]
-        self.control = Service(
+        self.control = Hosted(
             "syncline_control",
             f"{self.control_url}/readyz",
             [*control_options, "--database", str(folder / "control.db")],
@@ -74,7 +80,7 @@ class Apart:
             *("--host", "0.0.0.0", "--port", str(SYNC_PORT), "--advertise", f"{sync}:{SYNC_PORT}"),
             *("--health-port", str(HEALTH_PORT), "--metrics-port", str(METRICS_PORT)),
         ]
-        self.sync = Service(
+        self.sync = Hosted(
             "syncline_sync",
             f"http://{sync}:{METRICS_PORT}/metrics",
             sync_options,

@@ -63,7 +63,7 @@ class Service:
         self.log = log
         self._ready_url = ready_url
         self._command = [sys.executable, "-m", module, *args]
-        self._begins = Service.begins
+        self._begins = type(self).begins
         self._process: Process | None = None
 
     @property
