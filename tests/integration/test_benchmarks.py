@@ -43,6 +43,7 @@ def test_the_wire_is_measured_with_both_codecs() -> None:
     assert found["durability"] == "async"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="a process's time is read from /proc")
 def test_pushes_are_measured_alone_and_beside_others() -> None:
     found = told("beside.py", "--elements", "5000", "--repeats", "1", "--codec", "int8")

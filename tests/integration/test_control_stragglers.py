@@ -110,7 +110,13 @@ async def test_who_is_too_slow_even_so_is_let_go_but_never_below_the_minimum(cre
     assert kinds.count("replica.draining") == 1, "three are the minimum"
 
 
-@pytest.mark.parametrize("way", [{"sync_seconds": 5.0}, {"sync_every": 4, "overlap_steps": 4}])
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"sync_seconds": 5.0},
+        pytest.param({"sync_every": 4, "overlap_steps": 4}, marks=pytest.mark.long),
+    ],
+)
 async def test_where_fewer_steps_cannot_be_asked_who_is_too_slow_is_let_go(
     crew: Crew, way: dict[str, Any]
 ) -> None:
@@ -138,6 +144,7 @@ async def test_a_paused_run_judges_nobody(crew: Crew) -> None:
     assert await crew.events() == []
 
 
+@pytest.mark.long
 async def test_a_pause_is_not_counted_as_slowness(crew: Crew) -> None:
     """In which the slow machine may have been mended."""
     await crew.create("a", "b", "c", stragglers=LET_GO)

@@ -34,7 +34,12 @@ SETTLED_S = 20.0
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"warmup_steps": 3}, {"fragment_groups": 3, "overlap_steps": 2}]
+    "how",
+    [
+        {},
+        {"warmup_steps": 3},
+        pytest.param({"fragment_groups": 3, "overlap_steps": 2}, marks=pytest.mark.long),
+    ],
 )
 def test_every_example_of_an_epoch_is_trained_once(cluster: Cluster, how: dict[str, Any]) -> None:
     run = f"once-{len(how)}-{how.get('warmup_steps', 0)}"

@@ -93,7 +93,10 @@ def settings(codec: CodecName, **more: Any) -> dict[str, Any]:
     return {**LOCAL, "min_replicas": 2, "codec": {"up": codec, "down": "fp32"}, **more}
 
 
-@pytest.mark.parametrize(("codec", "rounds", "better"), [("int4", 24, 10), ("topk", 160, 3)])
+@pytest.mark.parametrize(
+    ("codec", "rounds", "better"),
+    [("int4", 24, 10), pytest.param("topk", 160, 3, marks=pytest.mark.long)],
+)
 def test_what_a_round_loses_comes_in_later_ones(
     cluster: Cluster, codec: CodecName, rounds: int, better: int
 ) -> None:
@@ -116,7 +119,7 @@ def test_what_a_round_loses_comes_in_later_ones(
         assert np.linalg.norm(given - a.fallen) < without / better
 
 
-@pytest.mark.parametrize("codec", ["int4", "topk"])
+@pytest.mark.parametrize("codec", [pytest.param("int4", marks=pytest.mark.long), "topk"])
 def test_a_late_push_is_counted_once_and_its_residual_goes_with_the_next(
     cluster: Cluster, codec: CodecName
 ) -> None:

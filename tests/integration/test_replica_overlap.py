@@ -76,7 +76,7 @@ def values_of(model: nn.Module) -> Float32:
     return torch.cat([p.detach().flatten() for p in model.parameters()]).cpu().numpy()
 
 
-@pytest.mark.parametrize("groups", [1, 2, 10])
+@pytest.mark.parametrize("groups", [1, pytest.param(2, marks=pytest.mark.long), 10])
 @pytest.mark.parametrize("overlap", range(EVERY + 1))
 def test_one_replica_trains_as_if_nothing_had_been(
     cluster: Cluster, overlap: int, groups: int
@@ -146,7 +146,7 @@ STREAMING = {**QUICK, "min_replicas": 2, "strategy": "streaming", "overlap_steps
 
 
 @pytest.mark.parametrize("mix", [None, 0.5])
-@pytest.mark.parametrize("groups", [1, 3, 10])
+@pytest.mark.parametrize("groups", [1, pytest.param(3, marks=pytest.mark.long), 10])
 @pytest.mark.parametrize("overlap", [2, EVERY])
 def test_two_replicas_end_with_the_same_value(
     cluster: Cluster, overlap: int, groups: int, mix: float | None

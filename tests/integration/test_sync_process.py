@@ -228,8 +228,13 @@ def test_with_the_control_plane_away_it_ends_all_the_same(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("status", "exit_code", "word"),
     [
-        *((status, 10, "--control") for status in (200, 301, 404, 500)),
-        *((status, 19, "SYNCLINE_SYNC_TOKEN") for status in (401, 403)),
+        (200, 10, "--control"),
+        (401, 19, "SYNCLINE_SYNC_TOKEN"),
+        *(
+            pytest.param(status, 10, "--control", marks=pytest.mark.long)
+            for status in (301, 404, 500)
+        ),
+        pytest.param(403, 19, "SYNCLINE_SYNC_TOKEN", marks=pytest.mark.long),
     ],
 )
 def test_what_answers_but_is_not_our_control_plane_is_told(
