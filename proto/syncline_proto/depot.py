@@ -8,7 +8,6 @@ nothing of runs. All methods wait for a disk or a network: never on an event loo
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import uuid
@@ -99,7 +98,7 @@ class Depot:
         """The names of the folders in it, sorted."""
         with self._told():
             if self._is_local and os.path.isfile(self._path):  # listed as what is in it
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+                raise CheckpointError(f"{self.url} is a file, and no folder of checkpoints.")
             return sorted(row[0] for row in self._rows() if row[1] == "directory")
 
     def sizes(self) -> dict[str, int]:

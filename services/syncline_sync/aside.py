@@ -132,7 +132,7 @@ class Aside:
         """
         if _mark_of(self._place) == self._mark:
             return False
-        if _mark_of(self._store.folder) != self._mark or self._place.exists():
+        if _mark_of(self._store.folder) != self._mark or is_there(self._place):
             raise StoreDamaged(
                 f"it is to begin from the checkpoint {checkpoint}, which was not fetched "
                 "here; stop the run, and restore the checkpoint under another name."

@@ -72,7 +72,9 @@ def fall_back(store: RunStore) -> str | None:
     """
     layout = store.load_layout()
     if layout is None:
-        raise RunUnknown(f"There is no run {store.run} here to fall back.")
+        raise RunUnknown(
+            f"There is no run {store.run} in {store.root} to fall back; check its name, and --data."
+        )
     fragments = store.fragments(layout)
     surveyed = {number: Kept.of(fragment) for number, fragment in enumerate(fragments)}
     kept = {number: found for number, found in surveyed.items() if found is not None}

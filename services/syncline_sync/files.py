@@ -180,7 +180,7 @@ def make_mark(path: Path) -> None:
         StoreError: the disk refuses.
     """
     with writing(path):
-        if not path.exists():
+        if not _is_there(path):
             opened(path, path.touch)
             sync_folder(path.parent)
 
@@ -192,7 +192,16 @@ def is_there(path: Path) -> bool:
         StoreDamaged: that cannot be told, as in a folder that may not be searched.
     """
     with readable(path):
-        return path.exists()
+        return _is_there(path)
+
+
+def _is_there(path: Path) -> bool:
+    """``Path.exists``, which takes what cannot be looked at for missing, of a newer Python."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def read(path: Path) -> bytes:

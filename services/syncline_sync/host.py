@@ -51,6 +51,11 @@ WENT_BACK = (
     "last may be lost. Epoch {} begins: replicas move their progress onto what is there."
 )
 
+ASTRAY = (
+    "it has come to revision {}, and there is nothing of it in {}. Start this sync service on the "
+    "folder (--data) that has it."
+)
+
 RESTORED = "Begun at revision {0.revision} of the checkpoint {0.checkpoint}."
 
 STOP_S = 20.0
@@ -132,21 +137,26 @@ class Host:
 
     def _ready(self, run: RunMembership) -> bool:
         host = self._runs.get(run.run)
-        return run.run in self._damaged or (host is not None and host.keeps(run.settings))
+        if run.run in self._damaged:
+            return True
+        return host is not None and host.keeps(run.settings) and not is_astray(host, run)
 
     async def _prepare(self, run: RunMembership) -> None:
+        origin = None if has_gone_on(run) else run.origin
         try:
-            host = self._runs.get(run.run) or await self._loaded(run.run, run.settings, run.origin)
+            host = self._runs.get(run.run) or await self._loaded(run.run, run.settings, origin)
         except StoreDamaged:
             return  # it has been told of; the others go on
-        if not host.keeps(run.settings):
-            try:
+        try:
+            if is_astray(host, run):
+                raise StoreDamaged(ASTRAY.format(run.revision, self._shared.root))
+            if not host.keeps(run.settings):
                 await host.keep(run.settings)
-            except StoreDamaged as error:
-                there = self._runs.get(run.run)  # it may have been put away meanwhile
-                if there is not None:
-                    self._put_aside(there)
-                self._give_up(run.run, error.message)
+        except StoreDamaged as error:
+            there = self._runs.get(run.run)  # it may have been put away meanwhile
+            if there is not None:
+                self._put_aside(there)
+            self._give_up(run.run, error.message)
 
     def _adopt(self, membership: Membership) -> None:
         now_s = time.monotonic()
@@ -367,3 +377,16 @@ class Host:
                 await asyncio.gather(*self._stops.values())
         except TimeoutError as error:
             raise DiskHangs(self._shared.root) from error
+
+
+def has_gone_on(run: RunMembership) -> bool:
+    """Whether every fragment has had a round, so that every service has something of the run."""
+    return run.revision > (run.origin.revision if run.origin else 0)
+
+
+def is_astray(host: RunHost, run: RunMembership) -> bool:
+    """Whether we have nothing of a run that has gone on.
+
+    To begin it anew would lose it, or mix two models.
+    """
+    return host.layout is None and has_gone_on(run)

@@ -79,6 +79,8 @@ class Published:
         """Those that close its file; None while nobody can have opened one."""
         self._loans = 0
         self._is_dropped = False
+        self.is_over = False
+        """Whoever reads it still is to end."""
 
     def difference_to(self, held: str, whose: Whose, where: Extent) -> Difference | None:
         """What takes the value named ``held`` to this one; None: this one is to be sent whole."""
@@ -168,6 +170,11 @@ class Published:
             with contextlib.suppress(RevisionGone, StoreError):
                 await self._done(disk.do_briefly(self._source.hold))
 
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody reads it."""
+        return self._loans > 0
+
     def lend(self) -> None:
         """Somebody begins to read it; ``give_back`` is to follow."""
         self._loans += 1
@@ -214,8 +221,12 @@ class Published:
         self._close_unread()
 
     def _close_unread(self) -> None:
-        if self._is_dropped and not self._loans and not self._reads:
+        if self._loans or self._reads:
+            return
+        if self._is_dropped:
             self._close(self._source)
+        elif self._source.is_at_disk:  # its name is there: nothing is freed, so it is soon done
+            self._source.close()
 
     def _close(self, source: Source) -> None:
         """Off the loop: who is the last to close a removed file frees all that was in it."""

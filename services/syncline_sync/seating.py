@@ -33,7 +33,8 @@ def data_folder(path: Path) -> Path:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        why = f"Cannot write to {path}: {error.strerror}"
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        why = f"Cannot write to {path}: {'it is no folder' if is_file else error.strerror}"
         if _may_have_runs(path):  # on another folder we would have none of them
             raise StoreError(f"{why}. Free the disk or mend it, then {NOTHING_LOST}") from error
         raise StoreError(f"{why}; choose another with --data.") from error

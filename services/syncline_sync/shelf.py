@@ -28,6 +28,10 @@ LONG_DIFFERENCE_ELEMENTS = 1000 * 1024
 """In a chunk of a difference, where a shard has at most ``FEW_CUT_SPANS``: with a scale of 4 bytes
 for each block of 256, and two more for each span that begins and ends within one, under 1 MiB."""
 
+LEAVING_MAX = 2
+"""Dropped values of a shelf that slow readers go on with: the removed file of each takes the disk's
+room until they have ended."""
+
 SUMS_MAX = 4096
 """Checksums that are kept of a value: enough for 4 GiB in the one cut that most readers ask for."""
 
@@ -54,6 +58,8 @@ class Shelf:
         self._values: dict[int, Published] = {}
         self._announced: tuple[int, Published, float] | None = None
         """With when it was, on the clock that ``get`` is told."""
+        self._leaving: list[Published] = []
+        """What was dropped and is read still, oldest first."""
         self._changed = asyncio.Event()
         self._over: NewestNamed | None = None
         self._phase = 0
@@ -86,8 +92,20 @@ class Shelf:
         self._announced = None
         self._values[number] = value
         for old in sorted(self._values)[:-KEPT]:
-            self._values.pop(old).drop()
+            self._let_go(self._values.pop(old))
         self._wake()
+
+    def _let_go(self, value: Published) -> None:
+        """Drop it; where enough others are read still, its readers are to begin with a newer one.
+
+        The others are further, and so there is always one that comes to its end.
+        """
+        value.drop()
+        self._leaving = [one for one in self._leaving if one.is_read]
+        if len(self._leaving) >= LEAVING_MAX:
+            value.is_over = True
+        elif value.is_read:
+            self._leaving.append(value)
 
     def clear(self) -> None:
         for value in self._all():
@@ -179,8 +197,8 @@ class Loan:
         """Look whether reading may go on; call it for each chunk.
 
         Raises:
-            RevisionGone: the shelf dropped it ``still_s`` ago; a difference, which is in no file,
-                just now.
+            RevisionGone: the shelf dropped it ``still_s`` ago, or just now, where enough others are
+                read still; a difference, which is in no file, just now.
         """
         if self._shelf.keeps(self.value):
             return
@@ -188,7 +206,7 @@ class Loan:
             raise self._shelf.gone(self._number)
         if self._dropped_s is None:
             self._dropped_s = now_s
-        if now_s >= self._dropped_s + still_s:
+        if self.value.is_over or now_s >= self._dropped_s + still_s:
             raise self._shelf.gone(self._number)
 
     @property

@@ -117,7 +117,7 @@ class Difference(Source):
 class Filed(Source):
     """An array of a file of the store: fp32, or bf16, which is sent as it lies there.
 
-    It is opened when it is first read, or held; from then on it may be removed.
+    It is opened when it is read, or held; from then on until it is closed it may be removed.
     """
 
     is_at_disk = True

@@ -247,7 +247,7 @@ def test_a_run_is_kept_found_and_begun_from(
     assert pulled(cluster, "second", 2) == newest[2]
     assert refused("export", f"{place}/No-Name", "--out", str(tmp_path / "out"))[0] == 10
     assert done("ls", str(cluster.folder / "store")) == []
-    its = {"": f"is a checkpoint itself; list {place}.", f"/{MANIFEST}": "Not a directory"}
+    its = {"": f"is a checkpoint itself; list {place}.", f"/{MANIFEST}": "is a file, and no folder"}
     for below, why in its.items():
         code, said = refused("ls", f"{place}/first-r1{below}")
         assert code == 42 and why in said

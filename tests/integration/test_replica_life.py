@@ -5,7 +5,6 @@ It ends in one sentence or goes on; it never hangs, and nobody else is left wait
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -350,26 +349,6 @@ def test_killing_the_sync_service_amid_a_round_costs_nothing_but_time(cluster: C
         assert a.replica.revision == b.replica.revision == 2
         assert a.replica.committed_tokens == 16 * STEP_TOKENS
         assert same(a, b)
-
-
-def test_a_run_that_has_gone_on_is_not_begun_anew_on_an_empty_store(cluster: Cluster) -> None:
-    """As where a service is started on another folder than the run's."""
-    first = Trial(cluster.control_url, "astray", 0, settings=ALONE)
-    with joined(first):
-        first.step(5)
-    wait_until(lambda: cluster.get("/runs/astray")["revision"] > 0, 20, "the round is told")
-    cluster.sync.kill()
-    runs = cluster.folder / "store" / "runs"
-    (runs / "astray").rename(runs / ".elsewhere")
-    cluster.sync.start()
-    with pytest.raises(RunConflict, match="start the service on the folder"):
-        Trial(cluster.control_url, "astray", 1).replica.start()
-    cluster.sync.kill()
-    shutil.rmtree(runs / "astray")
-    (runs / ".elsewhere").rename(runs / "astray")
-    cluster.sync.start()
-    with joined(second := Trial(cluster.control_url, "astray", 1, settings=ALONE)):
-        assert second.replica.revision == first.replica.revision
 
 
 def test_without_the_control_plane_training_goes_on(

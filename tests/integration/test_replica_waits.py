@@ -51,7 +51,7 @@ def test_a_sync_service_that_is_away_is_said_once_and_so_is_its_return(cluster: 
     assert f"The sync service at {cluster.sync_address} does not answer" in said[0]["why"]
     assert said[1]["at"] == cluster.sync_address
     limit = "300 s, less once this replica is to leave"
-    assert said[0]["so"] == f"waiting up to {limit}; start it again on the same data folder"
+    assert said[0]["so"] == f"waiting up to {limit}; start the service again on its data folder"
 
 
 def test_a_long_wait_for_others_is_said_once(

@@ -45,7 +45,7 @@ class Services:
         self._epochs = {link: epochs[fragment] for fragment, link in links.items()}
         self._lock = threading.Lock()
         limit = f"{timeouts.give_up_s:g} s, less once this replica is to leave"
-        so = f"waiting up to {limit}; start it again on the same data folder"
+        so = f"waiting up to {limit}; start the service again on its data folder"
         self._say = voice(identity.rank)
         self._outages = {
             link: Outage("sync", so, lambda link=link: link.address, self._say)

@@ -39,6 +39,7 @@ def view(tx: Transaction, run: str | None = None) -> Membership:
                 settings_version=row.settings_version,
                 members=members[row.id],
                 origin=runs.origin_of(row),
+                revision=row.revision,
                 phase=row.phase,
                 phase_ended=row.phase_ended,
                 settling=settling.get(row.id, 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,30 @@ def test_a_value_may_be_read_for_a_while_after_its_shelf_has_dropped_it() -> Non
     shelf.end("over", 3)
     with pytest.raises(NewestNamed, match="^over"):
         loan.check(now_s=1011.0, still_s=10.0)
+
+
+def test_only_so_many_dropped_values_are_read_still_and_who_is_furthest_goes_on() -> None:
+    """The removed file of each takes the disk's room."""
+    shelf = Shelf("revision")
+    values = [sent(pb.CODEC_FP32) for _ in range(8)]
+    loans = [Loan(shelf, number, value) for number, value in enumerate(values)]
+
+    def go_on() -> list[int]:
+        found: list[int] = []
+        for number, loan in enumerate(loans[:6]):
+            with contextlib.suppress(NewestNamed):
+                loan.check(now_s=1.0, still_s=10.0)
+                found.append(number)
+        return found
+
+    for number in range(6):
+        loans[number].__enter__()
+        shelf.put(number, values[number])
+    assert go_on() == [0, 1, 4, 5], "4 and 5 are kept"
+    loans[0].__exit__()
+    shelf.put(6, values[6])
+    shelf.put(7, values[7])
+    assert go_on() == [0, 1, 4], "there was a place for 4, and none for 5"
 
 
 def test_what_is_announced_is_there_for_who_names_it_and_ends_with_its_publication() -> None:

@@ -114,6 +114,25 @@ def test_a_file_for_which_no_descriptor_is_left_is_its_readers_matter(
     asyncio.run(held())
 
 
+def test_a_file_is_open_only_while_somebody_reads_it(tmp_path: Path) -> None:
+    """Its revision is kept for long, and there may be more fragments than descriptors."""
+    source, _ = filed(tmp_path)
+
+    async def read() -> None:
+        with disk_threads() as disk:
+            value = Published(Saved(), pb.CODEC_FP32, source)
+            for _ in range(2):
+                value.lend()
+                value.lend()
+                assert await value.read(ALL, disk.readers, disk.readers) == VALUES.tobytes()
+                value.give_back()
+                assert source._file >= 0, "another has it still"
+                value.give_back()
+                assert source._file < 0
+
+    asyncio.run(read())
+
+
 def test_what_waits_for_readers_is_held_before_they_are_done(tmp_path: Path) -> None:
     """A commit waits for that."""
     source, path = filed(tmp_path)
