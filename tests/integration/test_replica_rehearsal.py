@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -65,7 +67,8 @@ def test_all_that_pushes_and_pulls_need_is_there_before_the_lease(
     first, then = ({"up": up, "down": down} for up, down in (CODECS[at - 1], CODECS[at]))
     settings: dict[str, Any] = QUICK | {"codec": first, "min_replicas": 1}
     given = json.dumps([cluster.control_url, f"from-{first['up']}", settings, then])
-    with python("-c", TRAINED, given) as program:  # no loop is compiled in it before it begins
+    # Nothing is loaded in it before it begins.
+    with python("-c", TRAINED, given, PYTHONPATH=os.pathsep.join(sys.path)) as program:
         out, err = program.communicate(timeout=100)
     assert program.returncode == 0, err
     told, revision = json.loads(out.splitlines()[-1])
