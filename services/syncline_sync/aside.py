@@ -165,11 +165,14 @@ def sweep_aside(root: Path, under_way: Collection[str] = ()) -> None:
 
 def _is_left(folder: Path) -> bool:
     """Whether a restore has left it, and its run does not come for it."""
-    mark = folder / MARK
-    with contextlib.suppress(OSError):  # somebody else's business, or gone
-        if folder.is_dir():
-            return not mark.exists() or mark.stat().st_mtime < time.time() - KEPT_S
-    return False
+    try:
+        if not folder.is_dir():
+            return False
+        return (folder / MARK).stat().st_mtime < time.time() - KEPT_S
+    except FileNotFoundError:  # it was not fetched whole
+        return True
+    except OSError:  # somebody else's business
+        return False
 
 
 def _remove(folder: Path) -> None:

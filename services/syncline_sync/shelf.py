@@ -111,6 +111,7 @@ class Shelf:
         for value in self._all():
             value.drop()
         self._values.clear()
+        self._leaving.clear()
         self._announced = None
         self._wake()
 

@@ -183,3 +183,13 @@ def test_a_fetched_file_that_cannot_be_read_fails_the_restore_alone(
     monkeypatch.setattr(os, "preadv", broken)
     with pytest.raises(CheckpointError, match=r"00000\.fetched: Input/output error"):
         fetch(lambda _: None)
+
+
+def test_what_cannot_be_looked_at_is_not_taken_for_left(tmp_path: Path) -> None:
+    """Its mark may say that it is to be adopted."""
+    folders = [tmp_path / "restoring" / one / "runs" / "r" for one in ("untold", "left")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    (folders[0] / MARK).symlink_to(MARK)  # which leads to itself
+    sweep_aside(tmp_path)
+    assert [folder.exists() for folder in folders] == [True, False]

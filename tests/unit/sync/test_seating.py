@@ -21,6 +21,14 @@ def begun(data: Path) -> Path:
     return data
 
 
+def test_a_file_is_said_to_be_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    for path in (file, file / "below"):
+        with pytest.raises(StoreError, match=r"it is no folder; choose another with --data\.$"):
+            data_folder(path)
+
+
 @pytest.mark.parametrize("of", [".", "sync-1"])
 def test_a_folder_that_has_runs_and_takes_nothing_is_not_to_be_given_up(
     tmp_path: Path, of: str
