@@ -13,11 +13,11 @@ from syncline_control.state import State
 SQLITE, POSTGRES = "sqlite", "postgres"
 
 on_both = pytest.mark.parametrize("database", [SQLITE, POSTGRES], indirect=True)
+"""For a file whose tests hold whichever database the control plane has."""
 on_both_at_length = pytest.mark.parametrize(
     "database", [SQLITE, pytest.param(POSTGRES, marks=pytest.mark.long)], indirect=True
 )
-"""Of what waits for minutes of the clock, with thousands of calls."""
-"""For a file whose tests hold whichever database the control plane has."""
+"""As ``on_both``, for tests that go through minutes of the clock, with thousands of calls."""
 
 
 @dataclass(slots=True)
