@@ -27,6 +27,9 @@ from syncline_proto.rest import (
     SyncEndpoint,
 )
 
+NAMED_MAX = 4
+"""Sync services that a sentence names."""
+
 CONNECT_S = 20.0
 """One attempt to connect, at most; a wide network may need it."""
 
@@ -100,11 +103,10 @@ def all_alive(services: Iterable[SyncEndpoint], url: str) -> list[SyncEndpoint]:
     Raises:
         Unreachable: there is none, or one of them is missing; it is named.
     """
-    alive = [service for service in services if service.alive]
+    known = list(services)
+    alive = [service for service in known if service.alive]
     if not alive:
-        raise Unreachable(
-            f"No sync service is alive at {url}; start one: syncline-sync --control {url}"
-        )
+        raise Unreachable(_none_alive(known, url))
     shards = alive[0].shards
     missing = sorted(set(range(shards)) - {service.index for service in alive})
     if missing:
@@ -116,6 +118,22 @@ def all_alive(services: Iterable[SyncEndpoint], url: str) -> list[SyncEndpoint]:
             f"--index {missing[0]} --data FOLDER"
         )
     return alive
+
+
+def _none_alive(known: list[SyncEndpoint], url: str) -> str:
+    """What there is to be done where no sync service is alive, but some may have been."""
+    begin = f"syncline-sync --control {url}"
+    if not known:
+        return f"No sync service is alive at {url}; start one: {begin}"
+    named = ", ".join(f"{service.name} ({service.address})" for service in known[:NAMED_MAX])
+    more = f" and {len(known) - NAMED_MAX} more" if len(known) > NAMED_MAX else ""
+    again = "it again on its folder" if len(known) == 1 else "them again, each on its own folder"
+    first = known[0]
+    seat = f" --shards {first.shards} --index {first.index}" if first.shards > 1 else ""
+    return (
+        f"No sync service is alive at {url}, where {named}{more} had been; start {again}: "
+        f"{begin}{seat} --data FOLDER"
+    )
 
 
 def _json(body: BaseModel) -> dict[str, Any]:

@@ -40,6 +40,20 @@ def test_all_services_that_share_are_waited_for_and_who_is_missing_is_named() ->
         all_alive([], URL)
 
 
+def test_services_that_have_ended_are_named() -> None:
+    def said(count: int) -> str:
+        with pytest.raises(Unreachable) as error:
+            all_alive([endpoint(index, count, alive=False) for index in range(count)], URL)
+        return error.value.message
+
+    one, two, many = said(1), said(2), said(6)
+    assert "where sync-0 (a:1) had been; start it again on its folder: " in one
+    assert one.endswith(f"syncline-sync --control {URL} --data FOLDER")
+    assert "sync-0 (a:1), sync-1 (a:1) had been; start them again, each on its own folder: " in two
+    assert two.endswith(f"{URL} --shards 2 --index 0 --data FOLDER")
+    assert "sync-3 (a:1) and 2 more had been" in many and "sync-4" not in many
+
+
 def test_every_fragment_has_one_owner() -> None:
     assert owners_of(LAYOUT, {"a": says(0, 2), "b": says(1)}) == {0: "a", 1: "b", 2: "a"}
     with pytest.raises(Unreachable, match=r"owns fragment f1; start those that lack"):
