@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from syncline_proto.errors import ConfigError, ProcessFailed, StoreError
+from syncline_proto.errors import ConfigError, PortInUse, ProcessFailed, StoreError
 from syncline_proto.locks import only_owner
 from syncline_sync.durability import NOTHING_LOST
 from syncline_sync.seating import data_folder, folder_of, take_seat
@@ -153,7 +153,10 @@ async def _keep(settings: SyncSettings) -> None:
     while True:
         code = await _one_life(settings)
         if code in HOPELESS:
-            raise ChildFailed(f"{name} ended with exit code {code}; its words are above.", code)
+            said = f"{name} ended with exit code {code}; its words are above."
+            if code == PortInUse.exit_code and settings.index:
+                said += f" Its ports are {PORTS_APART} above those of the service before it."
+            raise ChildFailed(said, code)
         if len(deaths) == DEATHS_MAX and now_s() - deaths[0] < DEATHS_WITHIN_S:
             raise ChildFailed(
                 f"{name} ended {DEATHS_MAX + 1} times within {DEATHS_WITHIN_S:g} s (exit code "

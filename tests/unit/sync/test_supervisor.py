@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from syncline_proto.errors import ProcessFailed, StoreError
+from syncline_proto.errors import PortInUse, ProcessFailed, StoreError
 from syncline_sync import supervisor
 from syncline_sync.settings import SyncSettings
 from syncline_sync.supervisor import DEATHS_MAX, ChildFailed, supervise
@@ -59,6 +59,21 @@ def test_deaths_that_lie_further_apart_do_not(
     monkeypatch.setattr(supervisor, "DEATHS_WITHIN_S", 0.0)
     assert failed(tmp_path).ended_with == StoreError.exit_code
     assert lives == ["sync-0", *["sync-1"] * 12, "end"]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_who_did_not_choose_a_port_that_is_taken_hears_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: int
+) -> None:
+    async def one_life(settings: SyncSettings) -> int:
+        return PortInUse.exit_code if settings.index == index else await asyncio.Future[int]()
+
+    monkeypatch.setattr(supervisor, "_one_life", one_life)
+    failure = failed(tmp_path)
+    assert failure.ended_with == PortInUse.exit_code
+    said = f"sync-{index} ended with exit code 11; its words are above."
+    more = " Its ports are 10 above those of the service before it." if index else ""
+    assert failure.message == said + more
 
 
 def told_to_end(
