@@ -9,8 +9,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests at a time; many of them start several processes themselves.
-WORKERS ?= 2
+# Tests at a time, for two processors: many wait most of their time. Of the long ones, most start
+# several processes that do not.
+WORKERS ?= 3
+LONG_WORKERS ?= 2
 # Of each mode, by make simulate.
 SCHEDULES ?= 400
 INSTALLED := $(VENV)/.installed
@@ -51,7 +53,7 @@ unit: $(INSTALLED)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not long"
 
 long: $(INSTALLED)  ## The tests that the suite leaves out since they take long
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m long
+	$(BIN)/pytest -n $(LONG_WORKERS) --dist worksteal -m long
 
 # CHAOS="--durability async --shards 2 --kills 30" is another storm; --help names all there is.
 chaos: $(INSTALLED)  ## Tear files, and kill the sync service 60 times: nothing is lost or counts twice
@@ -63,7 +65,7 @@ fuzz: $(INSTALLED)  ## Send the sync service malformed pushes for minutes: nothi
 
 # SCHEDULES=5000 draws more of them, of each mode.
 simulate: $(INSTALLED)  ## Simulate all misfortunes at every instant of a round, and two thousand schedules
-	SYNCLINE_SCHEDULES=$(SCHEDULES) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m long \
+	SYNCLINE_SCHEDULES=$(SCHEDULES) $(BIN)/pytest -n $(LONG_WORKERS) --dist worksteal -m long \
 	  tests/unit/test_instants.py tests/unit/test_swarm.py
 
 generate: $(INSTALLED)  ## Generate the gRPC stubs from the schema
