@@ -22,7 +22,7 @@ CHECKS = {
     "ruff format --check .",
     "buf lint",
     "pyright",
-    "pytest -n 2 --dist worksteal -m not long",
+    "pytest -n 3 --dist worksteal -m not long",
     "pytest -n 2 --dist worksteal -m long",
 }
 # Stands in for each tool: writes down how it was called, and fails where it is told to.
