@@ -259,7 +259,7 @@ def run_facts(run: RunView) -> list[tuple[str, object]]:
         ("replicas", _replicas(run)),
         ("tokens", output.count(run.committed_tokens) + of_budget),
         ("revision", run.revision),
-        ("rounds", f"{outer_rounds(run.revision, run.settings.warmup_steps)} of each fragment"),
+        ("rounds", _rounds(run)),
         ("excluded", f"{run.exclusions} pushes"),
         ("loss", output.decimals(run.loss)),
         ("settings version", run.settings_version),
@@ -282,6 +282,15 @@ def state_of(run: RunView) -> str:
 def _replicas(run: RunView) -> str:
     there = f"{run.replicas_alive} alive, {run.replicas_taking_part} taking part"
     return there if run.replicas_wanted is None else f"{there}, {run.replicas_wanted} wanted"
+
+
+def _rounds(run: RunView) -> str:
+    """Outer rounds of each fragment; of a run that began from a checkpoint, its own first."""
+    rounds = outer_rounds(run.revision, run.settings.warmup_steps)
+    if run.origin is None:
+        return f"{rounds} of each fragment"
+    before = outer_rounds(run.origin.revision, run.settings.warmup_steps)
+    return f"{max(0, rounds - before)} of each fragment, after {before} until the checkpoint"
 
 
 def _is_paused(run: RunView) -> bool:
