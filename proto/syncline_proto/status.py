@@ -53,6 +53,16 @@ _ADDRESSES = re.compile(
 )
 """What gRPC says before the cause; the reader knows the address by a shorter name."""
 
+_PLAINLY = (
+    ("Socket closed", "it closed the connection"),
+    ("Connection reset", "it closed the connection"),
+    ("Expected SETTINGS frame", "what listens there does not speak gRPC"),
+    ("before receiving SETTINGS frame", "it took the connection, and said nothing"),
+    ("lookup failed", "no machine of that name is known"),
+    ("Deadline Exceeded", "not within the time it was given"),
+)
+"""What is in gRPC's cause, and how a reader who knows no HTTP/2 is told."""
+
 
 def status_of(error: errors.SynclineError) -> grpc.StatusCode:
     """Return the status of the error's class, or of the nearest class above it in the table."""
@@ -78,6 +88,12 @@ def from_rpc_error(error: grpc.RpcError, what: str) -> errors.SynclineError:
     if (own := own_code(error)) is not None:
         return errors.from_code(own, details)
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        why = _ADDRESSES.sub("", details) or error.code().name
+        why = _why(details) or error.code().name
         return errors.Unreachable(f"{what} does not answer ({why}).")
     return errors.SynclineError(f"{what} failed: {error.code().name} {details}")
+
+
+def _why(details: str) -> str:
+    """The cause in plain words; one that is not known here as gRPC says it."""
+    known = (words for said, words in _PLAINLY if said in details)
+    return next(known, _ADDRESSES.sub("", details))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -116,6 +117,42 @@ def test_why_nobody_answers_is_said_without_grpcs_own_words(host: str) -> None:
         channel.unary_unary("/syncline/Nothing")(b"", timeout=30)
     error = status.from_rpc_error(failed.value, "The sync service")
     assert error.message == "The sync service does not answer (Connection refused)."
+
+
+@pytest.mark.parametrize(
+    ("greeting", "why"),
+    [
+        (b"", "it closed the connection"),
+        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "does not speak gRPC"),
+    ],
+    ids=["closes", "speaks-http"],
+)
+def test_who_is_no_sync_service_is_told_in_plain_words(greeting: bytes, why: str) -> None:
+    """With what this version of grpc says of who listens and is another program."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        grpc.insecure_channel(f"127.0.0.1:{other.getsockname()[1]}") as channel,
+        ThreadPoolExecutor(1) as answering,
+    ):
+        done = answering.submit(_greets, other, greeting)
+        with pytest.raises(grpc.RpcError) as failed:
+            channel.unary_unary("/syncline/Nothing")(b"", timeout=30)
+        done.result(timeout=30)
+    error = status.from_rpc_error(failed.value, "The sync service")
+    assert why in error.message and "SETTINGS" not in error.message
+
+
+def test_a_name_that_no_machine_has_is_told_in_plain_words() -> None:
+    said = "errors resolving no.invalid:1: [address lookup failed for no.invalid:1: not found]"
+    error = status.from_rpc_error(Failed(grpc.StatusCode.UNAVAILABLE, said), "The sync service")
+    assert error.message == ("The sync service does not answer (no machine of that name is known).")
+
+
+def _greets(other: socket.socket, greeting: bytes) -> None:
+    other.settimeout(30)
+    connection, _ = other.accept()
+    with connection:
+        connection.sendall(greeting)
 
 
 def _port_of(nobody: socket.socket) -> int:
