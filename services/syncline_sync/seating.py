@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from syncline_proto.errors import ConfigError, StoreError
+from syncline_proto.manifest import MANIFEST
 from syncline_sync.durability import NOTHING_LOST
 from syncline_sync.files import SEAL, is_there, read, replace_file, understood
 
@@ -65,7 +66,8 @@ def take_seat(data: Path, index: int | None, shards: int) -> None:
         index: of the service whose store it is; None: it holds those of all ``shards``.
 
     Raises:
-        ConfigError: it is another's; the message says how to start that.
+        ConfigError: it is another's, and the message says how to start that; or it holds
+            checkpoints, which are copies of runs and no store of theirs.
         StoreDamaged: what it remembers cannot be read.
         StoreError: the disk refuses.
     """
@@ -73,6 +75,11 @@ def take_seat(data: Path, index: int | None, shards: int) -> None:
     there = mark or _of_others(data) or SINGLE
     if there != mine and _has_runs(data):
         raise ConfigError(_other(data, *there))
+    if mark is None and not _has_runs(data) and _has_checkpoints(data):
+        raise ConfigError(
+            f"{data} holds checkpoints, and no store of a sync service; choose another folder with "
+            "--data, and begin a run from one of them by `syncline checkpoints restore`."
+        )
     if (mark or SINGLE) != mine:
         replace_file(data / MARK, SEAL.close(json.dumps({"index": index, "shards": shards})))
 
@@ -80,6 +87,11 @@ def take_seat(data: Path, index: int | None, shards: int) -> None:
 def _has_runs(data: Path) -> bool:
     """Whether a run is in one of the stores in a folder."""
     return any((*data.glob("runs/*"), *data.glob("sync-*/runs/*")))
+
+
+def _has_checkpoints(data: Path) -> bool:
+    """Whether a folder is a checkpoint, or one in which they are kept."""
+    return any((*data.glob(MANIFEST), *data.glob(f"*/{MANIFEST}")))
 
 
 def _may_have_runs(data: Path) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from syncline_proto.errors import ConfigError, StoreDamaged, StoreError
+from syncline_proto.manifest import MANIFEST
 from syncline_sync.seating import MARK, data_folder, folder_of, take_seat
 from syncline_sync.settings import SyncSettings
 from syncline_sync.supervisor import environment, settings_of, supervise
@@ -89,6 +90,17 @@ def test_a_lost_mark_that_nobody_else_tells_of_is_said_to_be_one(tmp_path: Path)
     take_seat(begun(tmp_path / "sync-1"), 0, 1)
     with pytest.raises(ConfigError, match=rf"or its {MARK} is lost"):
         take_seat(tmp_path / "sync-1", 1, 2)
+
+
+@pytest.mark.parametrize("below", [".", "r-r7"])
+def test_a_folder_of_checkpoints_is_no_store(tmp_path: Path, below: str) -> None:
+    (tmp_path / below).mkdir(exist_ok=True)
+    (tmp_path / below / MANIFEST).write_text("{}")
+    with pytest.raises(ConfigError, match="holds checkpoints, and no store of a sync service"):
+        take_seat(tmp_path, 0, 1)
+    assert not (tmp_path / MARK).exists()
+    begun(tmp_path)
+    take_seat(tmp_path, 0, 1)  # runs are never given up for what lies beside them
 
 
 def test_a_seat_that_cannot_be_read_is_not_guessed(tmp_path: Path) -> None:
