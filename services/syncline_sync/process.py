@@ -180,7 +180,7 @@ async def _compile(shared: Shared) -> None:
     compiling = asyncio.ensure_future(shared.compute(compile_all))
     done, _ = await asyncio.wait({compiling}, timeout=SILENT_S)
     if not done:
-        log.info("compiling the arithmetic, or loading it: up to half a minute at a first start")
+        log.info("compiling the arithmetic, or loading it: up to a minute at a first start")
     await compiling
 
 
