@@ -93,14 +93,23 @@ def split(ranges: Ranges, first: int) -> tuple[Ranges, Ranges]:
     return tuple(taken), NOTHING
 
 
+def check_count(count: int, where: str) -> None:
+    """See that ranges that came from outside are few, before anything is made of them.
+
+    Raises:
+        InvalidRequest: they are not; ``where`` names the field.
+    """
+    if count > RANGES_MAX:
+        raise InvalidRequest(f"{where}: {count} ranges are over {RANGES_MAX}.")
+
+
 def check(ranges: Sequence[Range], where: str) -> None:
     """See that ranges that came from outside are few, sorted, and apart.
 
     Raises:
         InvalidRequest: they are not; ``where`` names the field.
     """
-    if len(ranges) > RANGES_MAX:
-        raise InvalidRequest(f"{where}: {len(ranges)} ranges are over {RANGES_MAX}.")
+    check_count(len(ranges), where)
     before = (-1, 0)
     for number, (epoch, start, stop) in enumerate(ranges):
         if not (0 <= epoch <= POSITION_MAX and 0 <= start < stop <= POSITION_MAX):

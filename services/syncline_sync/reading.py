@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from syncline_proto.counts import check_boxes, check_counts
 from syncline_proto.errors import InvalidRequest, Overloaded
 from syncline_proto.parts import read_chunk
+from syncline_proto.ranges import check_count
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.doorkeeper import Answers, AnyContext, Doorkeeper, Handler, Streams, replaced
 
@@ -34,7 +35,8 @@ HELD_MAX = 64 << 20
 for a pull may take long. So is a push's header, since as much is kept of its boxes; any other
 message of a stream, until the next is asked for.
 
-Each may take four times as much once it is read."""
+Each may take four times as much once it is read; one that names too much, more, until it is refused
+at once."""
 
 MIDDLING, MIDDLING_MAX = 4 << 10, 256 << 20
 """The same of requests that are not large: bytes from which on one counts, and that may be held.
@@ -213,6 +215,7 @@ def _too_much(message: Any) -> str:
         if isinstance(message, pb.OpenRunRequest) and message.HasField("layout"):
             check_counts(message.layout)
         elif isinstance(message, pb.PushRequest):
+            check_count(len(message.header.data), "data")
             check_boxes(message.header.boxes)
         elif isinstance(message, pb.PullRequest):
             check_boxes(message.boxes)

@@ -15,7 +15,7 @@ from syncline_proto.codec import check_chunk, codec_of
 from syncline_proto.codec.base import UInt8
 from syncline_proto.errors import InvalidRequest
 from syncline_proto.parts import Chunk
-from syncline_proto.ranges import Range
+from syncline_proto.ranges import Range, check_count
 from syncline_proto.ranges import check as check_ranges
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
@@ -148,6 +148,7 @@ def shard_of(places: Places, header: pb.PushHeader, slabs: Slabs) -> Shard:
         raise InvalidRequest("gradient_step: counts from 1.")
     if header.first_step > header.last_step:
         raise InvalidRequest("first_step: is after last_step.")
+    check_count(len(header.data), "data")  # before any is made
     check_ranges([Range(one.epoch, one.start, one.stop) for one in header.data], "data")
     codec_of(header.codec)
     found = places.of(header.fragment, header.boxes)

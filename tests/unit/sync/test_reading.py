@@ -59,6 +59,7 @@ def test_bytes_that_are_no_message_are_the_senders_fault() -> None:
         (pb.PushRequest(header=pb.PushHeader(boxes=[pb.Box()] * (BOXES_MAX + 1))), "boxes"),
         (pb.PushRequest(header=pb.PushHeader(boxes=[pb.Box(offsets=[1] * LARGE)])), "boxes"),
         (pb.PushRequest(header=pb.PushHeader(boxes=[pb.Box(sizes=[1] * LARGE)])), "boxes"),
+        (pb.PushRequest(header=pb.PushHeader(data=[pb.DataRange()] * LARGE)), "data"),
         (pb.PullRequest(boxes=[pb.Box()] * (BOXES_MAX + 1)), "boxes"),
         (
             pb.OpenRunRequest(layout=pb.Layout(tensors=[pb.Tensor()] * (TENSORS_MAX + 1))),
@@ -88,7 +89,10 @@ def test_bytes_that_are_no_message_are_the_senders_fault() -> None:
             "layout.fragments",
         ),
     ],
-    ids=["push", "offsets", "sizes", "pull", "tensors", "names", "shape", "boxes of all fragments"],
+    ids=[
+        *("push", "offsets", "sizes", "data", "pull"),
+        *("tensors", "names", "shape", "boxes of all fragments"),
+    ],
 )
 def test_a_message_of_too_many_things_is_gone_before_its_sender_is_told(
     message: Any, why: str

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from syncline_proto.errors import InvalidRequest, Overloaded
+from syncline_proto.ranges import RANGES_MAX
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
@@ -16,19 +17,10 @@ from syncline_sync.shard import COUNT_MAX, RANKS_MAX, shard_of
 from syncline_sync.slabs import Slabs
 from syncline_sync.staging import Staging
 from syncline_testing.calls import calls_counted
-from syncline_testing.staging import (
-    BYTES,
-    LAYOUT,
-    SIZE,
-    fill,
-    half,
-    header,
-    joined,
-    run,
-    sent,
-)
+from syncline_testing.staging import BYTES, LAYOUT, SIZE, fill, half, header, joined, run, sent
 
 YES = Judgement(verdict=pb.VERDICT_ACCEPTED, judged=pb.VERDICT_ACCEPTED, result=1)
+GRADIENT: dict[str, Any] = {"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 1}
 NO = Judgement(verdict=pb.VERDICT_FENCED, result=0)
 
 
@@ -64,15 +56,14 @@ def test_a_push_is_whole_when_its_last_rank_is_in_and_one_answer_reaches_all() -
         ({"kind": 9}, "^kind:"),
         ({"codec": 0}, "^codec:"),
         ({"codec": 77}, "^codec:"),
-        ({"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 1, "codec": pb.CODEC_BF16}, "^codec:"),
-        ({"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 0}, "^gradient_step:"),
+        ({**GRADIENT, "codec": pb.CODEC_BF16}, "^codec:"),
+        ({**GRADIENT, "gradient_step": 0}, "^gradient_step:"),
         ({"base_revision": None}, "^base_revision:"),
         ({"base_revision": COUNT_MAX + 1}, "^base_revision:"),
         ({"inner_steps": 0}, "^inner_steps:"),
-        (
-            {"kind": pb.PUSH_KIND_GRADIENT, "gradient_step": 1, "inner_steps": 0},
-            "^inner_steps:",
-        ),
+        ({**GRADIENT, "inner_steps": 0}, "^inner_steps:"),
+        ({"data": [pb.DataRange(start=1, stop=1)]}, r"^data\.0:"),
+        ({"data": [pb.DataRange()] * (RANGES_MAX + 1)}, "^data: "),
         ({"inner_steps": 2**64 - 1}, "^inner_steps:"),
         ({"tokens": 2**63}, "^tokens:"),
         ({"first_step": 2, "last_step": 1}, "^first_step:"),
