@@ -33,7 +33,9 @@ class Disk:
         self._brief = ThreadPoolExecutor(1, "disk-brief")
         """What is short does not stand in line behind fragments, nor behind readers."""
         self.readers = ThreadPoolExecutor(READERS, "disk-readers")
-        """For what pulls read of files, and what is looked up: that holds up no commit."""
+        """For what pulls read of files: that holds up no commit."""
+        self._lookups = ThreadPoolExecutor(1, "disk-lookups")
+        """Nor does a large file, which is read whole before a pull, hold up who looks for a run."""
         self._look: Callable[[], None] = lambda: None
 
     def watch(self, look: Callable[[], None]) -> None:
@@ -54,12 +56,12 @@ class Disk:
 
     async def find(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run what only looks something up, and return its result; nothing hangs on that."""
-        return await compute(self.readers, work, *args, **kwargs)
+        return await compute(self._lookups, work, *args, **kwargs)
 
     @property
     def pools(self) -> tuple[ThreadPoolExecutor, ...]:
         """Whoever ends the process ends these."""
-        return self._threads, self._brief, self.readers
+        return self._threads, self._brief, self.readers, self._lookups
 
     def _looked_after(self, work: Callable[[], T]) -> T:
         self._look()  # what lies there may be another's: an older copy, say

@@ -29,12 +29,24 @@ async def compute_to_the_end(
     pool: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
     """As ``compute``; who is cancelled meanwhile ends only once the thread is back."""
-    computing = asyncio.ensure_future(compute(pool, work, *args, **kwargs))
-    try:
-        return await asyncio.shield(computing)
-    except asyncio.CancelledError:
-        await asyncio.gather(computing, return_exceptions=True)
-        raise
+    return await to_the_end(asyncio.ensure_future(compute(pool, work, *args, **kwargs)))
+
+
+async def to_the_end(doing: asyncio.Future[T]) -> T:
+    """Wait until it is done, however often the waiter is cancelled; a cancel is raised after it."""
+    is_cancelled = False
+    while not doing.done():
+        try:
+            await asyncio.wait({doing})
+        except asyncio.CancelledError:
+            is_cancelled = True
+    try:  # no name here keeps what is raised: its frames have this one
+        if is_cancelled:
+            doing.exception()  # whatever it is, it has been heard
+            raise asyncio.CancelledError
+        return doing.result()
+    finally:
+        del doing
 
 
 def leave_to(pool: ThreadPoolExecutor, work: Callable[[], object]) -> None:

@@ -22,6 +22,7 @@ from syncline_proto.parts import Chunk
 from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.patience import patience
+from syncline_sync.pool import to_the_end
 from syncline_sync.run import RunHost, Shared
 from syncline_sync.shard import Shard
 from syncline_sync.staged import Staged
@@ -159,24 +160,12 @@ def begun_anew() -> InvalidRequest:
 
 
 async def _tell_room(context: PushContext) -> None:
-    """Tell the client that its chunks may come. To be cancelled only once that is said.
+    """Tell the client that its chunks may come; who is cancelled ends only once that is said.
 
     gRPC takes no status while it sends this: a call that ends meanwhile would never be answered.
     """
-    saying = asyncio.ensure_future(context.send_initial_metadata(((ROOM_HEADER, "granted"),)))
-    is_cancelled = False
-    while not saying.done():
-        try:
-            await asyncio.wait({saying})
-        except asyncio.CancelledError:
-            is_cancelled = True
-    try:  # no name here keeps what is raised: its frames have this one
-        if is_cancelled:
-            saying.exception()  # whatever it is, it has been heard
-            raise asyncio.CancelledError
-        saying.result()
-    finally:
-        del saying
+    saying = context.send_initial_metadata(((ROOM_HEADER, "granted"),))
+    await to_the_end(asyncio.ensure_future(saying))
 
 
 async def _has_room(granted: asyncio.Future[None], first: asyncio.Future[Part | None]) -> None:

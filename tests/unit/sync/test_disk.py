@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import pytest
 
 from syncline_proto.errors import StoreDamaged, StoreError
 from syncline_proto.locks import owned
-from syncline_sync.disk import Disk, check_is_there
+from syncline_sync.disk import READERS, Disk, check_is_there
 from syncline_sync.files import make_folder
-from syncline_sync.pool import shut_down
+from syncline_sync.pool import compute, shut_down
 from syncline_sync.store import RunStore
 from syncline_testing.service import flat_layout
 from syncline_testing.stored import fragment, revision
@@ -85,6 +86,23 @@ def test_what_was_written_while_the_store_went_does_not_count() -> None:
 
     asyncio.run(scenario())
     assert done == ["well", "lost", "damaged"]
+
+
+def test_who_looks_something_up_stands_behind_no_reader() -> None:
+    """A file that a pull wants may be large, and is read whole before."""
+    has_looked = threading.Event()
+
+    async def scenario() -> None:
+        disk = Disk()
+        reading = [
+            asyncio.create_task(compute(disk.readers, has_looked.wait, 10)) for _ in range(READERS)
+        ]
+        assert await disk.find(lambda: "there") == "there"
+        has_looked.set()
+        assert all(await asyncio.gather(*reading))
+        assert shut_down(disk.pools, 60)
+
+    asyncio.run(scenario())
 
 
 def test_no_commit_makes_a_folder_anew(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from syncline_sync.pool import compute_to_the_end
 
 
+@pytest.mark.parametrize("cancels", [1, 2])
 @pytest.mark.parametrize("fails", [False, True])
-def test_who_is_cancelled_ends_once_the_thread_is_back(fails: bool) -> None:
+def test_who_is_cancelled_ends_once_the_thread_is_back(fails: bool, cancels: int) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def work() -> int:
@@ -23,10 +24,11 @@ def test_who_is_cancelled_ends_once_the_thread_is_back(fails: bool) -> None:
     async def scenario(pool: ThreadPoolExecutor) -> None:
         call = asyncio.create_task(compute_to_the_end(pool, work))
         await asyncio.to_thread(begun.wait, 10)
-        call.cancel()
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not call.done(), "its thread is at work"
+        for _ in range(cancels):
+            call.cancel()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not call.done(), "its thread is at work"
         may_end.set()
         await asyncio.wait([call])
         assert call.cancelled()
