@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from syncline_proto.counts import (
     CORNERS_MAX,
@@ -93,7 +94,7 @@ class FragmentSpec:
         return tuple(itertools.accumulate((box.numel for box in self.boxes), initial=0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Invariant: the fragments' boxes cover every tensor exactly once (checked on creation)."""
 
@@ -109,7 +110,14 @@ class Layout:
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the canonical JSON form; docs/protocol.md gives the form."""
+        """SHA-256 (hex) of the canonical JSON form; docs/protocol.md gives the form.
+
+        The first call is heavy where tensors are many.
+        """
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         return hashlib.sha256(layout_to_json(self).encode()).hexdigest()
 
     def to_proto(self) -> pb.Layout:

@@ -198,13 +198,14 @@ class RunHost:
             StoreError: the disk refuses.
             Unreachable: the run has been put away meanwhile.
         """
+        fingerprint = await self._shared.compute(layout.fingerprint)
         if self.layout is None:
             if self._is_ending:
                 raise Unreachable(f"Run {self.name} is being put away; open it again.")
             self._opening = self._opening or asyncio.create_task(self._begin(layout))
             await asyncio.shield(self._opening)  # it goes on without the caller
         assert self.layout is not None
-        if await self._shared.compute(layout.fingerprint) != self.fingerprint:
+        if fingerprint != self.fingerprint:
             raise LayoutMismatch(
                 f"This model is not the one of run {self.name}: "
                 f"{difference(self.layout, layout)} Train the run's model, or start another run."

@@ -281,11 +281,11 @@ async def _too_late(
     except InvalidRequest as error:
         staging.refuse(header, error)
         raise
-    if late is None:
-        return None
     # It may have lost its lease while the round was published.
     fenced = runner.core.fenced(run.members, header.replica, header.incarnation)
-    return fenced or (late if staging.answer(header, late) else None)
+    if fenced is not None or late is None:
+        return fenced
+    return late if staging.answer(header, late) else None
 
 
 def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:

@@ -66,6 +66,8 @@ class Watch:
     def follow(self) -> Iterator[Watched]:
         """Look after the call that the caller puts into what this yields.
 
+        One that its caller leaves before its end is cut off: the service keeps a turn for it.
+
         Raises:
             Stalled: the call was cut off.
         """
@@ -82,6 +84,8 @@ class Watch:
         finally:
             with self._lock:
                 self._calls.discard(watched)
+            if watched.call is not None:
+                watched.call.cancel()  # nothing to one that has ended
 
     def _look(self) -> None:
         while not self._stop.wait(min(1.0, self._limit_s / 4)):

@@ -191,6 +191,8 @@ class Fragment:
     def too_late(self, push: WholePush) -> Judgement | None:
         """STALE for a push whose round has closed, whatever its norm; None for any other.
 
+        Who sends one is at work, and so is waited for in the rounds to come.
+
         Raises:
             InvalidRequest: it contradicts where the run stands.
         """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import grpc
 import pytest
@@ -16,19 +18,29 @@ from syncline.scratch import Scratch
 from syncline_proto.codec import crc32c
 from syncline_proto.errors import InvalidRequest, Unreachable
 from syncline_proto.settings import TimeoutSettings
+from syncline_proto.status import PUBLISHED_TRAILER
 from syncline_proto.v1 import sync_pb2 as pb
+
+Trailers: TypeAlias = tuple[tuple[str, str], ...]
 
 HEADER = pb.PullResponse(header=pb.PullHeader(elements=1, codec=pb.CODEC_FP32))
 CHUNK = pb.PullResponse(chunk=pb.Chunk(data=bytes(4), crc32c=crc32c(bytes(4))))
 
 
 @contextmanager
-def answering(*parts: bytes, **trailers: str) -> Iterator[Link]:
-    """A link to who answers every pull with these messages and trailers."""
+def answering(
+    *parts: bytes, ends: threading.Event | None = None, trailers: Trailers = ()
+) -> Iterator[Link]:
+    """A link to who answers every pull with these messages and trailers.
+
+    With ``ends`` no answer comes to its end before its reader leaves, which sets that.
+    """
 
     def answer(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        told = ((name.replace("_", "-"), value) for name, value in trailers.items())
-        context.set_trailing_metadata(tuple(told))
+        if ends is not None:
+            context.add_callback(ends.set)
+            return iter(lambda: parts[0] if not ends.wait(0.01) else None, None)
+        context.set_trailing_metadata(trailers)
         return iter(parts)
 
     server = grpc.server(ThreadPoolExecutor(2))
@@ -61,8 +73,8 @@ def test_the_trailer_tells_when_it_was_where_the_header_came_too_early_for_that(
 ) -> None:
     header = pb.PullHeader(elements=1, codec=pb.CODEC_FP32, published_ago_s=header_s)
     parts = [pb.PullResponse(header=header), CHUNK]
-    told = {} if trailer is None else {"syncline_published_ago_s": trailer}
-    with answering(*(part.SerializeToString() for part in parts), **told) as link:
+    told: Trailers = () if trailer is None else ((PUBLISHED_TRAILER, trailer),)
+    with answering(*(part.SerializeToString() for part in parts), trailers=told) as link:
         before_s = time.monotonic()
         pulled = link.pull(pb.PullRequest(), 1, Scratch())
     assert before_s <= pulled.published_s + ago_s <= time.monotonic()
@@ -71,8 +83,19 @@ def test_the_trailer_tells_when_it_was_where_the_header_came_too_early_for_that(
 def test_a_trailer_that_is_no_number_is_not_what_was_asked_for() -> None:
     parts = [part.SerializeToString() for part in (HEADER, CHUNK)]
     no_number = pytest.raises(InvalidRequest, match="'soon', no number")
-    with answering(*parts, syncline_published_ago_s="soon") as link, no_number:
+    told = ((PUBLISHED_TRAILER, "soon"),)
+    with answering(*parts, trailers=told) as link, no_number:
         link.pull(pb.PullRequest(), 1, Scratch())
+
+
+def test_an_answer_that_is_not_what_was_asked_for_is_read_no_further() -> None:
+    """Though the error is kept, and with it what was at hand: the service keeps a turn."""
+    ends = threading.Event()
+    with answering(HEADER.SerializeToString(), ends=ends) as link:
+        with pytest.raises(InvalidRequest, match="1 elements came, not 2") as kept:
+            link.pull(pb.PullRequest(), 2, Scratch())
+        assert ends.wait(10)
+    assert kept.tb is not None
 
 
 def test_a_fault_of_ours_is_no_end_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
