@@ -221,7 +221,7 @@ class Depot:
         where = f"{self.url}/{name}" if name or not self.url else self.url
         try:
             yield
-        except (SynclineError, GeneratorExit):
+        except SynclineError:
             raise
         except FileNotFoundError:
             if writing:

@@ -194,11 +194,11 @@ class Loan:
     def __exit__(self, *_: object) -> None:
         self.value.give_back()
 
-    def check(self, now_s: float, still_s: float) -> None:
+    def check(self, now_s: float, leave_s: float) -> None:
         """Look whether reading may go on; call it for each chunk.
 
         Raises:
-            RevisionGone: the shelf dropped it ``still_s`` ago, or just now, where enough others are
+            RevisionGone: the shelf dropped it ``leave_s`` ago, or just now, where enough others are
                 read still; a difference, which is in no file, just now.
         """
         if self._shelf.keeps(self.value):
@@ -207,7 +207,7 @@ class Loan:
             raise self._shelf.gone(self._number)
         if self._dropped_s is None:
             self._dropped_s = now_s
-        if self.value.is_over or now_s >= self._dropped_s + still_s:
+        if self.value.is_over or now_s >= self._dropped_s + leave_s:
             raise self._shelf.gone(self._number)
 
     @property

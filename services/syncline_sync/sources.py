@@ -32,7 +32,7 @@ from syncline_sync.files import (
 FEW_SPANS = 1024
 """So many spans are copied one by one, which takes less than a millisecond."""
 
-_LITTLE = {2: np.uint16, 4: np.uint32}
+_BITS = {2: np.uint16, 4: np.uint32}
 """What stands for an element of so many bytes where only its bits matter."""
 
 
@@ -73,7 +73,7 @@ class Sent(Source):
                 at, size = cuts[0]
                 return self._payload[at : at + size]
             return b"".join(self._payload[at : at + size] for at, size in cuts)
-        return np.frombuffer(self._payload, _LITTLE[self._width])[indices(spans)].tobytes()
+        return np.frombuffer(self._payload, _BITS[self._width])[indices(spans)].tobytes()
 
 
 class Plain(Source):
@@ -169,7 +169,7 @@ class Filed(Source):
             with self._finding:
                 array = self._array or self._found()
             width = array.dtype.itemsize
-            values = np.empty(int(spans[:, 1].sum()), _LITTLE[width])
+            values = np.empty(int(spans[:, 1].sum()), _BITS[width])
             into, at = values.data.cast("B"), 0
             for start, length in (spans * width).tolist():
                 read_exactly(self._file, into[at : at + length], array.at + start)

@@ -3,6 +3,7 @@
     ROOT/runs/RUN/run.json                        the run's settings
     ROOT/runs/RUN/layout.json                     the layout, once and for all
     ROOT/runs/RUN/epoch.json                      the run's epoch; without it, 1
+    ROOT/runs/RUN/origin.json                     of a run that was restored: from what (aside.py)
     ROOT/runs/RUN/FRAGMENT/r00000012.safetensors  parameters, momentum; the rest as metadata
                                                   (int8 down: in bf16, what is published, too)
     ROOT/runs/RUN/FRAGMENT/g00000003.safetensors  mean gradient of a step of the synchronous phase
@@ -11,7 +12,8 @@
     ROOT/runs/RUN/FRAGMENT.begun                  empty: the fragment has a head, or is damaged
     ROOT/runs/RUN/FRAGMENT.behind                 empty: the newest published may not be here
 
-Beside ROOT/runs lie what a checkpoint pins (pins.py) and runs that are being restored (aside.py).
+Beside ROOT/runs lie what a checkpoint pins (pins.py) and runs that are being restored (aside.py),
+whose service this is (seating.py), the last membership that was heard, and the owner's lock.
 A commit is: write the file, sync it, write a new head, sync it, rename it over the old one, sync
 the folder. A process killed at any instruction leaves the old head or the new one, and both name
 whole files; who starts then syncs the folders before anybody hears of what they name. What no head

@@ -32,6 +32,9 @@ class SyncServiceStub(object):
     code for it and the status message is one plain sentence. What a healthy system expects
     (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
     service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
+    Every call may end in UNAVAILABLE (retry), RESOURCE_EXHAUSTED (OVERLOADED, retry later),
+    DATA_LOSS (STORE_DAMAGED: a file of the run is damaged; the message names it and says what to
+    do), and INTERNAL (STORE: the disk refuses). The other errors stand with each.
     """
 
     def __init__(self, channel):
@@ -69,6 +72,9 @@ class SyncServiceServicer(object):
     code for it and the status message is one plain sentence. What a healthy system expects
     (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
     service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
+    Every call may end in UNAVAILABLE (retry), RESOURCE_EXHAUSTED (OVERLOADED, retry later),
+    DATA_LOSS (STORE_DAMAGED: a file of the run is damaged; the message names it and says what to
+    do), and INTERNAL (STORE: the disk refuses). The other errors stand with each.
     """
 
     def OpenRun(self, request, context):
@@ -89,8 +95,7 @@ class SyncServiceServicer(object):
         before sending chunks. Chunks that come while there is none end the call (OVERLOADED).
         Answers when the replica's whole push (all its ranks) is judged. Idempotent by
         (run, epoch, replica, incarnation, fragment, seq, rank): send it again after any failure.
-        Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN),
-        RESOURCE_EXHAUSTED (OVERLOADED, retry later), UNAVAILABLE (retry).
+        Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,7 +118,8 @@ class SyncServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRunStatus(self, request, context):
-        """Tells where every fragment of a run stands. Read-only.
+        """Tells where every fragment of a run stands. Read-only. Errors: NOT_FOUND (RUN_UNKNOWN),
+        INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +163,9 @@ class SyncService(object):
     code for it and the status message is one plain sentence. What a healthy system expects
     (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
     service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
+    Every call may end in UNAVAILABLE (retry), RESOURCE_EXHAUSTED (OVERLOADED, retry later),
+    DATA_LOSS (STORE_DAMAGED: a file of the run is damaged; the message names it and says what to
+    do), and INTERNAL (STORE: the disk refuses). The other errors stand with each.
     """
 
     @staticmethod

@@ -36,6 +36,9 @@ class SyncServiceStub:
     code for it and the status message is one plain sentence. What a healthy system expects
     (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
     service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
+    Every call may end in UNAVAILABLE (retry), RESOURCE_EXHAUSTED (OVERLOADED, retry later),
+    DATA_LOSS (STORE_DAMAGED: a file of the run is damaged; the message names it and says what to
+    do), and INTERNAL (STORE: the disk refuses). The other errors stand with each.
     """
 
     @_typing.overload
@@ -56,8 +59,7 @@ class SyncServiceStub:
     before sending chunks. Chunks that come while there is none end the call (OVERLOADED).
     Answers when the replica's whole push (all its ranks) is judged. Idempotent by
     (run, epoch, replica, incarnation, fragment, seq, rank): send it again after any failure.
-    Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN),
-    RESOURCE_EXHAUSTED (OVERLOADED, retry later), UNAVAILABLE (retry).
+    Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN).
     """
     Pull: _grpc.UnaryStreamMultiCallable[_sync_pb2.PullRequest, _sync_pb2.PullResponse]
     """Streams one rank's boxes of a published revision: a header, then chunks in order.
@@ -72,7 +74,9 @@ class SyncServiceStub:
     or, for a pull of a `gradient_step` while the synchronous phase goes on, the newest step.
     """
     GetRunStatus: _grpc.UnaryUnaryMultiCallable[_sync_pb2.GetRunStatusRequest, _sync_pb2.GetRunStatusResponse]
-    """Tells where every fragment of a run stands. Read-only."""
+    """Tells where every fragment of a run stands. Read-only. Errors: NOT_FOUND (RUN_UNKNOWN),
+    INVALID_ARGUMENT.
+    """
 
 @_typing.type_check_only
 class SyncServiceAsyncStub(SyncServiceStub):
@@ -82,6 +86,9 @@ class SyncServiceAsyncStub(SyncServiceStub):
     code for it and the status message is one plain sentence. What a healthy system expects
     (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
     service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
+    Every call may end in UNAVAILABLE (retry), RESOURCE_EXHAUSTED (OVERLOADED, retry later),
+    DATA_LOSS (STORE_DAMAGED: a file of the run is damaged; the message names it and says what to
+    do), and INTERNAL (STORE: the disk refuses). The other errors stand with each.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -99,8 +106,7 @@ class SyncServiceAsyncStub(SyncServiceStub):
     before sending chunks. Chunks that come while there is none end the call (OVERLOADED).
     Answers when the replica's whole push (all its ranks) is judged. Idempotent by
     (run, epoch, replica, incarnation, fragment, seq, rank): send it again after any failure.
-    Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN),
-    RESOURCE_EXHAUSTED (OVERLOADED, retry later), UNAVAILABLE (retry).
+    Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN).
     """
     Pull: _aio.UnaryStreamMultiCallable[_sync_pb2.PullRequest, _sync_pb2.PullResponse]  # type: ignore[assignment]
     """Streams one rank's boxes of a published revision: a header, then chunks in order.
@@ -115,7 +121,9 @@ class SyncServiceAsyncStub(SyncServiceStub):
     or, for a pull of a `gradient_step` while the synchronous phase goes on, the newest step.
     """
     GetRunStatus: _aio.UnaryUnaryMultiCallable[_sync_pb2.GetRunStatusRequest, _sync_pb2.GetRunStatusResponse]  # type: ignore[assignment]
-    """Tells where every fragment of a run stands. Read-only."""
+    """Tells where every fragment of a run stands. Read-only. Errors: NOT_FOUND (RUN_UNKNOWN),
+    INVALID_ARGUMENT.
+    """
 
 class SyncServiceServicer(metaclass=_abc_1.ABCMeta):
     """One process that owns whole fragments of any number of runs.
@@ -124,6 +132,9 @@ class SyncServiceServicer(metaclass=_abc_1.ABCMeta):
     code for it and the status message is one plain sentence. What a healthy system expects
     (accepted, duplicate, stale, anomalous, fenced) is not an error but a Verdict. Where the
     service has a token, every call without it ends in PERMISSION_DENIED (FORBIDDEN).
+    Every call may end in UNAVAILABLE (retry), RESOURCE_EXHAUSTED (OVERLOADED, retry later),
+    DATA_LOSS (STORE_DAMAGED: a file of the run is damaged; the message names it and says what to
+    do), and INTERNAL (STORE: the disk refuses). The other errors stand with each.
     """
 
     @_abc_1.abstractmethod
@@ -151,8 +162,7 @@ class SyncServiceServicer(metaclass=_abc_1.ABCMeta):
         before sending chunks. Chunks that come while there is none end the call (OVERLOADED).
         Answers when the replica's whole push (all its ranks) is judged. Idempotent by
         (run, epoch, replica, incarnation, fragment, seq, rank): send it again after any failure.
-        Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN),
-        RESOURCE_EXHAUSTED (OVERLOADED, retry later), UNAVAILABLE (retry).
+        Errors: INVALID_ARGUMENT (field and reason; nothing has changed), NOT_FOUND (RUN_UNKNOWN).
         """
 
     @_abc_1.abstractmethod
@@ -179,6 +189,8 @@ class SyncServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sync_pb2.GetRunStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sync_pb2.GetRunStatusResponse, _abc.Awaitable[_sync_pb2.GetRunStatusResponse]]:
-        """Tells where every fragment of a run stands. Read-only."""
+        """Tells where every fragment of a run stands. Read-only. Errors: NOT_FOUND (RUN_UNKNOWN),
+        INVALID_ARGUMENT.
+        """
 
 def add_SyncServiceServicer_to_server(servicer: SyncServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -43,8 +43,9 @@ def after(
     for c in contributions:
         known = last.get(c.replica)
         gaps = settings.age_max > 0
-        new = LastPush.of(c, round_.result, gaps)
-        last[c.replica] = known.after(c, round_.result, gaps) if known else new
+        last[c.replica] = (
+            known.after(c, round_.result, gaps) if known else LastPush.of(c, round_.result, gaps)
+        )
     window = before.window
     if round_.window is not None:
         window = round_.window.after(

@@ -200,12 +200,12 @@ def test_who_reads_a_value_or_a_difference_goes_on_while_the_next_is_made(tmp_pa
                 await whole.read(some, f.pool, f.pool),
                 await change.read(some, f.pool, f.pool),
             ) == told
-            change.check(now_s=0.0, still_s=10.0)
+            change.check(now_s=0.0, leave_s=10.0)
             await f.round(values(4, 0.01))
-            whole.check(now_s=0.0, still_s=10.0)
+            whole.check(now_s=0.0, leave_s=10.0)
             assert await whole.read(some, f.pool, f.pool) == told[0]
             with pytest.raises(RevisionGone, match="revision 1 is gone; the newest is 3"):
-                change.check(now_s=0.0, still_s=10.0)
+                change.check(now_s=0.0, leave_s=10.0)
 
     run(tmp_path, scenario)
 

@@ -174,17 +174,17 @@ def test_a_value_may_be_read_for_a_while_after_its_shelf_has_dropped_it() -> Non
     shelf.put(0, values[0])
     shelf.put(1, values[1])
     loan = Loan(shelf, 0, values[0])
-    loan.check(now_s=1000.0, still_s=10.0)
+    loan.check(now_s=1000.0, leave_s=10.0)
     shelf.put(2, values[2])
-    loan.check(now_s=1001.0, still_s=10.0)
-    loan.check(now_s=1010.9, still_s=10.0)
+    loan.check(now_s=1001.0, leave_s=10.0)
+    loan.check(now_s=1010.9, leave_s=10.0)
     shelf.put(3, values[3])
     with pytest.raises(NewestNamed, match="^revision 0 is gone; the newest is 3") as gone:
-        loan.check(now_s=1011.0, still_s=10.0)
+        loan.check(now_s=1011.0, leave_s=10.0)
     assert gone.value.newest == 3
     shelf.end("over", 3)
     with pytest.raises(NewestNamed, match="^over"):
-        loan.check(now_s=1011.0, still_s=10.0)
+        loan.check(now_s=1011.0, leave_s=10.0)
 
 
 def test_only_so_many_dropped_values_are_read_still_and_who_is_furthest_goes_on() -> None:
@@ -197,7 +197,7 @@ def test_only_so_many_dropped_values_are_read_still_and_who_is_furthest_goes_on(
         found: list[int] = []
         for number, loan in enumerate(loans[:6]):
             with contextlib.suppress(NewestNamed):
-                loan.check(now_s=1.0, still_s=10.0)
+                loan.check(now_s=1.0, leave_s=10.0)
                 found.append(number)
         return found
 
@@ -222,7 +222,7 @@ def test_what_is_announced_is_there_for_who_names_it_and_ends_with_its_publicati
         assert (shelf.newest, [number for number, _ in shelf.values]) == (0, [0])
         assert (await shelf.get(None)).saved.revision == 0, "the newest that is published"
         loan = Loan(shelf, 1, value)
-        loan.check(now_s=0.0, still_s=0.0)
+        loan.check(now_s=0.0, leave_s=0.0)
         assert not loan.is_to_end
         ending = asyncio.create_task(loan.published())
         await asyncio.sleep(0.01)

@@ -39,7 +39,8 @@ def answering(
     def answer(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         if ends is not None:
             context.add_callback(ends.set)
-            return iter(lambda: parts[0] if not ends.wait(0.01) else None, None)
+            has_left = ends.wait
+            return iter(lambda: None if has_left(0.01) else parts[0], None)
         context.set_trailing_metadata(trailers)
         return iter(parts)
 
@@ -88,7 +89,7 @@ def test_a_trailer_that_is_no_number_is_not_what_was_asked_for() -> None:
         link.pull(pb.PullRequest(), 1, Scratch())
 
 
-def test_an_answer_that_is_not_what_was_asked_for_is_read_no_further() -> None:
+def test_an_answer_that_is_not_what_was_asked_for_has_left_no_further() -> None:
     """Though the error is kept, and with it what was at hand: the service keeps a turn."""
     ends = threading.Event()
     with answering(HEADER.SerializeToString(), ends=ends) as link:
