@@ -28,6 +28,7 @@ from syncline_proto.errors import CheckpointDamaged, CheckpointError, StoreDamag
 from syncline_proto.manifest import Entry, Manifest, check_file
 from syncline_proto.owners import Seat
 from syncline_sync.descriptors import opened
+from syncline_sync.durability import beside_runs
 from syncline_sync.entries import check_arrays
 from syncline_sync.files import (
     SEAL,
@@ -233,4 +234,5 @@ def _not_ours() -> Generator[None]:
     try:
         yield
     except StoreError as error:
-        raise CheckpointError(f"The checkpoint is not restored. {error.message}") from error
+        said = beside_runs(error.message)
+        raise CheckpointError(f"The checkpoint is not restored. {said}") from error

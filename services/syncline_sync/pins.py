@@ -20,6 +20,7 @@ from syncline_proto.depot import PIECE_BYTES, Depot, Moved
 from syncline_proto.errors import CheckpointError, StoreDamaged, StoreError
 from syncline_proto.manifest import file_name
 from syncline_sync.descriptors import opened
+from syncline_sync.durability import beside_runs
 from syncline_sync.entries import Entry
 from syncline_sync.files import MEND, make_folder
 
@@ -91,7 +92,7 @@ def pin_all(folder: Path, pins: Mapping[int, Pin]) -> dict[int, Pinned]:
         for path in (folder.parent, folder):
             make_folder(path)
     except StoreError as error:
-        raise CheckpointError(f"Nothing can be pinned. {error.message}") from error
+        raise CheckpointError(f"Nothing can be pinned. {beside_runs(error.message)}") from error
     held: dict[int, Pinned] = {}
     for fragment, pin in pins.items():
         path = folder / f"{fragment:05d}.safetensors"
