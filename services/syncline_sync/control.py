@@ -43,6 +43,10 @@ VOTES_MAX = 10_000
 """In one hello; the others are sent once some of these are settled."""
 
 
+_NOTHING = (-1, "")
+"""No membership has been adopted."""
+
+
 class ControlLink:
     """Keeps this service and the control plane in touch."""
 
@@ -74,6 +78,10 @@ class ControlLink:
         run that has ended or waits, so a hello that is taken makes up for them, too."""
         self._welcome = asyncio.Event()
         """A hello has been taken: who is refused has no part in runs, but for those on its disk."""
+        self.is_refused = False
+        """Our last hello was: another has our name, or a seat that is not for us."""
+        self._seen = _NOTHING
+        """The (version, instance) of the membership that was adopted last."""
         self._reports, self._tell_anew = reports, tell_anew
         self._snapshot, self._at_disk = snapshot, at_disk
 
@@ -115,6 +123,9 @@ class ControlLink:
             hello = self._hello.model_copy(update={"votes": self._votes()[:VOTES_MAX]})
             answer = await self._caller.call("PUT", path, hello.model_dump_json())
             self._caller.see_hello(answer.is_success)
+            if self.is_refused and answer.is_success:
+                self._seen = _NOTHING  # what was not for us may be now
+            self.is_refused = not answer.is_success
             if answer.is_success:
                 self._welcome.set()
                 if self._is_behind:
@@ -125,19 +136,22 @@ class ControlLink:
                     await self._hurry.wait()
 
     async def _follow(self) -> None:
-        version, instance = -1, ""
         while True:
+            seen = self._seen
+            version, _ = seen
             wait_s = POLL_S if version >= 0 else 0.0  # the first answer comes at once
             path = f"/v1/membership?after={max(version, 0)}&wait_s={wait_s:g}"
             told = await self._caller.call("GET", path, timeout_s=POLL_S + 10.0, shape=_membership)
             answer, membership = told.content, _membership(told.content)
             self._caller.hear()
             await self._welcome.wait()
+            if self._seen is not seen:  # it was asked for before all of it was for us
+                continue
             # A new database counts anew, and may have come to the number that another had.
-            if (membership.version, membership.instance) == (version, instance):
+            if (membership.version, membership.instance) == seen:
                 await asyncio.sleep(QUIET_S)
                 continue
-            version, instance = membership.version, membership.instance
+            self._seen = membership.version, membership.instance
             # Kept before it counts: after a kill nobody whose push was taken may be a stranger.
             await self._at_disk(replace_file, self._snapshot, SEAL.close(answer.decode()))
             await self._adopt(membership)

@@ -118,7 +118,7 @@ def _check(found: Kept, first: int) -> None:
     if found.is_synchronous:
         raise StoreDamaged(
             f"{found.damaged[0]} is damaged, and the synchronous phase has nothing to fall back "
-            f"to but the run's beginning: start another run. {MEND}"
+            f"to but the run's beginning. {MEND}"
         )
     if not any(revision >= first for revision in found.revisions):
         raise StoreDamaged(

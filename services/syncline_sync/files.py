@@ -35,7 +35,10 @@ PIECE_BYTES = 4 << 20
 
 _DTYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(np.uint16)}
 
-MEND = "Bring it back from a copy, or move the run's folder away; then start the service again."
+MEND = (
+    "Bring it back from a copy, then start the service again; or restore a checkpoint as another "
+    "run, and stop this one."
+)
 
 SEAL = Seal("version", VERSION, "body")
 """Of every JSON in the store."""

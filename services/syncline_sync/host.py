@@ -26,6 +26,7 @@ from syncline_proto.rest import (
 from syncline_proto.settings import RunSettings
 from syncline_sync.allocator import Leavings
 from syncline_sync.aside import Aside
+from syncline_sync.astray import astray, has_gone_on, is_astray, without_others
 from syncline_sync.durability import NOTHING_LOST
 from syncline_sync.fallback import fall_back
 from syncline_sync.recalled import Recalled
@@ -49,11 +50,6 @@ SWEEP_S = 30.0
 WENT_BACK = (
     "The sync service ended before all that it had published was on the disk: what it published "
     "last may be lost. Epoch {} begins: replicas move their progress onto what is there."
-)
-
-ASTRAY = (
-    "it has come to revision {}, and there is nothing of it in {}. Start this sync service on the "
-    "folder (--data) that has it."
 )
 
 RESTORED = "Begun at revision {0.revision} of the checkpoint {0.checkpoint}."
@@ -115,11 +111,14 @@ class Host:
         """Take over the control plane's word on every run that has not ended.
 
         Not before each has been read from the store and its settings are there; those that are
-        damaged are passed over. One call at a time.
+        damaged are passed over, and those of a service that has taken our name. One call at a time.
 
         Raises:
             StoreError: the disk refuses.
         """
+        if self._shared.is_replaced():
+            known = {run.run for run in membership.runs if await self.knows(run.run)}
+            membership = without_others(membership, self._runs, frozenset(known))
         while waiting := [r for r in membership.runs if not self._ready(r)]:
             await asyncio.gather(*(self._prepare(r) for r in waiting))
         self._adopt(membership)
@@ -149,7 +148,7 @@ class Host:
             return  # it has been told of; the others go on
         try:
             if is_astray(host, run):
-                raise StoreDamaged(ASTRAY.format(run.revision, self._shared.root))
+                raise astray(self._shared.root)
             if not host.keeps(run.settings):
                 await host.keep(run.settings)
         except StoreDamaged as error:
@@ -377,16 +376,3 @@ class Host:
                 await asyncio.gather(*self._stops.values())
         except TimeoutError as error:
             raise DiskHangs(self._shared.root) from error
-
-
-def has_gone_on(run: RunMembership) -> bool:
-    """Whether every fragment has had a round, so that every service has something of the run."""
-    return run.revision > (run.origin.revision if run.origin else 0)
-
-
-def is_astray(host: RunHost, run: RunMembership) -> bool:
-    """Whether we have nothing of a run that has gone on.
-
-    To begin it anew would lose it, or mix two models.
-    """
-    return host.layout is None and has_gone_on(run)

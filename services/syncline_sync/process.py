@@ -9,9 +9,10 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 import httpx
@@ -119,13 +120,14 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         vote=lambda: link.hurry() if link else None,
         settled=lambda: reports.settled,
         lull=lull,
+        is_replaced=lambda: link is not None and link.is_refused,
     )
     host = Host(shared)
     checkpoints = CheckpointServicer(host, shared)
     doors = bind(settings, SyncServicer(host, shared), checkpoints, metrics, shared.fail)
     mine = _taken_up(settings)  # not earlier: a start in vain leaves no folder behind
     disk.watch(lambda: check_is_there(settings.data, mine))
-    await _compile(shared)
+    await _compile(shared, end)
     hello = SyncServiceHello(
         name=settings.own_name,
         index=settings.seat.index,
@@ -154,15 +156,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         _, hanging = await asyncio.gather(doors.close(), checkpoints.close())
         for what in hanging:
             log.warning("a checkpoint's store does not answer; ending without it", left=what)
-        until_s = time.monotonic() + STOP_S
-        try:
-            await host.stop()
-        except Exception as error:
-            end.come(error)
-        # Of calls that were cut, too, a thread may be at the disk.
-        are_back = shut_down((pool, *disk.pools), max(THREADS_S, until_s - time.monotonic()))
-        if not are_back:
-            end.come(DiskHangs(settings.data))
+        are_back = await _come_to_rest(host, (pool, *disk.pools), settings.data, end)
         await link.send_last(LAST_REPORTS_S, end.why)
         if are_back:
             mine.close()  # else a thread may write still, and nobody else is to
@@ -172,7 +166,23 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     return end.sign
 
 
-async def _compile(shared: Shared) -> None:
+async def _come_to_rest(
+    host: Host, pools: Iterable[ThreadPoolExecutor], data: Path, end: End
+) -> bool:
+    """Finish what is under way; whether no thread is left that may write still."""
+    until_s = time.monotonic() + STOP_S
+    try:
+        await host.stop()
+    except Exception as error:
+        end.come(error)
+    # Of calls that were cut, too, a thread may be at the disk.
+    are_back = shut_down(pools, max(THREADS_S, until_s - time.monotonic()))
+    if not are_back:
+        end.come(DiskHangs(data))
+    return are_back
+
+
+async def _compile(shared: Shared, end: End) -> None:
     """Compile the arithmetic, for which the first round would wait; say so where that takes long.
 
     Not before the ports are ours: a start in vain ends at once, and in one sentence.
@@ -181,6 +191,10 @@ async def _compile(shared: Shared) -> None:
     done, _ = await asyncio.wait({compiling}, timeout=SILENT_S)
     if not done:
         log.info("compiling the arithmetic, or loading it: up to a minute at a first start")
+        asked = asyncio.ensure_future(end.came.wait())
+        await asyncio.wait({compiling, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.cancel():
+            log.info("ending, once that is compiled: nothing can break it off")
     await compiling
 
 

@@ -86,6 +86,8 @@ class Shared:
     """Reports of lower tickets need not be told again."""
     lull: Lull = field(default_factory=Lull)
     """For what need not be done at once."""
+    is_replaced: Callable[[], bool] = lambda: False
+    """Whether the control plane knows another service by our name."""
 
     def __post_init__(self) -> None:
         self.metrics.staged.set_function(lambda: self.budget.used)

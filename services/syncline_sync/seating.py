@@ -140,7 +140,8 @@ def _other(data: Path, index: int | None, shards: int) -> str:
             "start it without --shards, or bring that back, or choose another folder with --data."
         )
     if index is None:
-        what, how = f"holds the stores of {shards} sync services", f"--shards {shards}"
+        what = f"holds the stores of {shards} sync services"
+        how = f"--shards {shards} and no --index (or one of them with --data {folder_of(data, 0)})"
     else:
         what = f"is the store of sync service {index} of {shards}"
         how = f"--shards {shards} --index {index}"

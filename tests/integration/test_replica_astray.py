@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 
 import pytest
 
 from syncline_proto.errors import RunConflict, StoreDamaged, SynclineError
 from syncline_proto.names import RUN_DAMAGED
-from syncline_testing.cluster import Cluster
+from syncline_testing.cluster import Cluster, Service, free_ports
 from syncline_testing.replicas import QUICK, Trial, joined
 from syncline_testing.waiting import wait_until
 
@@ -55,3 +56,37 @@ def test_a_run_that_has_gone_on_is_not_begun_anew_where_there_is_nothing_of_it(
     cluster.sync.start()
     with joined(second := Trial(cluster.control_url, run, 1, settings=ALONE)):
         assert second.replica.revision == first.replica.revision
+
+
+@pytest.fixture
+def other(cluster: Cluster) -> Iterator[Service]:
+    """A service that takes the name of the cluster's own, on a folder of its own."""
+    port, health, metrics = free_ports(3)
+    options = [
+        *("--control", cluster.control_url, "--host", "127.0.0.1", "--port", str(port)),
+        *("--health-port", str(health), "--metrics-port", str(metrics)),
+        *("--data", str(cluster.folder / "others")),
+    ]
+    ready = f"http://127.0.0.1:{metrics}/metrics"
+    service = Service("syncline_sync", ready, options, cluster.folder / "other.log")
+    service.start()
+    refused = "both are alive"
+    wait_until(lambda: refused in cluster.sync.log.read_text(), 30, "the older one is refused")
+    yield service
+    service.stop()
+
+
+@pytest.mark.long
+def test_a_run_of_who_took_the_name_is_missed_once_that_has_ended(
+    cluster: Cluster, other: Service
+) -> None:
+    """Not while it is served: its operator would be told of damage that there is none of."""
+    with joined(trial := Trial(cluster.control_url, "others", 0, settings=ALONE)):
+        trial.step(9)
+    wait_until(lambda: cluster.get("/runs/others")["revision"] > 1, 20, "the rounds are told")
+    events = f"/events?run=others&kind={RUN_DAMAGED}"
+    assert cluster.get(events) == []
+    other.stop()
+    wait_until(lambda: cluster.get(events) != [], 60, "its operator is told")
+    (told,) = cluster.get(events)
+    assert "it has gone on, and there is nothing of it in" in told["message"]

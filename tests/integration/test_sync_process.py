@@ -61,6 +61,19 @@ def test_a_first_start_says_that_it_compiles(
     assert "compiling the arithmetic" in said.splitlines()[0]
 
 
+@pytest.mark.long
+def test_who_is_told_to_end_while_it_compiles_says_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    said = tmp_path / "said"
+    with process(tmp_path / "data", stderr=said) as p:
+        wait_until(lambda: "compiling the arithmetic" in said.read_text(), 60, "it compiles")
+        p.signal(signal.SIGTERM)
+        wait_until(lambda: "ending, once that is compiled" in said.read_text(), 60, "it heard")
+        assert "listening" not in said.read_text()
+
+
 def test_a_host_that_is_another_machines(tmp_path: Path) -> None:
     with process(tmp_path, host="192.0.2.1", insecure="") as p:
         code, said = p.ended()

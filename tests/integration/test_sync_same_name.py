@@ -35,7 +35,7 @@ def test_the_older_of_two_that_live_is_refused_and_a_restart_is_not(tmp_path: Pa
                     newer.kill()
             said = older.log.read_text()
             assert f"under the name sync-0, at 127.0.0.1:{places[1]}" in said, said
-            assert "stop one of them" in said and "--name" in said
+            assert "stop the one whose folder has not the runs" in said and "--name" in said
             assert refusals(newer) == 0, newer.last_words()
         finally:
             newer.stop()

@@ -277,7 +277,9 @@ def test_a_damaged_offer_is_refused_and_nothing_falls_back_over_it(tmp_path: Pat
         damage(tmp_path / "0", "00002/o*")
         async with service(tmp_path / "0", PHASE, seat=Seat(0, 2)) as s:
             await s.host.fall_back(RUN)
-            with pytest.raises(grpc.aio.AioRpcError, match="start another run") as error:
+            with pytest.raises(
+                grpc.aio.AioRpcError, match="as another run, and stop this one"
+            ) as error:
                 await s.status()
             assert code_of(error.value) == "STORE_DAMAGED"
         async with service(tmp_path / "1", PHASE, seat=Seat(1, 2)) as s:

@@ -114,7 +114,7 @@ def all_alive(services: Iterable[SyncEndpoint], url: str) -> list[SyncEndpoint]:
         raise Unreachable(
             f"Of the {shards} sync services at {url} that share the fragments, {these} (counted "
             f"from 0) {'is' if len(missing) == 1 else 'are'} missing; start it again "
-            f"on its own folder: syncline-sync --control {url} --shards {shards} "
+            f"on its own folder and ports: syncline-sync --control {url} --shards {shards} "
             f"--index {missing[0]} --data FOLDER"
         )
     return alive
@@ -127,12 +127,12 @@ def _none_alive(known: list[SyncEndpoint], url: str) -> str:
         return f"No sync service is alive at {url}; start one: {begin}"
     named = ", ".join(f"{service.name} ({service.address})" for service in known[:NAMED_MAX])
     more = f" and {len(known) - NAMED_MAX} more" if len(known) > NAMED_MAX else ""
-    again = "it again on its folder" if len(known) == 1 else "them again, each on its own folder"
+    again = "it again on its" if len(known) == 1 else "them again, each on its own"
     first = known[0]
     seat = f" --shards {first.shards} --index {first.index}" if first.shards > 1 else ""
     return (
-        f"No sync service is alive at {url}, where {named}{more} had been; start {again}: "
-        f"{begin}{seat} --data FOLDER"
+        f"No sync service is alive at {url}, where {named}{more} had been; start {again} "
+        f"folder and ports: {begin}{seat} --data FOLDER"
     )
 
 

@@ -118,8 +118,8 @@ def _check_is_newest(tx: Transaction, row: SyncService, instance: str) -> None:
     if instance in json.loads(row.replaced) and _is_alive(tx, row):
         raise RunConflict(
             f"Another sync service has started under the name {row.name}, at {row.address}, and "
-            "both are alive: stop one of them, or, if they are to share the runs, give both the "
-            "same --shards, and each an --index and a --name of its own."
+            "both are alive: stop the one whose folder has not the runs, or, if they are to share "
+            "the runs, give both the same --shards, and each an --index and a --name of its own."
         )
 
 

@@ -11,10 +11,11 @@ from structlog.testing import capture_logs
 
 from syncline_proto.errors import ConfigError
 from syncline_proto.rest import Membership, SyncServiceHello
-from syncline_sync import calling
+from syncline_sync import calling, control
 from syncline_sync.control import ControlLink
 from syncline_sync.files import SEAL
 from syncline_sync.report_queue import ReportQueue
+from syncline_testing.linked import link_to
 
 HELLO = SyncServiceHello(name="sync-0", address="127.0.0.1:1", instance="i")
 
@@ -107,6 +108,35 @@ def met(
 
 def word(version: int) -> httpx.Response:
     return httpx.Response(200, content=Membership(version=version, runs=[]).model_dump_json())
+
+
+def test_who_was_refused_hears_all_of_the_same_word_again_once_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was passed over meanwhile as another's may be its own by now."""
+    monkeypatch.setattr(control, "HELLO_S", 0.01)
+    heard, adopted, refusals = asyncio.Event(), list[int](), list[int]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return word(7)
+        return httpx.Response(refusals.pop() if refusals else 200, json={"lease_s": 10.0})
+
+    async def scenario() -> None:
+        async def adopt(membership: Membership) -> None:
+            assert not link.is_refused
+            adopted.append(membership.version)
+            if adopted == [7]:
+                refusals.extend((409, 409))
+            else:
+                heard.set()
+
+        snapshot = tmp_path / "membership.json"
+        async with link_to(answer, adopt, snapshot=snapshot) as link:
+            await asyncio.wait_for(follow(link, heard), 60)
+
+    asyncio.run(scenario())
+    assert adopted == [7, 7]
 
 
 WAITING, CONNECTED = "waiting for the control plane", "connected to the control plane"

@@ -66,7 +66,9 @@ def test_a_folder_of_several_stores_is_not_taken_for_an_empty_one(tmp_path: Path
     take_seat(tmp_path, None, 2)
     begun(folder_of(tmp_path, 1))
     for other in [(0, 1), (None, 3), (0, 2)]:
-        with pytest.raises(ConfigError, match=r"of 2 sync services; start it with --shards 2,"):
+        with pytest.raises(
+            ConfigError, match=r"of 2 sync services; start it with --shards 2 and no --index"
+        ):
             take_seat(tmp_path, *other)
 
 
@@ -82,7 +84,9 @@ def test_a_folder_that_has_lost_its_mark_is_no_single_services(tmp_path: Path) -
     (tmp_path / MARK).unlink()
     take_seat(tmp_path, None, 2)
     for other in [(0, 1), (None, 3)]:
-        with pytest.raises(ConfigError, match=r"of 2 sync services; start it with --shards 2,"):
+        with pytest.raises(
+            ConfigError, match=r"of 2 sync services; start it with --shards 2 and no --index"
+        ):
             take_seat(tmp_path, *other)
 
 

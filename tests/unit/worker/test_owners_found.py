@@ -47,9 +47,12 @@ def test_services_that_have_ended_are_named() -> None:
         return error.value.message
 
     one, two, many = said(1), said(2), said(6)
-    assert "where sync-0 (a:1) had been; start it again on its folder: " in one
+    assert "where sync-0 (a:1) had been; start it again on its folder and ports: " in one
     assert one.endswith(f"syncline-sync --control {URL} --data FOLDER")
-    assert "sync-0 (a:1), sync-1 (a:1) had been; start them again, each on its own folder: " in two
+    assert (
+        "sync-0 (a:1), sync-1 (a:1) had been; start them again, each on its own folder and ports: "
+        in two
+    )
     assert two.endswith(f"{URL} --shards 2 --index 0 --data FOLDER")
     assert "sync-3 (a:1) and 2 more had been" in many and "sync-4" not in many
 
