@@ -72,6 +72,7 @@ from syncline_sync.serving import (
     PROBES_SHARE,
 )
 from syncline_sync.settings import SyncSettings
+from syncline_sync.shard import COUNT_MAX, RANKS_MAX
 from syncline_sync.shelf import Shelf
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +134,9 @@ PROTOCOL = [
     f"the settings that are named (`{json.dumps(LIVE_CHANGE['outer'].get('value'))}`, say;",
     f"a list, with no object around it, of objects with {in_words(SyncEndpoint.model_fields)} |",
     f"ours do after {BARREN_MAX} rounds in a row",
+    f"header says ({RANKS_MAX:,} at most, INVALID_ARGUMENT)",
+    f"`last_step` are at most 2^40 ({COUNT_MAX:,})",
+    f"a message has over {mib(CHANNEL['grpc.max_receive_message_length'])}, or metadata",
     f"A gRPC message has at most {mib(CHANNEL['grpc.max_receive_message_length'])}",
     f"ping every {CHANNEL['grpc.http2.min_ping_interval_without_data_ms'] // 1000} s",
     # REST bodies and connections.
@@ -372,7 +376,7 @@ def test_the_errors_of_the_wire_are_those_of_the_tree() -> None:
     away = {code for code, _, _ in rows} ^ {code for code in kinds if code != SynclineError.code}
     # What only a process at its own end can meet is no answer of a service.
     assert away == {
-        "CALLED_OFF", "CONFIG", "DIVERGED", "FILE_MISSING", "PORT_IN_USE", "PROCESS_FAILED",
+        "CALLED_OFF", "DIVERGED", "FILE_MISSING", "PORT_IN_USE", "PROCESS_FAILED",
     }  # fmt: skip
 
 

@@ -533,7 +533,8 @@ Global___DataRange: _TypeAlias = DataRange  # noqa: Y015
 @_typing.final
 class Chunk(_message.Message):
     """A piece of an encoded payload, at most 2 MiB; chunks follow one another in order and, except
-    for the last one of a payload, are a multiple of 1024 elements long (4096 with CODEC_TOPK).
+    for the last one of a payload, are a multiple of 1024 elements long (4096 with CODEC_TOPK). Those
+    of a difference may end after any element.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
