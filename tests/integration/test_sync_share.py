@@ -1,4 +1,4 @@
-"""Of the room for pushes no replica takes the share of the others, whoever comes first."""
+"""Of the room for pushes no replica, and no run, takes the share of others, whoever comes first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import pytest
 from syncline_proto.reports import EventIn
 from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
+from syncline_sync.budget import Budget
+from syncline_sync.core.record import Judgement
+from syncline_sync.staging import Staging
 from syncline_testing.service import flat_layout, service
+from syncline_testing.staging import BYTES, LAYOUT, header, joined, run, sent
 
 SIZE, FRAGMENTS = 1000, 9
 VALUES = np.full(SIZE, 0.5, np.float32)
@@ -52,6 +56,19 @@ def test_replicas_that_have_taken_all_they_may_and_send_nothing_hold_nobody_up(
                 call.cancel()
 
     asyncio.run(scenario())
+
+
+def test_a_run_of_many_replicas_does_not_keep_another_run_out() -> None:
+    async def scenario(staging: Staging, budget: Budget) -> None:
+        held, _ = sent(staging, header("a"))
+        sent(staging, header("b"))
+        waits, _ = joined(staging, header("c"))
+        other, _ = joined(Staging("other", LAYOUT, budget), header("d"))
+        staging.settle(held, Judgement(verdict=pb.VERDICT_ACCEPTED, result=1))
+        assert other.reservation.granted.done()
+        assert not waits.reservation.granted.done(), "its run holds room already"
+
+    run(scenario, limit=2 * BYTES)
 
 
 @pytest.mark.parametrize("lacks", [0, 1])
