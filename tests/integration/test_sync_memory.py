@@ -30,6 +30,8 @@ FRAGMENTS, NUMEL, ROUNDS = 2, 1 << 23, 2
 LAYOUT = flat_layout(NUMEL, FRAGMENTS)
 PUSH_BYTES = PULL_BYTES = 2 * NUMEL
 """Of a fragment: in bf16."""
+HALF_S = 5.0
+"""How long a push that stays half a one is under way."""
 ROOM = 1 << 20
 """The smallest budget: the push of one fragment (16 MiB) has room, all others wait for it."""
 
@@ -58,6 +60,25 @@ async def push(
     call = stub.Push(messages(), timeout=60)
     answer = await call
     assert answer.verdict == pb.VERDICT_ACCEPTED, answer
+
+
+async def half(stub: Any, parts: list[pb.PushRequest], has_patience: bool, **header: Any) -> None:
+    """Push the first half of a fragment, with or without room for it, and no more until the end."""
+    boxes = [LAYOUT.fragments[header["fragment"]].boxes[0].to_proto()]
+    usual = {"run": RUN, "epoch": 1, "incarnation": 1, "ranks": 1, "inner_steps": 1, "tokens": 1}
+    head = pb.PushHeader(boxes=boxes, kind=pb.PUSH_KIND_PSEUDO_GRADIENT, **usual, **header)
+
+    async def messages() -> AsyncIterator[pb.PushRequest]:
+        yield pb.PushRequest(header=head)
+        if has_patience:
+            await call.initial_metadata()
+        for part in parts[: len(parts) // 2]:
+            yield part
+        await asyncio.Event().wait()
+
+    call = stub.Push(messages(), timeout=HALF_S)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await call
 
 
 async def pull(stub: Any, fragment: int, revision: int) -> None:
@@ -114,21 +135,59 @@ async def rounds(address: str, replicas: list[str]) -> None:
             )
 
 
+async def halves(cluster: Cluster, replicas: list[str]) -> int:
+    """How much more memory the service takes while replicas push halves at once, in bytes."""
+    async with grpc.aio.insecure_channel(cluster.sync_address) as channel:
+        stub: Any = sync_pb2_grpc.SyncServiceStub(channel)
+        opening = pb.OpenRunRequest(
+            run=RUN, replica=replicas[0], incarnation=1, layout=LAYOUT.to_proto()
+        )
+        await stub.OpenRun(opening, timeout=60)
+        offer: dict[str, Any] = {"kind": pb.PUSH_KIND_PARAMETERS, "codec": pb.CODEC_FP32, "seq": 1}
+        for f in range(FRAGMENTS):
+            alone = asyncio.Barrier(1)
+            offered = sent(pb.CODEC_FP32)
+            await push(stub, alone, offered, replica=replicas[0], fragment=f, **offer)
+            await pull(stub, f, 0)
+        process = Path(f"/proc/{cluster.sync.pid}")
+        (process / "clear_refs").write_text("5")  # the peak is what there is now
+        before = memory_of(process, "VmHWM")
+        step: dict[str, Any] = {"codec": pb.CODEC_BF16, "base_revision": 0, "seq": 2}
+        parts = sent(pb.CODEC_BF16)
+        await asyncio.gather(
+            *(
+                half(stub, parts, bool(number % 4), replica=replica, fragment=f, **step)
+                for number, replica in enumerate(replicas)
+                for f in range(FRAGMENTS)
+            )
+        )
+        return memory_of(process, "VmHWM") - before
+
+
+def memory_of(process: Path, what: str) -> int:
+    """A line of /proc/PID/status, in bytes."""
+    told = (process / "status").read_text()
+    found = re.search(rf"^{what}:\s+(\d+) kB$", told, flags=re.MULTILINE)
+    assert found
+    return int(found[1]) << 10
+
+
+def register(cluster: Cluster, replicas: list[str]) -> None:
+    timeouts = {"lease": 600, "round_deadline": 3600}  # nobody sends heartbeats here
+    settings = {"strategy": "local-sgd", "min_replicas": len(replicas), "timeouts": timeouts}
+    cluster.post("/runs", {"name": RUN, "settings": settings})
+    for replica in replicas:
+        cluster.post(f"/runs/{RUN}/replicas", {"replica": replica})
+
+
 def peak_bytes(folder: Path, count: int) -> int:
     """The most memory that a sync service of its own ever had in rounds of so many replicas."""
     folder.mkdir()
     replicas = [f"r{i}" for i in range(count)]
     with Cluster(folder, "--staging-bytes", str(ROOM)) as cluster:
-        timeouts = {"lease": 600, "round_deadline": 3600}  # nobody sends heartbeats here
-        settings = {"strategy": "local-sgd", "min_replicas": count, "timeouts": timeouts}
-        cluster.post("/runs", {"name": RUN, "settings": settings})
-        for replica in replicas:
-            cluster.post(f"/runs/{RUN}/replicas", {"replica": replica})
+        register(cluster, replicas)
         asyncio.run(rounds(cluster.sync_address, replicas))
-        told = Path(f"/proc/{cluster.sync.pid}/status").read_text()
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", told, flags=re.MULTILINE)
-    assert found
-    return int(found[1]) << 10
+        return memory_of(Path(f"/proc/{cluster.sync.pid}"), "VmHWM")
 
 
 def test_a_push_leaves_nothing_in_memory_once_it_is_folded(
@@ -189,3 +248,20 @@ def test_six_more_replicas_cost_less_than_half_a_fragments_push_each(
     )
     more = 6 * PUSH_BYTES // 2
     assert many - few < more, f"{few >> 20} MiB with 2, {many >> 20} MiB with 8"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_many_that_push_halves_take_the_room_of_the_budget_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16 replicas' 32 pushes one has room; without a bound their halves would be 256 MiB.
+
+    A quarter of them send without a word that they may, and are ended with what has come by then.
+    """
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    replicas = [f"r{i}" for i in range(16)]
+    with Cluster(tmp_path, "--staging-bytes", str(ROOM)) as cluster:
+        register(cluster, replicas)
+        more = asyncio.run(halves(cluster, replicas))
+    assert more < 5 * PUSH_BYTES, f"{more >> 20} MiB"
