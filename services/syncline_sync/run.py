@@ -200,14 +200,13 @@ class RunHost:
             StoreError: the disk refuses.
             Unreachable: the run has been put away meanwhile.
         """
-        fingerprint = await self._shared.compute(layout.fingerprint)
         if self.layout is None:
             if self._is_ending:
                 raise Unreachable(f"Run {self.name} is being put away; open it again.")
             self._opening = self._opening or asyncio.create_task(self._begin(layout))
             await asyncio.shield(self._opening)  # it goes on without the caller
         assert self.layout is not None
-        if fingerprint != self.fingerprint:
+        if await self._shared.compute(layout.fingerprint) != self.fingerprint:
             raise LayoutMismatch(
                 f"This model is not the one of run {self.name}: "
                 f"{difference(self.layout, layout)} Train the run's model, or start another run."
@@ -254,6 +253,7 @@ class RunHost:
     async def _begin(self, layout: Layout) -> None:
         """Make a layout the run's: durable first, then at work."""
         try:
+            await self._shared.compute(layout.fingerprint)  # heavy, and at hand from then on
             at_disk, mine = self._shared.at_disk, self._shared.seat.owned(layout)
             await at_disk(self._store.save_layout, layout)
             fragments = self._store.fragments(layout, mine)

@@ -145,7 +145,7 @@ async def test_who_was_replaced_under_its_name_is_refused_while_the_newer_lives(
         refused = await hello(api, life)
         assert (refused.status_code, refused.json()["code"]) == (409, "RUN_CONFLICT")
         told = refused.json()["detail"]
-        assert "127.0.0.1:three" in told and "stop one" in told and "--name" in told
+        assert "127.0.0.1:three" in told and "stop the one" in told and "--name" in told
         assert await says(api, "three") == 200
         assert await where(api) == ("127.0.0.1:three", True)
     for _ in range(int(services.LEASE_S)):
