@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline_proto.codec import Float32, UInt16, codec_of, encode, publish
+from syncline_proto.codec import Float32, UInt16, codec_of, encode, publish, square_sum
 from syncline_proto.merging import OuterSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
@@ -43,12 +44,17 @@ def push(
     codec: pb.Codec.ValueType = pb.CODEC_INT8,
     ranks: tuple[int, ...] = (),
     cuts: tuple[int, ...] = (),
+    is_known: bool = False,
 ) -> merge.Weighed:
-    """Of ranks that end at these elements; the first one's payload is in parts."""
+    """Of ranks that end at these elements; the first one's payload is in parts.
+
+    ``is_known``: its norm is, as of what has come in.
+    """
     edges = [0, *ranks, given.size]
     spans = list(zip(edges, edges[1:], strict=False))
     shards = [payload(given[a:b], a, codec, *(() if a else cuts)) for a, b in spans]
-    return merge.Weighed(shards, weight, rescale)
+    norm = math.sqrt(sum(square_sum(one) for _, one in merge.decoded(shards)))
+    return merge.Weighed(shards, weight, rescale, norm if is_known else math.inf)
 
 
 def vector(seed: int, numel: int = LONG, scale: float = 1.0) -> Float32:
@@ -143,6 +149,41 @@ def test_a_pair_is_stepped_to_the_bits_of_its_sum(
         assert here.bits() == there.bits()
         for side in (here, there):
             side.parameters, side.out = side.out, side.parameters
+
+
+@pytest.mark.parametrize("down", ["bf16", "int8"])
+@pytest.mark.parametrize("apart", [-0.5, -1e-4, -1e-6, -1e-9, 0.0, 1e-9, 1e-6, 1e-4, 1.0, None])
+@pytest.mark.parametrize("alike", [True, False])
+def test_where_the_norms_say_that_nothing_is_clipped_the_sums_own_is_not_waited_for(
+    alike: bool, apart: float | None, down: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However near the clip is; the sum of two of one direction is as long as they can make it."""
+    other, numel = (3 if alike else 4), 3 * BLOCK + 77
+    two = [
+        push(vector(3, numel), 0.9, 0.5, is_known=True),
+        push(vector(other, numel, 3.0), 0.8, 0.25, is_known=True),
+    ]
+    most = (0.9 * 0.25 * two[0].norm + 0.8 * two[1].norm) / 1.7
+    clip = None if apart is None else most * (1.0 + apart)
+    outer, here, there = OuterSettings(clip=clip), Here(numel), Here(numel)
+    waits = list[bool]()
+    taken = pair._square_sum
+    monkeypatch.setattr(pair, "_square_sum", lambda both: waits.append(True) or taken(both))
+    if down == "int8":
+        mine, told = here.advanced(two, outer, None, paired=True)
+        its, same = there.advanced(two, outer, None, paired=False)
+        assert told == same
+    else:
+        mine = here.stepped(two, outer, None, paired=True)
+        its = there.stepped(two, outer, None, paired=False)
+    assert here.out.tobytes() == there.out.tobytes()
+    assert here.bits() == there.bits()
+    assert mine.clip == its.clip
+    assert mine.merged_norm == pytest.approx(its.merged_norm, rel=1e-12)
+    if apart is None or apart > 1e-5:
+        assert not waits
+    elif apart <= 0.0:
+        assert waits
 
 
 def test_what_no_difference_can_tell_is_stepped_whole() -> None:
