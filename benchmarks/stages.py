@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -104,6 +105,8 @@ class Stages:
         )
         self.payload = np.empty(codec_of(self.up).size(numel), np.uint8)
         self.revision = 0
+        self.norm = 0.0
+        """Of what was pushed."""
         self.times: dict[str, list[tuple[float, float]]] = {}
         """By stage: seconds, and those of all processors."""
 
@@ -113,10 +116,11 @@ class Stages:
         self._timed("encode", self._encode)
         pushed = self._sealed("seal", self.payload.data, self.up, PUSHED_BYTES)
         shard = self._timed("stage", lambda: self._stage(pushed))
+        self.norm = math.sqrt(shard.square_sum)
         mine = [shard.payload()]
         self._timed("fold_first", lambda: merge.fold(self.sum, mine, 1.0, is_first=True))
         self._timed("fold", lambda: merge.fold(self.sum, mine, 1.0))
-        both = [merge.Weighed(mine, 1.0, 1.0)] * 2
+        both = [merge.Weighed(mine, 1.0, 1.0, self.norm)] * 2
         self._timed("fold_both", lambda: merge.begin(self.sum, both))
         difference = self._timed("outer", self._step)
         if (two := pair.pair_of(both)) is not None:

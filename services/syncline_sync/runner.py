@@ -294,7 +294,7 @@ class Runner:
                 self._around.look()
         elif counts := judgement.weight > 0.0:
             await self.holding.fold(
-                Weighed(staged.payloads(), judgement.weight, judgement.rescale),
+                Weighed(staged.payloads(), judgement.weight, judgement.rescale, push.norm),
                 release,
                 # Of the open round: settings change between rounds only.
                 is_radial=is_radial(self.core.settings.outer, self.name, push.kind),

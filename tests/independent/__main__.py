@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from independent import lives, phase, rounds
+from independent import feedback, lives, phase, rounds
 from independent.control import Control
 
 JOURNEYS = {
     "averages-in-bf16": rounds.averages_in_bf16,
     "penalties-in-fp32": rounds.penalties_in_fp32,
     "three-ranks": rounds.three_ranks,
+    "nothing-is-lost": feedback.nothing_is_lost,
     "two-synchronous-steps": phase.two_synchronous_steps,
     "late-and-fenced": lives.late_and_fenced,
     "refusals": lives.refusals,

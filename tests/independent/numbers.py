@@ -1,4 +1,5 @@
-"""Numbers on the wire, from docs/protocol.md section 7: fp32, bf16, differences, chunks.
+"""Numbers on the wire, from docs/protocol.md section 7: fp32, bf16, differences, chunks; the codecs
+in blocks are in ``blocks``.
 
 Knows nothing of calls and messages, and nothing of Syncline's own code.
 """
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from independent import blocks
+
 Array = npt.NDArray[Any]
 
-FP32, BF16, INT8 = 1, 2, 3
+FP32, BF16 = 1, 2
 BYTES_EACH = {FP32: 4, BF16: 2}
 CHUNK_BYTES_MAX = 2 * 1024 * 1024
 CHUNK_ELEMENTS = 1024
@@ -47,6 +50,8 @@ assert crc32c(b"123456789") == 0xE3069283, "RFC 3720 has this number"
 def encode(values: Array, codec: int) -> bytes:
     """fp32 [n] -> its bytes on the wire."""
     values = np.asarray(values, "<f4")
+    if codec in blocks.ELEMENTS:
+        return blocks.encode(values, codec)
     if codec == FP32:
         return values.tobytes()
     bits = values.view("<u4").astype(np.uint64)
@@ -65,13 +70,17 @@ def decode(data: bytes, codec: int) -> Array:
 
 def through(values: Array, codec: int) -> Array:
     """What arrives of ``values``: fp32 [n]."""
+    if codec in blocks.ELEMENTS:
+        return blocks.decode(encode(values, codec), codec, values.size)
     return decode(encode(values, codec), codec)
 
 
-def cut(payload: bytes) -> Iterator[bytes]:
+def cut(payload: bytes, codec: int) -> Iterator[bytes]:
     """The chunks of a payload: full ones, then what is left."""
-    for start in range(0, len(payload), CHUNK_BYTES_MAX):
-        yield payload[start : start + CHUNK_BYTES_MAX]
+    is_plain = codec in BYTES_EACH
+    full = CHUNK_BYTES_MAX if is_plain else blocks.full_chunk(codec, CHUNK_BYTES_MAX)
+    for start in range(0, len(payload), full):
+        yield payload[start : start + full]
 
 
 def joined(chunks: Iterable[Any], codec: int) -> bytes:

@@ -16,9 +16,10 @@ import grpc
 import numpy as np
 
 from independent import numbers
+from independent.blocks import INT8
 from independent.control import Control, Lease
 from independent.layout import Arrays, Box, Layout, flat, write
-from independent.numbers import FP32, INT8, Array
+from independent.numbers import FP32, Array
 
 pb: Any = importlib.import_module("sync_pb2")
 stubs: Any = importlib.import_module("sync_pb2_grpc")
@@ -209,7 +210,7 @@ class Replica:
             **work.header,
         )
         payload = numbers.encode(flat(values, boxes), codec)
-        chunks = [pb.Chunk(data=d, crc32c=numbers.crc32c(d)) for d in numbers.cut(payload)]
+        chunks = [pb.Chunk(data=d, crc32c=numbers.crc32c(d)) for d in numbers.cut(payload, codec)]
         return [pb.PushRequest(header=header), *(pb.PushRequest(chunk=c) for c in chunks)]
 
     def pull(self, fragment: int, **wanted: Any) -> Any:

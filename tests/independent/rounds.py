@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from independent.blocks import INT8
 from independent.control import Control
 from independent.layout import Arrays, Box, Fragment, Layout, Tensor, flat
 from independent.merges import Merged, norm
-from independent.numbers import BF16, FP32, INT8, Array, through
+from independent.numbers import BF16, FP32, Array, through
 from independent.replica import Replica, Work, pb
 
 STEPS, TOKENS = 4, 100

@@ -49,3 +49,10 @@ def test_the_client_imports_nothing_of_ours() -> None:
 )
 def test_what_the_page_says_is_enough(cluster: Cluster, stubs: Path, journey: str) -> None:
     arrives(start(stubs, cluster, journey))
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4", "topk"])
+def test_what_a_codec_loses_comes_later_and_counts_once(
+    cluster: Cluster, stubs: Path, codec: str
+) -> None:
+    arrives(start(stubs, cluster, "nothing-is-lost", codec))

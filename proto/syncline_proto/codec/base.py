@@ -23,6 +23,7 @@ from syncline_proto.errors import InvalidRequest
 from syncline_proto.v1 import sync_pb2 as pb
 
 Float32: TypeAlias = npt.NDArray[np.float32]
+Float64: TypeAlias = npt.NDArray[np.float64]
 UInt8: TypeAlias = npt.NDArray[np.uint8]
 UInt16: TypeAlias = npt.NDArray[np.uint16]
 Bytes: TypeAlias = bytes | memoryview

@@ -58,6 +58,8 @@ class Weighed:
     payloads: Sequence[Payload]
     weight: float
     rescale: float
+    norm: float = math.inf
+    """Of what the payloads decode to; infinite where nobody knows it."""
 
 
 @dataclass(frozen=True, slots=True)

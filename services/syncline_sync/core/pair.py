@@ -1,16 +1,19 @@
 """Two pushes in int8 that are all of a round, stepped as they came: their sum never is in memory.
 
 A sum of two is written once and read twice, for its norm and for the step, at 4 bytes an element;
-the two as they came are half of that. So they are gone through twice: for the norm, in pieces that
-stay in the processor's cache, and for the step, block by block. What comes of it is, bit for bit,
-what ``merge.begin`` and ``merge.outer_step`` make of the same pushes. Pure, and nothing else: whose
-push counts is decided elsewhere.
+the two as they came are half of that. So they are gone through block by block for the step, which
+takes the norm as well. Only where the sum may be long enough to be clipped is its norm wanted
+first: they are gone through once more for that, in pieces that stay in the processor's cache. What
+becomes of parameters is, bit for bit, what ``merge.begin`` and ``merge.outer_step`` make of the
+same pushes; the norm is the same but for the order of additions in fp64. Pure, and nothing else:
+whose push counts is decided elsewhere.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,11 +26,14 @@ from syncline_proto.codec import (
     advance_by,
     codec_of,
 )
+from syncline_proto.codec.base import Float64
 from syncline_proto.codec.int8_loops import BLOCK
 from syncline_proto.merging import OuterSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core import loops
+from syncline_sync.core.detector import is_finite
 from syncline_sync.core.merge import (
+    CLIP_EPSILON,
     Outcome,
     Part,
     Payload,
@@ -41,6 +47,9 @@ from syncline_sync.core.squares import PIECE, Squares
 from syncline_sync.core.window import Carry
 
 _INT8 = codec_of(pb.CODEC_INT8)
+
+_ROUNDING = 1e-5
+"""More than the norm of a sum in fp32 can be over the one in real numbers, as a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ def outer_step(
 
     All are fp32 [numel]. ``out`` is undefined where D is not finite.
     """
-    outcome = outcome_of(_square_sum(pair), total_weight, settings)
+    outcome, squares = _before(pair, total_weight, settings), np.zeros(BLOCK)
     if outcome.clip:
         numbers, factors = numbers_of(outcome, total_weight, settings, carry), pair.factors
         for part, other in pair.parts():
@@ -101,7 +110,9 @@ def outer_step(
                 momentum[here],
                 out[here],
                 *numbers,
+                squares,
             )
+        outcome = _after(outcome, squares, total_weight)
     return outcome
 
 
@@ -117,7 +128,7 @@ def step_and_advance(
     carry: Carry | None = None,
 ) -> tuple[Outcome, memoryview | None]:
     """``merge.step_and_advance`` with the pair's sum, as ``outer_step``."""
-    outcome = outcome_of(_square_sum(pair), total_weight, settings)
+    outcome, squares = _before(pair, total_weight, settings), np.zeros(BLOCK)
     if not outcome.clip:
         return outcome, advance(published, parameters, unread)
     numbers, factors = numbers_of(outcome, total_weight, settings, carry), pair.factors
@@ -138,10 +149,12 @@ def step_and_advance(
                 *numbers,
                 published[here],
                 told[its],
+                squares,
             )
         return is_fine
 
-    return outcome, advance_by(write, published, out, unread)
+    told = advance_by(write, published, out, unread)
+    return _after(outcome, squares, total_weight), told
 
 
 def _is_in_blocks(payloads: Sequence[Payload]) -> bool:
@@ -155,6 +168,27 @@ def _is_in_blocks(payloads: Sequence[Payload]) -> bool:
             return False
         done += length
     return True
+
+
+def _before(pair: Pair, total_weight: float, settings: OuterSettings) -> Outcome:
+    """What the step is to do: its norm is NaN where that is not needed before, and small enough.
+
+    A sum's norm is at most the sum of its terms' norms: under the clip it clips nothing.
+    """
+    weights = pair.first.weight * pair.second.rescale, pair.second.weight
+    norms = pair.first.norm, pair.second.norm
+    most = sum(abs(w) * norm for w, norm in zip(weights, norms, strict=True)) / total_weight
+    most *= 1.0 + _ROUNDING
+    if is_finite(most) and (settings.clip is None or most + CLIP_EPSILON <= settings.clip):
+        return Outcome(math.nan, 1.0)
+    return outcome_of(_square_sum(pair), total_weight, settings)
+
+
+def _after(outcome: Outcome, squares: Float64, total_weight: float) -> Outcome:
+    """The same, with the norm of what has been stepped, if it was not needed before."""
+    if not math.isnan(outcome.merged_norm):
+        return outcome
+    return replace(outcome, merged_norm=math.sqrt(float(squares.sum())) / total_weight)
 
 
 def _square_sum(pair: Pair) -> float:

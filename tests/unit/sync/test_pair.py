@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline_proto.codec import Float32, UInt16, codec_of, encode, publish
+from syncline_proto.codec import encode
 from syncline_proto.merging import OuterSettings
 from syncline_proto.spans import Extent
 from syncline_proto.v1 import sync_pb2 as pb
@@ -21,79 +21,8 @@ from syncline_sync.core.squares import PIECE
 from syncline_sync.core.window import Carry
 from syncline_sync.shelf import Loan
 from syncline_testing.held import NUMEL, WHOLE, Fragment, run, values
+from syncline_testing.pairs import BLOCK, LONG, Here, payload, push, vector
 from syncline_testing.slow_disk import SlowDisk
-
-BLOCK = 256
-LONG = 2 * PIECE + 3 * BLOCK + 77
-
-
-def payload(given: Float32, start: int, codec: pb.Codec.ValueType, *cuts: int) -> merge.Payload:
-    """A shard of one span, in parts that end at these elements of it."""
-    data, size = bytes(encode(given, codec)), codec_of(codec).size
-    edges = [0, *map(size, cuts), len(data)]
-    parts = tuple(data[a:b] for a, b in zip(edges, edges[1:], strict=False))
-    return merge.Payload(codec, parts, Extent.of(np.array([[start, given.size]], np.int64)))
-
-
-def push(
-    given: Float32,
-    weight: float = 1.0,
-    rescale: float = 1.0,
-    *,
-    codec: pb.Codec.ValueType = pb.CODEC_INT8,
-    ranks: tuple[int, ...] = (),
-    cuts: tuple[int, ...] = (),
-) -> merge.Weighed:
-    """Of ranks that end at these elements; the first one's payload is in parts."""
-    edges = [0, *ranks, given.size]
-    spans = list(zip(edges, edges[1:], strict=False))
-    shards = [payload(given[a:b], a, codec, *(() if a else cuts)) for a, b in spans]
-    return merge.Weighed(shards, weight, rescale)
-
-
-def vector(seed: int, numel: int = LONG, scale: float = 1.0) -> Float32:
-    return (scale * np.random.default_rng(seed).standard_normal(numel)).astype(np.float32)
-
-
-class Here:
-    """A fragment's arrays, and a round of two pushes on them, either way."""
-
-    def __init__(self, numel: int, published: Float32 | None = None) -> None:
-        self.parameters, self.momentum = vector(1, numel), vector(2, numel, 0.1)
-        self.out = np.full(numel, np.nan, np.float32)
-        self.published: UInt16 = np.empty(numel, np.uint16)
-        publish(self.published, self.parameters if published is None else published)
-        self.unread: memoryview | None = None
-
-    def stepped(
-        self, two: list[merge.Weighed], outer: OuterSettings, carry: Carry | None, *, paired: bool
-    ) -> merge.Outcome:
-        arrays = self.parameters, self.momentum, self.out
-        if paired:
-            both = pair.pair_of(two)
-            assert both is not None
-            return pair.outer_step(both, *arrays, 1.7, outer, carry)
-        squares = merge.begin(self.out, two)
-        return merge.outer_step(*arrays, 1.7, outer, carry, squares)
-
-    def advanced(
-        self, two: list[merge.Weighed], outer: OuterSettings, carry: Carry | None, *, paired: bool
-    ) -> tuple[merge.Outcome, bytes | None]:
-        arrays = self.parameters, self.momentum, self.out
-        more = 1.7, outer, self.published, self.unread, carry
-        if paired:
-            both = pair.pair_of(two)
-            assert both is not None
-            outcome, told = pair.step_and_advance(both, *arrays, *more)
-        else:
-            squares = merge.begin(self.out, two)
-            outcome, told = merge.step_and_advance(*arrays, *more, squares)
-        self.unread = told
-        return outcome, None if told is None else bytes(told)
-
-    def bits(self) -> list[bytes]:
-        return [self.momentum.tobytes(), self.published.tobytes()]
-
 
 SHAPES = [
     pytest.param(dict(), id="one rank"),
@@ -143,6 +72,41 @@ def test_a_pair_is_stepped_to_the_bits_of_its_sum(
         assert here.bits() == there.bits()
         for side in (here, there):
             side.parameters, side.out = side.out, side.parameters
+
+
+@pytest.mark.parametrize("down", ["bf16", "int8"])
+@pytest.mark.parametrize("apart", [-0.5, -1e-4, -1e-6, -1e-9, 0.0, 1e-9, 1e-6, 1e-4, 1.0, None])
+@pytest.mark.parametrize("alike", [True, False])
+def test_where_the_norms_say_that_nothing_is_clipped_the_sums_own_is_not_waited_for(
+    alike: bool, apart: float | None, down: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However near the clip is; the sum of two of one direction is as long as they can make it."""
+    other, numel = (3 if alike else 4), 3 * BLOCK + 77
+    two = [
+        push(vector(3, numel), 0.9, 0.5, is_known=True),
+        push(vector(other, numel, 3.0), 0.8, 0.25, is_known=True),
+    ]
+    most = (0.9 * 0.25 * two[0].norm + 0.8 * two[1].norm) / 1.7
+    clip = None if apart is None else most * (1.0 + apart)
+    outer, here, there = OuterSettings(clip=clip), Here(numel), Here(numel)
+    waits = list[bool]()
+    taken = pair._square_sum
+    monkeypatch.setattr(pair, "_square_sum", lambda both: waits.append(True) or taken(both))
+    if down == "int8":
+        mine, told = here.advanced(two, outer, None, paired=True)
+        its, same = there.advanced(two, outer, None, paired=False)
+        assert told == same
+    else:
+        mine = here.stepped(two, outer, None, paired=True)
+        its = there.stepped(two, outer, None, paired=False)
+    assert here.out.tobytes() == there.out.tobytes()
+    assert here.bits() == there.bits()
+    assert mine.clip == its.clip
+    assert mine.merged_norm == pytest.approx(its.merged_norm, rel=1e-12)
+    if apart is None or apart > 1e-5:
+        assert not waits
+    elif apart <= 0.0:
+        assert waits
 
 
 def test_what_no_difference_can_tell_is_stepped_whole() -> None:
