@@ -139,7 +139,7 @@ def test_a_folder_is_one_services_and_of_the_number_of_services_that_it_was(
         "other": (other, "2", "1", "start it with --shards 2 --index 0"),
         "more": (other, "3", "0", "start it with --shards 2 --index 0"),
         "outside": (tmp_path / "new", "2", "2", "index 2 is not below shards (2)"),
-        "whole": (data, "2", "0", "start it with --shards 2,"),
+        "whole": (data, "2", "0", "start it with --shards 2 and no --index"),
     }
     files = sorted(data.rglob("*.json"))
     before = [path.read_bytes() for path in files]
