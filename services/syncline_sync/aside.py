@@ -234,5 +234,5 @@ def _not_ours() -> Generator[None]:
     try:
         yield
     except StoreError as error:
-        said = beside_runs(error.message)
+        said = beside_runs(error)
         raise CheckpointError(f"The checkpoint is not restored. {said}") from error

@@ -31,10 +31,11 @@ from syncline_proto.v1 import checkpoints_pb2_grpc
 from syncline_sync.aside import Aside, sweep_aside
 from syncline_sync.copies import Copies, Copying
 from syncline_sync.fragment_store import FragmentStore
-from syncline_sync.host import Host
 from syncline_sync.pins import Pin, Pinned, pin_all, pin_folder, unpin
-from syncline_sync.run import RunHost, Shared
+from syncline_sync.residence import Residence
+from syncline_sync.run import RunHost
 from syncline_sync.seating import is_inside
+from syncline_sync.shared import Shared
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -42,8 +43,8 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     """The calls of ``syncline.sync.v1.CheckpointService``."""
 
-    def __init__(self, host: Host, shared: Shared) -> None:
-        self._host, self._shared = host, shared
+    def __init__(self, residence: Residence, shared: Shared) -> None:
+        self._residence, self._shared = residence, shared
         self._copies = Copies()
         self._restoring: set[str] = set()
 
@@ -65,7 +66,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
         with self._copies.call(f"the checkpoint {request.url} is not sealed"):
             manifest = await self._copies.do(_manifest, request.manifest)
             await self._copies.do(_seal, await self._depot(request.url), manifest)
-            if await self._host.knows(manifest.run):
+            if await self._residence.knows(manifest.run):
                 said = f"Revision {manifest.revision} is kept as {request.url}."
                 self._shared.report(manifest.run, EventIn(kind="checkpoint.saved", message=said))
         return pb.SealCheckpointResponse()
@@ -90,7 +91,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
     async def _save(
         self, request: pb.SaveFragmentsRequest
     ) -> AsyncGenerator[pb.SaveFragmentsResponse]:
-        run = await self._host.run(_name(request.run))
+        run = await self._residence.run(_name(request.run))
         wanted = None if request.newest else request.revision
         pins, tokens = _pins(run, wanted, request.fragments)
         # What is published may still be on its way to the disk, or wait for a lull: together they
@@ -168,7 +169,7 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
             )
         self._restoring.add(run)
         try:
-            if await self._host.knows(run):
+            if await self._residence.knows(run):
                 raise RunConflict(f"There is a run {run} already; restore under another name.")
             yield
         finally:

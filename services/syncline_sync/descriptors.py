@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from syncline_proto.descriptors import ENDLESS, none_left
-from syncline_proto.errors import StoreError
-from syncline_sync.durability import NOTHING_LOST
+from syncline_sync.durability import StoreRefuses
 
 WAIT_S = 15.0
 """How long a file waits for one; within the time that the end of the process has for the disk."""
@@ -35,7 +34,7 @@ def opened(path: Path, how: Callable[[], T]) -> T:
     """Open ``path``; where no descriptor is left, wait for one.
 
     Raises:
-        StoreError: none came within ``WAIT_S``.
+        StoreRefuses: none came within ``WAIT_S``.
         OSError: it cannot be opened for another reason.
     """
     until = time.monotonic() + WAIT_S
@@ -46,9 +45,9 @@ def opened(path: Path, how: Callable[[], T]) -> T:
             if not none_left(error):
                 raise
             if time.monotonic() >= until:
-                raise StoreError(
+                raise StoreRefuses(
                     f"Cannot open {path}: {error.strerror} for {WAIT_S:g} s, and at most {limit()} "
-                    "are allowed. Allow more (ulimit -n; the whole machine: fs.file-max), then "
-                    f"{NOTHING_LOST}"
+                    "are allowed.",
+                    "Allow more (ulimit -n; the whole machine: fs.file-max)",
                 ) from error
         time.sleep(LOOK_S)

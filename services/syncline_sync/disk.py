@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from syncline_proto.errors import StoreError
 from syncline_proto.locks import is_still
-from syncline_sync.durability import NOTHING_LOST
+from syncline_sync.durability import StoreRefuses
 from syncline_sync.pool import P, T, compute
 
 DISK_THREADS = 4
@@ -75,7 +74,7 @@ def check_is_there(folder: Path, lock: IO[bytes]) -> None:
     """See that the ``lock`` that we hold in a folder is the one that lies there.
 
     Raises:
-        StoreError: it is not; the folder was moved, removed or unmounted.
+        StoreRefuses: it is not; the folder was moved, removed or unmounted.
     """
     path = Path(lock.name)
     try:
@@ -84,7 +83,6 @@ def check_is_there(folder: Path, lock: IO[bytes]) -> None:
         why = f"{path} is not the file that this service locked"
     except OSError as error:
         why = f"{path}: {error.strerror}"
-    raise StoreError(
-        f"The store's folder {folder} was moved, removed or unmounted ({why}). Bring it back, then "
-        f"{NOTHING_LOST}"
+    raise StoreRefuses(
+        f"The store's folder {folder} was moved, removed or unmounted ({why}).", "Bring it back"
     )

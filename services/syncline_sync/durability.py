@@ -1,11 +1,24 @@
 """What a store keeps when its disk refuses, in words for whoever is to mend it."""
 
+from __future__ import annotations
+
+from syncline_proto.errors import StoreError
+
 NOTHING_LOST = (
     "start the service again: nothing that was published is lost, or with durability async at most "
     "the newest revision of a fragment."
 )
 
 
-def beside_runs(refused: str) -> str:
-    """The disk's refusal of a save or a restore, after which the service goes on."""
-    return refused.replace(f", then {NOTHING_LOST}", ", then try again: the runs here go on.")
+class StoreRefuses(StoreError):
+    """The disk, or the way to it, refuses; the service that was at work there ends."""
+
+    def __init__(self, what: str, mend: str) -> None:
+        """``what`` has happened, in a sentence; how to ``mend`` it, as the begin of one."""
+        super().__init__(f"{what} {mend}, then {NOTHING_LOST}")
+        self.beside_runs = f"{what} {mend}, then try again: the runs here go on."
+
+
+def beside_runs(error: StoreError) -> str:
+    """The refusal of a save or a restore, after which the service goes on."""
+    return error.beside_runs if isinstance(error, StoreRefuses) else error.message

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from syncline_proto.codec import Float32, UInt16, crc32c
-from syncline_proto.errors import InvalidRequest, StoreDamaged, StoreError
+from syncline_proto.errors import InvalidRequest, StoreDamaged
 from syncline_proto.seals import Seal
 from syncline_sync.descriptors import opened
-from syncline_sync.durability import NOTHING_LOST
+from syncline_sync.durability import StoreRefuses
 from syncline_sync.memory import BLOCK, placed
 from syncline_sync.past_cache import write_parts
 
@@ -254,9 +254,7 @@ def writing(path: Path, half: Path | None = None) -> Generator[None]:
                 half.unlink()
         is_gone = isinstance(error, FileNotFoundError)
         remedy = "Bring its folder back" if is_gone else "Free the disk or mend it"
-        raise StoreError(
-            f"Cannot write {path}: {error.strerror or error}. {remedy}, then {NOTHING_LOST}"
-        ) from error
+        raise StoreRefuses(f"Cannot write {path}: {error.strerror or error}.", remedy) from error
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ def pin_all(folder: Path, pins: Mapping[int, Pin]) -> dict[int, Pinned]:
         for path in (folder.parent, folder):
             make_folder(path)
     except StoreError as error:
-        raise CheckpointError(f"Nothing can be pinned. {beside_runs(error.message)}") from error
+        raise CheckpointError(f"Nothing can be pinned. {beside_runs(error)}") from error
     held: dict[int, Pinned] = {}
     for fragment, pin in pins.items():
         path = folder / f"{fragment:05d}.safetensors"

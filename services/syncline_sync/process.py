@@ -27,17 +27,18 @@ from syncline_sync.budget import Budget
 from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.control import ControlLink
 from syncline_sync.disk import Disk, check_is_there
-from syncline_sync.host import STOP_S, DiskHangs, Host
+from syncline_sync.host import Host
 from syncline_sync.lull import Lull
 from syncline_sync.metrics import Metrics
 from syncline_sync.pins import sweep_pins
 from syncline_sync.pool import shut_down
 from syncline_sync.report_queue import ReportQueue
-from syncline_sync.run import Shared
+from syncline_sync.residence import STOP_S, DiskHangs, Residence
 from syncline_sync.seating import data_folder, take_seat
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import address, bind
 from syncline_sync.settings import SyncSettings
+from syncline_sync.shared import Shared
 from syncline_sync.slabs import KEPT_BYTES, Slabs
 from syncline_sync.supervisor import outlived
 
@@ -101,9 +102,9 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     end.heed_signals()
     metrics = Metrics()
     pool = ThreadPoolExecutor(settings.threads or max(os.cpu_count() or 1, 4), "compute")
-    host: Host | None = None
+    residence: Residence | None = None
     lull = Lull()
-    reports = ReportQueue(lambda: host.fragments if host else 0, lull)
+    reports = ReportQueue(lambda: residence.fragments if residence else 0, lull)
     budget = Budget(settings.staging_bytes)
     disk = Disk()
     link: ControlLink | None = None
@@ -122,9 +123,11 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         lull=lull,
         is_replaced=lambda: link is not None and link.is_refused,
     )
-    host = Host(shared)
-    checkpoints = CheckpointServicer(host, shared)
-    doors = bind(settings, SyncServicer(host, shared), checkpoints, metrics, shared.fail)
+    residence = Residence(shared)
+    host = Host(residence, shared)
+    checkpoints = CheckpointServicer(residence, shared)
+    servicer = SyncServicer(host, residence, shared)
+    doors = bind(settings, servicer, checkpoints, metrics, shared.fail)
     mine = _taken_up(settings)  # not earlier: a start in vain leaves no folder behind
     disk.watch(lambda: check_is_there(settings.data, mine))
     await _compile(shared, end)
@@ -149,14 +152,14 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
         log.info(
             "listening", address=hello.address, data=str(settings.data), seat=str(settings.seat)
         )
-        works = [link.run, host.sweep]
+        works = [link.run, residence.sweep]
         if settings.parent:
             works.append(lambda: _until_alone(settings, end))
         await _work_until(end, works)
         _, hanging = await asyncio.gather(doors.close(), checkpoints.close())
         for what in hanging:
             log.warning("a checkpoint's store does not answer; ending without it", left=what)
-        are_back = await _come_to_rest(host, (pool, *disk.pools), settings.data, end)
+        are_back = await _come_to_rest(residence, (pool, *disk.pools), settings.data, end)
         await link.send_last(LAST_REPORTS_S, end.why)
         if are_back:
             mine.close()  # else a thread may write still, and nobody else is to
@@ -167,12 +170,12 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
 
 
 async def _come_to_rest(
-    host: Host, pools: Iterable[ThreadPoolExecutor], data: Path, end: End
+    residence: Residence, pools: Iterable[ThreadPoolExecutor], data: Path, end: End
 ) -> bool:
     """Finish what is under way; whether no thread is left that may write still."""
     until_s = time.monotonic() + STOP_S
     try:
-        await host.stop()
+        await residence.stop()
     except Exception as error:
         end.come(error)
     # Of calls that were cut, too, a thread may be at the disk.

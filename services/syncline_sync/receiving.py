@@ -23,8 +23,9 @@ from syncline_proto.status import ROOM_HEADER
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.patience import patience
 from syncline_sync.pool import to_the_end
-from syncline_sync.run import RunHost, Shared
+from syncline_sync.run import RunHost
 from syncline_sync.shard import Shard
+from syncline_sync.shared import Shared
 from syncline_sync.staged import Staged
 from syncline_sync.staging import Staging
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
 
 import structlog
 
@@ -20,7 +18,6 @@ from syncline_proto.codec import codec_of
 from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError, Unreachable
 from syncline_proto.exclusions import Exclusions
 from syncline_proto.layout import Layout, difference
-from syncline_proto.owners import Seat
 from syncline_proto.reports import EventIn
 from syncline_proto.rest import (
     PhaseVote,
@@ -29,18 +26,12 @@ from syncline_proto.rest import (
 )
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.budget import Budget
 from syncline_sync.core.ending import Ending, Vote
 from syncline_sync.core.record import STRANGERS_MAX
-from syncline_sync.disk import Disk
-from syncline_sync.lull import Lull
-from syncline_sync.metrics import Metrics
 from syncline_sync.places import Places
-from syncline_sync.pool import P, T, compute
-from syncline_sync.recalled import ALONE, Recalled, read_fragments
-from syncline_sync.report_queue import Told
+from syncline_sync.recalled import Recalled, read_fragments
 from syncline_sync.runner import Adopt, MembershipStamp, Runner, Surroundings
-from syncline_sync.slabs import Slabs
+from syncline_sync.shared import Shared
 from syncline_sync.staging import Staging
 from syncline_sync.store import RunStore
 from syncline_sync.stored import Stored
@@ -60,45 +51,6 @@ LITTLE_ROOM = (
     "than {count} of them: a replica that holds room and sends nothing can keep the others waiting "
     "until it is cut. Give the sync service --staging-bytes {wanted} or more."
 )
-
-Report = Callable[[str, Told], int]
-"""(run, what): goes to the control plane when it can; its ticket."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """What all runs of the process share."""
-
-    root: Path
-    pool: ThreadPoolExecutor
-    disk: Disk
-    budget: Budget
-    metrics: Metrics
-    report: Report
-    fail: Callable[[BaseException], None]
-    slabs: Slabs = field(default_factory=Slabs)
-    """Memory of pushes in flight."""
-    seat: Seat = ALONE
-    """Which fragments of every run are ours."""
-    vote: Callable[[], None] = lambda: None
-    """How a run's synchronous phase stands has changed: the control plane should hear of it."""
-    settled: Callable[[], int] = lambda: 0
-    """Reports of lower tickets need not be told again."""
-    lull: Lull = field(default_factory=Lull)
-    """For what need not be done at once."""
-    is_replaced: Callable[[], bool] = lambda: False
-    """Whether the control plane knows another service by our name."""
-
-    def __post_init__(self) -> None:
-        self.metrics.staged.set_function(lambda: self.budget.used)
-
-    async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run heavy work in the pool."""
-        return await compute(self.pool, work, *args, **kwargs)
-
-    async def at_disk(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Write, or read all of a run, where it holds up nobody's arithmetic."""
-        return await self.disk.do(work, *args, **kwargs)
 
 
 class RunHost:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from syncline_proto.errors import ConfigError, StoreError
 from syncline_proto.manifest import MANIFEST
-from syncline_sync.durability import NOTHING_LOST
+from syncline_sync.durability import StoreRefuses
 from syncline_sync.files import SEAL, is_there, read, replace_file, understood
 
 MARK = "seat.json"
@@ -37,7 +37,7 @@ def data_folder(path: Path) -> Path:
         is_file = isinstance(error, FileExistsError | NotADirectoryError)
         why = f"Cannot write to {path}: {'it is no folder' if is_file else error.strerror}"
         if _may_have_runs(path):  # on another folder we would have none of them
-            raise StoreError(f"{why}. Free the disk or mend it, then {NOTHING_LOST}") from error
+            raise StoreRefuses(f"{why}.", "Free the disk or mend it") from error
         raise StoreError(f"{why}; choose another with --data.") from error
     return path
 

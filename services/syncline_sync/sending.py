@@ -17,8 +17,9 @@ from syncline_proto.parts import Chunk, write_chunk
 from syncline_proto.spans import Extent, Spans
 from syncline_sync.cuts import Cuts
 from syncline_sync.patience import Patience, patience
-from syncline_sync.run import RunHost, Shared
+from syncline_sync.run import RunHost
 from syncline_sync.senders import Senders
+from syncline_sync.shared import Shared
 from syncline_sync.shelf import Loan
 from syncline_sync.sources import FEW_SPANS
 

@@ -37,14 +37,17 @@ from syncline_sync.places import Places
 from syncline_sync.pool import compute_to_the_end
 from syncline_sync.published import Whose
 from syncline_sync.receiving import Part, PushContext, Receiving, begun_anew
-from syncline_sync.run import RunHost, Shared
+from syncline_sync.residence import Residence
+from syncline_sync.run import RunHost
 from syncline_sync.runner import Runner
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX, Senders
 from syncline_sync.sending import Sending, Write
 from syncline_sync.shard import KIND, shard_of
-from syncline_sync.shelf import Loan, Shelf
+from syncline_sync.shared import Shared
+from syncline_sync.shelf import Loan
 from syncline_sync.staging import Staging
 from syncline_sync.statuses import tell
+from syncline_sync.wanted import phase_of, wanted
 
 OpenContext: TypeAlias = grpc.aio.ServicerContext[pb.OpenRunRequest, pb.OpenRunResponse]
 PullContext: TypeAlias = grpc.aio.ServicerContext[pb.PullRequest, pb.PullResponse]
@@ -58,26 +61,19 @@ HEADER_WAIT_S = max(TimeoutSettings(profile=profile).call_s for profile in ("lan
 FEW_BOXES = 1024
 """So many are found within a few hundredths of a second."""
 
-_RESIDUAL = {
-    pb.VERDICT_ACCEPTED: pb.RESIDUAL_ACTION_KEEP,
-    pb.VERDICT_STALE: pb.RESIDUAL_ACTION_RESTORE,
-    pb.VERDICT_ANOMALOUS: pb.RESIDUAL_ACTION_CLEAR,
-    pb.VERDICT_FENCED: pb.RESIDUAL_ACTION_KEEP,
-}
-
 
 class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     """The calls of ``syncline.sync.v1.SyncService``."""
 
-    def __init__(self, host: Host, shared: Shared) -> None:
-        self._host, self._shared = host, shared
+    def __init__(self, host: Host, residence: Residence, shared: Shared) -> None:
+        self._host, self._residence, self._shared = host, residence, shared
         self._senders = Senders(SENDERS_MAX, ENDING_MAX)
         self._lookups = Budget(1)
 
     async def OpenRun(self, request: pb.OpenRunRequest, context: OpenContext) -> pb.OpenRunResponse:
         observer = not request.replica
         if observer:
-            run = await self._host.run(_name("run", request.run))
+            run = await self._residence.run(_name("run", request.run))
         else:
             replica, name = _name("replica", request.replica), _name("run", request.run)
             run = await self._host.member(name, replica, request.incarnation)
@@ -98,7 +94,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     ) -> pb.PushResponse:
         header = await _header(request_iterator)
         _name("replica", header.replica)
-        run = await self._host.run(_name("run", header.run))
+        run = await self._residence.run(_name("run", header.run))
         runner, staging = self._runner(run, header.fragment), run.staging
         assert staging is not None
         assert run.places is not None
@@ -156,7 +152,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     async def GetRunStatus(
         self, request: pb.GetRunStatusRequest, context: StatusContext
     ) -> pb.GetRunStatusResponse:
-        run = await self._host.run(_name("run", request.run))
+        run = await self._residence.run(_name("run", request.run))
         return pb.GetRunStatusResponse(
             epoch=run.epoch,
             fingerprint=run.fingerprint,
@@ -171,7 +167,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             How long ago (s) the revision was published, where the header could not say: it was
             still to be. Else None.
         """
-        run = await self._host.run(_name("run", request.run))
+        run = await self._residence.run(_name("run", request.run))
         runner = self._runner(run, request.fragment)
         if request.replica:
             _still_alive(run, _name("replica", request.replica), request.incarnation)
@@ -184,8 +180,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         if request.boxes:
             find = partial(run.places.of, request.fragment, request.boxes)
             where = await self._located(run.name, run.places, request, find)
-        shelf, number = _wanted(runner, request)
-        value = await shelf.get(number, _phase(runner, request), time.monotonic())
+        shelf, number = wanted(runner, request)
+        value = await shelf.get(number, phase_of(runner, request), time.monotonic())
         whose = Whose(self._host.instance, run.name, request.fragment)
         difference = value.difference_to(request.held, whose, where) if request.held else None
         difference_from = request.held if difference else ""
@@ -298,39 +294,13 @@ def _still_alive(run: RunHost, replica: str, incarnation: int) -> None:
 
 
 def _response(judgement: Judgement, runner: Runner) -> pb.PushResponse:
-    judged = judgement.judged or judgement.verdict
     return pb.PushResponse(
         verdict=judgement.verdict,
         reason=judgement.reason,
         epoch=runner.core.saved.epoch,
         result_revision=judgement.result,
-        residual=_RESIDUAL[judged],
-        judged=judged,
+        residual=judgement.residual,
+        judged=judgement.first,
         non_finite=judgement.non_finite,
         counts_in=judgement.counts_in,
     )
-
-
-def _wanted(runner: Runner, request: pb.PullRequest) -> tuple[Shelf, int | None]:
-    """Where what a pull wants is to be had, and under which number; None: the newest."""
-    wanted = request.WhichOneof("wanted")
-    if wanted == "revision":
-        return runner.holding.revisions, request.revision
-    if wanted == "newest":
-        return runner.holding.revisions, None
-    if wanted == "gradient_step":
-        steps = runner.core.settings.warmup_steps
-        if steps and not 1 <= request.gradient_step <= steps:
-            raise InvalidRequest(f"gradient_step: {request.gradient_step} is not 1 to {steps}.")
-        shelf = runner.holding.gradients
-        if request.gradient_step > (shelf.newest or 0) + 1:  # nobody has pushed to it yet
-            raise shelf.missing(request.gradient_step)
-        return shelf, request.gradient_step
-    raise InvalidRequest("wanted: name a revision, the newest, or a gradient_step.")
-
-
-def _phase(runner: Runner, request: pb.PullRequest) -> int | None:
-    """The synchronous phase of which a pull is; None: it is of none, or of whichever."""
-    if request.HasField("phase"):
-        return request.phase
-    return runner.latest.phase if request.WhichOneof("wanted") == "gradient_step" else None

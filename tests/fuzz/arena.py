@@ -206,7 +206,7 @@ class Arena:
         for i, replicas in enumerate(arrived):
             if replicas:
                 await self._closes(i, replicas, expected)
-        staging = (await self._s.host.run(RUN)).staging
+        staging = (await self._s.residence.run(RUN)).staging
         # A push that is late may have been judged though its calls had ended by then.
         remembers = staging is not None and bool(staging._answered)
         return bool(verdicts) or any(arrived) or remembers

@@ -155,7 +155,7 @@ class Asking:
                 await self._serves(asked.layout)
         await self._unharmed()
         if not is_first:
-            assert (await self._service.host.run(FRESH)).layout is None
+            assert (await self._service.residence.run(FRESH)).layout is None
         return is_first
 
     async def _told(self, request: Request, codes: set[str]) -> list[bytes] | None:

@@ -148,7 +148,7 @@ def test_what_the_header_says_is_sent_whatever_goes_on_meanwhile(tmp_path: Path)
 
             boxes = [box.to_proto() for box in WHOLE]
             request = pb.PullRequest(run=RUN, revision=1, held=name, boxes=boxes)
-            await SyncServicer(s.host, s.shared)._pull(request, write)
+            await SyncServicer(s.host, s.residence, s.shared)._pull(request, write)
             header = pb.PullResponse.FromString(parts[0]).header
             assert (header.revision, header.difference_from) == (1, name)
             chunks = [pb.PullResponse.FromString(part).chunk.data for part in parts[1:]]

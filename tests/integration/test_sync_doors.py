@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from syncline_proto.errors import PortInUse, RunUnknown
 from syncline_proto.v1 import checkpoints_pb2, checkpoints_pb2_grpc, sync_pb2_grpc
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.host import Host
+from syncline_sync.residence import Residence
 from syncline_sync.run import RunHost
 from syncline_sync.serving import CHECKPOINTS, SERVICE, bind
 from syncline_sync.settings import SyncSettings
@@ -195,7 +195,7 @@ def test_what_is_compressed_is_refused_unread_at_every_door(
 def test_a_sentence_that_is_too_long_is_cut_where_grpc_would_keep_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(_host: Host, _name: str) -> RunHost:
+    async def refuse(_residence: Residence, _name: str) -> RunHost:
         raise RunUnknown("é" * 10_000)
 
     async def scenario() -> None:
@@ -206,7 +206,7 @@ def test_a_sentence_that_is_too_long_is_cut_where_grpc_would_keep_it_back(
             assert code_of(error.value) == "RUN_UNKNOWN"
             assert set(error.value.details() or "") == {"é"}
 
-    monkeypatch.setattr(Host, "run", refuse)
+    monkeypatch.setattr(Residence, "run", refuse)
     asyncio.run(scenario())
 
 

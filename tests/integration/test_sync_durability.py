@@ -71,7 +71,9 @@ def test_commits_go_beside_one_another_and_hold_up_no_push(
                 assert np.array_equal((await s.pull(revision=0))[1], vector(1.0))
                 states = (await s.status()).fragments
                 assert [state.revision for state in states] == [0] * fragments
-                shelves = [r.holding.revisions for r in (await s.host.run(RUN)).runners.values()]
+                shelves = [
+                    r.holding.revisions for r in (await s.residence.run(RUN)).runners.values()
+                ]
                 assert [shelf.newest for shelf in shelves] == [0] * fragments, "nothing is early"
                 assert len(disk.at_once) == DISK_THREADS
             for fragment in range(fragments):
@@ -98,7 +100,7 @@ def test_a_revision_that_was_published_and_lost_counts_for_nothing(
                     header, _ = await s.pull(fragment=fragment, revision=1)
                     assert header.committed_tokens == 10
                 await disk.until(lambda d: len(d.at_once) == 1)
-                await (await s.host.run(RUN)).runners[1].holding.written()
+                await (await s.residence.run(RUN)).runners[1].holding.written()
                 shutil.copytree(tmp_path / "one", tmp_path / "two")  # what a kill leaves now
 
     async def after() -> None:

@@ -332,7 +332,7 @@ def test_settings_that_the_disk_refuses_do_not_count(tmp_path: Path) -> None:
             s.settings = AVERAGE
             with pytest.raises(StoreError):  # and the line to the control plane ends with it
                 await s.members({"a": 1})
-            run = await s.host.run(RUN)
+            run = await s.residence.run(RUN)
             assert run.settings == ALONE
 
     asyncio.run(scenario())

@@ -138,7 +138,7 @@ def test_a_header_of_no_member_is_nothing_to_a_members_ranks(
             for given in ({"replica": "b"}, {"replica": "a", "incarnation": 2}):
                 fields = {"seq": whole.seq, "rank": 1, "ranks": 2, "codec": 99, **given}
                 await refused(s, s.header(VALUES, base_revision=0, **fields))
-            staging = (await s.host.run(s.run)).staging
+            staging = (await s.residence.run(s.run)).staging
             assert staging is not None and not staging._refused
             with pytest.raises(grpc.aio.AioRpcError, match="rank 1 of 2 did not come") as error:
                 await call
@@ -167,7 +167,7 @@ async def half_in(s: Service, whole: pb.PushHeader) -> asyncio.Task[pb.PushRespo
     """The call of rank 0 of two, which is in and waits for the other."""
     header = rank_header(whole, 0, 2, 0, SIZE // 2)
     call = asyncio.create_task(s.send(*iter_push(header, VALUES[: SIZE // 2])))
-    staging = (await s.host.run(s.run)).staging
+    staging = (await s.residence.run(s.run)).staging
     assert staging is not None
     async with asyncio.timeout(20):
         while not any(staged.shards for staged in staging._staged.values()):

@@ -20,8 +20,8 @@ import pytest
 
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
-from syncline_sync import host, process
-from syncline_sync.host import DiskHangs
+from syncline_sync import process, residence
+from syncline_sync.residence import DiskHangs
 from syncline_sync.settings import SyncSettings
 from syncline_testing.cluster import free_ports
 from syncline_testing.service import RUN, Service, service
@@ -90,7 +90,7 @@ async def left_behind(data: Path) -> None:
 @pytest.fixture(autouse=True)
 def _ends_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """And the store's lock, which the process keeps to its last breath, is let go of here."""
-    for module in (process, host):
+    for module in (process, residence):
         monkeypatch.setattr(module, "STOP_S", 0.3)
     locks: list[IO[bytes]] = []
     take_up = process._taken_up

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from syncline_proto.settings import RunSettings
-from syncline_sync import host
+from syncline_sync import residence
 from syncline_testing.service import service
 
 PATIENCE_S = 60.0
@@ -27,11 +27,11 @@ def resident() -> int:
 def test_what_a_flood_leaves_goes_back_while_the_service_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "SWEEP_S", 0.01)
+    monkeypatch.setattr(residence, "SWEEP_S", 0.01)
 
     async def scenario() -> None:
         async with service(tmp_path, RunSettings()) as s:
-            sweeping = asyncio.create_task(s.host.sweep())
+            sweeping = asyncio.create_task(s.residence.sweep())
             flood = [b"x" * (1 << 16) for _ in range(8192)]
             few = flood[::64]  # in use, so that the allocator keeps what is between
             most = resident()

@@ -118,7 +118,7 @@ def test_its_room_comes_back_when_its_run_is_put_away(tmp_path: Path) -> None:
         async with service(tmp_path, SETTINGS) as s:
             await started(s)
             await push(s, "a", 0)
-            await (await s.host.run(s.run)).stop()
+            await (await s.residence.run(s.run)).stop()
             assert s.shared.budget.used == 0
 
     asyncio.run(scenario())

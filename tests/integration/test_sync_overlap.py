@@ -87,7 +87,7 @@ def test_pushes_come_in_and_are_folded_while_another_is_folded(
                 assert answer.verdict == pb.VERDICT_ACCEPTED
             await s.pull(fragment=1, revision=1)
             second = asyncio.create_task(s.push(vector(3), "b", base_revision=0))
-            staging = (await s.host.run(RUN)).staging
+            staging = (await s.residence.run(RUN)).staging
             assert staging is not None
             async with asyncio.timeout(LIMIT_S):
                 while not any(push.submitted for push in staging._staged.values()):

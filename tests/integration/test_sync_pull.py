@@ -17,7 +17,7 @@ from syncline_proto.layout import Box, FragmentSpec, Layout, TensorSpec
 from syncline_proto.owners import Seat
 from syncline_proto.settings import RunSettings, TimeoutSettings
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync import host
+from syncline_sync import residence
 from syncline_sync.core.record import Saved
 from syncline_sync.recalled import Recalled
 from syncline_sync.servicer import SyncServicer
@@ -198,7 +198,7 @@ def test_a_run_that_was_put_away_ends_the_pulls_that_wait_for_it(tmp_path: Path)
             call = s.stub.Pull(pb.PullRequest(run=RUN, revision=9))
             waiting = asyncio.ensure_future(call.read())
             await asyncio.sleep(0.1)
-            await (await s.host.run(RUN)).stop()
+            await (await s.residence.run(RUN)).stop()
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await waiting
             assert code_of(ended.value) == "REVISION_GONE"
@@ -209,7 +209,7 @@ def test_a_run_that_was_put_away_ends_the_pulls_that_wait_for_it(tmp_path: Path)
 def test_an_ended_run_is_read_once_off_the_loop_and_few_stay_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "ENDED_MAX", 2)
+    monkeypatch.setattr(residence, "ENDED_MAX", 2)
     threads: list[tuple[str, threading.Thread]] = []
     read = Recalled.read
 
@@ -253,14 +253,14 @@ def test_who_does_not_take_the_header_is_cut_and_holds_nothing(
         async with service(tmp_path, rules("fp32")) as s:
             await started(s)
             monkeypatch.setattr(TimeoutSettings, "call_s", property(lambda _: 0.2))
-            runner = (await s.host.run(RUN)).runners[0]
+            runner = (await s.residence.run(RUN)).runners[0]
             value = await runner.holding.revisions.get(0)
 
             async def never_taken(_: bytes) -> None:
                 lent.append(value._loans)
                 await asyncio.Event().wait()
 
-            pull = SyncServicer(s.host, s.shared)._pull(request, never_taken)
+            pull = SyncServicer(s.host, s.residence, s.shared)._pull(request, never_taken)
             with pytest.raises(Unreachable, match=r"nothing was taken for 0\.2 s"):
                 await asyncio.wait_for(pull, 20)
             assert (lent, value._loans) == ([1], 0)

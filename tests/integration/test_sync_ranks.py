@@ -164,7 +164,7 @@ def test_an_older_call_that_ends_while_its_rank_sends_again_is_refused(tmp_path:
 
 async def _digested(s: Service, elements: int) -> None:
     """Wait until so many elements of a shard are in, and the end of its stream is not."""
-    staging = (await s.host.run(s.run)).staging
+    staging = (await s.residence.run(s.run)).staging
     assert staging is not None
     async with asyncio.timeout(20):
         while [x.received for one in staging._staged.values() for x in one.coming.values()] != [
@@ -175,7 +175,7 @@ async def _digested(s: Service, elements: int) -> None:
 
 async def _in(s: Service, rank: int) -> None:
     """Wait until all of this rank's shard of the one push is in."""
-    staging = (await s.host.run(s.run)).staging
+    staging = (await s.residence.run(s.run)).staging
     assert staging is not None
     async with asyncio.timeout(20):
         while [[*one.shards] for one in staging._staged.values()] != [[rank]]:

@@ -26,9 +26,9 @@ from syncline_proto.rest import (
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import checkpoints_pb2
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync import host
-from syncline_sync.host import DiskHangs
+from syncline_sync import residence
 from syncline_sync.places import Places
+from syncline_sync.residence import DiskHangs
 from syncline_sync.shard import shard_of
 from syncline_testing.service import (
     RUN,
@@ -108,8 +108,8 @@ def test_a_run_that_is_put_away_in_mid_commit_loses_nothing(
             may_go_on.wait(60)
 
     monkeypatch.setattr(os, "fsync", slow)
-    monkeypatch.setattr(host, "ENDED_MAX", 0)
-    monkeypatch.setattr(host, "SWEEP_S", 0.001)
+    monkeypatch.setattr(residence, "ENDED_MAX", 0)
+    monkeypatch.setattr(residence, "SWEEP_S", 0.001)
 
     async def scenario() -> None:
         async with service(tmp_path, ALONE) as s:
@@ -117,11 +117,11 @@ def test_a_run_that_is_put_away_in_mid_commit_loses_nothing(
             await s.push(vector(0.5), "a", base_revision=0)
             await until(writing)
             await s.host.follow(Membership(version=99, runs=[]))
-            sweeping = asyncio.create_task(s.host.sweep())
+            sweeping = asyncio.create_task(s.residence.sweep())
             while s.shared.metrics.registry.get_sample_value("syncline_sync_runs"):
                 await asyncio.sleep(0.001)
-            monkeypatch.setattr(host, "SWEEP_S", 60.0)
-            monkeypatch.setattr(host, "ENDED_MAX", 16)
+            monkeypatch.setattr(residence, "SWEEP_S", 60.0)
+            monkeypatch.setattr(residence, "ENDED_MAX", 16)
             asked = asyncio.create_task(s.pull(newest=True))
             await asyncio.sleep(0.1)
             assert not asked.done()
@@ -149,16 +149,16 @@ def test_a_run_that_does_not_come_to_rest_ends_the_service_and_is_not_loaded_aga
     async def scenario() -> None:
         async with service(tmp_path, ALONE) as s:
             await started(s)
-            run = await s.host.run(RUN)
+            run = await s.residence.run(RUN)
             with monkeypatch.context() as broken:
                 broken.setattr(run, "stop", raised_later)
-                broken.setattr(host, "ENDED_MAX", 0)
+                broken.setattr(residence, "ENDED_MAX", 0)
                 await s.host.follow(Membership(version=99, runs=[]))
-                await s.host._put_away()
+                await s.residence.put_away()
             assert s.faults == [fault]
             with pytest.raises(RuntimeError):
-                await s.host.run(RUN)
-            s.host._stops.clear()
+                await s.residence.run(RUN)
+            s.residence._stops.clear()
             await run.stop()
 
     async def raised_later() -> None:
@@ -176,7 +176,7 @@ def test_a_push_that_waits_for_its_turn_when_the_run_is_put_away_is_answered(
         async with service(tmp_path, ALONE) as s:
             await started(s)
             await s.members({"a": 1, "b": 1})
-            run = await s.host.run(RUN)
+            run = await s.residence.run(RUN)
             with SlowDisk(monkeypatch, "r00000001") as disk:
                 await s.push(vector(0.5), "a", base_revision=0)
                 await disk.until(lambda disk: bool(disk.at_once))
@@ -202,7 +202,7 @@ def test_while_a_fragment_waits_for_its_disk_only_the_newest_membership_waits_fo
     async def scenario() -> None:
         async with service(tmp_path, ALONE) as s:
             await started(s)
-            run = await s.host.run(RUN)
+            run = await s.residence.run(RUN)
             with SlowDisk(monkeypatch, "r00000001") as disk:
                 await s.push(vector(0.5), "a", base_revision=0)
                 await disk.until(lambda disk: bool(disk.at_once))
@@ -229,7 +229,7 @@ def test_a_push_that_lacks_a_rank_when_the_run_is_put_away_is_answered(tmp_path:
             async with asyncio.timeout(20):
                 while not s.shared.budget.used:
                     await asyncio.sleep(0.005)
-            run = await s.host.run(RUN)
+            run = await s.residence.run(RUN)
             settings = tmp_path / "runs" / RUN / "run.json"
             settings.unlink()
             settings.mkdir()
@@ -318,22 +318,22 @@ def test_an_ended_run_that_is_put_away_as_it_proves_damaged_is_refused_and_other
     async def scenario() -> None:
         async with service(tmp_path, ALONE) as s:
             await started(s)
-            lives = [await s.host.run(RUN)]
+            lives = [await s.residence.run(RUN)]
             await s.host.follow(Membership(version=99, runs=[]))
 
             async def put_away_meanwhile(settings: RunSettings) -> None:
                 with monkeypatch.context() as full:
-                    full.setattr(host, "ENDED_MAX", 0)
-                    await s.host._put_away()
+                    full.setattr(residence, "ENDED_MAX", 0)
+                    await s.residence.put_away()
                 if is_asked_for:
-                    lives.append(await s.host.run(RUN))
+                    lives.append(await s.residence.run(RUN))
                 raise StoreDamaged("run.json is a folder.")
 
             monkeypatch.setattr(lives[0], "keeps", lambda settings: False)
             monkeypatch.setattr(lives[0], "keep", put_away_meanwhile)
             await s.host.follow(word(RUN, "other"))
             await refused_for("run.json is a folder", s.status())
-            await asyncio.gather(*s.host._stops.values())
+            await asyncio.gather(*s.residence._stops.values())
             assert all(run._is_ending for run in lives)
             assert await s.host.member("other", "a", 1)
             assert not s.faults
@@ -360,11 +360,11 @@ def test_a_disk_that_never_answers_does_not_hold_up_the_end(
         async with service(tmp_path, ALONE) as s:
             await s.members({"a": 1})
             with SlowDisk(monkeypatch, "layout.json") as disk, monkeypatch.context() as soon:
-                soon.setattr(host, "STOP_S", 0.2)
+                soon.setattr(residence, "STOP_S", 0.2)
                 opening = asyncio.ensure_future(s.open(LAYOUT, "a"))
                 await disk.until(lambda disk: bool(disk.at_once))
                 with pytest.raises(DiskHangs, match=r"has not answered for 0\.2 s"):
-                    await s.host.stop()
+                    await s.residence.stop()
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
 

@@ -156,7 +156,7 @@ def test_a_service_that_dies_in_a_restore_onto_others_comes_back_and_it_goes_on(
         sweep_aside(new / str(last))  # as it starts again
         assert not list((new / str(last)).rglob("*.safetensors"))
         async with sharing(new, after, None) as services:
-            assert not any([await s.host.knows("next") for s in services])
+            assert not any([await s.residence.knows("next") for s in services])
             owned = [sorted(await fetch(s, url, "next")) for s in services]
             assert sorted(sum(owned, [])) == list(FRAGMENTS)
         for index in range(after):  # killed before the control plane's word reached them

@@ -33,7 +33,7 @@ async def doors(folder: Path, token: str = "") -> AsyncIterator[tuple[Doors, Ser
 
 def servicers(s: Service) -> tuple[SyncServicer, CheckpointServicer]:
     """What answers behind the doors."""
-    return SyncServicer(s.host, s.shared), CheckpointServicer(s.host, s.shared)
+    return SyncServicer(s.host, s.residence, s.shared), CheckpointServicer(s.residence, s.shared)
 
 
 async def health(port: int, name: str, **call: Any) -> int:

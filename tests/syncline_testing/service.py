@@ -37,9 +37,10 @@ from syncline_sync.metrics import Metrics
 from syncline_sync.pool import shut_down
 from syncline_sync.reading import HELD_MAX, Reader
 from syncline_sync.report_queue import Told
-from syncline_sync.run import Shared
+from syncline_sync.residence import Residence
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import CHANNEL_OPTIONS
+from syncline_sync.shared import Shared
 from syncline_sync.statuses import Statuses
 
 RUN = "run"
@@ -63,6 +64,7 @@ class Service:
     """One life of a sync service over a folder."""
 
     host: Host
+    residence: Residence
     address: str
     stub: Any
     checkpoints: Any
@@ -244,11 +246,13 @@ async def service(
         fail=faults.append,
         seat=seat,
     )
-    host = Host(shared)
+    residence = Residence(shared)
+    host = Host(residence, shared)
     doorkeepers = [Statuses(shared.fail), Reader(held_max)]
     server = grpc.aio.server(interceptors=doorkeepers, options=CHANNEL_OPTIONS)
-    sync_pb2_grpc.add_SyncServiceServicer_to_server(SyncServicer(host, shared), server)
-    checkpoints = CheckpointServicer(host, shared)
+    servicer = SyncServicer(host, residence, shared)
+    sync_pb2_grpc.add_SyncServiceServicer_to_server(servicer, server)
+    checkpoints = CheckpointServicer(residence, shared)
     checkpoints_pb2_grpc.add_CheckpointServiceServicer_to_server(checkpoints, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -257,10 +261,12 @@ async def service(
     kept: Any = checkpoints_pb2_grpc.CheckpointServiceStub(channel)
     try:
         address = f"127.0.0.1:{port}"
-        yield Service(host, address, stub, kept, settings, shared, reports, faults, server)
+        yield Service(
+            host, residence, address, stub, kept, settings, shared, reports, faults, server
+        )
     finally:
         await channel.close()
         await server.stop(0)
         await checkpoints.close()
-        await host.stop()
+        await residence.stop()
         assert shut_down((pool, *disk.pools), 60), "no thread is left"

@@ -75,6 +75,16 @@ class WholePush:
     """The synchronous phase that it is of; None: the one that goes on."""
 
 
+RESIDUAL = {
+    pb.VERDICT_ACCEPTED: pb.RESIDUAL_ACTION_KEEP,
+    pb.VERDICT_STALE: pb.RESIDUAL_ACTION_RESTORE,
+    pb.VERDICT_ANOMALOUS: pb.RESIDUAL_ACTION_CLEAR,
+    pb.VERDICT_FENCED: pb.RESIDUAL_ACTION_KEEP,
+}
+"""What becomes of the error that a push's codec left, so that accepted + discarded + residual stays
+all progress."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """The answer to a push, and what is to be done with it.
@@ -95,6 +105,16 @@ class Judgement:
     non_finite: bool = False
     counts_in: int = 0
     """The revision that will contain it, where that is not ``result``: of a late push."""
+
+    @property
+    def first(self) -> pb.Verdict.ValueType:
+        """The verdict given the first time: of a duplicate, too."""
+        return self.judged or self.verdict
+
+    @property
+    def residual(self) -> pb.ResidualAction.ValueType:
+        """What its replica does with the residual that the push left."""
+        return RESIDUAL[self.first]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
