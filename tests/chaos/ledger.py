@@ -3,7 +3,7 @@
 Every revision is read from its file as soon as a client has it, before a client may push from it:
 so the service, which keeps two, still has it then. Its parameters, momentum, tokens and
 contributions must be those that the reference gets from what was sent. Believes nothing that the
-service says of itself but the order of folding and its factors.
+service says of itself but the order of folding; and its factors, once they are seen to be right.
 
 A service that publishes before it writes may lose the newest revision of a fragment in a kill,
 under a new epoch. So there the newest is only noted when it is seen, and read when the next one is:
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from chaos.account import Account
+from chaos.factors import Factors, Measured
 from chaos.ranks import judged
 from chaos.reference import Float32, Folded, Window, advanced, bf16, decoded, merged
 from syncline_proto.codec import crc32c
@@ -89,6 +90,7 @@ class Line:
 
     parameters: Float32
     momentum: Float32
+    factors: Factors
     revision: int = -1
     tokens: list[int] = field(default_factory=list)
     contributions: list[list[Row]] = field(default_factory=list)
@@ -113,7 +115,14 @@ class Ledger:
     ) -> None:
         self._folders, self._settings = folders, settings
         self._behind = settings.durability == "async"
-        self.lines = [Line(np.zeros(n, np.float32), np.zeros(n, np.float32)) for n in sizes]
+        self.lines = [
+            Line(
+                np.zeros(n, np.float32),
+                np.zeros(n, np.float32),
+                Factors(settings.penalty, settings.sync_every, settings.window),
+            )
+            for n in sizes
+        ]
         size = settings.window or 1
         if settings.asynchronous:
             for line in self.lines:
@@ -242,7 +251,7 @@ class Ledger:
         line = self.lines[fragment]
         saved, parameters, momentum = self._file(fragment, number)
         assert saved["revision"] == number
-        pushes, rows, tokens = [], list[Row](), line.tokens[-1] if line.tokens else 0
+        pushes, rows, tokens = list[Measured](), list[Row](), line.tokens[-1] if line.tokens else 0
         for row in saved["contributions"]:
             key = (row["replica"], row["incarnation"], fragment, row["seq"])
             age = row["age"]
@@ -255,8 +264,8 @@ class Ledger:
                 assert row["folded"] > 0.0, key
                 rounds = max(0, age - self._window + 1) / self._window
                 kept = (1.0 + rounds) ** -self._settings.late.power
-                assert line.window is None or row["folded"] <= 2.0 * kept, key
-                pushes.append(Folded(sent.values(), row["folded"], row["rescale"], kept))
+                folded = Folded(sent.values(), row["folded"], row["rescale"], kept)
+                pushes.append(Measured(key[0], folded, sent.header.inner_steps, age))
                 tokens += sent.header.tokens if number else 0
             else:
                 assert (row["folded"], row["rescale"]) == (0.0, 1.0)
@@ -264,12 +273,14 @@ class Ledger:
         assert len(who) == len(rows), "of a replica a round has one push in time, and one late"
         if number == 0:
             (offer,) = pushes
-            line.parameters = offer.values
+            line.parameters = offer.folded.values
         else:
             own = saved["reports"][-1]
             assert own["revision"] == number
+            line.factors.enter(pushes)
+            folded = [push.folded for push in pushes]
             line.parameters, line.momentum = merged(
-                line.parameters, line.momentum, pushes, self._settings.outer, own["clip_factor"],
+                line.parameters, line.momentum, folded, self._settings.outer, own["clip_factor"],
                 line.window,
             )  # fmt: skip
             accepted = [age for _, verdict, age in rows if verdict == pb.VERDICT_ACCEPTED]
