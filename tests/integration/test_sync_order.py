@@ -46,6 +46,7 @@ QUORUM = "unit/sync/test_quorum.py"
 STAGING = "unit/sync/test_staging.py"
 WAITS = "unit/sync/test_staging_cut.py"
 HEADERS = "integration/test_sync_headers.py"
+ROUND = "integration/test_sync_round.py"
 HERE = "integration/test_sync_order.py"
 FAULTS = "integration/test_sync_faults.py"
 HOGS = "integration/test_sync_hogs.py"
@@ -58,7 +59,7 @@ HELD_BY = {
     ),
     "the same push again, its round committed": (
         (ROUNDS, "test_a_push_that_a_committed_round_contains_is_a_duplicate_of_its_verdict"),
-        ("integration/test_sync_round.py", "test_a_service_that_restarts_stands_where_it_was"),
+        (ROUND, "test_a_service_that_restarts_stands_where_it_was"),
     ),
     "the same push again, which a crash lost": (
         (ROUNDS, "test_what_is_committed_is_known_after_a_restart_and_what_is_not_is_taken"),
@@ -93,7 +94,10 @@ HELD_BY = {
     "a new life, its older one's push in the round": (
         (ROUNDS, "test_a_new_life_whose_older_life_is_in_the_round_is_stale_and_waits_for_it"),
     ),
-    "a run that nobody knows": ((HERE, "test_a_push_for_a_run_that_is_not_there_is_told"),),
+    "a run that nobody knows": (
+        (HERE, "test_a_push_for_a_run_that_is_not_there_is_told"),
+        (ROUND, "test_a_run_of_old_that_nobody_knows_any_more_fences_whoever_pushes"),
+    ),
     "a run that has ended": ((FAULTS, "test_a_run_that_ends_answers_all_its_pushes"),),
     "a run without a layout": ((HERE, "test_a_push_before_there_is_a_layout_is_told"),),
     "a fragment without revision 0": (
@@ -171,7 +175,7 @@ def ranks_of(s: Service, values: Float32, **given: Any) -> list[list[pb.PushRequ
 
 async def staged(s: Service, elements: int) -> None:
     """Wait until so many elements are in, of any push."""
-    staging = s.host._runs["run"].staging
+    staging = s.residence.runs["run"].staging
     assert staging is not None
     async with asyncio.timeout(20):
         while (
@@ -360,7 +364,7 @@ def test_a_whole_push_whose_call_is_cut_is_judged_all_the_same(
             kind = {"kind": pb.PUSH_KIND_PARAMETERS} if stale else {"base_revision": 0}
             parts = list(iter_push(s.header(vector(0.5), "a", **kind), vector(0.5)))
             call = asyncio.create_task(pushed(s.stub, parts))
-            staging = (await s.host.run(s.run)).staging
+            staging = (await s.residence.run(s.run)).staging
             assert staging is not None
             async with asyncio.timeout(20):
                 while not any(push.submitted for push in staging._staged.values()):

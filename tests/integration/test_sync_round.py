@@ -186,6 +186,20 @@ def test_a_service_that_restarts_stands_where_it_was(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_run_of_old_that_nobody_knows_any_more_fences_whoever_pushes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, AVERAGE) as s:
+            await started(s, "a")
+        async with service(tmp_path, AVERAGE) as s:  # it has heard of no run since it began
+            for number, replica in enumerate(("a", "stranger")):
+                answer = await s.push(vector(0.5), replica, seq=9 + number, base_revision=0)
+                assert answer.verdict == pb.VERDICT_FENCED
+            kept = (await s.pull(newest=True))[1]
+            assert np.array_equal(kept, vector(1.0)), "it may be read, as before"
+
+    asyncio.run(scenario())
+
+
 def test_a_late_push_is_stale_and_names_the_newest(tmp_path: Path) -> None:
     async def scenario() -> None:
         one = AVERAGE.model_copy(update={"min_replicas": 1})
