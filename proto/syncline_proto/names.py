@@ -40,17 +40,22 @@ IN_WORDS = {
 }
 
 
+CUT = "…"
+"""In the place of what was cut off."""
+
+
 def in_one_line(text: str, most: int) -> str:
     """``text`` without what no line, or no UTF-8, can hold.
 
     If it is longer than ``most`` characters, it is cut at the last end of a word, or within one
-    that is longer than half of that.
+    that is longer than half of that, and ends in a mark of that.
     """
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     if len(line) <= most:
         return line
-    words, _, _ = line[: most + 1].rpartition(" ")
-    return words if len(words) >= most / 2 else line[:most]
+    room = most - len(CUT)
+    words, _, _ = line[: room + 1].rpartition(" ")
+    return (words if len(words) >= room / 2 else line[:room]) + CUT
 
 
 def valid_name(name: str) -> bool:

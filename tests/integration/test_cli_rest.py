@@ -245,10 +245,10 @@ def test_a_damaged_run_is_seen_until_it_goes_on(shell: Shell, control: str) -> N
     post(control, reports, {"events": [{"kind": "run.damaged", "message": said}]})
     post(control, reports, {"events": [{"kind": "some.thing", "message": "else"}] * 501})
     (event,) = shell.json("status")["damaged"]
-    assert (event["run"], event["message"]) == ("hurt", said)
-    assert f"{said} That was at" in " ".join(shell("status")[1].split())
-    checks = shell.json("doctor")["checks"]
-    assert [one["verdict"] for one in checks if one["what"] == said] == ["warn"]
+    shown = [" ".join(shell(command)[1].split()) for command in ("status", "runs show hurt")]
+    assert f"{said} That was at" in shown[0] and f"damage {said}" in shown[1]
+    checks = {one["what"]: one["verdict"] for one in shell.json("doctor")["checks"]}
+    assert checks[said] == "warn"
     since = {"revision": 2, "committed_at": event["time"] - 600}  # and now behind
     for at, left in ((1, [event]), (0, [])):  # what another service owns, then all
         post(control, reports, {"rounds": [{**rounds[at], **since}]})

@@ -160,6 +160,12 @@ async def test_who_was_replaced_under_its_name_is_refused_while_the_newer_lives(
     told = [one["message"] for one in (await api.get("/v1/events?kind=sync.back")).json()]
     again = [f"Sync service sync-0 answers again at 127.0.0.1:{x}." for x in ("one", "three")]
     assert told == again
+    started = [one["message"] for one in (await api.get("/v1/events?kind=sync.started")).json()]
+    assert started[:2] == [
+        "Sync service sync-0 started at 127.0.0.1:one.",
+        "Sync service sync-0 started again at 127.0.0.1:two; one at 127.0.0.1:one, if it lives "
+        "on, is refused from now on.",
+    ]
 
 
 async def test_a_start_is_never_refused_for_the_one_before(api: httpx.AsyncClient) -> None:

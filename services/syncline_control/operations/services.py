@@ -130,7 +130,9 @@ def _hand_over(tx: Transaction, row: SyncService, body: SyncServiceHello) -> Non
     if is_new and body.instance not in replaced:
         act = "started again" if row.instance else "started"
         seat = f", {body.index} of {body.shards}" if max(body.shards, row.shards or 1) > 1 else ""
-        tx.record("sync.started", f"Sync service {row.name} {act} at {body.address}{seat}.")
+        moved = row.address != body.address and _is_alive(tx, row)
+        other = f"; one at {row.address}, if it lives on, is refused from now on" if moved else ""
+        tx.record("sync.started", f"Sync service {row.name} {act} at {body.address}{seat}{other}.")
     elif is_new or not row.alive:
         tx.record("sync.back", f"Sync service {row.name} answers again at {body.address}.")
     if is_new and row.instance:

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from syncline_proto.errors import Forbidden
+from syncline_proto.names import CUT
 from syncline_proto.reports import EventIn, FragmentData, Reports, RoundReport, Settled
 from syncline_proto.rest import WHY_CHARACTERS_MAX, Membership
 from syncline_proto.stretches import Stretch
@@ -246,7 +247,7 @@ def test_where_more_fragments_stand_than_reports_may_wait_is_told_once(
     [
         ("", 204, [None]),
         ("The disk\r\nrefuses.\x1b[31m", 204, ["The disk refuses. [31m"]),
-        ("word " * 999, 204, [("word " * (WHY_CHARACTERS_MAX // 5)).strip()]),
+        ("word " * 999, 204, [("word " * (WHY_CHARACTERS_MAX // 5)).strip() + CUT]),
         ("The disk refuses.", 414, ["The disk refuses.", None]),
         ("The disk refuses.", 503, ["The disk refuses."]),
         ("", 404, [None]),

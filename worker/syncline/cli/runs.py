@@ -62,7 +62,7 @@ def list_runs(
 def show_run(
     run: RunName, control: Control = DEFAULT_CONTROL, token: Token = None, as_json: Json = False
 ) -> None:
-    """Show one run: where it stands, and its settings.
+    """Show one run: where it stands, damage, and its settings.
 
     \b
     Examples:
@@ -71,7 +71,8 @@ def show_run(
     """
     with connect(control, token) as client:
         view = client.run(run)
-    output.show(view, as_json, lambda: output.facts(run_facts(view)))
+        damage = [] if as_json else damaged_runs(client, [view])
+    output.show(view, as_json, lambda: output.facts(run_facts(view, damage)))
 
 
 @app.command("create")
@@ -248,7 +249,7 @@ def runs_table(runs: Sequence[RunView]) -> RenderableType:
     return Group(made, f"paused; {hint}") if paused else made
 
 
-def run_facts(run: RunView) -> list[tuple[str, object]]:
+def run_facts(run: RunView, damage: Sequence[Event] = ()) -> list[tuple[str, object]]:
     """Return where a run stands, and its settings, as names and values."""
     budget = run.settings.token_budget
     of_budget = f" of {output.count(budget)}" if budget else ""
@@ -256,6 +257,7 @@ def run_facts(run: RunView) -> list[tuple[str, object]]:
     facts: list[tuple[str, object]] = [
         ("run", run.name),
         ("state", f"{state}; {way_on(run.name)}" if _is_paused(run) else state),
+        *(("damage", event.message) for event in damage),
         ("replicas", _replicas(run)),
         ("tokens", output.count(run.committed_tokens) + of_budget),
         ("revision", run.revision),
