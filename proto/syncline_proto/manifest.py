@@ -101,6 +101,8 @@ class Manifest(Form):
             len(revisions) > 1 and not self.settings.asynchronous
         ):
             raise ValueError("its fragments are not of one revision")
+        if self.committed_tokens != self.entries[-1].committed_tokens:
+            raise ValueError("its committed_tokens are not its last fragment's")
         return self
 
 

@@ -222,6 +222,7 @@ class Staging:
             staged.granted_s = min(staged.granted_s, now_s)
             if self._has_stood_still(staged, now_s - still_s):
                 self.drop(staged, self._not_come(staged, still_s))
+                self._refused.get(staged.key[:2], {}).pop(staged.key[2:], None)  # it is told now
             elif staged.granted_s + hold_s <= now_s and self._budget.is_wanted_beside(
                 staged.reservation
             ):

@@ -98,6 +98,7 @@ def test_no_torn_one_is_taken(end: int) -> None:
         {"entries": [rows()[0], {**rows()[1], "file": "../00001-00000007.safetensors"}]},
         {"entries": [rows()[0], {**rows()[1], "bytes": -1}]},
         {"run": "../up"},
+        {"committed_tokens": 1},
     ],
     ids=lambda changed: next(iter(changed)),
 )

@@ -53,7 +53,7 @@ def test_a_rank_that_never_comes_costs_its_replica_the_room() -> None:
 def test_the_ranks_of_one_that_was_refused_are_told_why_if_it_does_not_come_again(
     is_first: bool,
 ) -> None:
-    """And a push after that begins as any."""
+    """Once. The same push and others begin after that as any."""
 
     async def scenario(staging: Staging, budget: Budget) -> None:
         if is_first:
@@ -68,9 +68,10 @@ def test_the_ranks_of_one_that_was_refused_are_told_why_if_it_does_not_come_agai
         why = "^push: rank 1 of 2 was refused, and did not come again for 10 s: (boxes|codec): "
         with pytest.raises(InvalidRequest, match=why):
             await staged.answer
-        next_one, _ = sent(staging, half(0, seq=2))
-        cut_at(staging, 20.0, 30.0)
-        await is_cut(next_one, "rank 1 of 2")
+        for seq, now_s in ((1, 20.0), (2, 40.0)):
+            again, _ = sent(staging, half(0, seq=seq))
+            cut_at(staging, now_s, now_s + 10.0)
+            await is_cut(again, "rank 1 of 2")
 
     run(scenario)
 

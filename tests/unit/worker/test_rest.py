@@ -15,6 +15,7 @@ from syncline.launch import client
 from syncline.launch.client import OperatorClient
 from syncline.link import Link
 from syncline_proto.errors import ConfigError, ReplicaUnknown, SynclineError, Unreachable
+from syncline_proto.names import CUT
 from syncline_proto.rest import WHY_CHARACTERS_MAX, Event
 from syncline_proto.settings import TimeoutSettings
 
@@ -165,8 +166,8 @@ GONE = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
         ("Another model.", "Another model."),
         ("Two\r\nlines,\x00 \x1b[31m\u2028and more\n", "Two lines, [31m and more"),
         ("what no \udcff UTF-8 can hold", "what no UTF-8 can hold"),
-        ("é" * 9999, "é" * WHY_CHARACTERS_MAX),
-        ("five " * 99, ("five " * (WHY_CHARACTERS_MAX // 5)).strip()),
+        ("é" * 9999, "é" * (WHY_CHARACTERS_MAX - 1) + CUT),
+        ("five " * 99, ("five " * (WHY_CHARACTERS_MAX // 5)).strip() + CUT),
     ],
 )
 def test_why_a_replica_leaves_is_told_in_one_short_line(why: str, sent: str | None) -> None:
