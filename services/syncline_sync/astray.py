@@ -1,6 +1,6 @@
 """Runs that have gone on where we have nothing of them: somebody else's, or our folder is another.
 
-Pure but for what it is shown; who serves a run to nobody, and tells of it, is the host.
+Pure but for what it is shown; who serves a run to nobody, and tells of it, is the residence.
 """
 
 from __future__ import annotations

@@ -90,10 +90,10 @@ class ControlLink:
 
         It is a cache: one that cannot be read, or was changed, is passed over.
         """
-        if not self._snapshot.exists():
-            return
         try:
             membership = Membership.model_validate_json(SEAL.open(self._snapshot.read_bytes()))
+        except FileNotFoundError:
+            return
         except (OSError, ValueError) as error:
             why = str(error).partition("\n")[0]
             log.warning("the last membership is damaged", file=str(self._snapshot), why=why)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from syncline_proto.errors import CheckpointError, Overloaded
+from syncline_proto.errors import CheckpointError, Overloaded, Unreachable
 from syncline_sync.pool import compute_to_the_end
 
 T = TypeVar("T")
@@ -68,8 +68,11 @@ class Copies:
         """Count a call; ``said`` is what is not done until it is over.
 
         Raises:
+            Unreachable: the process ends.
             Overloaded: there are too many.
         """
+        if self._is_closing:
+            raise Unreachable("The sync service is ending; ask again once it is back.")
         if len(self._calls) >= CALLS_MAX:
             raise Overloaded(f"{CALLS_MAX} checkpoints are being saved or restored; try later.")
         self._calls[call := object()] = said

@@ -62,7 +62,8 @@ class Pinned:
         try:
             return opened(self.path, lambda: self.path.open("rb"))
         except StoreError as error:  # want of descriptors, which is no matter of the run's
-            raise CheckpointError(f"{self.entry.file} cannot be copied. {error.message}") from None
+            said = beside_runs(error)
+            raise CheckpointError(f"{self.entry.file} cannot be copied. {said}") from None
         except OSError as error:
             raise self._unread(error) from error
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Thread
 from typing import ParamSpec, TypeVar
@@ -47,6 +47,13 @@ async def to_the_end(doing: asyncio.Future[T]) -> T:
         return doing.result()
     finally:
         del doing
+
+
+async def all_of(doing: Iterable[Awaitable[object]]) -> None:
+    """Wait until all have ended, whatever becomes of some; then raise the first error of them."""
+    for ended in await asyncio.gather(*doing, return_exceptions=True):
+        if isinstance(ended, BaseException):
+            raise ended
 
 
 def leave_to(pool: ThreadPoolExecutor, work: Callable[[], object]) -> None:

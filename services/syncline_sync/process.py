@@ -1,6 +1,6 @@
 """One sync service from its start to its end: the composition root.
 
-Knows clock, ports, store, host and control link at once; the rest knows one of them each.
+Knows clock, ports, store, runs and control link at once; the rest knows one of them each.
 """
 
 from __future__ import annotations

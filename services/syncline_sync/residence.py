@@ -20,6 +20,8 @@ from syncline_proto.settings import RunSettings
 from syncline_sync.allocator import Leavings
 from syncline_sync.aside import Aside
 from syncline_sync.durability import StoreRefuses
+from syncline_sync.files import is_there
+from syncline_sync.pool import all_of
 from syncline_sync.recalled import Recalled
 from syncline_sync.run import RunHost
 from syncline_sync.shared import Shared
@@ -71,10 +73,14 @@ class Residence:
         """Why a run is not served, in a sentence; until the process ends."""
 
     async def knows(self, name: str) -> bool:
-        """Whether there is anything of a run here, in memory or in the store."""
+        """Whether there is anything of a run here, in memory or in the store.
+
+        Raises:
+            StoreDamaged: the store cannot tell.
+        """
         if name in self.runs or name in self._loads or name in self._damaged:
             return True
-        return await self._shared.disk.find(RunStore(self._shared.root, name).folder.exists)
+        return await self._shared.disk.find(is_there, RunStore(self._shared.root, name).folder)
 
     @property
     def fragments(self) -> int:
@@ -106,9 +112,11 @@ class Residence:
         if host is None:
             if not await self._shared.disk.find(RunStore(self._shared.root, name).can_be_opened):
                 raise RunUnknown(f"There is no run {name} here.")
+            await self.put_away(beside=1)
             self.check(name)  # and whoever else asked meanwhile may have loaded it
             host = self.runs.get(name) or await self.load(name, None)
-            await self.put_away()
+            host.asked_at_s = time.monotonic()
+            self._put_surplus_aside()  # without a wait, in which another might put this one away
         host.asked_at_s = time.monotonic()
         return host
 
@@ -133,6 +141,8 @@ class Residence:
 
     def give_up(self, name: str, why: str) -> None:
         """Serve a damaged run to nobody, and tell everybody why: once, until the next start."""
+        if name in self._damaged:
+            return
         host = self.runs.get(name)
         if host is not None:
             self._put_aside(host)
@@ -143,17 +153,9 @@ class Residence:
         log.error("run damaged", run=name, why=why)
         self._tell(name, RUN_DAMAGED, self._damaged[name])
 
-    async def put_away(self) -> None:
-        """Free the ended runs that are too many, or have been kept long enough."""
-        kept_from_s = time.monotonic() - ENDED_KEPT_S
-        ended = [host for host in self.runs.values() if host.ended_at_s is not None]
-        ended.sort(key=lambda host: host.asked_at_s, reverse=True)
-        gone = [
-            self._put_aside(host)
-            for place, host in enumerate(ended)
-            if place >= ENDED_MAX or (host.ended_at_s or 0.0) < kept_from_s
-        ]
-        if gone:
+    async def put_away(self, beside: int = 0) -> None:
+        """Free the ended runs that are too many ``beside`` those, or have been kept long enough."""
+        if gone := self._put_surplus_aside(beside):
             await asyncio.wait(gone)  # they go on without whoever waits here
 
     async def sweep(self) -> None:
@@ -174,13 +176,14 @@ class Residence:
 
         Raises:
             DiskHangs: that is not done within ``STOP_S``; what was not committed is lost.
+            Exception: of a run that could not come to rest, once all others have.
         """
         try:
             async with asyncio.timeout(STOP_S):
                 await asyncio.gather(*self._loads.values(), return_exceptions=True)
                 for host in list(self.runs.values()):
                     self._put_aside(host)
-                await asyncio.gather(*self._stops.values())
+                await all_of(self._stops.values())
         except TimeoutError as error:
             raise DiskHangs(self._shared.root) from error
 
@@ -197,6 +200,7 @@ class Residence:
                 begins = await self._shared.at_disk(aside.adopt, origin.checkpoint)
             settings = settings or await self._shared.at_disk(store.load_settings)
             recalled = await self._shared.at_disk(Recalled.read, store, self._shared.seat)
+            self.check(name)  # it may have been given up meanwhile
             if recalled.went_back:
                 self._tell(name, "run.went_back", WENT_BACK.format(recalled.epoch))
             host = self.runs[name] = RunHost(name, settings, recalled, self._shared, begins=begins)
@@ -210,6 +214,17 @@ class Residence:
             raise StoreDamaged(self._damaged[name]) from None
         finally:
             del self._loads[name]
+
+    def _put_surplus_aside(self, beside: int = 0) -> list[asyncio.Task[None]]:
+        """Take those out of service; ``put_away`` waits until they are out of memory."""
+        kept_from_s = time.monotonic() - ENDED_KEPT_S
+        ended = [host for host in self.runs.values() if host.ended_at_s is not None]
+        ended.sort(key=lambda host: host.asked_at_s, reverse=True)
+        return [
+            self._put_aside(host)
+            for place, host in enumerate(ended)
+            if place >= ENDED_MAX - beside or (host.ended_at_s or 0.0) < kept_from_s
+        ]
 
     def _put_aside(self, host: RunHost) -> asyncio.Task[None]:
         """Take a run out of service at once, and out of memory when it has come to rest."""

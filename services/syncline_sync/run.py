@@ -19,16 +19,13 @@ from syncline_proto.errors import LayoutMismatch, StoreDamaged, StoreError, Unre
 from syncline_proto.exclusions import Exclusions
 from syncline_proto.layout import Layout, difference
 from syncline_proto.reports import EventIn
-from syncline_proto.rest import (
-    PhaseVote,
-    RunMembership,
-    RunState,
-)
+from syncline_proto.rest import PhaseVote, RunMembership, RunState
 from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync.core.ending import Ending, Vote
 from syncline_sync.core.record import STRANGERS_MAX
 from syncline_sync.places import Places
+from syncline_sync.pool import all_of
 from syncline_sync.recalled import Recalled, read_fragments
 from syncline_sync.runner import Adopt, MembershipStamp, Runner, Surroundings
 from syncline_sync.shared import Shared
@@ -199,7 +196,7 @@ class RunHost:
             self._dropping.cancel()
         if self.staging is not None:
             self.staging.end()
-        await asyncio.gather(*(runner.stop() for runner in self.runners.values()))
+        await all_of(runner.stop() for runner in self.runners.values())
         self.metrics.close()
 
     async def _begin(self, layout: Layout) -> None:

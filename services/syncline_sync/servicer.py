@@ -1,4 +1,4 @@
-"""gRPC <-> host: reads requests, hands them on, writes answers. Decides nothing.
+"""gRPC <-> host and residence: reads requests, hands them on, writes answers. Decides nothing.
 
 Its errors become statuses in statuses.py; a pull's are told from here, in its turn among those that
 send, since its reader may be slow.

@@ -16,7 +16,6 @@ from syncline_sync.disk import Disk
 from syncline_sync.lull import Lull
 from syncline_sync.metrics import Metrics
 from syncline_sync.pool import P, T, compute
-from syncline_sync.recalled import ALONE
 from syncline_sync.report_queue import Told
 from syncline_sync.slabs import Slabs
 
@@ -37,7 +36,7 @@ class Shared:
     fail: Callable[[BaseException], None]
     slabs: Slabs = field(default_factory=Slabs)
     """Memory of pushes in flight."""
-    seat: Seat = ALONE
+    seat: Seat = Seat()
     """Which fragments of every run are ours."""
     vote: Callable[[], None] = lambda: None
     """How a run's synchronous phase stands has changed: the control plane should hear of it."""

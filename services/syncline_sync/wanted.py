@@ -13,7 +13,7 @@ def wanted(runner: Runner, request: pb.PullRequest) -> tuple[Shelf, int | None]:
 
     Raises:
         InvalidRequest: it names nothing, or a step that the synchronous phase does not have.
-        NewestNamed: nobody can have pushed to the step yet. Or RevisionGone: it is over.
+        RevisionGone: nobody can have pushed to the step yet, or it is over.
     """
     named = request.WhichOneof("wanted")
     if named == "revision":

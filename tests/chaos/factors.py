@@ -72,6 +72,8 @@ class Factors:
     @property
     def temperature(self) -> float:
         """T; endless where norms do not count."""
+        if not self.rules.enabled:
+            return math.inf
         if self.rules.temperature is not None:
             return self.rules.temperature
         mean = self._first / (1.0 - self._bias) if self._bias < 1.0 else 0.0

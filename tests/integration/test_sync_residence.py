@@ -1,0 +1,88 @@
+"""Runs come into memory and go from it, and what becomes of one is nothing to the others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from syncline_proto.errors import StoreDamaged
+from syncline_proto.rest import Membership
+from syncline_proto.settings import RunSettings
+from syncline_sync import residence
+from syncline_testing.service import RUN, Service, flat_layout, service
+
+ALONE = RunSettings.model_validate(
+    {"strategy": "local-sgd", "codec": {"up": "fp32", "down": "fp32"}}
+)
+LAYOUT = flat_layout(10)
+
+
+async def begun(s: Service, *names: str) -> None:
+    """Each of these runs has a layout; all but the last have ended."""
+    for name in names:
+        s.run = name
+        await s.members({"a": 1})
+        await s.open(LAYOUT, "a")
+
+
+def test_one_run_that_does_not_come_to_rest_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def raised() -> None:
+        raise RuntimeError("a bug")
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await begun(s, "first", "second")
+            first, second = await asyncio.gather(*map(s.residence.run, ("first", "second")))
+            with monkeypatch.context() as broken:
+                broken.setattr(first, "stop", raised)
+                with pytest.raises(RuntimeError, match="a bug"):
+                    await s.residence.stop()
+            assert all(runner._task.done() for runner in second.runners.values())
+            assert not any(runner._task.done() for runner in first.runners.values())
+            s.residence._stops.clear()
+            await first.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_is_given_up_while_it_is_read_is_served_to_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await begun(s, RUN)
+        async with service(tmp_path, ALONE) as s:
+            reading = asyncio.create_task(s.residence.run(RUN))
+            while not s.residence._loads:
+                await asyncio.sleep(0)
+            for _ in range(2):  # two may find that out
+                s.residence.give_up(RUN, "its head is damaged.")
+            with pytest.raises(StoreDamaged, match="its head is damaged"):
+                await reading
+            assert not s.residence.runs
+            assert len([one for one in s.reports if "is not served" in str(one)]) == 1
+
+    asyncio.run(scenario())
+
+
+def test_of_more_ended_runs_than_are_kept_in_memory_each_is_there_for_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residence, "ENDED_MAX", 2)
+    names = [f"run-{number}" for number in range(6)]
+
+    async def scenario() -> None:
+        async with service(tmp_path, ALONE) as s:
+            await begun(s, *names)
+            await s.host.follow(Membership(version=99, runs=[]))
+            await s.residence.put_away()
+            for _ in range(3):
+                found = await asyncio.gather(*map(s.residence.run, names))
+                assert [run.layout for run in found] == [LAYOUT] * len(names)
+                assert len(s.residence.runs) <= 2, "as many as are kept"
+            for name in names:
+                assert await s.residence.run(name) is s.residence.runs[name]
+
+    asyncio.run(scenario())
