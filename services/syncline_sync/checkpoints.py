@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,6 +32,7 @@ from syncline_sync.aside import Aside, sweep_aside
 from syncline_sync.copies import Copies, Copying
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.pins import Pin, Pinned, pin_all, pin_folder, unpin
+from syncline_sync.pool import to_the_end
 from syncline_sync.residence import Residence
 from syncline_sync.run import RunHost
 from syncline_sync.seating import is_inside
@@ -111,8 +112,11 @@ class CheckpointServicer(checkpoints_pb2_grpc.CheckpointServiceServicer):
                         bytes_done=copying.done, bytes_total=copying.total, saved=saved
                     )
         finally:
-            await asyncio.gather(taking, return_exceptions=True)
-            await self._copies.tidy(unpin, folder)
+            try:
+                with suppress(Exception):  # it has been told, or its caller is gone
+                    await to_the_end(taking)
+            finally:
+                await self._copies.tidy(unpin, folder)
 
     async def _restore(
         self, request: pb.RestoreFragmentsRequest

@@ -20,8 +20,21 @@ from syncline_sync.pool import P, T, compute
 DISK_THREADS = 4
 """Fragments and runs that are written, or read whole, at a time; others wait for their turn."""
 
+STOP_S = 20.0
+"""How long the end waits for what is under way at the disk.
+
+With the doors and the last reports it stays within the 30 s after which Kubernetes would kill us.
+"""
+
 READERS = 4
 """Chunks of older revisions that are read for pulls at a time."""
+
+
+class DiskHangs(StoreRefuses):
+    """The disk has neither done nor refused what it was asked; the thread that waits never ends."""
+
+    def __init__(self, root: Path, within_s: float) -> None:
+        super().__init__(f"The disk of {root} has not answered for {within_s:g} s.", "Mend it")
 
 
 class Disk:

@@ -134,7 +134,7 @@ class Host:
         """
         deadline = time.monotonic() + MEMBER_WAIT_S
         while True:
-            self._residence.check(run)
+            self._residence.check_whole(run)
             host = self._residence.runs.get(run)
             holder = host.members.get(replica, 0) if host else 0
             if host is not None and holder == incarnation:
@@ -143,10 +143,9 @@ class Host:
             if left <= 0.0 or holder > incarnation:
                 break
             changed = self._changed
-            try:
-                await asyncio.wait_for(changed.wait(), left)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await changed.wait()
         if host is None:
             raise RunUnknown(f"There is no run {run} that goes on; create it first.")
         raise LeaseLost(

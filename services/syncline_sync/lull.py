@@ -42,4 +42,5 @@ class Lull:
             if left_s <= 0:
                 return
             with suppress(TimeoutError):
-                await asyncio.wait_for(hurry.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await hurry.wait()

@@ -26,14 +26,14 @@ from syncline_sync.aside import sweep_aside
 from syncline_sync.budget import Budget
 from syncline_sync.checkpoints import CheckpointServicer
 from syncline_sync.control import ControlLink
-from syncline_sync.disk import Disk, check_is_there
+from syncline_sync.disk import STOP_S, Disk, DiskHangs, check_is_there
 from syncline_sync.host import Host
 from syncline_sync.lull import Lull
 from syncline_sync.metrics import Metrics
 from syncline_sync.pins import sweep_pins
 from syncline_sync.pool import shut_down
 from syncline_sync.report_queue import ReportQueue
-from syncline_sync.residence import STOP_S, DiskHangs, Residence
+from syncline_sync.residence import Residence
 from syncline_sync.seating import data_folder, take_seat
 from syncline_sync.servicer import SyncServicer
 from syncline_sync.serving import address, bind
@@ -106,6 +106,7 @@ async def serve(settings: SyncSettings) -> signal.Signals | None:
     lull = Lull()
     reports = ReportQueue(lambda: residence.fragments if residence else 0, lull)
     budget = Budget(settings.staging_bytes)
+    metrics.staged.set_function(lambda: budget.used)
     disk = Disk()
     link: ControlLink | None = None
     shared = Shared(
@@ -181,7 +182,7 @@ async def _come_to_rest(
     # Of calls that were cut, too, a thread may be at the disk.
     are_back = shut_down(pools, max(THREADS_S, until_s - time.monotonic()))
     if not are_back:
-        end.come(DiskHangs(data))
+        end.come(DiskHangs(data, STOP_S))
     return are_back
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
+from collections.abc import Mapping
 
 import structlog
 
@@ -19,7 +19,7 @@ from syncline_proto.rest import Origin
 from syncline_proto.settings import RunSettings
 from syncline_sync.allocator import Leavings
 from syncline_sync.aside import Aside
-from syncline_sync.durability import StoreRefuses
+from syncline_sync.disk import STOP_S, DiskHangs
 from syncline_sync.files import is_there
 from syncline_sync.pool import all_of
 from syncline_sync.recalled import Recalled
@@ -44,26 +44,12 @@ WENT_BACK = (
 
 RESTORED = "Begun at revision {0.revision} of the checkpoint {0.checkpoint}."
 
-STOP_S = 20.0
-"""How long the end waits for what is under way at the disk.
-
-With the doors and the last reports it stays within the 30 s after which Kubernetes would kill us.
-"""
-
-
-class DiskHangs(StoreRefuses):
-    """The disk has neither done nor refused what it was asked; the thread that waits never ends."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(f"The disk of {root} has not answered for {STOP_S:g} s.", "Mend it")
-
 
 class Residence:
     """The runs of the process that are in memory, or on their way into it or out."""
 
     def __init__(self, shared: Shared) -> None:
-        self.runs: dict[str, RunHost] = {}
-        """In memory and served, by name; nobody else adds to it, or takes from it."""
+        self._runs: dict[str, RunHost] = {}
         self._shared = shared
         self._loads: dict[str, asyncio.Task[RunHost]] = {}
         """One at a time for a run: two would write to the same files."""
@@ -72,26 +58,31 @@ class Residence:
         self._damaged: dict[str, str] = {}
         """Why a run is not served, in a sentence; until the process ends."""
 
+    @property
+    def runs(self) -> Mapping[str, RunHost]:
+        """In memory and served, by name."""
+        return self._runs
+
     async def knows(self, name: str) -> bool:
         """Whether there is anything of a run here, in memory or in the store.
 
         Raises:
             StoreDamaged: the store cannot tell.
         """
-        if name in self.runs or name in self._loads or name in self._damaged:
+        if name in self._runs or name in self._loads or name in self._damaged:
             return True
         return await self._shared.disk.find(is_there, RunStore(self._shared.root, name).folder)
 
     @property
     def fragments(self) -> int:
         """How many are ours, of all runs in memory."""
-        return sum(len(host.runners) for host in self.runs.values())
+        return sum(len(host.runners) for host in self._runs.values())
 
     def is_damaged(self, name: str) -> bool:
         """Whether it is served to nobody, until the process ends."""
         return name in self._damaged
 
-    def check(self, name: str) -> None:
+    def check_whole(self, name: str) -> None:
         """See that a run is not damaged.
 
         Raises:
@@ -107,14 +98,14 @@ class Residence:
             RunUnknown: neither knows it.
             StoreDamaged: its files are damaged; the message names one.
         """
-        self.check(name)
-        host = self.runs.get(name)
+        self.check_whole(name)
+        host = self._runs.get(name)
         if host is None:
             if not await self._shared.disk.find(RunStore(self._shared.root, name).can_be_opened):
                 raise RunUnknown(f"There is no run {name} here.")
             await self.put_away(beside=1)
-            self.check(name)  # and whoever else asked meanwhile may have loaded it
-            host = self.runs.get(name) or await self.load(name, None)
+            self.check_whole(name)  # and whoever else asked meanwhile may have loaded it
+            host = self._runs.get(name) or await self.load(name, None)
             host.asked_at_s = time.monotonic()
             self._put_surplus_aside()  # without a wait, in which another might put this one away
         host.asked_at_s = time.monotonic()
@@ -143,7 +134,7 @@ class Residence:
         """Serve a damaged run to nobody, and tell everybody why: once, until the next start."""
         if name in self._damaged:
             return
-        host = self.runs.get(name)
+        host = self._runs.get(name)
         if host is not None:
             self._put_aside(host)
         seat = self._shared.seat
@@ -181,11 +172,11 @@ class Residence:
         try:
             async with asyncio.timeout(STOP_S):
                 await asyncio.gather(*self._loads.values(), return_exceptions=True)
-                for host in list(self.runs.values()):
+                for host in list(self._runs.values()):
                     self._put_aside(host)
                 await all_of(self._stops.values())
         except TimeoutError as error:
-            raise DiskHangs(self._shared.root) from error
+            raise DiskHangs(self._shared.root, STOP_S) from error
 
     async def _load(
         self, name: str, settings: RunSettings | None, origin: Origin | None
@@ -200,10 +191,10 @@ class Residence:
                 begins = await self._shared.at_disk(aside.adopt, origin.checkpoint)
             settings = settings or await self._shared.at_disk(store.load_settings)
             recalled = await self._shared.at_disk(Recalled.read, store, self._shared.seat)
-            self.check(name)  # it may have been given up meanwhile
+            self.check_whole(name)  # it may have been given up meanwhile
             if recalled.went_back:
                 self._tell(name, "run.went_back", WENT_BACK.format(recalled.epoch))
-            host = self.runs[name] = RunHost(name, settings, recalled, self._shared, begins=begins)
+            host = self._runs[name] = RunHost(name, settings, recalled, self._shared, begins=begins)
             self._count()
             if begins and origin and self._shared.seat.index == 0:  # the same of all services
                 self._tell(name, "run.restored", RESTORED.format(origin))
@@ -218,7 +209,7 @@ class Residence:
     def _put_surplus_aside(self, beside: int = 0) -> list[asyncio.Task[None]]:
         """Take those out of service; ``put_away`` waits until they are out of memory."""
         kept_from_s = time.monotonic() - ENDED_KEPT_S
-        ended = [host for host in self.runs.values() if host.ended_at_s is not None]
+        ended = [host for host in self._runs.values() if host.ended_at_s is not None]
         ended.sort(key=lambda host: host.asked_at_s, reverse=True)
         return [
             self._put_aside(host)
@@ -228,7 +219,7 @@ class Residence:
 
     def _put_aside(self, host: RunHost) -> asyncio.Task[None]:
         """Take a run out of service at once, and out of memory when it has come to rest."""
-        del self.runs[host.name]
+        del self._runs[host.name]
         self._count()
         task = self._stops[host.name] = asyncio.create_task(self._stopped(host))
         return task
@@ -249,4 +240,4 @@ class Residence:
         self._shared.report(name, EventIn(kind=kind, message=message))
 
     def _count(self) -> None:
-        self._shared.metrics.runs.set(len(self.runs))
+        self._shared.metrics.runs.set(len(self._runs))

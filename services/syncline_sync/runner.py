@@ -240,7 +240,8 @@ class Runner:
         if look_at_s is None:
             return await self._inbox.get()
         try:
-            return await asyncio.wait_for(self._inbox.get(), look_at_s - now_s)
+            async with asyncio.timeout(look_at_s - now_s):
+                return await self._inbox.get()
         except TimeoutError:
             return None
 

@@ -32,6 +32,7 @@ from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync.budget import Budget
 from syncline_sync.core.record import Judgement
+from syncline_sync.durability import StoreRefuses
 from syncline_sync.host import Host
 from syncline_sync.places import Places
 from syncline_sync.pool import compute_to_the_end
@@ -143,6 +144,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             if ago_s is not None:
                 context.set_trailing_metadata(((PUBLISHED_TRAILER, f"{ago_s:.6f}"),))
             return
+        except StoreRefuses:
+            raise  # for the process, too: it ends
         except SynclineError as error:
             told = bare(error)
         # Its status waits for the slow reader, too; what the error's frames held does not.
@@ -236,7 +239,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
 async def _header(parts: AsyncIterator[Part]) -> pb.PushHeader:
     """The first message of a push; nobody waits long for a call that does not say whose it is."""
     try:
-        first = await asyncio.wait_for(anext(parts, None), HEADER_WAIT_S)
+        async with asyncio.timeout(HEADER_WAIT_S):
+            first = await anext(parts, None)
     except TimeoutError:
         raise InvalidRequest(f"push: no header came within {HEADER_WAIT_S:g} s.") from None
     if not isinstance(first, pb.PushRequest) or first.WhichOneof("part") != "header":

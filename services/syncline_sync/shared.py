@@ -47,9 +47,6 @@ class Shared:
     is_replaced: Callable[[], bool] = lambda: False
     """Whether the control plane knows another service by our name."""
 
-    def __post_init__(self) -> None:
-        self.metrics.staged.set_function(lambda: self.budget.used)
-
     async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run heavy work in the pool."""
         return await compute(self.pool, work, *args, **kwargs)

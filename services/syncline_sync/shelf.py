@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from syncline_proto.codec import DIFFERENCE_ELEMENTS, Bytes, crc32c
-from syncline_proto.errors import RevisionGone
+from syncline_proto.errors import Overloaded, RevisionGone
 from syncline_proto.spans import Extent, Spans
 from syncline_sync.core.record import KEPT
 from syncline_sync.cuts import Cuts, chunk_spans
+from syncline_sync.durability import StoreRefuses
 from syncline_sync.pool import compute
 from syncline_sync.published import Published
 from syncline_sync.sources import FEW_SPANS, Difference
@@ -242,7 +243,7 @@ class Loan:
             RevisionGone: the value was dropped, and its file removed before it was held, or its
                 difference freed.
             StoreDamaged: its file is damaged.
-            StoreError: no file descriptor is left for that.
+            Overloaded: no file descriptor is left for that.
         """
         try:
             if self._difference is not None:
@@ -252,6 +253,8 @@ class Loan:
             return await self.value.read(spans, pool, readers)
         except RevisionGone:
             raise self._shelf.gone(self._number) from None
+        except StoreRefuses as error:
+            raise Overloaded(error.beside_runs) from None
 
     def checksum(self, spans: Spans, data: Bytes) -> int:
         """CRC-32C of ``data``, which ``read`` gave for ``spans``; most readers ask for the same."""

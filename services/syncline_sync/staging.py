@@ -67,8 +67,7 @@ class Staging:
         known = self._answered.get((header.fragment, header.replica))
         if known is None or known[:2] != (header.incarnation, header.seq):
             return None
-        judged = known[2].judged or known[2].verdict
-        return replace(known[2], verdict=pb.VERDICT_DUPLICATE, judged=judged)
+        return replace(known[2], verdict=pb.VERDICT_DUPLICATE, judged=known[2].first)
 
     def answer(self, header: pb.PushHeader, judgement: Judgement) -> bool:
         """Answer a push before its values come, on all ranks alike; False if it is on its way in.

@@ -92,7 +92,7 @@ class Factors:
             least = max(least, off - near) if one.folded > LEAST else least
             most = min(most, off + near)
             shrunk += math.log(one.rescale) if one.rescale else -math.inf
-        assert least <= most, f"one counts for {math.exp(least - most) - 1:.1e} too much"
+        assert least <= most, f"one counts for e^{least - most:.1e} times too much"
 
     def _see_alone(self, push: Measured, norm: float) -> None:
         """Beside the last pushes, with the temperature of now."""

@@ -21,7 +21,7 @@ import pytest
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_proto.v1 import sync_pb2_grpc
 from syncline_sync import process, residence
-from syncline_sync.residence import DiskHangs
+from syncline_sync.disk import DiskHangs
 from syncline_sync.settings import SyncSettings
 from syncline_testing.cluster import free_ports
 from syncline_testing.service import RUN, Service, service

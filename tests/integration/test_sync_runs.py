@@ -27,8 +27,8 @@ from syncline_proto.settings import RunSettings
 from syncline_proto.v1 import checkpoints_pb2
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import residence
+from syncline_sync.disk import DiskHangs
 from syncline_sync.places import Places
-from syncline_sync.residence import DiskHangs
 from syncline_sync.shard import shard_of
 from syncline_testing.service import (
     RUN,

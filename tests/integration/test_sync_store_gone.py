@@ -85,3 +85,21 @@ def test_it_ends_and_goes_on_from_its_last_revision_once_the_folder_is_back(
             again = p.push(0.25, replica, seq=seq, base_revision=1, epoch=epoch)
             assert again.verdict == pb.VERDICT_ACCEPTED
         assert p.pull(2)[0] == 0.5
+
+
+def test_a_pull_of_a_run_that_is_to_be_read_from_a_copy_of_the_folder_ends_it_too(
+    tmp_path: Path,
+) -> None:
+    store = tmp_path / "store"
+    with at_work(store):
+        pass
+    (store / "membership.json").unlink()  # the run has ended, as far as the next one knows
+    with process(store) as p:
+        p.ready()
+        store_is_moved(store)
+        shutil.copytree(store.with_name("kept"), store)
+        with pytest.raises(grpc.RpcError, match="was moved, removed or unmounted"):
+            p.pull(0)
+        code, said = p.ended()
+    assert code == 40
+    assert "was moved, removed or unmounted" in one_sentence(said)

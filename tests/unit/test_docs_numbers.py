@@ -45,6 +45,7 @@ from syncline_sync import aside, copies
 from syncline_sync.allocator import LEFT_BYTES
 from syncline_sync.core import detector, merge, record
 from syncline_sync.core.untold import UNTOLD_CHARACTERS_MAX
+from syncline_sync.disk import STOP_S
 from syncline_sync.lingering import LINGER_S
 from syncline_sync.lull import LATEST_S, QUIET_S
 from syncline_sync.process import LAST_REPORTS_S
@@ -56,7 +57,7 @@ from syncline_sync.reading import (
     THING_BYTES,
     UNDER_WAY_MAX,
 )
-from syncline_sync.residence import STOP_S, SWEEP_S
+from syncline_sync.residence import SWEEP_S
 from syncline_sync.run import LOOKS
 from syncline_sync.senders import ENDING_MAX, SENDERS_MAX
 from syncline_sync.servicer import HEADER_WAIT_S

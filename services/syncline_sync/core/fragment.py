@@ -28,8 +28,6 @@ from syncline_sync.core.round import Round
 from syncline_sync.core.staleness import oldest
 from syncline_sync.core.window import Window, forgotten
 
-ACCEPTED = pb.VERDICT_ACCEPTED
-
 NORMS_ANEW = "Codec, interval or strategy changed: norms are learnt anew."
 PHASE_ANEW = "Everyone in the synchronous phase is gone: it starts again."
 
@@ -306,7 +304,6 @@ class Fragment:
         entered = r.enter(now_s, push, finding, self.settings, age)
         judgement = Judgement(
             verdict=entered.verdict,
-            judged=entered.verdict,
             result=r.result,
             reason=f"{push.replica} does not count: {finding.reason}." if finding.bad else "",
             weight=entered.folded,
@@ -325,7 +322,7 @@ class Fragment:
             return refused
         r = self._round = self._new_round(now_s, push.kind, 0 if push.base is None else 1)
         r.enter(now_s, push, detector.Finding(False, 0.0), self.settings)
-        return Judgement(verdict=ACCEPTED, judged=ACCEPTED, result=r.result, sets=True)
+        return Judgement(verdict=pb.VERDICT_ACCEPTED, result=r.result, sets=True)
 
     def _take_up_offer(self, now_s: float) -> None:
         """Go on with an offer that was stored before a restart, unless it is of another phase."""

@@ -23,18 +23,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from syncline_proto.codec import Float32, square_sum
+from syncline_proto.codec.base import Float64
 from syncline_proto.layout import EMBEDDINGS
 from syncline_proto.merging import OuterSettings
 from syncline_sync.core.merge import Payload, decoded
 from syncline_sync.core.record import Kind
-
-Float64: TypeAlias = npt.NDArray[np.float64]
 
 CANCELLED = 0.01
 """Of the norm that u has where all directions agree."""

@@ -112,9 +112,7 @@ def known(
 
 def stale(why: str, result: int) -> Judgement:
     """The answer to a push that came too late; ``result`` is what to pull."""
-    return Judgement(
-        verdict=pb.VERDICT_STALE, judged=pb.VERDICT_STALE, result=result, reason=f"{why}."
-    )
+    return Judgement(verdict=pb.VERDICT_STALE, result=result, reason=f"{why}.")
 
 
 def late(saved: Saved, warmup_steps: int, age_max: int, push: WholePush) -> Judgement | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncline_proto.errors import RevisionGone, StoreDamaged, StoreError
+from syncline_proto.errors import Overloaded, RevisionGone, StoreDamaged
 from syncline_proto.v1 import sync_pb2 as pb
 from syncline_sync import descriptors
 from syncline_sync.core.record import Saved
@@ -22,6 +22,7 @@ from syncline_sync.entries import Place
 from syncline_sync.fragment_store import FragmentStore
 from syncline_sync.pool import shut_down
 from syncline_sync.published import Published
+from syncline_sync.shelf import Loan, Shelf
 from syncline_sync.sources import Filed
 
 VALUES = np.arange(100_000, dtype=np.float32)
@@ -103,8 +104,9 @@ def test_a_file_for_which_no_descriptor_is_left_is_its_readers_matter(
             resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
             try:
                 await value.hold(disk)
-                with pytest.raises(StoreError, match="at most 0 are allowed"):
-                    await value.read(ALL, disk.readers, disk.readers)
+                loan = Loan(Shelf("revision"), 1, value)
+                with pytest.raises(Overloaded, match="at most 0 are allowed.*try again: the runs"):
+                    await loan.read(ALL, disk.readers, disk.readers)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             assert await value.read(ALL, disk.readers, disk.readers) == VALUES.tobytes()
