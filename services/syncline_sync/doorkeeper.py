@@ -35,6 +35,27 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         """What answers the call in place of ``handler``."""
 
 
+class Surrounding(Doorkeeper):
+    """Stands around a method in the same way whoever calls it: that is made with the first call.
+
+    There are as many as a server has methods.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Handler, Handler] = {}
+
+    def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
+        """What was made around the handler, or is now."""
+        made = self._made.get(handler)
+        if made is None:
+            made = self._made[handler] = self.around(handler, details.method)
+        return made
+
+    @abstractmethod
+    def around(self, handler: Handler, method: str) -> Handler:
+        """What answers the calls of a method in place of ``handler``."""
+
+
 def replaced(
     handler: Handler,
     answered: Callable[[Answers], Answers],

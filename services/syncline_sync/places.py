@@ -32,6 +32,7 @@ class Places:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._known: dict[_Key, Extent] = {}
+        self._whole: dict[int, Extent] = {}
 
     def knows(self, fragment: int, boxes: Boxes) -> bool:
         """Whether ``of`` has them at hand."""
@@ -57,7 +58,11 @@ class Places:
 
     def whole(self, fragment: int) -> Extent:
         """All of a fragment."""
-        return Extent.of(np.array([[0, self.layout.fragments[fragment].numel]], np.int64))
+        found = self._whole.get(fragment)
+        if found is None:
+            rows = np.array([[0, self.layout.fragments[fragment].numel]], np.int64)
+            found = self._whole[fragment] = Extent.of(rows)
+        return found
 
     def _remember(self, key: _Key, found: Extent) -> None:
         if len(self._known) >= KNOWN_MAX:

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
-import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
@@ -20,7 +19,7 @@ from syncline_proto.errors import InvalidRequest, Overloaded
 from syncline_proto.parts import read_chunk
 from syncline_proto.ranges import check_count
 from syncline_proto.v1 import sync_pb2 as pb
-from syncline_sync.doorkeeper import Answers, AnyContext, Doorkeeper, Handler, Streams, replaced
+from syncline_sync.doorkeeper import Answers, AnyContext, Handler, Streams, Surrounding, replaced
 
 log = structlog.get_logger()
 
@@ -79,7 +78,7 @@ class _Held:
             self._size -= size
 
 
-class Reader(Doorkeeper):
+class Reader(Surrounding):
     """Parses the messages of every call, in place of gRPC."""
 
     def __init__(
@@ -88,12 +87,12 @@ class Reader(Doorkeeper):
         middling_max: int = MIDDLING_MAX,
         under_way_max: int = UNDER_WAY_MAX,
     ) -> None:
+        super().__init__()
         self._large, self._middling = _Held(held_max), _Held(middling_max)
         self._calls = _Held(under_way_max, "calls")
 
-    def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
+    def around(self, handler: Handler, method: str) -> Handler:
         """A handler of the same kind that takes bytes, and refuses those that are no message."""
-        method = details.method
         parse: Parse = handler.request_deserializer  # pyright: ignore[reportAssignmentType]
         write: Write = handler.response_serializer  # pyright: ignore[reportAssignmentType]
         read = self._many if handler.request_streaming else self._one

@@ -19,7 +19,7 @@ import grpc
 
 from syncline_proto.errors import StoreDamaged, StoreError, SynclineError, bare
 from syncline_proto.status import CODE_TRAILER, NEWEST_TRAILER, status_of
-from syncline_sync.doorkeeper import Answers, AnyContext, Doorkeeper, Handler, Streams, replaced
+from syncline_sync.doorkeeper import Answers, AnyContext, Handler, Streams, Surrounding, replaced
 from syncline_sync.shelf import NewestNamed
 
 SAID_BYTES_MAX = 2 << 10
@@ -27,13 +27,14 @@ SAID_BYTES_MAX = 2 << 10
 longer."""
 
 
-class Statuses(Doorkeeper):
+class Statuses(Surrounding):
     """Ends the calls of a server; ``fail`` is told what must stop the process."""
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
+        super().__init__()
         self._fail = fail
 
-    def before(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
+    def around(self, handler: Handler, method: str) -> Handler:
         """A handler whose errors end the call with their status."""
         return replaced(
             handler,
